@@ -1,0 +1,491 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    CANCELLED: _ClassVar[Outcome]
+    TOO_LATE: _ClassVar[Outcome]
+    ALREADY_CANCELLED: _ClassVar[Outcome]
+    RESCHEDULED: _ClassVar[Outcome]
+    NOT_FOUND: _ClassVar[Outcome]
+    MOVED: _ClassVar[Outcome]
+OUTCOME_UNSPECIFIED: Outcome
+CANCELLED: Outcome
+TOO_LATE: Outcome
+ALREADY_CANCELLED: Outcome
+RESCHEDULED: Outcome
+NOT_FOUND: Outcome
+MOVED: Outcome
+
+class Message(_message.Message):
+    __slots__ = ("key", "tag", "properties", "body", "born_ms")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    BORN_MS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    tag: str
+    properties: _containers.ScalarMap[str, str]
+    body: bytes
+    born_ms: int
+    def __init__(self, key: _Optional[str] = ..., tag: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ..., born_ms: _Optional[int] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "reason", "message", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    message: str
+    metadata: _containers.ScalarMap[str, str]
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class QueryRouteRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class QueryRouteResponse(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+
+class TopicRoute(_message.Message):
+    __slots__ = ("topic", "max_delay_ms", "max_attempts", "queues")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    max_delay_ms: int
+    max_attempts: int
+    queues: _containers.RepeatedCompositeFieldContainer[QueueRoute]
+    def __init__(self, topic: _Optional[str] = ..., max_delay_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRoute, _Mapping]]] = ...) -> None: ...
+
+class QueueRoute(_message.Message):
+    __slots__ = ("queue", "uid", "epoch", "node", "endpoint")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    queue: int
+    uid: int
+    epoch: int
+    node: str
+    endpoint: str
+    def __init__(self, queue: _Optional[int] = ..., uid: _Optional[int] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class EnqueueRequest(_message.Message):
+    __slots__ = ("topic", "queue", "count", "time", "relative", "size", "key_hash", "tag_hash", "records", "producer_id", "number")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
+    TAG_HASH_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    count: int
+    time: bytes
+    relative: bytes
+    size: bytes
+    key_hash: bytes
+    tag_hash: bytes
+    records: bytes
+    producer_id: int
+    number: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., count: _Optional[int] = ..., time: _Optional[bytes] = ..., relative: _Optional[bytes] = ..., size: _Optional[bytes] = ..., key_hash: _Optional[bytes] = ..., tag_hash: _Optional[bytes] = ..., records: _Optional[bytes] = ..., producer_id: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class EnqueueResponse(_message.Message):
+    __slots__ = ("uid", "first_seq", "count", "due", "duplicate", "error")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    first_seq: int
+    count: int
+    due: bytes
+    duplicate: bool
+    error: Error
+    def __init__(self, uid: _Optional[int] = ..., first_seq: _Optional[int] = ..., count: _Optional[int] = ..., due: _Optional[bytes] = ..., duplicate: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    offset: int
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., offset: _Optional[int] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
+
+class ReceiveRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group", "max_messages", "max_bytes", "wait_ms", "invisible_ms", "tags", "from_end")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    INVISIBLE_MS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    FROM_END_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+    invisible_ms: int
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    from_end: bool
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., invisible_ms: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., from_end: _Optional[bool] = ...) -> None: ...
+
+class MessageBatch(_message.Message):
+    __slots__ = ("uid", "count", "offset", "due", "seq", "size", "attempt", "records", "end_offset", "next_offset")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    count: int
+    offset: bytes
+    due: bytes
+    seq: bytes
+    size: bytes
+    attempt: bytes
+    records: bytes
+    end_offset: int
+    next_offset: int
+    def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., offset: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., records: _Optional[bytes] = ..., end_offset: _Optional[int] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class AckRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group", "start", "end")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    start: bytes
+    end: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ...) -> None: ...
+
+class AckResponse(_message.Message):
+    __slots__ = ("acknowledged",)
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    acknowledged: int
+    def __init__(self, acknowledged: _Optional[int] = ...) -> None: ...
+
+class NackRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group", "offset", "attempt", "backoff_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    offset: bytes
+    attempt: bytes
+    backoff_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., backoff_ms: _Optional[int] = ...) -> None: ...
+
+class NackResponse(_message.Message):
+    __slots__ = ("retried", "dead", "ignored")
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
+    retried: int
+    dead: int
+    ignored: int
+    def __init__(self, retried: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("topic", "queue", "uid", "due", "seq", "key", "from_ms", "to_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    uid: int
+    due: bytes
+    seq: bytes
+    key: str
+    from_ms: int
+    to_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., key: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ("outcome", "due", "seq")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    outcome: bytes
+    due: bytes
+    seq: bytes
+    def __init__(self, outcome: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ...) -> None: ...
+
+class RescheduleRequest(_message.Message):
+    __slots__ = ("topic", "queue", "uid", "due", "seq", "time", "relative")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    uid: int
+    due: bytes
+    seq: bytes
+    time: bytes
+    relative: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., time: _Optional[bytes] = ..., relative: _Optional[bytes] = ...) -> None: ...
+
+class RescheduleResponse(_message.Message):
+    __slots__ = ("outcome", "due")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    outcome: bytes
+    due: bytes
+    def __init__(self, outcome: _Optional[bytes] = ..., due: _Optional[bytes] = ...) -> None: ...
+
+class ListPendingRequest(_message.Message):
+    __slots__ = ("topic", "queue", "from_ms", "to_ms", "after_due", "after_seq", "limit", "with_records")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_DUE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WITH_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    from_ms: int
+    to_ms: int
+    after_due: int
+    after_seq: int
+    limit: int
+    with_records: bool
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., after_due: _Optional[int] = ..., after_seq: _Optional[int] = ..., limit: _Optional[int] = ..., with_records: _Optional[bool] = ...) -> None: ...
+
+class PendingBatch(_message.Message):
+    __slots__ = ("uid", "count", "due", "seq", "size", "records", "more")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    count: int
+    due: bytes
+    seq: bytes
+    size: bytes
+    records: bytes
+    more: bool
+    def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., records: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class GetWheelRequest(_message.Message):
+    __slots__ = ("topic", "queue", "from_ms", "to_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    from_ms: int
+    to_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ...) -> None: ...
+
+class GetWheelResponse(_message.Message):
+    __slots__ = ("shards", "now_ms")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardWheel]
+    now_ms: int
+    def __init__(self, shards: _Optional[_Iterable[_Union[ShardWheel, _Mapping]]] = ..., now_ms: _Optional[int] = ...) -> None: ...
+
+class ShardWheel(_message.Message):
+    __slots__ = ("topic", "queue", "node", "slot_start", "slot_width", "messages", "bytes", "watermark_ms", "pending", "pending_bytes", "released", "epoch", "log_end")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_MS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    node: str
+    slot_start: bytes
+    slot_width: bytes
+    messages: bytes
+    bytes: bytes
+    watermark_ms: int
+    pending: int
+    pending_bytes: int
+    released: int
+    epoch: int
+    log_end: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., node: _Optional[str] = ..., slot_start: _Optional[bytes] = ..., slot_width: _Optional[bytes] = ..., messages: _Optional[bytes] = ..., bytes: _Optional[bytes] = ..., watermark_ms: _Optional[int] = ..., pending: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., released: _Optional[int] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ...) -> None: ...
+
+class DescribeGroupRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
+
+class DescribeGroupResponse(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupState]
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("group", "tags", "floor", "end_offset", "available", "in_flight", "waiting_retry", "dead")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_RETRY_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    floor: int
+    end_offset: int
+    available: int
+    in_flight: int
+    waiting_retry: int
+    dead: int
+    def __init__(self, group: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., floor: _Optional[int] = ..., end_offset: _Optional[int] = ..., available: _Optional[int] = ..., in_flight: _Optional[int] = ..., waiting_retry: _Optional[int] = ..., dead: _Optional[int] = ...) -> None: ...
+
+class DeleteGroupRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
+
+class DeleteGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group", "after_offset", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    AFTER_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    after_offset: int
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., after_offset: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ResolveDeadLettersRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group", "action", "offset")
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ACTION_UNSPECIFIED: _ClassVar[ResolveDeadLettersRequest.Action]
+        REDRIVE: _ClassVar[ResolveDeadLettersRequest.Action]
+        DROP: _ClassVar[ResolveDeadLettersRequest.Action]
+    ACTION_UNSPECIFIED: ResolveDeadLettersRequest.Action
+    REDRIVE: ResolveDeadLettersRequest.Action
+    DROP: ResolveDeadLettersRequest.Action
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    action: ResolveDeadLettersRequest.Action
+    offset: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., action: _Optional[_Union[ResolveDeadLettersRequest.Action, str]] = ..., offset: _Optional[bytes] = ...) -> None: ...
+
+class ResolveDeadLettersResponse(_message.Message):
+    __slots__ = ("resolved",)
+    RESOLVED_FIELD_NUMBER: _ClassVar[int]
+    resolved: int
+    def __init__(self, resolved: _Optional[int] = ...) -> None: ...
