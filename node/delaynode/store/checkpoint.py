@@ -1,0 +1,88 @@
+"""The checkpoint: one log offset up to which all derived files are on disk, and the state that no file holds.
+
+file `checkpoint`: magic u32 | crc32 u32 (of all that follows) | size of the JSON u32 | 0 u32 | JSON | arrays
+the JSON names each array's dtype, shape and place; written to a new file, synced, renamed over the old one
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from delaynode.store.errors import Damaged
+from delaynode.store.files import Files
+
+MAGIC = 0x4B504344  # "DCPK"
+HEAD = struct.Struct("<IIII")
+VERSION = 1
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State as of `log_offset`. Positions are file offsets in bytes; times ms."""
+
+    uid: int
+    log_offset: int
+    timer_end: int  # TimerLog position
+    queue_end: int  # queue offset
+    watermark_due: int
+    watermark_seq: int
+    minute_bound_ms: int
+    next_seq: int
+    pending: int
+    pending_bytes: int
+    epochs: list[list[int]]  # [epoch, start offset]
+    wall_ms: int  # of the last frame
+    groups: list[dict[str, object]] = field(default_factory=list)
+    producers: list[list[int]] = field(default_factory=list)  # [id, seen ms, then number, first seq, count, frame ...]
+
+
+def encode(checkpoint: Checkpoint, arrays: Arrays) -> bytes:
+    """The file's bytes."""
+    places: dict[str, list[object]] = {}
+    parts: list[bytes] = []
+    at = 0
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        places[name] = [array.dtype.descr if array.dtype.names else array.dtype.str, list(array.shape), at]
+        parts.append(raw)
+        at += len(raw)
+    text = json.dumps({"version": VERSION, "state": asdict(checkpoint), "arrays": places}).encode()
+    body = HEAD.pack(MAGIC, 0, len(text), 0)[8:] + text + b"".join(parts)
+    return struct.pack("<II", MAGIC, zlib.crc32(body)) + body
+
+
+def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
+    """Raises Damaged with `what` (a path) in its text."""
+    if len(data) < HEAD.size:
+        raise Damaged(f"{what}: {len(data)} bytes is too short")
+    magic, crc, size, _ = HEAD.unpack_from(data)
+    if magic != MAGIC or zlib.crc32(memoryview(data)[8:]) != crc:
+        raise Damaged(f"{what}: magic or crc32 differs")
+    content = json.loads(data[HEAD.size : HEAD.size + size])
+    if content["version"] != VERSION:
+        raise Damaged(f"{what}: version {content['version']}, this program reads {VERSION}")
+    arrays: Arrays = {}
+    base = HEAD.size + size
+    for name, (form, shape, at) in content["arrays"].items():
+        dtype = np.dtype([tuple(part) for part in form] if isinstance(form, list) else form)
+        count = int(np.prod(shape))
+        arrays[name] = np.frombuffer(data, dtype, count, base + at).reshape(shape)
+    return Checkpoint(**content["state"]), arrays
+
+
+def write(files: Files, path: str, checkpoint: Checkpoint, arrays: Arrays) -> None:
+    files.replace(path, encode(checkpoint, arrays))
+
+
+def read(files: Files, path: str) -> tuple[Checkpoint, Arrays] | None:
+    """None when there is no checkpoint yet."""
+    size = files.size(path)
+    return decode(files.read(path, 0, size), path) if size else None

@@ -1,0 +1,24 @@
+"""What the store refuses, and what makes a copy unusable."""
+
+from __future__ import annotations
+
+
+class Refused(Exception):
+    """An operation was not stored, and says why.
+
+    reason: a constant of docs/errors.md, e.g. ``DELAY_TOO_LONG``.
+    metadata: what a client needs to go on, e.g. ``{"expected": "7"}``.
+    """
+
+    def __init__(self, reason: str, message: str, **metadata: object) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+
+class Damaged(Exception):
+    """This copy of the shard can't be trusted: bytes that were known to be on disk are missing or wrong.
+
+    It must not serve; it is fetched again from another copy, or an operator decides.
+    """

@@ -1,0 +1,181 @@
+"""The store's only door to a disk. Tests put a disk that crashes behind it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from delaynode.store.types import Buffer, Buffers
+
+IOV_MAX = 1000  # buffers a writev takes at most (the kernel's limit is 1,024)
+
+
+class Files(Protocol):
+    """Files by path. Every method raises OSError; after one from `append` or `sync` the file must not be used."""
+
+    def append(self, path: str, buffers: Buffers) -> None:
+        """Write at the file's end, creating it; all or an error."""
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer at the file's end."""
+
+    def read_cached(self, path: str, offset: int, length: int) -> bytes | None:
+        """As read(), if it can be done without waiting for a disk; else None."""
+
+    def sync(self, path: str) -> None:
+        """The file's bytes, length and name are on disk when this returns."""
+
+    def size(self, path: str) -> int:
+        """Bytes in the file; 0 when there is none."""
+
+    def list(self, directory: str) -> Sequence[str]:
+        """Names in the directory, sorted; empty when there is none."""
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Put `data` in place of the file's content, atomically and on disk when this returns."""
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cut the file to `size` bytes, on disk when this returns."""
+
+    def remove(self, path: str) -> None:
+        """Delete the file, if it is there."""
+
+
+class DiskFiles:
+    """Files of the operating system. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptors: dict[str, int] = {}
+        self._unnamed: set[str] = set()  # created, directory entry not yet synced
+
+    def append(self, path: str, buffers: Buffers) -> None:
+        fd = self._open(path, create=True)
+        for at in range(0, len(buffers), IOV_MAX):
+            self._write_all(fd, list(buffers[at : at + IOV_MAX]), path)
+
+    def _write_all(self, fd: int, parts: list[Buffer], path: str) -> None:
+        wanted = sum(len(part) for part in parts)
+        written = os.writev(fd, parts)
+        while written < wanted:  # a short write: at a signal, or just before the disk is full
+            rest = b"".join(parts)[written:]
+            more = os.write(fd, rest)
+            if more == 0:
+                raise OSError(f"{path}: wrote {written} of {wanted} bytes")
+            written += more
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        fd = self._open(path, create=False)
+        data = os.pread(fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        while have < length:
+            more = os.pread(fd, length - have, offset + have)
+            if not more:
+                break
+            parts.append(more)
+            have += len(more)
+        return b"".join(parts)
+
+    def read_cached(self, path: str, offset: int, length: int) -> bytes | None:
+        data = bytearray(length)
+        try:
+            got = os.preadv(self._open(path, create=False), [data], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return None
+            raise
+        return bytes(data) if got == length else None
+
+    def sync(self, path: str) -> None:
+        os.fdatasync(self._open(path, create=False))
+        with self._lock:
+            unnamed = path in self._unnamed
+        if unnamed:
+            self._sync_directory(path)
+            with self._lock:
+                self._unnamed.discard(path)
+
+    def size(self, path: str) -> int:
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def list(self, directory: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+    def replace(self, path: str, data: bytes) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        temporary = f"{path}.tmp"
+        fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        with self._lock:
+            stale = self._descriptors.pop(path, None)
+            if stale is not None:
+                os.close(stale)
+            os.replace(temporary, path)
+        self._sync_directory(path)
+
+    def truncate(self, path: str, size: int) -> None:
+        fd = self._open(path, create=False)
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+
+    def remove(self, path: str) -> None:
+        with self._lock:
+            fd = self._descriptors.pop(path, None)
+            self._unnamed.discard(path)
+        if fd is not None:
+            os.close(fd)
+        Path(path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close every descriptor; the object may be used again afterwards."""
+        with self._lock:
+            descriptors, self._descriptors = self._descriptors, {}
+        for fd in descriptors.values():
+            os.close(fd)
+
+    def _open(self, path: str, *, create: bool) -> int:
+        fd = self._descriptors.get(path)
+        if fd is not None:
+            return fd
+        with self._lock:
+            fd = self._descriptors.get(path)
+            if fd is not None:
+                return fd
+            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+            try:
+                fd = os.open(path, flags)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, flags | os.O_CREAT, 0o644)
+                self._unnamed.add(path)
+            self._descriptors[path] = fd
+            return fd
+
+    @staticmethod
+    def _sync_directory(path: str) -> None:
+        fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

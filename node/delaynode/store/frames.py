@@ -1,0 +1,296 @@
+"""Frames: what the CommitLog consists of, and the payload of each kind.
+
+header, 64 bytes, little-endian
+  0 magic u32 | 4 crc32 u32 (of all that follows) | 8 length u32 (header and payload) | 12 kind u16 | 14 flags u16
+ 16 shard uid u64 | 24 epoch u32 | 28 count u32 | 32 first seq i64 | 40 master's wall clock i64 ms
+ 48 own log offset i64 | 56 synced i64 (the log offset known to be on disk when this frame was written)
+payload: columns one after the other, then (APPEND) the records
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from delaynode.store.errors import Damaged
+from delaynode.store.types import I64, U32, Array, Buffer, raw
+
+MAGIC = 0x46594C44  # "DLYF"
+HEADER = struct.Struct("<IIIHHQIIqqqq")
+HEADER_BYTES = HEADER.size
+MAX_FRAME_BYTES = 16 << 20
+
+FLAG_DEAD_LETTERS = 1  # RETRY: of dead letters (a redrive); DEAD: drop them
+
+
+class Kind(IntEnum):
+    APPEND = 1
+    TICK = 2
+    CANCEL = 3
+    RESCHEDULE = 4
+    GROUP = 5
+    ACK = 6
+    RETRY = 7
+    DEAD = 8
+    EPOCH = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame as it stands in the log. `payload` is a view; copy what is kept."""
+
+    kind: Kind
+    flags: int
+    epoch: int
+    count: int
+    first_seq: int
+    wall_ms: int
+    offset: int  # own log offset, bytes
+    synced: int
+    payload: memoryview
+
+    @property
+    def end(self) -> int:
+        """The log offset just after this frame."""
+        return self.offset + HEADER_BYTES + len(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsealed:
+    """A frame that has its place in the log but no crc yet: the writing thread seals it."""
+
+    kind: Kind
+    flags: int
+    uid: int
+    epoch: int
+    count: int
+    first_seq: int
+    wall_ms: int
+    offset: int
+    payload: tuple[Buffer, ...]
+    length: int  # header and payload, bytes
+
+    def seal(self, synced: int) -> bytes:
+        """The header, with `synced` and the crc in it."""
+        rest = HEADER.pack(
+            MAGIC, 0, self.length, self.kind, self.flags, self.uid, self.epoch, self.count, self.first_seq,
+            self.wall_ms, self.offset, synced,
+        )  # fmt: skip
+        crc = zlib.crc32(rest[8:])
+        for part in self.payload:
+            crc = zlib.crc32(part, crc)
+        return rest[:4] + crc.to_bytes(4, "little") + rest[8:]
+
+
+class BadFrame(Exception):
+    """No valid frame starts here; says why."""
+
+
+def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
+    """The frame at data[at:], which should be at log offset `offset` of shard `uid`. Raises BadFrame.
+
+    `BadFrame.args[1]` is the number of bytes the frame claims to need when `data` ends too early, else 0.
+    """
+    if len(data) - at < HEADER_BYTES:
+        raise BadFrame("header cut short", HEADER_BYTES)
+    magic, crc, length, kind, flags, owner, epoch, count, first_seq, wall_ms, own, synced = HEADER.unpack_from(data, at)
+    if magic != MAGIC:
+        raise BadFrame("no frame magic", 0)
+    if not HEADER_BYTES <= length <= MAX_FRAME_BYTES:
+        raise BadFrame(f"impossible length {length}", 0)
+    if len(data) - at < length:
+        raise BadFrame("payload cut short", length)
+    if zlib.crc32(data[at + 8 : at + length]) != crc:
+        raise BadFrame("crc32 differs", 0)
+    if own != offset or owner != uid:
+        raise BadFrame(f"frame of shard {owner:x} offset {own}, expected {uid:x} offset {offset}", 0)
+    try:
+        known = Kind(kind)
+    except ValueError:
+        raise BadFrame(f"unknown kind {kind}", 0) from None
+    payload = data[at + HEADER_BYTES : at + length]
+    return Frame(known, flags, epoch, count, first_seq, wall_ms, own, synced, payload)
+
+
+# ---------------------------------------------------------------- payloads
+_APPEND = struct.Struct("<QQ")
+_TICK = struct.Struct("<qqqq")
+_U16 = struct.Struct("<H")
+
+
+def column_bytes(*columns: Array) -> tuple[Buffer, ...]:
+    """The columns' bytes, little-endian and contiguous, without copying where that is how they are."""
+    return tuple(raw(np.ascontiguousarray(c)) if len(c) else b"" for c in columns)
+
+
+class Columns:
+    """Reads columns off a payload in order; Damaged when the payload is too short for them."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self.payload = payload
+        self.at = 0
+
+    def take(self, dtype: str, count: int) -> Array:
+        try:
+            column = np.frombuffer(self.payload, dtype, count, self.at) if count else np.empty(0, dtype)
+        except ValueError as error:
+            raise Damaged(f"frame payload of {len(self.payload)} bytes is too short for its columns") from error
+        self.at += column.nbytes
+        return column
+
+    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        try:
+            values = form.unpack_from(self.payload, self.at)
+        except struct.error as error:
+            raise Damaged(f"frame payload of {len(self.payload)} bytes is too short") from error
+        self.at += form.size
+        return values
+
+    def text(self) -> str:
+        (size,) = self.unpack(_U16)
+        text = bytes(self.payload[self.at : self.at + size])
+        self.at += size
+        return text.decode()
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return _U16.pack(len(encoded)) + encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """n messages. due i64[n] ms, size/key/tag u32[n]; `records_at` is the first record's log offset."""
+
+    producer: int
+    number: int
+    due: I64
+    size: U32
+    key: U32
+    tag: U32
+    records_at: int
+
+
+def append_prefix(producer: int, number: int) -> bytes:
+    return _APPEND.pack(producer, number)
+
+
+def parse_append(frame: Frame) -> Append:
+    columns = Columns(frame.payload)
+    producer, number = columns.unpack(_APPEND)
+    n = frame.count
+    due, size = columns.take("<i8", n), columns.take("<u4", n)
+    key, tag = columns.take("<u4", n), columns.take("<u4", n)
+    return Append(producer, number, due, size, key, tag, frame.offset + HEADER_BYTES + columns.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Everything at or below (due, seq) is released; `released` messages, which end the queue at `queue_end`."""
+
+    due: int
+    seq: int
+    released: int
+    queue_end: int
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return (_TICK.pack(self.due, self.seq, self.released, self.queue_end),)
+
+
+def parse_tick(frame: Frame) -> Tick:
+    due, seq, released, queue_end = Columns(frame.payload).unpack(_TICK)
+    return Tick(due, seq, released, queue_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """n live messages: seq, due i64[n]; size u32[n] keeps the byte counts exact on every replica."""
+
+    seq: I64
+    due: I64
+    size: U32
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return column_bytes(self.seq, self.due, self.size)
+
+
+def parse_cancel(frame: Frame) -> Cancel:
+    columns, n = Columns(frame.payload), frame.count
+    return Cancel(columns.take("<i8", n), columns.take("<i8", n), columns.take("<u4", n))
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """n live messages get a new due. Carries their index columns, so that a replica looks nothing up."""
+
+    seq: I64
+    old_due: I64
+    new_due: I64
+    offset: I64
+    size: U32
+    key: U32
+    tag: U32
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return column_bytes(self.seq, self.old_due, self.new_due, self.offset, self.size, self.key, self.tag)
+
+
+def parse_reschedule(frame: Frame) -> Reschedule:
+    columns, n = Columns(frame.payload), frame.count
+    eights = [columns.take("<i8", n) for _ in range(4)]
+    fours = [columns.take("<u4", n) for _ in range(3)]
+    return Reschedule(*eights, *fours)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """Create a group that starts at queue offset `start` and takes `tags` (all when empty), or delete it."""
+
+    group: str
+    create: bool
+    start: int
+    tags: tuple[str, ...]
+
+    def payload(self) -> tuple[Buffer, ...]:
+        head = _text(self.group) + struct.pack("<Bq", self.create, self.start) + _U16.pack(len(self.tags))
+        return (head + b"".join(map(_text, self.tags)),)
+
+
+def parse_group(frame: Frame) -> GroupChange:
+    columns = Columns(frame.payload)
+    group = columns.text()
+    create, start = columns.unpack(struct.Struct("<Bq"))
+    (count,) = columns.unpack(_U16)
+    return GroupChange(group, bool(create), start, tuple(columns.text() for _ in range(count)))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """ACK, RETRY or DEAD: k ranges [start, end) of queue offsets of one group.
+
+    attempt u32[k]: the attempt that ends (RETRY, DEAD). visible i64[k] ms: visible again at (RETRY).
+    """
+
+    group: str
+    start: I64
+    end: I64
+    attempt: U32
+    visible: I64
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return (_text(self.group), *column_bytes(self.start, self.end, self.attempt, self.visible))
+
+
+def parse_progress(frame: Frame) -> Progress:
+    columns, k = Columns(frame.payload), frame.count
+    group = columns.text()
+    start, end = columns.take("<i8", k), columns.take("<i8", k)
+    if frame.kind is Kind.ACK:
+        return Progress(group, start, end, np.empty(0, np.uint32), np.empty(0, np.int64))
+    attempt = columns.take("<u4", k)
+    visible = columns.take("<i8", k) if frame.kind is Kind.RETRY else np.empty(0, np.int64)
+    return Progress(group, start, end, attempt, visible)

@@ -1,0 +1,419 @@
+"""The shard: one log, one state machine.
+
+The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. Nothing
+that was computed from log end E may be answered before `committed` >= E. Files that are derived from the log
+(TimerLog, ConsumeQueue, checkpoint) take committed frames only.
+
+Invariants kept here: release follows (due, seq) within a tick and never precedes due by the `now_ms` passed in;
+watermark and epoch only grow; seq is never reused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from delaynode.store.commitlog import CommitLog, WriteBatch
+from delaynode.store.consumequeue import ConsumeQueue
+from delaynode.store.consumers import Consumers
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.frames import (
+    HEADER_BYTES,
+    Append,
+    Cancel,
+    Frame,
+    Kind,
+    Reschedule,
+    Tick,
+    append_prefix,
+    column_bytes,
+    parse_append,
+    parse_cancel,
+    parse_group,
+    parse_progress,
+    parse_reschedule,
+    parse_tick,
+)
+from delaynode.store.intake import Batch, resolve_due
+from delaynode.store.producers import FirstAnswer, Producers
+from delaynode.store.timerindex import DAY_MS, MINUTE_MS, ScanJob, TimerIndex
+from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
+from delaynode.store.units import DEFAULT, DELETE, MOVED, UNIT, units
+from delaynode.store.window import Run, before
+
+IDLE_TICK_MS = 60_000
+
+# what Cancel and Reschedule answer (delay.v1.Outcome)
+CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2, 3, 4, 5, 6
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """Limits and sizes. horizon_ms is fixed for a shard's life; the others may change at a restart."""
+
+    horizon_ms: int = 40 * DAY_MS
+    max_delay_ms: int | None = None  # the topic's own limit, below the horizon
+    max_attempts: int = 16
+    max_unacked: int = 100_000  # queue offsets above a group's floor
+    max_tick: int = 131_072  # messages a tick releases at most
+    window_budget: int = 4_000_000  # messages in the due window, about
+    lookahead_ms: int = 2 * MINUTE_MS  # how far ahead the window is kept loaded
+    flush_units: int = 1_000_000  # unflushed units that call for a checkpoint
+    wheel_copy_units: int = 5_000_000  # units flushed between two copies of the wheels
+    log_segment_bytes: int = 64 << 20
+    timer_segment_bytes: int = 64 << 20
+    queue_segment_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this copy is: the shard's uid, this directory's copy id, and the highest epoch it has accepted."""
+
+    uid: int
+    copy_id: str
+    topic: str
+    queue: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an Enqueue is answered once `log_end` is committed. `due` is None for a duplicate: see Shard.first_due."""
+
+    first_seq: int
+    count: int
+    due: I64 | None
+    frame: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Per message: an Outcome u8[n]; for Reschedule also the due now in force i64[n] ms."""
+
+    outcome: U8
+    due: I64
+
+
+@dataclass(slots=True)
+class Lookup:
+    """Where messages stand: asked by (due, seq); `job` reads what is not in the window."""
+
+    due: I64
+    seq: I64
+    job: ScanJob | None
+
+
+class Shard:
+    """Owned by one thread. Made by persist.create() or persist.recover()."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: ShardConfig,
+        log: CommitLog,
+        index: TimerIndex,
+        queue: ConsumeQueue,
+        next_seq: int,
+        epochs: list[list[int]],
+        wall_ms: int,
+    ) -> None:
+        self.identity = identity
+        self.config = config
+        self.log = log
+        self.index = index
+        self.queue = queue
+        self.consumers = Consumers(queue, self._propose_progress, config.max_unacked, config.max_attempts)
+        self.producers = Producers()
+        self.next_seq = next_seq
+        self.epochs = epochs  # [epoch, start offset], ascending
+        self.wall_ms = wall_ms  # of the last frame applied
+        self.committed = 0
+        self.damaged: str | None = None
+
+    # ------------------------------------------------------------ the log
+    @property
+    def epoch(self) -> int:
+        return self.epochs[-1][0] if self.epochs else 0
+
+    @property
+    def log_end(self) -> int:
+        return self.log.end
+
+    def take_writes(self, *, sync: bool) -> WriteBatch | None:
+        return self.log.take(sync=sync)
+
+    def finish_writes(self, batch: WriteBatch) -> None:
+        self.log.finish(batch)
+
+    def commit(self, offset: int) -> list[Records]:
+        """Frames up to log offset `offset` are committed. Returns what became visible, rows of dtype QUEUED."""
+        self.committed = max(self.committed, offset)
+        return self.queue.commit(self.committed)
+
+    def _propose(
+        self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int = 0, first_seq: int = 0
+    ) -> tuple[int, int]:
+        """Append a frame; returns its log offset and its end."""
+        frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
+        self.wall_ms = max(self.wall_ms, now_ms)
+        return frame.offset, frame.offset + frame.length
+
+    def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> None:
+        self._propose(kind, count, payload, now_ms, flags)
+
+    def begin_reign(self, epoch: int, node: str, now_ms: int) -> None:
+        """Append EPOCH: the start of a reign. The epoch was persisted before."""
+        if epoch <= self.epoch:
+            raise Damaged(f"epoch {epoch} does not follow {self.epoch}")
+        self.epochs.append([epoch, self.log.end])
+        self._propose(Kind.EPOCH, 1, (node.encode(),), now_ms)
+
+    # ------------------------------------------------------------ messages in
+    @property
+    def max_delay_ms(self) -> int:
+        own = self.config.max_delay_ms
+        return self.config.horizon_ms if own is None else min(own, self.config.horizon_ms)
+
+    def enqueue(self, batch: Batch, now_ms: int) -> Appended:
+        """Store a batch whole, or raise Refused and store nothing."""
+        if batch.producer:
+            first = self.producers.check(batch.producer, batch.number)
+            if first is not None:
+                return Appended(first.first_seq, first.messages, None, first.frame, self.log.end)
+        due = resolve_due(batch.time, batch.relative, now_ms, self.max_delay_ms)
+        self._check_wheel(due, now_ms)
+        n = len(due)
+        prefix = append_prefix(batch.producer, batch.number)
+        columns = column_bytes(due, batch.size, batch.key, batch.tag)
+        first_seq = self.next_seq
+        offset, end = self._propose(Kind.APPEND, n, (prefix, *columns, batch.records), now_ms, first_seq=first_seq)
+        records_at = end - len(batch.records)
+        append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, records_at)
+        self._apply_append(append, first_seq, now_ms, offset, end)
+        return Appended(first_seq, n, due, offset, end)
+
+    def _check_wheel(self, due: I64, now_ms: int) -> None:
+        latest = int(due.max())
+        if latest > self.index.last_due_ms():
+            raise Refused(
+                "WHEEL_BEHIND", "the shard is still releasing old messages: no slot is free for this due yet; retry"
+            )
+        watermark = self.index.watermark.due
+        if now_ms < watermark and bool(((due > now_ms) & (due <= watermark)).any()):
+            raise Refused(
+                "CLOCK_BEHIND", f"this node's clock is {watermark - now_ms} ms behind what was released; retry"
+            )
+
+    def _apply_append(self, a: Append, first_seq: int, wall_ms: int, offset: int, end: int) -> None:
+        n = len(a.due)
+        seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
+        reach = np.cumsum(a.size, dtype=np.int64)
+        at = reach - a.size + a.records_at
+        over = (a.due <= wall_ms) | at_or_below(a.due, seq, self.index.watermark)
+        if over.any():
+            self.queue.stage(end, a.due[over], seq[over], at[over], a.size[over], a.tag[over])
+        if not over.all():
+            rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT)
+            self.index.insert(rows[~over] if over.any() else rows)
+        self.next_seq = first_seq + n
+        if a.producer:
+            self.producers.store(a.producer, FirstAnswer(a.number, first_seq, n, offset), wall_ms)
+
+    def first_due(self, frame: int, count: int) -> I64:
+        """The due column of a stored APPEND: what its first answer carried. The frame must be written."""
+        data = self.log.file.read(frame + HEADER_BYTES + 16, 8 * count)
+        return np.frombuffer(data, "<i8")
+
+    # ------------------------------------------------------------ messages out
+    def next_tick(self) -> int:
+        """When tick() has something to do, ms: the next due, or the idle tick."""
+        return min(self.index.window.next_due(), self.index.watermark.due + IDLE_TICK_MS)
+
+    def tick(self, now_ms: int) -> int:
+        """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.
+
+        Never goes past the loaded part of the window.
+        """
+        index = self.index
+        target = min(Pair(now_ms, MAX_SEQ), before(index.window.bound))
+        if target <= index.watermark:
+            return -1
+        if index.window.next_due() > target.due and target.due - index.watermark.due < IDLE_TICK_MS:
+            return -1
+        taken = index.release(target, self.config.max_tick)
+        tick = Tick(taken.watermark.due, taken.watermark.seq, len(taken), self.queue.end + len(taken))
+        _, end = self._propose(Kind.TICK, len(taken), tick.payload(), now_ms)
+        if len(taken):
+            self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag)
+        return len(taken)
+
+    def wants_load(self, now_ms: int) -> bool:
+        """Whether the due window should be loaded further."""
+        window = self.index.window
+        near = window.bound.due < now_ms + self.config.lookahead_ms // 2
+        return near and len(window) <= self.config.window_budget // 2 and window.bound.due < self.index.minute_bound_ms
+
+    def load_target(self, now_ms: int) -> int:
+        """Whole minutes, so that the wheel's slots are read once."""
+        target = max(now_ms, self.index.window.bound.due) + self.config.lookahead_ms
+        return target - target % MINUTE_MS + MINUTE_MS
+
+    # ------------------------------------------------------------ cancel, reschedule
+    def begin_lookup(self, due: I64, seq: I64) -> Lookup:
+        """Start to find messages; run `job` (if any) on any thread, then cancel() or reschedule(), then it is ended."""
+        _, found = self.index.window.find(due, seq)
+        away = ~found & (seq >= 0) & (seq < self.next_seq)
+        return Lookup(due, seq, self.index.begin_lookup(due[away], seq[away]) if away.any() else None)
+
+    def end_lookup(self, lookup: Lookup) -> None:
+        """Always, also when the job failed."""
+        if lookup.job is not None:
+            self.index.end_capture(lookup.job.capture)
+            lookup.job = None
+
+    def _stand(self, lookup: Lookup, now_ms: int) -> tuple[Records, Bools, U8]:
+        """Per message: its unit, whether it can still be cancelled, and else the outcome that says why not."""
+        due, seq = lookup.due, lookup.seq
+        rows, found = self.index.window.find(due, seq)
+        if lookup.job is not None:
+            words, _ = lookup.job.result()
+            if len(words):
+                run = Run.of(words)
+                words = words[np.lexsort((words["seq"], words["due"]))]
+                place = run.places(due, seq)
+                hit = ~found & (place >= 0)
+                rows[hit] = words[place[hit]]
+                found |= hit
+        released = at_or_below(due, seq, self.index.watermark)
+        dead = found & ((rows["magic"] & DELETE) != 0)
+        moved = dead & ((rows["magic"] & MOVED) != 0)
+        live = found & ~dead & ~released
+        existed = (seq >= 0) & (seq < self.next_seq)
+        late = existed & (released | ((due <= now_ms) & ~found))
+        why = np.full(len(due), NOT_FOUND, np.uint8)
+        why[late] = TOO_LATE
+        why[dead & ~moved] = ALREADY_CANCELLED
+        why[moved] = RESCHEDULED
+        return rows, live, why
+
+    @staticmethod
+    def _first_named(rows: Records, live: Bools) -> Bools:
+        """`live` without the second and later mention of one message in a request."""
+        at = np.flatnonzero(live)
+        order = np.lexsort((at, rows["seq"][at], rows["due"][at]))
+        due, seq = rows["due"][at][order], rows["seq"][at][order]
+        again = np.zeros(len(at), bool)
+        again[1:] = (due[1:] == due[:-1]) & (seq[1:] == seq[:-1])
+        first = live.copy()
+        first[at[order][again]] = False
+        return first
+
+    def cancel(self, lookup: Lookup, now_ms: int) -> Outcomes:
+        """Append a CANCEL of those that are live; the truth for each."""
+        rows, live, why = self._stand(lookup, now_ms)
+        first = self._first_named(rows, live)
+        if first.any():
+            chosen = rows[first]
+            cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "size")))
+            self._propose(Kind.CANCEL, len(chosen), cancel.payload(), now_ms)
+            self._apply_cancel(cancel)
+        why[live] = ALREADY_CANCELLED
+        why[first] = CANCELLED
+        return Outcomes(why, np.where(first, lookup.due, 0))
+
+    def _apply_cancel(self, cancel: Cancel) -> None:
+        self.index.delete(cancel.due, cancel.seq, cancel.size, moved=False)
+
+    def reschedule(self, lookup: Lookup, time: I64, relative: U8, now_ms: int) -> Outcomes:
+        """Give live messages a new due under the rules of enqueue; all or none where a new due is refused."""
+        new_due = resolve_due(time, relative, now_ms, self.max_delay_ms)
+        self._check_wheel(new_due, now_ms)
+        rows, live, why = self._stand(lookup, now_ms)
+        first = self._first_named(rows, live)
+        if first.any():
+            chosen, due = rows[first], new_due[first]
+            columns = {name: np.ascontiguousarray(chosen[name]) for name in UNIT.names or ()}
+            change = Reschedule(
+                columns["seq"], columns["due"], due, columns["offset"], columns["size"], columns["key"], columns["tag"]
+            )
+            _, end = self._propose(Kind.RESCHEDULE, len(chosen), change.payload(), now_ms)
+            self._apply_reschedule(change, now_ms, end)
+        why[live] = RESCHEDULED
+        why[first] = MOVED_NOW
+        return Outcomes(why, np.where(first, new_due, 0))
+
+    def _apply_reschedule(self, r: Reschedule, wall_ms: int, end: int) -> None:
+        self.index.delete(r.old_due, r.seq, r.size, moved=True)
+        over = (r.new_due <= wall_ms) | at_or_below(r.new_due, r.seq, self.index.watermark)
+        if over.any():
+            order = np.flatnonzero(over)[np.lexsort((r.seq[over], r.new_due[over]))]
+            self.queue.stage(end, r.new_due[order], r.seq[order], r.offset[order], r.size[order], r.tag[order])
+        if not over.all():
+            rows = units(r.new_due, r.seq, r.offset, r.size, r.key, r.tag, DEFAULT)
+            self.index.reinsert(rows[~over])
+
+    # ------------------------------------------------------------ replay
+    def apply(self, frame: Frame) -> None:
+        """Apply a frame from the log, as the master that wrote it did. Raises Damaged where the two differ."""
+        kind = frame.kind
+        self.wall_ms = max(self.wall_ms, frame.wall_ms)
+        if kind is Kind.APPEND:
+            self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.offset, frame.end)
+        elif kind is Kind.TICK:
+            self._apply_tick(parse_tick(frame), frame)
+        elif kind is Kind.CANCEL:
+            self._apply_cancel(parse_cancel(frame))
+        elif kind is Kind.RESCHEDULE:
+            self._apply_reschedule(parse_reschedule(frame), frame.wall_ms, frame.end)
+        elif kind is Kind.GROUP:
+            self.consumers.apply_group(parse_group(frame))
+        elif kind is Kind.EPOCH:
+            self.epochs.append([frame.epoch, frame.offset])
+        else:
+            self.consumers.apply_progress(kind, frame.flags, parse_progress(frame))
+
+    def _apply_tick(self, tick: Tick, frame: Frame) -> None:
+        mark = Pair(tick.due, tick.seq)
+        if mark < self.index.watermark:
+            raise Damaged(f"frame at {frame.offset}: its watermark {mark} is below {self.index.watermark}")
+        self.load_through(mark)
+        taken = self.index.release(mark, MAX_SEQ)
+        if len(taken):
+            self.queue.stage(frame.end, taken.due, taken.seq, taken.offset, taken.size, taken.tag)
+        if len(taken) != tick.released or self.queue.end != tick.queue_end:
+            raise Damaged(
+                f"frame at {frame.offset}: releases {tick.released} messages up to queue offset {tick.queue_end}, "
+                f"this copy has {len(taken)} up to {self.queue.end}"
+            )
+
+    def load_through(self, mark: Pair) -> None:
+        """Load the window past `mark`, on this thread."""
+        index = self.index
+        while index.window.bound <= mark:
+            while index.minute_bound_ms <= mark.due:
+                cascade = index.begin_cascade()
+                if cascade is not None:
+                    cascade.run()
+                    index.finish_cascade(cascade)
+            end = mark.due - mark.due % MINUTE_MS + MINUTE_MS
+            load = index.begin_load(end, self.config.window_budget)
+            if load is None:
+                raise Damaged(f"can't load the due window past {mark}: its bound is {index.window.bound}")
+            load.run()
+            index.finish_load(load)
+
+    # ------------------------------------------------------------ views
+    def read_cached(self, rows: Records) -> Buffers | None:
+        """As read_records(), for a few rows, when it can be done at once; else None."""
+        return self.log.read_cached(rows["offset"], rows["size"].astype(np.int64))
+
+    def read_records(self, rows: Records) -> Buffers:
+        """The records of rows of dtype QUEUED or UNIT, in order; on any thread, for committed frames."""
+        return self.log.read_records(rows["offset"].astype(np.int64), rows["size"].astype(np.int64))
+
+
+def next_wakeup(shard: Shard) -> int:
+    """The earliest time at which tick() or expire() has something to do, ms."""
+    return min(shard.next_tick(), shard.consumers.next_expiry())

@@ -1,0 +1,72 @@
+"""Index units: what the timer knows of a message, and how a slot's units fold into its live messages.
+
+A unit says one thing about (due, seq), and later units win:
+    DEFAULT  live, with its record at this log offset      (APPEND, RESCHEDULE to this due)
+    ROLL     its record or its slot has moved; live only if it was
+    DELETE   dead: cancelled; with MOVED: rescheduled away
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaynode.store.types import I64, U32, Bools, Records, release_order
+
+DEFAULT, ROLL, DELETE, MOVED = 1, 2, 4, 8
+DELETE_MOVED = DELETE | MOVED
+
+UNIT = np.dtype(
+    [
+        ("due", "<i8"),  # ms
+        ("seq", "<i8"),
+        ("offset", "<i8"),  # of the record in the CommitLog
+        ("size", "<u4"),  # of the record, bytes
+        ("key", "<u4"),  # crc32 of the key
+        ("tag", "<u4"),  # crc32 of the tag
+        ("magic", "<i4"),
+    ]
+)
+"""One unit in memory, 40 bytes."""
+
+
+def units(
+    due: I64, seq: I64, offset: I64 | int, size: U32 | int, key: U32 | int, tag: U32 | int, magic: int
+) -> Records:
+    """n units of one kind from their columns; scalars are repeated."""
+    made = np.empty(len(due), UNIT)
+    made["due"], made["seq"], made["offset"], made["size"] = due, seq, offset, size
+    made["key"], made["tag"], made["magic"] = key, tag, magic
+    return made
+
+
+def concatenated(parts: list[Records]) -> Records:
+    """The parts one after the other; the part itself when there is one."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, UNIT)
+
+
+def last_words(ordered: Records) -> tuple[Records, Bools]:
+    """Fold units given in TimerLog order: one row per (due, seq), sorted by it, and which of them are live.
+
+    A row is the last unit of its (due, seq): of a live one it names the record; of a dead one its magic says
+    DELETE or DELETE_MOVED.
+    """
+    rows = ordered[release_order(ordered["due"], ordered["seq"])]
+    if not len(rows):
+        return rows, np.empty(0, bool)
+    due, seq, magic = rows["due"], rows["seq"], rows["magic"]
+    starts = np.flatnonzero(np.concatenate(([True], (due[1:] != due[:-1]) | (seq[1:] != seq[:-1]))))
+    if len(starts) == len(rows):
+        return rows, (magic & DELETE) == 0
+    last = np.append(starts[1:], len(rows)) - 1
+    at = np.arange(len(rows))
+    decided = np.maximum.reduceat(np.where(magic != ROLL, at, -1), starts)  # the last DEFAULT or DELETE, -1: none
+    live = (decided < 0) | ((magic[decided] & DELETE) == 0)
+    return rows[np.where(live, last, decided)], live
+
+
+def live_units(ordered: Records) -> Records:
+    """The live rows of last_words()."""
+    rows, live = last_words(ordered)
+    return rows if live.all() else rows[live]

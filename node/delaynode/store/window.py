@@ -1,0 +1,215 @@
+"""The due window: the coming minutes' live messages as sorted runs in memory. Only a cache of the wheel's slots.
+
+A run is columns sorted by (due, seq). Arrivals wait unsorted until the next look, become a run, and runs of like size
+merge, so there are O(log n) of them; a release is a binary search in each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records, at_or_below, release_order
+from delaynode.store.units import DEFAULT, DELETE, DELETE_MOVED, UNIT, concatenated
+
+RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag")
+CANCELLED_AT, MOVED_AT = -1, -2  # in place of a record's offset: dead, and why
+NEVER = 2**63 - 1  # a due: nothing waits
+
+
+@dataclass(slots=True)
+class Run:
+    """Columns (n,) sorted by (due, seq); rows before `at` have been released."""
+
+    due: I64
+    seq: I64
+    offset: I64
+    size: U32
+    key: U32
+    tag: U32
+    at: int = 0
+
+    @classmethod
+    def of(cls, units: Records) -> Run:
+        """From units of any order."""
+        rows = units[release_order(units["due"], units["seq"])]
+        columns: list[Array] = [np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS]
+        return cls(*columns)
+
+    def __len__(self) -> int:
+        return len(self.due) - self.at
+
+    def merged(self, other: Run) -> Run:
+        columns: list[Array] = [np.concatenate(pair) for pair in zip(self._rest(), other._rest(), strict=True)]
+        order = release_order(columns[0], columns[1])
+        return Run(*[column[order] for column in columns])
+
+    def _rest(self) -> list[Array]:
+        every = (self.due, self.seq, self.offset, self.size, self.key, self.tag)
+        return [column[self.at :] for column in every]
+
+    def rows_through(self, pair: Pair) -> int:
+        """How many of this run's rows, from its beginning, are at or below `pair`."""
+        low = int(np.searchsorted(self.due, pair.due, "left"))
+        high = int(np.searchsorted(self.due, pair.due, "right"))
+        return low + int(np.searchsorted(self.seq[low:high], pair.seq, "right"))
+
+    def places(self, due: I64, seq: I64) -> I64:
+        """The row of each (due, seq) wanted, (k,) -> (k,); -1 where it is not here or is released."""
+        low, high = np.searchsorted(self.due, due, "left"), np.searchsorted(self.due, due, "right")
+        ends = high.copy()
+        for _ in range(int((high - low).max(initial=0)).bit_length()):  # all binary searches at once, step by step
+            middle = (low + high) // 2
+            less = (low < high) & (self.seq[np.minimum(middle, len(self.seq) - 1)] < seq)
+            low, high = np.where(less, middle + 1, low), np.where(less, high, np.minimum(middle, high))
+        there = low < ends
+        there[there] = self.seq[low[there]] == seq[there]
+        place: I64 = np.where(there, low, -1)
+        place[place < self.at] = -1
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
+
+    due: I64
+    seq: I64
+    offset: I64
+    size: U32
+    tag: U32
+    watermark: Pair
+
+    def __len__(self) -> int:
+        return len(self.due)
+
+
+class DueWindow:
+    """Holds every live message with watermark < (due, seq) < bound."""
+
+    def __init__(self, bound: Pair) -> None:
+        self.bound = bound
+        self._runs: list[Run] = []
+        self._arrivals: list[Records] = []
+        self._first_arrival = NEVER
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs)) + sum(map(len, self._arrivals))
+
+    def covers(self, due: I64, seq: I64) -> Bools:
+        """Which of these messages belong here."""
+        return at_or_below(due, seq, before(self.bound))
+
+    def add(self, units: Records) -> None:
+        """Arrivals below the bound, in any order. Copies nothing: the array must stay as it is."""
+        if len(units):
+            self._arrivals.append(units)
+            self._first_arrival = min(self._first_arrival, int(units["due"].min()))
+
+    def extend(self, loaded: Records, bound: Pair) -> None:
+        """Install what was loaded from the wheel between the old bound and `bound`."""
+        self.bound = bound
+        if len(loaded):
+            self._runs.append(Run.of(loaded))
+            self._merge()
+
+    def _settle(self) -> None:
+        """Turn waiting arrivals into a run."""
+        if self._arrivals:
+            self._runs.append(Run.of(concatenated(self._arrivals)))
+            self._arrivals.clear()
+            self._first_arrival = NEVER
+            self._merge()
+
+    def _merge(self) -> None:
+        runs = self._runs = [run for run in self._runs if len(run)]
+        while len(runs) > 1 and len(runs[-2]) <= 2 * len(runs[-1]):
+            last = runs.pop()
+            runs[-1] = runs[-1].merged(last)
+
+    def next_due(self) -> int:
+        """The earliest due here, ms; NEVER when there is none."""
+        return min([self._first_arrival, *(int(run.due[run.at]) for run in self._runs if len(run))])
+
+    def count_below(self, due_ms: int) -> int:
+        """How many rows are due before `due_ms`."""
+        self._settle()
+        return sum(max(0, int(np.searchsorted(run.due, due_ms)) - run.at) for run in self._runs)
+
+    def take(self, target: Pair, most: int) -> Released:
+        """Remove what is at or below `target`, at most `most` rows, in (due, seq) order.
+
+        Its watermark is `target`, or the last row taken where `most` cut it short.
+        """
+        if self._first_arrival <= target.due:
+            self._settle()
+        ends = [max(run.at, run.rows_through(target)) for run in self._runs]
+        cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > most
+        if cut:
+            ends = [min(end, run.at + most) for run, end in zip(self._runs, ends, strict=True)]
+        columns: list[list[Array]] = [[], [], [], [], []]
+        for run, end in zip(self._runs, ends, strict=True):
+            if end > run.at:
+                for column, source in zip(columns, (run.due, run.seq, run.offset, run.size, run.tag), strict=True):
+                    column.append(source[run.at : end])
+        if not columns[0]:
+            none, none4 = np.empty(0, np.int64), np.empty(0, np.uint32)
+            return Released(none, none, none, none4, none4, target)
+        due, seq, offset, size, tag = (part[0] if len(part) == 1 else np.concatenate(part) for part in columns)
+        if len(columns[0]) > 1:
+            order = release_order(due, seq)[:most]
+            due, seq, offset, size, tag = due[order], seq[order], offset[order], size[order], tag[order]
+        watermark = Pair(int(due[-1]), int(seq[-1])) if cut else target
+        for run, end in zip(self._runs, ends, strict=True):
+            run.at = max(run.at, run.rows_through(watermark)) if cut else end
+        self._runs = [run for run in self._runs if len(run)]
+        live = offset >= 0
+        if not live.all():
+            due, seq, offset, size, tag = due[live], seq[live], offset[live], size[live], tag[live]
+        return Released(due, seq, offset, size, tag, watermark)
+
+    def kill(self, due: I64, seq: I64, mark: int) -> None:
+        """Mark rows dead; those not here are left alone."""
+        self._settle()
+        for run in self._runs:
+            place = run.places(due, seq)
+            run.offset[place[place >= 0]] = mark
+
+    def revive(self, units: Records) -> Records:
+        """Make dead rows of these messages live again, in place; returns the units that have no row here."""
+        self._settle()
+        left = np.ones(len(units), bool)
+        for run in self._runs:
+            place = run.places(units["due"], units["seq"])
+            hit = left & (place >= 0)
+            run.offset[place[hit]] = units["offset"][hit]
+            left &= ~hit
+        return units[left]
+
+    def find(self, due: I64, seq: I64) -> tuple[Records, Bools]:
+        """The rows (k,) of these messages as units, and which were found; a dead one's magic is DELETE or DELETE_MOVED."""
+        self._settle()
+        rows = np.zeros(len(due), UNIT)
+        found = np.zeros(len(due), bool)
+        for run in self._runs:
+            place = run.places(due, seq)
+            hit = np.flatnonzero((place >= 0) & ~found)
+            at = place[hit]
+            for name in RUN_COLUMNS:
+                rows[name][hit] = getattr(run, name)[at]
+            offset = run.offset[at]
+            dead = np.where(offset == CANCELLED_AT, DELETE, DELETE_MOVED)
+            rows["magic"][hit] = np.where(offset >= 0, DEFAULT, dead)
+            found[hit] = True
+        return rows, found
+
+
+def after(pair: Pair) -> Pair:
+    """The least pair above `pair`."""
+    return Pair(pair.due, pair.seq + 1) if pair.seq < MAX_SEQ else Pair(pair.due + 1, 0)
+
+
+def before(pair: Pair) -> Pair:
+    """The greatest pair below `pair`."""
+    return Pair(pair.due, pair.seq - 1) if pair.seq > 0 else Pair(pair.due - 1, MAX_SEQ)
