@@ -1,0 +1,123 @@
+"""`delayctl local`: a cluster of real node processes on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+from delaynode.registry.model import Durability, TopicSpec
+from delayoperator.local import LocalCluster, LocalClusterError
+from delayoperator.local.events import Events
+
+DEFAULT_QUEUES = 8
+SLOW_START_S = 10.0
+
+
+def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[TopicSpec, ...]:
+    topics = []
+    for value in values:
+        name, colon, queues = value.partition(":")
+        try:
+            topics.append(TopicSpec(name, int(queues) if colon else DEFAULT_QUEUES))
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r}: expected NAME:QUEUES ({error})", ctx, param) from error
+    return tuple(topics)
+
+
+@click.command("local")
+@click.option("--nodes", type=click.IntRange(1, 100), help="Node processes [default: as DIR has it, else 3].")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME:QUEUES",
+    callback=_topics,
+    help=f"A topic; may be repeated, and added to later [default queues: {DEFAULT_QUEUES}].",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".delaycluster"),
+    show_default=True,
+    metavar="DIR",
+    help="Where everything is kept. Started again on it, the cluster goes on from there.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=7070,
+    show_default=True,
+    help="gRPC at PORT, PORT+1, ...; HTTP at PORT+100, PORT+101, ...; 0: any free ones.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice([kind.value.lower() for kind in Durability]),
+    help="When a message counts as stored: on the disk, or in the page cache [default: as DIR has it, else fsync].",
+)
+@click.option(
+    "--horizon-days", type=click.IntRange(1, 3_660), help="The longest delay [default: as DIR has it, else 40]."
+)
+@click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
+def local(
+    nodes: int | None,
+    topics: tuple[TopicSpec, ...],
+    data: Path,
+    port: int,
+    durability: str | None,
+    horizon_days: int | None,
+    as_json: bool,
+) -> None:
+    """Run a cluster on this machine until Ctrl-C.
+
+    Prints one JSON line, {"event": "ready", "endpoints": [...], "http": [...], "pids": {...}}, once every shard is
+    served; later events (a node died, was restarted) are JSON lines on stderr. A node process that dies is restarted.
+    """
+    if not topics and not (data / "registry.db").exists():
+        raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
+    stop = _stop_signals()
+    cluster = LocalCluster(
+        data,
+        nodes=nodes,
+        topics=topics,
+        port=port,
+        durability=None if durability is None else Durability(durability.capitalize()),
+        horizon_days=horizon_days,
+        on_event=Events(sys.stderr),
+    )
+    try:
+        with cluster:
+            _await_ready(cluster, stop, quiet=as_json)
+            stop.wait()
+            killed = cluster.stop()
+    except LocalClusterError as error:
+        raise click.ClickException(str(error)) from error
+    if killed:
+        raise click.ClickException(f"had to be killed: {', '.join(killed)}")
+
+
+def _await_ready(cluster: LocalCluster, stop: threading.Event, *, quiet: bool) -> None:
+    waited_s, pause_s = 0.0, 0.03
+    while not stop.is_set():
+        faults = cluster.unready()
+        if not faults:
+            ready = {"event": "ready", "endpoints": cluster.endpoints, "http": cluster.http, "pids": cluster.pids}
+            click.echo(json.dumps(ready))
+            if not quiet and sys.stderr.isatty():
+                click.echo(f"ready; data in {cluster.data}; Ctrl-C stops the cluster", err=True)
+            return
+        if waited_s < SLOW_START_S <= waited_s + pause_s and not quiet:
+            click.echo(f"still waiting: {faults[0]} ({len(faults)} in all); logs in {cluster.data / 'logs'}", err=True)
+        waited_s += pause_s
+        stop.wait(pause_s)
+
+
+def _stop_signals() -> threading.Event:
+    """An event that SIGINT, SIGTERM and SIGHUP set."""
+    stop = threading.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: stop.set())
+    return stop

@@ -1,0 +1,113 @@
+"""The registry's values as JSON: camelCase names, absent for None, enums by value.
+
+Unknown fields are ignored, so that an older process reads what a newer one wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class BadRecord(ValueError):
+    """Stored JSON that is not the value it should be; says which field."""
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """A dataclass of `model.py` as JSON-ready dicts, lists, strings and numbers."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if item is None:
+            continue
+        out[_camel(field.name)] = str(item) if field.metadata.get("json") == "string" else _plain(item)
+    return out
+
+
+def from_json(kind: type[T], data: Any) -> T:
+    """The other way. Raises BadRecord for a missing field or one of the wrong type."""
+    if not isinstance(data, dict):
+        raise BadRecord(f"{kind.__name__}: an object was expected, found {type(data).__name__}")
+    values: dict[str, Any] = {}
+    hints = _hints(kind)  # type: ignore[arg-type]  # mypy: a type[T] is no Hashable
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        key = _camel(field.name)
+        if data.get(key) is None:
+            continue
+        try:
+            values[field.name] = _value(hints[field.name], data[key], field.metadata.get("json") == "string")
+        except (TypeError, ValueError) as error:
+            raise BadRecord(f"{kind.__name__}.{key}: {error}") from error
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise BadRecord(f"{kind.__name__}: {error}") from error
+
+
+def dumps(value: Any) -> str:
+    """JSON text of a dataclass, or of a tuple of them."""
+    return json.dumps(_plain(value), separators=(",", ":"), sort_keys=True)
+
+
+def loads(kind: type[T], text: str) -> T:
+    return from_json(kind, _parsed(text))
+
+
+def loads_tuple(kind: type[T], text: str) -> tuple[T, ...]:
+    items = _parsed(text)
+    if not isinstance(items, list):
+        raise BadRecord(f"a list of {kind.__name__} was expected")
+    return tuple(from_json(kind, item) for item in items)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRecord(f"not JSON: {error}") from error
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, StrEnum):
+        return item.value
+    if dataclasses.is_dataclass(item):
+        return to_json(item)
+    if isinstance(item, tuple):
+        return [_plain(part) for part in item]
+    return item
+
+
+def _value(hint: Any, item: Any, as_string: bool) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is tuple:
+        if not isinstance(item, list):
+            raise ValueError(f"a list was expected, found {item!r}")
+        return tuple(_value(get_args(hint)[0], part, as_string) for part in item)
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, item)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(item)
+    if as_string:
+        return hint(item)
+    if hint is int and (not isinstance(item, int) or isinstance(item, bool)):
+        raise ValueError(f"a whole number was expected, found {item!r}")
+    if hint is str and not isinstance(item, str):
+        raise ValueError(f"text was expected, found {item!r}")
+    return item
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

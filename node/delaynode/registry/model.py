@@ -1,0 +1,204 @@
+"""What the registry holds: the cluster's wishes, one object per shard, one lease per node.
+
+Every field has one writer (DESIGN section 5):
+
+    ClusterSpec                 people (through `delayctl local` or the DelayCluster object)
+    ShardObject.spec            the operator
+    ShardObject.status          the shard's master
+    ShardObject.conditions      the operator
+    NodeLease                   the node
+
+Plain values without behaviour that talks to anything; `codec.py` turns them into JSON and back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+Version = NewType("Version", str)
+"""An object's version as its registry gave it. Opaque: compare for equality only (a Kubernetes resourceVersion)."""
+
+DAY_MS = 86_400_000
+MAX_QUEUES = 10_000
+MAX_HORIZON_DAYS = 3_660
+
+# A topic's name is part of a Kubernetes object's name and of a directory's.
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
+
+
+class BadSpec(ValueError):
+    """A wish that can't be granted; says which field, what it was and what is allowed."""
+
+
+class TopicType(StrEnum):
+    DELAY = "Delay"
+    NORMAL = "Normal"
+    MIXED = "Mixed"
+
+
+class Delivery(StrEnum):
+    """RIP-19's phases: who hands messages out."""
+
+    MASTER = "Master"
+    MASTER_AND_SLAVE = "MasterAndSlave"
+
+
+class Durability(StrEnum):
+    """When a frame counts as stored: on the disk, or in the page cache."""
+
+    FSYNC = "Fsync"
+    ASYNC = "Async"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    name: str
+    queues: int
+    type: TopicType = TopicType.MIXED
+    retention_ms: int = 3 * DAY_MS
+    max_attempts: int = 16
+    max_delay_ms: int | None = None  # None: the cluster's horizon
+    max_release_per_second: int | None = None  # for the whole topic; None: no limit
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise BadSpec(f"topic name {self.name!r}: 1 to 50 of a-z, 0-9 and '-', starting and ending with a-z or 0-9")
+        _within(f"topic {self.name}: queues", self.queues, 1, MAX_QUEUES)
+        _within(f"topic {self.name}: max_attempts", self.max_attempts, 1, 1_000)
+        _within(f"topic {self.name}: retention_ms", self.retention_ms, 1, MAX_HORIZON_DAYS * DAY_MS)
+        if self.max_delay_ms is not None:
+            _within(f"topic {self.name}: max_delay_ms", self.max_delay_ms, 1, MAX_HORIZON_DAYS * DAY_MS)
+        if self.max_release_per_second is not None:
+            _within(f"topic {self.name}: max_release_per_second", self.max_release_per_second, 1, 10**9)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    name: str
+    nodes: int
+    topics: tuple[TopicSpec, ...] = ()
+    replicas: int = 1
+    min_in_sync: int = 1
+    delivery: Delivery = Delivery.MASTER
+    durability: Durability = Durability.FSYNC
+    horizon_days: int = 40
+    lease_seconds: int = 3
+    lag_seconds: int = 10
+
+    def __post_init__(self) -> None:
+        _within("nodes", self.nodes, 1, 1_000)
+        _within("replicas", self.replicas, 1, min(self.nodes, 7))
+        _within("min_in_sync", self.min_in_sync, 1, self.replicas)
+        _within("horizon_days", self.horizon_days, 1, MAX_HORIZON_DAYS)
+        _within("lease_seconds", self.lease_seconds, 1, 3_600)
+        _within("lag_seconds", self.lag_seconds, 1, 3_600)
+        names = [topic.name for topic in self.topics]
+        if len(set(names)) != len(names):
+            raise BadSpec(f"a topic is named twice: {', '.join(sorted(names))}")
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        return tuple(f"n{number}" for number in range(self.nodes))
+
+    def topic(self, name: str) -> TopicSpec | None:
+        return next((topic for topic in self.topics if topic.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObject:
+    version: Version
+    spec: ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Switchover:
+    """The operator asks the master to hand over to another replica."""
+
+    to: str  # node id
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The master's answer to a Switchover: it has stopped, and `to` has all of its log."""
+
+    epoch: int
+    log_end: int  # CommitLog offset, bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """The operator's part.
+
+    (master, incarnation, epoch) names one process: the reign is its alone. A later process of the same node waits
+    for the next epoch, whether or not the named one ever took this one up.
+    """
+
+    uid: int = field(metadata={"json": "string"})  # u64, not 0; a string in JSON, whose numbers end at 2^53
+    topic: str
+    queue: int
+    replicas: tuple[str, ...]  # node ids
+    master: str | None = None  # node id; None until the first reign
+    epoch: int = 0
+    incarnation: str | None = None  # the process, as its lease names it
+    switchover: Switchover | None = None
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.topic, self.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """The master's part. Written only when it changes state, never for statistics."""
+
+    serving_epoch: int
+    incarnation: str  # of the process that serves, as in its lease
+    in_sync: tuple[str, ...]  # copy ids (with Async: and the boot id, as the node composes them)
+    handover: Handover | None = None
+
+
+class ConditionType(StrEnum):
+    """What is wrong with a shard. A condition that is over is removed: no conditions, nothing wrong."""
+
+    BLOCKED = "Blocked"  # no reign can be started; the reason says why
+    SURPLUS = "Surplus"  # serves, but nobody asks for this shard any more
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: ConditionType
+    reason: str  # CamelCase, stable: scripts match it
+    message: str
+    since_ms: int = 0  # when it was set, by the operator's wall clock; 0 in a plan, which has no clock
+
+
+@dataclass(frozen=True, slots=True)
+class ShardObject:
+    name: str
+    version: Version  # of the whole object: moves with spec, status and conditions
+    spec: ShardSpec
+    status: ShardStatus | None = None  # None: no master has ever served
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLease:
+    """A node's sign of life. Whoever watches compares `renewals` with what it saw before, on its own clock."""
+
+    node: str
+    incarnation: str  # random, new with each start of the process
+    endpoint: str  # host:port of gRPC
+    http: str  # host:port of health and metrics
+    renewals: int = 0
+
+
+def shard_name(topic: str, queue: int) -> str:
+    return f"{topic}-{queue}"
+
+
+def _within(what: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise BadSpec(f"{what} is {value}; allowed: {low} to {high}")

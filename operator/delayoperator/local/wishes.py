@@ -1,0 +1,75 @@
+"""What a local cluster is to be: what its directory holds already, and what this start asks for on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from delaynode.registry.model import BadSpec, ClusterSpec, Durability, NodeLease, ShardObject, TopicSpec, shard_name
+
+DEFAULT_NODES = 3
+DEFAULT_HORIZON_DAYS = 40
+
+
+def merge(
+    found: ClusterSpec | None,
+    *,
+    nodes: int | None = None,
+    topics: Sequence[TopicSpec] = (),
+    durability: Durability | None = None,
+    horizon_days: int | None = None,
+) -> ClusterSpec:
+    """The new wishes. None means: as found, else the default. Topics are added to those found.
+
+    Raises BadSpec for what can't be taken back: fewer nodes, fewer queues of a topic, a shorter horizon.
+    """
+    if found is None:
+        found = ClusterSpec(
+            name="local", nodes=nodes or DEFAULT_NODES, horizon_days=horizon_days or DEFAULT_HORIZON_DAYS
+        )
+    _not_less("nodes", nodes, found.nodes)
+    _not_less("horizon days", horizon_days, found.horizon_days)
+    merged = {topic.name: topic for topic in found.topics}
+    for topic in topics:
+        if topic.name in merged:
+            _not_less(f"queues of topic {topic.name}", topic.queues, merged[topic.name].queues)
+        merged[topic.name] = topic
+    return replace(
+        found,
+        nodes=nodes or found.nodes,
+        topics=tuple(merged.values()),
+        durability=durability or found.durability,
+        horizon_days=horizon_days or found.horizon_days,
+    )
+
+
+def unmet(
+    wishes: ClusterSpec, shards: Sequence[ShardObject], leases: Sequence[NodeLease], former: dict[str, str]
+) -> list[str]:
+    """Why the cluster is not ready, a sentence each; empty when every shard wished for is served.
+
+    former: the incarnation that a node's lease named before its present process started, by node id.
+    """
+    present = {lease.node: lease.incarnation for lease in leases if lease.incarnation != former.get(lease.node)}
+    missing = [f"{node} has not registered" for node in wishes.node_ids if node not in present]
+    by_name = {shard.name: shard for shard in shards}
+    names = [shard_name(topic.name, queue) for topic in wishes.topics for queue in range(topic.queues)]
+    return missing + [f"shard {name} {why}" for name in names if (why := _unserved(by_name.get(name), present))]
+
+
+def _unserved(shard: ShardObject | None, present: dict[str, str]) -> str | None:
+    if shard is None:
+        return "does not exist yet"
+    spec, status = shard.spec, shard.status
+    if spec.master is None:
+        return "has no master yet"
+    if spec.incarnation != present.get(spec.master):
+        return f"waits for a new reign on {spec.master}"
+    if status is None or (status.serving_epoch, status.incarnation) != (spec.epoch, spec.incarnation):
+        return f"is not yet served by {spec.master} in epoch {spec.epoch}"
+    return None
+
+
+def _not_less(what: str, asked: int | None, found: int) -> None:
+    if asked is not None and asked < found:
+        raise BadSpec(f"{what}: {asked} asked for, but this cluster has {found}, and that can't shrink")

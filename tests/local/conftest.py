@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+from delayoperator.local import ports
+
+
+@pytest.fixture
+def port() -> int:
+    """A first port from which three nodes find theirs free."""
+    while True:
+        (base,), _ = ports.choose(0, 1)
+        wanted, http = ports.choose(base, 3)
+        try:
+            ports.await_unused([*wanted, *http], timeout_s=0)
+        except ports.PortInUse:
+            continue
+        return base

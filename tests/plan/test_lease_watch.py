@@ -1,0 +1,79 @@
+"""Who is dead is decided on the watcher's own clock, and only while it could see (attack A4)."""
+
+from __future__ import annotations
+
+from delaynode.registry.model import NodeLease
+from delayoperator.liveness import LeaseWatch
+from delayoperator.plan import Liveness, NodeView
+
+
+def lease(renewals: int, incarnation: str = "a", node: str = "n0") -> NodeLease:
+    return NodeLease(node, incarnation, "e", "h", renewals)
+
+
+class Watcher:
+    """A LeaseWatch of 3 s whose looks take no time, at most 1.5 s apart."""
+
+    def __init__(self) -> None:
+        self.watch = LeaseWatch(3_000, 1_500)
+
+    def sees(self, it: NodeLease, at_ms: int) -> Liveness:
+        return self.watch.look([it], at_ms, at_ms)[it.node].liveness
+
+
+def test_a_lease_is_uncertain_until_it_moves() -> None:
+    watcher = Watcher()
+    assert watcher.sees(lease(7), 0) is Liveness.UNCERTAIN
+    assert watcher.sees(lease(7), 1_000) is Liveness.UNCERTAIN
+    assert watcher.sees(lease(8), 1_100) is Liveness.ALIVE
+
+
+def test_a_lease_that_stays_unchanged_for_its_whole_time_is_dead_and_no_sooner() -> None:
+    watcher = Watcher()
+    watcher.sees(lease(1), 0)
+    assert watcher.sees(lease(2), 1_000) is Liveness.ALIVE
+    for now_ms in range(2_000, 4_000, 500):
+        assert watcher.sees(lease(2), now_ms) is Liveness.ALIVE
+    assert watcher.sees(lease(2), 4_000) is Liveness.DEAD
+    assert watcher.sees(lease(3), 4_100) is Liveness.ALIVE
+
+
+def test_a_lease_left_by_a_former_cluster_dies_after_its_whole_time() -> None:
+    watcher = Watcher()
+    for now_ms in range(0, 3_000, 1_000):
+        assert watcher.sees(lease(9), now_ms) is Liveness.UNCERTAIN
+    assert watcher.sees(lease(9), 3_000) is Liveness.DEAD
+
+
+def test_a_new_process_is_seen_at_once_even_with_the_same_count() -> None:
+    watcher = Watcher()
+    watcher.sees(lease(1, "a"), 0)
+    seen = watcher.watch.look([lease(1, "b")], 100, 100)
+    assert seen == {"n0": NodeView(Liveness.ALIVE, "b")}
+
+
+def test_after_an_outage_every_lease_gets_its_whole_time_again() -> None:
+    watcher = Watcher()
+    watcher.sees(lease(1), 0)
+    watcher.sees(lease(2), 1_000)
+    watcher.watch.lost_contact()
+    assert watcher.sees(lease(2), 60_000) is Liveness.UNCERTAIN
+    assert watcher.sees(lease(2), 61_000) is Liveness.UNCERTAIN
+    assert watcher.sees(lease(2), 62_000) is Liveness.UNCERTAIN
+    assert watcher.sees(lease(2), 63_000) is Liveness.DEAD
+
+
+def test_a_watcher_that_was_itself_stopped_declares_nobody_dead() -> None:
+    watcher = Watcher()
+    watcher.sees(lease(1), 0)
+    watcher.sees(lease(2), 100)
+    assert watcher.sees(lease(2), 60_000) is Liveness.UNCERTAIN
+
+
+def test_the_time_that_a_slow_answer_took_does_not_count_against_the_node() -> None:
+    watch = LeaseWatch(3_000, 1_500)
+    watch.look([lease(1)], 0, 1_000)
+    watch.look([lease(1)], 1_500, 1_500)
+    watch.look([lease(1)], 2_500, 2_500)
+    assert watch.look([lease(1)], 3_500, 4_500)["n0"].liveness is Liveness.UNCERTAIN
+    assert watch.look([lease(1)], 4_600, 4_600)["n0"].liveness is Liveness.DEAD

@@ -1,0 +1,129 @@
+"""Stored values come back as they were; what is stored wrongly is said, not guessed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from delaynode.registry.codec import BadRecord, dumps, loads, loads_tuple
+from delaynode.registry.model import (
+    BadSpec,
+    ClusterSpec,
+    Condition,
+    ConditionType,
+    Delivery,
+    Durability,
+    Handover,
+    ShardSpec,
+    ShardStatus,
+    Switchover,
+    TopicSpec,
+    TopicType,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+text = st.text(max_size=20)
+node = st.sampled_from(["n0", "n1", "n2"])
+names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+topics = st.builds(
+    TopicSpec,
+    name=names,
+    queues=st.integers(1, 10_000),
+    type=st.sampled_from(TopicType),
+    max_attempts=st.integers(1, 1_000),
+    max_delay_ms=st.none() | st.integers(1, 10**9),
+    max_release_per_second=st.none() | st.integers(1, 10**9),
+)
+clusters = st.builds(
+    ClusterSpec,
+    name=text,
+    nodes=st.integers(7, 1_000),
+    topics=st.lists(topics, unique_by=lambda topic: topic.name, max_size=4).map(tuple),
+    replicas=st.integers(1, 7),
+    delivery=st.sampled_from(Delivery),
+    durability=st.sampled_from(Durability),
+    horizon_days=st.integers(1, 3_660),
+)
+specs = st.builds(
+    ShardSpec,
+    uid=st.integers(1, 2**64 - 1),
+    topic=names,
+    queue=st.integers(0, 9_999),
+    replicas=st.lists(node, unique=True, min_size=1).map(tuple),
+    master=st.none() | node,
+    epoch=st.integers(0, 2**63),
+    incarnation=st.none() | text,
+    switchover=st.none() | st.builds(Switchover, to=node),
+)
+statuses = st.builds(
+    ShardStatus,
+    serving_epoch=st.integers(0, 2**63),
+    incarnation=text,
+    in_sync=st.lists(text, max_size=3).map(tuple),
+    handover=st.none() | st.builds(Handover, epoch=st.integers(0), log_end=st.integers(0)),
+)
+conditions = st.builds(
+    Condition, type=st.sampled_from(ConditionType), reason=text, message=text, since_ms=st.integers(0, 2**50)
+)
+
+
+@settings(deadline=None)
+@given(clusters | specs | statuses | conditions)
+def test_every_value_comes_back_from_json(value: ClusterSpec | ShardSpec | ShardStatus | Condition) -> None:
+    assert loads(type(value), dumps(value)) == value
+
+
+@settings(deadline=None)
+@given(st.lists(conditions, max_size=3).map(tuple))
+def test_lists_come_back_from_json(value: tuple[Condition, ...]) -> None:
+    assert loads_tuple(Condition, dumps(value)) == value
+
+
+def test_json_speaks_the_names_of_the_design() -> None:
+    status = json.loads(dumps(ShardStatus(3, "a", ("c1", "c2"), Handover(3, 77))))
+    assert status == {
+        "servingEpoch": 3,
+        "incarnation": "a",
+        "inSync": ["c1", "c2"],
+        "handover": {"epoch": 3, "logEnd": 77},
+    }
+    spec = json.loads(dumps(ShardSpec(2**64 - 1, "orders", 0, ("n0",))))
+    assert spec == {"uid": "18446744073709551615", "topic": "orders", "queue": 0, "replicas": ["n0"], "epoch": 0}
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    assert loads(TopicSpec, '{"name": "orders", "queues": 8, "colour": "red"}') == TopicSpec("orders", 8)
+
+
+@pytest.mark.parametrize(
+    ("stored", "fault"),
+    [
+        ("{", "not JSON"),
+        ("[]", "object was expected"),
+        ('{"queues": 8}', "name"),
+        ('{"name": "orders", "queues": "8"}', "TopicSpec.queues: a whole number"),
+        ('{"name": "orders", "queues": true}', "whole number"),
+        ('{"name": 7, "queues": 8}', "TopicSpec.name: text"),
+        ('{"name": "orders", "queues": 8, "type": "Sometimes"}', "TopicSpec.type"),
+        ('{"name": "orders", "queues": 0}', "allowed: 1 to"),
+    ],
+)
+def test_wrong_json_says_what_is_wrong(stored: str, fault: str) -> None:
+    with pytest.raises(BadRecord, match=fault):
+        loads(TopicSpec, stored)
+
+
+@pytest.mark.parametrize("name", ["", "Orders", "a_b", "-a", "a-", "a" * 51, "a/b", "ä"])
+def test_topic_names_that_kubernetes_would_refuse_are_refused(name: str) -> None:
+    with pytest.raises(BadSpec, match="topic name"):
+        TopicSpec(name, 1)
+
+
+def test_nonsense_wishes_are_refused_with_the_limit() -> None:
+    with pytest.raises(BadSpec, match="replicas is 2; allowed: 1 to 1"):
+        ClusterSpec("local", 1, replicas=2)
+    with pytest.raises(BadSpec, match="min_in_sync is 2"):
+        ClusterSpec("local", 3, min_in_sync=2)
+    with pytest.raises(BadSpec, match="named twice"):
+        ClusterSpec("local", 1, (TopicSpec("a", 1), TopicSpec("a", 2)))
