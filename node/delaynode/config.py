@@ -1,0 +1,56 @@
+"""The node's settings, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from delaynode.registry.model import Durability
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """node: its id in the registry. registry: `sqlite:PATH`. listen, http: HOST:PORT."""
+
+    node: str
+    data: str
+    registry: str
+    listen: str
+    http: str
+    advertise: str  # the gRPC address that others reach this node at
+    durability: Durability | None  # None: what the cluster's spec says
+    window_budget: int  # messages in all due windows together
+    in_flight_bytes: int  # enqueued bytes that wait for their commit
+
+
+def parse(argv: list[str] | None = None) -> NodeConfig:
+    parser = argparse.ArgumentParser(
+        prog="delaynode", description="Keeps and releases the delayed messages of its shards."
+    )
+    parser.add_argument("--node-id", required=True, help="this node's id in the registry, e.g. n0")
+    parser.add_argument("--data", required=True, help="directory for the shards")
+    parser.add_argument("--registry", required=True, help="where the cluster's state lives: sqlite:PATH")
+    parser.add_argument("--listen", default="127.0.0.1:7070", help="HOST:PORT for gRPC")
+    parser.add_argument("--http", default="127.0.0.1:7170", help="HOST:PORT for /healthz, /readyz and /metrics")
+    parser.add_argument("--advertise", default="", help="HOST:PORT that others reach --listen at (default: the same)")
+    parser.add_argument(
+        "--window-budget", type=int, default=4_000_000, help="messages kept in memory for the coming minutes"
+    )
+    parser.add_argument(
+        "--in-flight-mib", type=int, default=64, help="MiB of enqueued messages that may wait for their commit"
+    )
+    parser.add_argument(
+        "--durability", choices=[kind.value.lower() for kind in Durability], help="default: the cluster's"
+    )
+    args = parser.parse_args(argv)
+    return NodeConfig(
+        node=args.node_id,
+        data=args.data,
+        registry=args.registry,
+        listen=args.listen,
+        http=args.http,
+        advertise=args.advertise or args.listen,
+        durability=next((kind for kind in Durability if kind.value.lower() == args.durability), None),
+        window_budget=args.window_budget,
+        in_flight_bytes=args.in_flight_mib << 20,
+    )

@@ -1,0 +1,97 @@
+"""delaynode: the server process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from delaynode import config as configuration
+from delaynode.config import NodeConfig
+from delaynode.metrics import NodeCollector, registry_of
+from delaynode.registry.port import RegistryError
+from delaynode.serve.http import serve_http
+from delaynode.serve.node import Node, open_registry
+from delaynode.serve.service import SERVICE, DelayService
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+HEALTH_SECONDS = 0.2
+
+
+class Logger:
+    """JSON events, one a line, on stderr."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def __call__(self, event: str, **fields: object) -> None:
+        line = {"time_ms": time.time_ns() // 1_000_000, "event": event, "node": self._node, **fields}
+        print(json.dumps(line, default=str), file=sys.stderr, flush=True)
+
+
+async def _follow_health(node: Node, servicer: health.aio.HealthServicer) -> None:
+    while True:
+        ready = node.not_ready() is None
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await servicer.set(name, status)
+        await asyncio.sleep(HEALTH_SECONDS)
+
+
+async def serve(config: NodeConfig) -> None:
+    """Run until SIGTERM or SIGINT."""
+    log = Logger(config.node)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    node = Node(config, open_registry(config.registry), log)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service = DelayService(node)
+    server.add_generic_rpc_handlers((service.handlers(),))
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    server.add_insecure_port(config.listen)
+    await server.start()
+    http = await serve_http(node, registry_of(NodeCollector(node.metrics, node.loads)), config.http)
+    await node.start()
+    following = asyncio.create_task(_follow_health(node, servicer))
+    log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
+    await stopping.wait()
+    log("stopping")
+    following.cancel()
+    await servicer.enter_graceful_shutdown()
+    stopped = asyncio.create_task(server.stop(grace=1.0))
+    await node.stop()
+    await stopped
+    await service.forwarder.close()
+    await http.cleanup()
+    log("stopped")
+
+
+def main() -> None:
+    config = configuration.parse()
+    # a worker that comes back from the disk waits for the interpreter lock at most this long
+    sys.setswitchinterval(0.0005)
+    try:
+        asyncio.run(serve(config))
+    except (RegistryError, OSError, RuntimeError) as error:
+        print(f"delaynode: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

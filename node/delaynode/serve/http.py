@@ -1,0 +1,30 @@
+"""/healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from delaynode.serve.node import Node
+
+
+async def serve_http(node: Node, registry: CollectorRegistry, address: str) -> web.AppRunner:
+    """Listen on HOST:PORT; the caller cleans the runner up."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")  # the event loop answers: that is what it says
+
+    async def readyz(_: web.Request) -> web.Response:
+        reason = node.not_ready()
+        return web.Response(text="ok\n") if reason is None else web.Response(status=503, text=f"{reason}\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    host, _, port = address.rpartition(":")
+    await web.TCPSite(runner, host, int(port)).start()
+    return runner
