@@ -1,0 +1,44 @@
+# Every target runs from .venv; scripts/setup makes or refreshes it first, and returns at once when it is good.
+# ARGS is handed on: make demo ARGS="--kill", make test ARGS="tests/store -k torn".
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help setup demo test lint format proto bench e2e clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## make or refresh .venv
+	@scripts/setup
+
+demo: setup ## 336,776 real flights as delayed messages on three local nodes (ARGS="--kill" kills one)
+	@$(BIN)/python -m demo $(ARGS)
+
+test: setup ## the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff, mypy --strict, the import contracts, stale generated code
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy scripts/proto.py
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/proto.py --check
+
+format: setup ## rewrite what ruff can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: setup ## generate delay_pb2 from delay.proto
+	@$(BIN)/python scripts/proto.py
+
+bench: setup ## the workloads of docs/design.md section 12, into docs/benchmarks.md (takes long; the machine should be idle)
+	@$(BIN)/python benchmarks/record.py $(ARGS)
+
+e2e: ## the Kubernetes tests: they come with the operator
+	@echo "e2e: nothing to run yet; the Kubernetes tests come with the operator"
+
+clean: ## remove .venv and everything that tools left behind
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

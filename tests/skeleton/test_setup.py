@@ -1,0 +1,155 @@
+"""scripts/setup with stand-ins for python3, apt-get and id: when it builds, when it leaves alone, what it says."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup"
+
+# Answers what setup asks of an interpreter; `venv` makes a directory whose python "installs" the two commands.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *'sys.exit(sys.version_info'*) [ ! -e "$STATE/old" ] ;;
+  *ensurepip*) [ -e "$STATE/ensurepip" ] ;;
+  *'print("python'*) echo python3.11-venv ;;
+  --version) echo Python 3.11.2 ;;
+  '-m venv'*) echo venv >>"$STATE/log"; rm -rf .venv; mkdir -p .venv/bin; cp "$STATE/bin/python3" .venv/bin/python ;;
+  '-m pip'*) echo pip >>"$STATE/log"; [ ! -e "$STATE/offline" ] && touch .venv/bin/delay{ctl,node} \\
+    && chmod +x .venv/bin/delay* ;;
+esac
+"""
+APT = """#!/bin/bash
+echo "apt $*" >>"$STATE/log"
+[ "$1" != install ] || touch "$STATE/ensurepip"
+"""
+ID = """#!/bin/bash
+cat "$STATE/uid"
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A clone in `clone`, and a machine whose facts are files in `state`."""
+
+    clone: Path
+    state: Path
+
+    def fact(self, name: str, text: str = "") -> None:
+        (self.state / name).write_text(text)
+
+    def setup(self) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": f"{self.state / 'bin'}:/usr/bin:/bin", "STATE": str(self.state)}
+        return subprocess.run(
+            [self.clone / "scripts" / "setup"], env=env, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def log(self) -> list[str]:
+        """What was done since the last call."""
+        path = self.state / "log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.write_text("")
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Root, with Python 3.11 and its venv package; a fresh clone."""
+    made = Machine(tmp_path / "clone", tmp_path / "state")
+    (made.clone / "scripts").mkdir(parents=True)
+    shutil.copy(SETUP, made.clone / "scripts" / "setup")
+    (made.clone / "pyproject.toml").write_text("")
+    (made.state / "bin").mkdir(parents=True)
+    for name, text in {"python3": PYTHON, "apt-get": APT, "id": ID}.items():
+        path = made.state / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    made.fact("ensurepip")
+    made.fact("uid", "0")
+    return made
+
+
+def test_a_fresh_clone_gets_both_commands(machine: Machine) -> None:
+    assert machine.setup().returncode == 0
+    assert machine.log() == ["venv", "pip"]
+    assert (machine.clone / ".venv/bin/delayctl").exists()
+    assert (machine.clone / ".venv/bin/delaynode").exists()
+
+
+def test_a_good_venv_is_left_alone(machine: Machine) -> None:
+    machine.setup()
+    machine.log()
+    assert machine.setup().returncode == 0
+    assert machine.log() == []
+
+
+def test_a_newer_pyproject_installs_again(machine: Machine) -> None:
+    machine.setup()
+    machine.log()
+    stamp = (machine.clone / ".venv/.stamp").stat().st_mtime
+    os.utime(machine.clone / "pyproject.toml", (stamp + 10, stamp + 10))
+    machine.setup()
+    assert machine.log() == ["pip"]
+
+
+def test_a_lost_command_is_installed_again(machine: Machine) -> None:
+    machine.setup()
+    machine.log()
+    (machine.clone / ".venv/bin/delaynode").unlink()
+    machine.setup()
+    assert machine.log() == ["pip"]
+
+
+def test_a_moved_clone_gets_a_new_venv(machine: Machine) -> None:
+    machine.setup()
+    machine.log()
+    moved = Machine(machine.clone.rename(machine.clone.parent / "elsewhere"), machine.state)
+    moved.setup()
+    assert moved.log() == ["venv", "pip"]
+
+
+def test_a_lost_interpreter_gets_a_new_venv(machine: Machine) -> None:
+    machine.setup()
+    machine.log()
+    (machine.clone / ".venv/bin/python").unlink()
+    machine.setup()
+    assert machine.log() == ["venv", "pip"]
+
+
+def test_a_failed_install_is_tried_again_next_time(machine: Machine) -> None:
+    machine.fact("offline")
+    assert machine.setup().returncode != 0
+    (machine.state / "offline").unlink()
+    assert machine.setup().returncode == 0
+    assert (machine.clone / ".venv/bin/delayctl").exists()
+
+
+def test_root_gets_the_missing_venv_package_installed(machine: Machine) -> None:
+    (machine.state / "ensurepip").unlink()
+    assert machine.setup().returncode == 0
+    done = machine.log()
+    assert done[0].startswith("apt update")
+    assert done[1].startswith("apt install")
+    assert done[1].endswith("python3.11-venv")
+    assert done[2:] == ["venv", "pip"]
+
+
+def test_a_user_is_told_which_package_is_missing(machine: Machine) -> None:
+    (machine.state / "ensurepip").unlink()
+    machine.fact("uid", "1000")
+    ended = machine.setup()
+    assert ended.returncode == 1
+    assert "apt-get install python3.11-venv" in ended.stderr
+    assert machine.log() == []
+
+
+def test_an_old_python_is_refused_in_words(machine: Machine) -> None:
+    machine.fact("old")
+    for name in ("python3.11", "python3.12", "python3.13", "python3.14"):
+        shutil.copy(machine.state / "bin/python3", machine.state / "bin" / name)
+    ended = machine.setup()
+    assert ended.returncode == 1
+    assert "Python 3.11 or newer is needed" in ended.stderr
