@@ -1,0 +1,53 @@
+"""DelayCluster's client: Producer, Consumer and Admin, async, with a sync face in `delayclient.sync`.
+
+Names are loaded on first use, so that `delayctl --help` does not pay for gRPC and NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from delayclient.admin import Admin
+    from delayclient.consumer import Consumer
+    from delayclient.errors import DelayError
+    from delayclient.handle import BadHandle, Handle
+    from delayclient.producer import Producer
+    from delayclient.received import ReceivedBatch, ReceivedMessage
+    from delayclient.results import BatchResult, SendResult
+    from delayclient.routing import Cluster
+
+_HOME = {
+    "Admin": "admin",
+    "BadHandle": "handle",
+    "BatchResult": "results",
+    "Cluster": "routing",
+    "Consumer": "consumer",
+    "DelayError": "errors",
+    "Handle": "handle",
+    "Producer": "producer",
+    "ReceivedBatch": "received",
+    "ReceivedMessage": "received",
+    "SendResult": "results",
+}
+
+__all__ = [
+    "Admin",
+    "BadHandle",
+    "BatchResult",
+    "Cluster",
+    "Consumer",
+    "DelayError",
+    "Handle",
+    "Producer",
+    "ReceivedBatch",
+    "ReceivedMessage",
+    "SendResult",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"delayclient.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'delayclient' has no attribute {name!r}")

@@ -1,0 +1,348 @@
+"""Looks at what is pending and changes it: cancel, reschedule, list, groups and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayclient.duration import duration_ms, instant_ms
+from delayclient.errors import NotFound
+from delayclient.handle import Handle
+from delayclient.proto.delay.v1 import delay_pb2
+from delayclient.received import ReceivedBatch, ReceivedMessage
+from delayclient.routing import DEFAULT_ENDPOINT, Cluster, TopicRoute
+from delayclient.views import (
+    CancelledByKey,
+    GroupQueue,
+    Outcome,
+    Pending,
+    Rescheduled,
+    Wheel,
+    column,
+    group_of,
+    pending_rows,
+    wheel_of,
+)
+from delayclient.wire import decode_message_batch
+
+_MAX_MS: Final = (1 << 63) - 1
+_CHUNK: Final = 50_000
+_PARALLEL: Final = 16
+
+T = TypeVar("T")
+
+
+class Admin:
+    """Administration over one cluster. An async context manager; belongs to one event loop."""
+
+    def __init__(
+        self, endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT, *, timeout: int | str = "10s"
+    ) -> None:
+        """`timeout` bounds each call, its retries included."""
+        self._owns_cluster = not isinstance(endpoint, Cluster)
+        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        self._timeout_s = duration_ms(timeout) / 1000
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection, unless it was given."""
+        if self._owns_cluster:
+            await self.cluster.close()
+
+    async def route(self, topic: str) -> TopicRoute:
+        """A topic's limits, queues and masters, asked anew."""
+        return await self.cluster.refresh(topic)
+
+    async def topics(self) -> tuple[TopicRoute, ...]:
+        """All topics."""
+        return await self.cluster.topics()
+
+    # ------------------------------------------------------------------------------ cancel, reschedule
+
+    async def cancel(self, handles: Sequence[str | Handle]) -> list[Outcome]:
+        """Cancels messages; the outcomes are in the handles' order. Raises BadHandle before anything is cancelled."""
+        decoded = [_decoded(handle) for handle in handles]
+        outcomes = np.zeros(len(decoded), np.uint8)
+
+        async def one(topic: str, queue: int, uid: int, rows: NDArray[np.int64]) -> None:
+            due, seq = _due_seq(decoded, rows)
+            request = delay_pb2.CancelRequest(topic=topic, queue=queue, uid=uid, due=due.tobytes(), seq=seq.tobytes())
+            answer = await self._call("Cancel", topic, queue, request, delay_pb2.CancelResponse.FromString)
+            outcomes[rows] = column(answer.outcome, "u1", len(rows))
+
+        await _together(one(*key, rows) for key, rows in _by_shard(decoded))
+        return [Outcome(outcome) for outcome in outcomes.tolist()]
+
+    async def cancel_by_key(
+        self, topic: str, key: str, from_: int | str | datetime = 0, to: int | str | datetime = _MAX_MS
+    ) -> list[CancelledByKey]:
+        """Cancels every pending message with this key and from_ <= due < to."""
+        if not key:
+            raise ValueError("an empty key is no key")
+        route = await self.cluster.route(topic)
+        # Where the producer put it; all queues, should their number have changed since.
+        first = zlib.crc32(key.encode()) % max(1, len(route.queues))
+        found: list[CancelledByKey] = []
+        for queue in sorted(route.queues, key=lambda queue: queue.queue != first):
+            request = delay_pb2.CancelRequest(
+                topic=topic, queue=queue.queue, key=key, from_ms=instant_ms(from_), to_ms=instant_ms(to)
+            )
+            answer = await self._call("Cancel", topic, queue.queue, request, delay_pb2.CancelResponse.FromString)
+            n = len(answer.outcome)
+            due, seq = column(answer.due, "<i8", n), column(answer.seq, "<i8", n)
+            for outcome, due_ms, number in zip(answer.outcome, due.tolist(), seq.tolist(), strict=True):
+                handle = Handle(topic, queue.queue, queue.uid, due_ms, number)
+                found.append(CancelledByKey(handle.encode(), due_ms, Outcome(outcome)))
+        return found
+
+    async def reschedule(
+        self,
+        handles: Sequence[str | Handle],
+        *,
+        at: int | str | datetime | None = None,
+        delay: int | str | timedelta | None = None,
+    ) -> list[Rescheduled]:
+        """Gives messages a new time, `at` or `delay` from now by the master's clock. The old handles are dead then."""
+        if (at is None) == (delay is None):
+            raise ValueError("give at or delay")
+        decoded = [_decoded(handle) for handle in handles]
+        time_ms = instant_ms(at) if at is not None else duration_ms(delay)  # type: ignore[arg-type]
+        results: list[Rescheduled | None] = [None] * len(decoded)
+
+        async def one(topic: str, queue: int, uid: int, rows: NDArray[np.int64]) -> None:
+            due, seq = _due_seq(decoded, rows)
+            request = delay_pb2.RescheduleRequest(
+                topic=topic,
+                queue=queue,
+                uid=uid,
+                due=due.tobytes(),
+                seq=seq.tobytes(),
+                time=np.full(len(rows), time_ms, "<i8").tobytes(),
+                relative=b"" if at is not None else b"\x01" * len(rows),
+            )
+            answer = await self._call("Reschedule", topic, queue, request, delay_pb2.RescheduleResponse.FromString)
+            new_due = column(answer.due, "<i8", len(rows)).tolist()
+            outcomes = column(answer.outcome, "u1", len(rows)).tolist()
+            for row, outcome, due_ms in zip(rows.tolist(), outcomes, new_due, strict=True):
+                moved = outcome == Outcome.MOVED
+                handle = Handle(topic, queue, uid, due_ms, decoded[row].seq).encode() if moved else ""
+                results[row] = Rescheduled(Outcome(outcome), handle)
+
+        await _together(one(*key, rows) for key, rows in _by_shard(decoded))
+        return [result for result in results if result is not None]
+
+    # ------------------------------------------------------------------------------------------- views
+
+    async def list_pending(
+        self,
+        topic: str,
+        *,
+        queue: int | None = None,
+        from_: int | str | datetime = 0,
+        to: int | str | datetime = 0,
+        with_records: bool = False,
+        page: int = 1000,
+    ) -> AsyncIterator[Pending]:
+        """Messages not yet released with from_ <= due < to (0: no bound), queue by queue, by (due, seq)."""
+        route = await self.cluster.route(topic)
+        from_ms, to_ms = instant_ms(from_), instant_ms(to)
+        for number in [q.queue for q in route.queues] if queue is None else [queue]:
+            after = (0, 0)
+            more = True
+            while more:
+                request = delay_pb2.ListPendingRequest(
+                    topic=topic,
+                    queue=number,
+                    from_ms=from_ms,
+                    to_ms=to_ms,
+                    after_due=after[0],
+                    after_seq=after[1],
+                    limit=page,
+                    with_records=with_records,
+                )
+                batch = await self._call("ListPending", topic, number, request, delay_pb2.PendingBatch.FromString)
+                rows = pending_rows(topic, number, batch)
+                for row in rows:
+                    yield row
+                more = batch.more and bool(rows)
+                if rows:
+                    after = (rows[-1].due_ms, rows[-1].seq)
+
+    async def wheel(
+        self,
+        topic: str = "",
+        *,
+        queue: int | None = None,
+        from_: int | str | datetime = 0,
+        to: int | str | datetime = 0,
+    ) -> list[Wheel]:
+        """The slot counts of a topic's shards, or of all."""
+        routes = [await self.cluster.route(topic)] if topic else await self.cluster.topics()
+        shards = [(route.topic, q.queue) for route in routes for q in route.queues if queue in (None, q.queue)]
+        from_ms, to_ms = instant_ms(from_), instant_ms(to)
+
+        async def one(shard: tuple[str, int]) -> list[Wheel]:
+            request = delay_pb2.GetWheelRequest(topic=shard[0], queue=shard[1], from_ms=from_ms, to_ms=to_ms)
+            answer = await self._call("GetWheel", *shard, request, delay_pb2.GetWheelResponse.FromString)
+            return [wheel_of(wheel, answer.now_ms) for wheel in answer.shards]
+
+        return [wheel for wheels in await _together(map(one, shards)) for wheel in wheels]
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    async def groups(self, topic: str, group: str = "") -> list[GroupQueue]:
+        """The state of a group, or of all groups, on each queue. A queue that the group never used has no row."""
+
+        async def one(queue: int) -> list[GroupQueue]:
+            request = delay_pb2.DescribeGroupRequest(topic=topic, queue=queue, group=group)
+            try:
+                answer = await self._call(
+                    "DescribeGroup", topic, queue, request, delay_pb2.DescribeGroupResponse.FromString
+                )
+            except NotFound as error:
+                if error.reason != "UNKNOWN_GROUP":
+                    raise
+                return []
+            return [group_of(topic, queue, state) for state in answer.groups]
+
+        return [state for states in await self._each_queue(topic, one) for state in states]
+
+    async def describe_group(self, topic: str, group: str) -> list[GroupQueue]:
+        """The state of a group on each queue. Raises NotFound when no queue knows it."""
+        states = await self.groups(topic, group)
+        if not states:
+            raise NotFound(f"topic {topic!r} has no group {group!r}", code="NOT_FOUND", reason="UNKNOWN_GROUP")
+        return states
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        """Deletes a group with its progress and dead letters. Raises NotFound when no queue knows it."""
+
+        async def one(queue: int) -> bool:
+            request = delay_pb2.DeleteGroupRequest(topic=topic, queue=queue, group=group)
+            try:
+                await self._call("DeleteGroup", topic, queue, request, delay_pb2.DeleteGroupResponse.FromString)
+            except NotFound as error:
+                if error.reason != "UNKNOWN_GROUP":
+                    raise
+                return False
+            return True
+
+        if not any(await self._each_queue(topic, one)):
+            raise NotFound(f"topic {topic!r} has no group {group!r}", code="NOT_FOUND", reason="UNKNOWN_GROUP")
+
+    # ------------------------------------------------------------------------------------ dead letters
+
+    async def dead_letters(
+        self, topic: str, group: str, *, queue: int | None = None, page: int = 1000
+    ) -> AsyncIterator[ReceivedMessage]:
+        """A group's dead letters, queue by queue, by offset. They cannot be acknowledged: redrive or drop them."""
+        route = await self.cluster.route(topic)
+        for number in [q.queue for q in route.queues] if queue is None else [queue]:
+            after = -1
+            while True:
+                request = delay_pb2.ListDeadLettersRequest(
+                    topic=topic, queue=number, group=group, after_offset=after, limit=page
+                )
+                try:
+                    view = await self._call("ListDeadLetters", topic, number, request, decode_message_batch)
+                except NotFound as error:
+                    if error.reason != "UNKNOWN_GROUP":
+                        raise
+                    break
+                batch = ReceivedBatch(topic, number, view, 0, _NoAcks())
+                for message in batch:
+                    yield message
+                if len(batch) == 0:
+                    break
+                after = int(batch.offset[-1])
+
+    async def redrive(self, topic: str, group: str, *, queue: int | None = None, offsets: Sequence[int] = ()) -> int:
+        """Puts dead letters back to work, their attempts start anew: all of the group, or some of one queue."""
+        return await self._resolve(topic, group, delay_pb2.ResolveDeadLettersRequest.REDRIVE, queue, offsets)
+
+    async def drop(self, topic: str, group: str, *, queue: int | None = None, offsets: Sequence[int] = ()) -> int:
+        """Gives dead letters up: all of the group, or some of one queue. Returns how many."""
+        return await self._resolve(topic, group, delay_pb2.ResolveDeadLettersRequest.DROP, queue, offsets)
+
+    async def _resolve(self, topic: str, group: str, action: Any, queue: int | None, offsets: Sequence[int]) -> int:
+        if len(offsets) and queue is None:
+            raise ValueError("offsets belong to one queue: give it")
+
+        async def one(number: int) -> int:
+            request = delay_pb2.ResolveDeadLettersRequest(
+                topic=topic, queue=number, group=group, action=action, offset=np.array(offsets, "<i8").tobytes()
+            )
+            try:
+                answer = await self._call(
+                    "ResolveDeadLetters", topic, number, request, delay_pb2.ResolveDeadLettersResponse.FromString
+                )
+            except NotFound as error:
+                if error.reason != "UNKNOWN_GROUP":
+                    raise
+                return 0
+            return int(answer.resolved)
+
+        return sum([await one(queue)] if queue is not None else await self._each_queue(topic, one))
+
+    # ----------------------------------------------------------------------------------------- helpers
+
+    async def _call(self, method: str, topic: str, queue: int, request: Any, decode: Any) -> Any:
+        return await self.cluster.call(method, topic, queue, request, decode, timeout_s=self._timeout_s)
+
+    async def _each_queue(self, topic: str, one: Any) -> list[Any]:
+        route = await self.cluster.route(topic)
+        return await _together(one(queue.queue) for queue in route.queues)
+
+
+class _NoAcks:
+    """Dead letters are resolved, not acknowledged."""
+
+    def ack(self, offset: int) -> None:
+        raise TypeError("a dead letter cannot be acknowledged: redrive or drop it")
+
+    def ack_many(self, offsets: NDArray[np.int64]) -> None:
+        self.ack(0)
+
+    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
+        self.ack(0)
+
+
+def _decoded(handle: str | Handle) -> Handle:
+    return handle if isinstance(handle, Handle) else Handle.decode(handle)
+
+
+def _by_shard(handles: Sequence[Handle]) -> Iterator[tuple[tuple[str, int, int], NDArray[np.int64]]]:
+    """((topic, queue, uid), rows i64[k]) of each request."""
+    rows: dict[tuple[str, int, int], list[int]] = {}
+    for row, handle in enumerate(handles):
+        rows.setdefault((handle.topic, handle.queue, handle.uid), []).append(row)
+    for shard, mine in rows.items():
+        for start in range(0, len(mine), _CHUNK):
+            yield shard, np.array(mine[start : start + _CHUNK], np.int64)
+
+
+def _due_seq(handles: Sequence[Handle], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    mine = [handles[row] for row in rows.tolist()]
+    return np.array([h.due_ms for h in mine], "<i8"), np.array([h.seq for h in mine], "<i8")
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all calls, a few at a time."""
+    slots = asyncio.Semaphore(_PARALLEL)
+
+    async def one(call: Coroutine[Any, Any, T]) -> T:
+        async with slots:
+            return await call
+
+    return await asyncio.gather(*map(one, calls))

@@ -1,0 +1,50 @@
+"""`delayctl`: the cluster from a terminal. Commands are loaded when they are called, so that --help is quick."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+_COMMANDS: Final = {
+    "local": ("local:local", "Run a cluster on this machine."),
+    "produce": ("produce:produce", "Send messages to be delivered later."),
+    "consume": ("consume:consume", "Receive due messages as a member of a group."),
+    "cancel": ("cancel:cancel", "Cancel pending messages, by handle or by key."),
+    "pending": ("pending:pending", "List messages that are not yet due."),
+    "wheel": ("wheel:wheel", "Show the load to come as a heat map."),
+    "shards": ("shards:shards", "List shards, their masters and what they hold."),
+    "groups": ("groups:groups", "List, describe and delete consumer groups."),
+    "dlq": ("dlq:dlq", "List, redrive and drop dead letters."),
+    "bench": ("bench:bench", "Measure the workloads W1 to W5."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"delayclient.cli.{module}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def main(ctx: click.Context, endpoint: str | None, as_json: bool) -> None:
+    """Delayed messages: produce, consume, cancel and look.
+
+    Exit codes: 0 done; 1 the task failed (not all acknowledged, too few received); 2 wrong usage or input;
+    3 the cluster cannot be reached.
+    """
+    ctx.obj = {"endpoint": endpoint, "json": as_json}

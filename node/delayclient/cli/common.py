@@ -1,0 +1,134 @@
+"""What all commands share: --endpoint and --json, running in an event loop, and errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+
+from delayclient.duration import instant_ms, parse_duration_ms, parse_spread_ms
+
+if TYPE_CHECKING:
+    from delayclient.routing import Cluster
+
+DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
+FAILED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where the cluster is and how to print."""
+
+    endpoint: str
+    as_json: bool
+
+
+def common_options(command: F) -> F:
+    """Adds --endpoint and --json; the command gets `settings`."""
+
+    @click.option("--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @wraps(command)
+    def wrapped(endpoint: str | None, as_json: bool, **arguments: Any) -> Any:
+        given = click.get_current_context().obj or {}
+        chosen = endpoint or given.get("endpoint") or os.environ.get("DELAYCTL_ENDPOINT") or DEFAULT_ENDPOINT
+        return command(settings=Settings(chosen, as_json or bool(given.get("json"))), **arguments)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def run(settings: Settings, main: Callable[[Cluster], Awaitable[int | None]]) -> NoReturn:
+    """Runs a command with a connection and ends the process with its exit code."""
+    from delayclient.errors import DelayError, Unavailable
+    from delayclient.handle import BadHandle
+    from delayclient.routing import Cluster
+
+    async def connected() -> int:
+        try:
+            cluster = Cluster(settings.endpoint)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        async with cluster:
+            return await main(cluster) or 0
+
+    try:
+        code = asyncio.run(connected())
+        sys.stdout.flush()
+    except BadHandle as error:
+        fail(str(error), USAGE)
+    except Unavailable as error:
+        fail(str(error), UNREACHABLE)
+    except DelayError as error:
+        fail(str(error), FAILED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `| head` does; the interpreter must not try to flush it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """One line on stderr, and out."""
+    click.echo(f"delayctl: {message}", err=True)
+    sys.exit(code)
+
+
+def put_json(value: Any) -> None:
+    """One JSON line."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+
+
+def text_of(body: bytes) -> str:
+    """A body as text; bytes that are not UTF-8 appear as \\xNN."""
+    return body.decode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def progress(what: str, total: int | None, settings: Settings) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr when that is a terminal; gives the function that moves it on."""
+    if settings.as_json or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda steps: bar.advance(task, steps)
+
+
+class _Parsed(click.ParamType[Any]):
+    """An option whose text is read by a function that raises ValueError."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION: Final = _Parsed("duration", parse_duration_ms)
+INSTANT: Final = _Parsed("time", instant_ms)
+SPREAD: Final = _Parsed("low..high", parse_spread_ms)

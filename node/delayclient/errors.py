@@ -1,0 +1,194 @@
+"""The cluster's errors as Python types, read from a status's google.rpc.ErrorInfo or from a stream's `Error`.
+
+`retryable` says that the same call may succeed later; `in_doubt` says that the call may have been done all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import grpc
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+
+
+class DelayError(Exception):
+    """What the cluster answered: a gRPC code name, a reason (docs/errors.md), a sentence and the reason's metadata."""
+
+    retryable: ClassVar[bool] = False
+    in_doubt: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, code: str = "UNKNOWN", reason: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.reason = reason
+        self.metadata: dict[str, str] = dict(metadata or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.reason or self.code})"
+
+
+class InvalidRequest(DelayError):
+    """The request itself is wrong; nothing was stored or changed."""
+
+
+class DelayTooLong(InvalidRequest):
+    """A due beyond the horizon or the topic's maxDelay; metadata has the limit."""
+
+
+class TooLarge(InvalidRequest):
+    """A message over 4 MiB, or a batch over 8 MiB or 65,536 messages."""
+
+
+class ForeignHandle(InvalidRequest):
+    """A handle of another shard or of another cluster."""
+
+
+class NotFound(DelayError):
+    """An unknown topic, queue or group."""
+
+
+class OutOfOrder(DelayError):
+    """Not this producer's next batch number; nothing was stored."""
+
+    @property
+    def expected(self) -> int | None:
+        """The number that the shard would store."""
+        text = self.metadata.get("expected", "")
+        return int(text) if text.isdecimal() else None
+
+
+class UnknownProducer(DelayError):
+    """The shard does not know this producer (unseen for a day); a new one starts at number 0."""
+
+
+class NotMaster(DelayError):
+    """Another node serves the shard; metadata has its endpoint and epoch."""
+
+    retryable = True
+
+
+class Busy(DelayError):
+    """Too much in flight, or the disk is nearly full; nothing was stored."""
+
+    retryable = True
+
+    @property
+    def retry_after_ms(self) -> int:
+        text = self.metadata.get("retry_after_ms", "")
+        return int(text) if text.isdecimal() else 0
+
+
+class Unavailable(DelayError):
+    """The shard cannot answer now, or the answer was lost."""
+
+    retryable = True
+    in_doubt = True
+
+
+class ShardDamaged(DelayError):
+    """The copy that answered is damaged; another copy may serve the shard later."""
+
+    retryable = True
+    in_doubt = True
+
+
+class Unreachable(Unavailable):
+    """No node could be reached."""
+
+
+class SendTimeout(DelayError):
+    """Not acknowledged within the producer's timeout. `maybe_stored`: it was sent and may have been stored."""
+
+    in_doubt = True
+
+    def __init__(self, message: str, *, maybe_stored: bool) -> None:
+        super().__init__(message, code="DEADLINE_EXCEEDED", reason="SEND_TIMEOUT")
+        self.maybe_stored = maybe_stored
+
+
+class Closed(DelayError):
+    """The producer, consumer or cluster connection was closed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is closed", code="CANCELLED", reason="CLOSED")
+
+
+_BY_REASON: Final[dict[str, type[DelayError]]] = {
+    "DELAY_TOO_LONG": DelayTooLong,
+    "MESSAGE_TOO_LARGE": TooLarge,
+    "BATCH_TOO_LARGE": TooLarge,
+    "BAD_COLUMNS": InvalidRequest,
+    "BAD_REQUEST": InvalidRequest,
+    "BAD_GROUP": InvalidRequest,
+    "GROUP_MISMATCH": InvalidRequest,
+    "FOREIGN_HANDLE": ForeignHandle,
+    "OUT_OF_ORDER": OutOfOrder,
+    "UNKNOWN_PRODUCER": UnknownProducer,
+    "UNKNOWN_TOPIC": NotFound,
+    "UNKNOWN_QUEUE": NotFound,
+    "UNKNOWN_GROUP": NotFound,
+    "NOT_MASTER": NotMaster,
+    "NOT_SERVING": Unavailable,
+    "NOT_ENOUGH_REPLICAS": Unavailable,
+    "WHEEL_BEHIND": Unavailable,
+    "CLOCK_BEHIND": Unavailable,
+    "DISK_FULL": Busy,
+    "BUSY": Busy,
+    "SHARD_DAMAGED": ShardDamaged,
+}
+
+# Without a reason the answer is gRPC's own or a proxy's: UNKNOWN and INTERNAL are broken streams more often than not.
+_BY_CODE: Final[dict[str, type[DelayError]]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "NOT_FOUND": NotFound,
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": Unavailable,
+    "CANCELLED": Unavailable,
+    "ABORTED": Unavailable,
+    "INTERNAL": Unavailable,
+    "UNKNOWN": Unavailable,
+    "DATA_LOSS": ShardDamaged,
+}
+
+
+def make_error(code: str, reason: str, message: str, metadata: Mapping[str, str] | None = None) -> DelayError:
+    """The typed error of a reason, or of a gRPC code when there is no known reason."""
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, DelayError)
+    return kind(message or reason or code, code=code, reason=reason, metadata=metadata)
+
+
+def from_stream(error: Any) -> DelayError:
+    """The typed error of a delay.v1.Error inside an EnqueueResponse."""
+    code = code_pb2.Code.Name(error.code) if error.code in code_pb2.Code.values() else "UNKNOWN"
+    return make_error(code, error.reason, error.message, error.metadata)
+
+
+def from_rpc(error: grpc.RpcError) -> DelayError:
+    """The typed error of a failed call."""
+    code = error.code().name
+    message = error.details() or ""
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            info = _error_info(value)
+            if info is not None:
+                return make_error(code, info.reason, message, info.metadata)
+    return make_error(code, "", message)
+
+
+def _error_info(details: bytes) -> Any:
+    status = status_pb2.Status()
+    try:
+        status.ParseFromString(details)
+    except Exception:  # a proxy may put anything there; the code and message still say what happened
+        return None
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
+            return info
+    return None

@@ -1,0 +1,228 @@
+"""Producer, Consumer and Admin for programs without an event loop: each owns one, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from delayclient import admin as _admin
+from delayclient import consumer as _consumer
+from delayclient import producer as _producer
+from delayclient.handle import Handle
+from delayclient.received import ReceivedBatch, ReceivedMessage
+from delayclient.records import Bodies
+from delayclient.results import BatchResult, SendResult
+from delayclient.routing import DEFAULT_ENDPOINT, TopicRoute
+from delayclient.views import CancelledByKey, GroupQueue, Outcome, Pending, Rescheduled, Wheel
+
+T = TypeVar("T")
+
+_END: Final = object()
+
+
+class _LoopThread:
+    """An event loop that runs in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="delayclient", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.submit(coroutine).result()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+A = TypeVar("A", _producer.Producer, _consumer.Consumer, _admin.Admin)
+
+
+class _Face(Generic[A]):
+    def __init__(self, make: Callable[[], A]) -> None:
+        self._thread = _LoopThread()
+        self._closed = False
+
+        async def made() -> A:
+            return make()
+
+        try:
+            self._inner: A = self._thread.run(made())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def close(self) -> None:
+        """Closes it and ends its thread."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._thread.run(self._inner.close())
+            finally:
+                self._thread.stop()
+
+
+class Producer(_Face[_producer.Producer]):
+    """delayclient.producer.Producer, blocking; may be used from several threads."""
+
+    def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
+        super().__init__(lambda: _producer.Producer(endpoint, **options))
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, topic: str, body: bytes | str, **options: Any) -> SendResult:
+        """Sends one message and waits until it is committed."""
+        return self.submit(topic, body, **options).result()
+
+    def submit(self, topic: str, body: bytes | str, **options: Any) -> concurrent.futures.Future[SendResult]:
+        """Sends one message; waits only while there is no room."""
+
+        async def sent() -> asyncio.Future[SendResult]:
+            await self._inner.room()
+            return self._inner.send(topic, body, **options)
+
+        result: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+        _chain(self._thread.run(sent()), result, self._thread.loop)
+        return result
+
+    def send_batch(self, topic: str, bodies: Bodies, **options: Any) -> BatchResult:
+        """Sends n messages and waits until all are committed."""
+        return self._thread.run(self._inner.send_batch(topic, bodies, **options))
+
+    def flush(self) -> None:
+        """Waits until everything sent is acknowledged or has failed."""
+        self._thread.run(self._inner.flush())
+
+
+class Consumer(_Face[_consumer.Consumer]):
+    """delayclient.consumer.Consumer, blocking."""
+
+    def __init__(self, endpoint: str | Iterable[str], topic: str, group: str, **options: Any) -> None:
+        """With `auto_ack` the iteration acknowledges a message when the next one is asked for."""
+        self._auto_ack = bool(options.pop("auto_ack", False))
+        super().__init__(lambda: _consumer.Consumer(endpoint, topic, group, **options))
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        # A batch at a time: a turn through the loop's thread costs more than many messages.
+        while (batch := self.receive_batch()) is not None:
+            for message in batch:
+                if time.monotonic() >= batch.expires_s:
+                    break  # another consumer may have the rest by now
+                yield message
+                if self._auto_ack:
+                    self.ack(message)
+
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; None when none came in time, or the consumer was stopped."""
+        return self._thread.run(self._inner.receive(timeout_s))
+
+    def receive_batch(self, timeout_s: float | None = None) -> ReceivedBatch | None:
+        """The next batch of one queue; None when none came in time, or the consumer was stopped."""
+        return self._thread.run(self._inner.receive_batch(timeout_s))
+
+    def ack(self, message: ReceivedMessage | ReceivedBatch) -> None:
+        """Done with it. A message's own ack() belongs to the loop's thread."""
+        self._thread.loop.call_soon_threadsafe(message.ack)
+
+    def nack(self, message: ReceivedMessage | ReceivedBatch, backoff_ms: int = -1) -> None:
+        """Give it back: visible again after `backoff_ms`; -1: the group's backoff."""
+        self._thread.loop.call_soon_threadsafe(message.nack, backoff_ms)
+
+    def flush(self) -> None:
+        """Waits until the acknowledgements given so far have arrived. Raises DelayError when some never did."""
+        self._thread.run(self._inner.flush())
+
+    def stop(self) -> None:
+        """Ends the iteration."""
+        self._thread.loop.call_soon_threadsafe(self._inner.stop)
+
+
+class Admin(_Face[_admin.Admin]):
+    """delayclient.admin.Admin, blocking."""
+
+    def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
+        super().__init__(lambda: _admin.Admin(endpoint, **options))
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def route(self, topic: str) -> TopicRoute:
+        return self._thread.run(self._inner.route(topic))
+
+    def topics(self) -> tuple[TopicRoute, ...]:
+        return self._thread.run(self._inner.topics())
+
+    def cancel(self, handles: Sequence[str | Handle]) -> list[Outcome]:
+        return self._thread.run(self._inner.cancel(handles))
+
+    def cancel_by_key(self, topic: str, key: str, **options: Any) -> list[CancelledByKey]:
+        return self._thread.run(self._inner.cancel_by_key(topic, key, **options))
+
+    def reschedule(self, handles: Sequence[str | Handle], **options: Any) -> list[Rescheduled]:
+        return self._thread.run(self._inner.reschedule(handles, **options))
+
+    def list_pending(self, topic: str, **options: Any) -> Iterator[Pending]:
+        return self._each(self._inner.list_pending(topic, **options))
+
+    def wheel(self, topic: str = "", **options: Any) -> list[Wheel]:
+        return self._thread.run(self._inner.wheel(topic, **options))
+
+    def groups(self, topic: str, group: str = "") -> list[GroupQueue]:
+        return self._thread.run(self._inner.groups(topic, group))
+
+    def describe_group(self, topic: str, group: str) -> list[GroupQueue]:
+        return self._thread.run(self._inner.describe_group(topic, group))
+
+    def delete_group(self, topic: str, group: str) -> None:
+        self._thread.run(self._inner.delete_group(topic, group))
+
+    def dead_letters(self, topic: str, group: str, **options: Any) -> Iterator[ReceivedMessage]:
+        return self._each(self._inner.dead_letters(topic, group, **options))
+
+    def redrive(self, topic: str, group: str, **options: Any) -> int:
+        return self._thread.run(self._inner.redrive(topic, group, **options))
+
+    def drop(self, topic: str, group: str, **options: Any) -> int:
+        return self._thread.run(self._inner.drop(topic, group, **options))
+
+    def _each(self, rows: Any) -> Iterator[Any]:
+        async def following() -> Any:
+            return await anext(rows, _END)
+
+        while (row := self._thread.run(following())) is not _END:
+            yield row
+
+
+def _chain(inner: asyncio.Future[T], outer: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop) -> None:
+    def copy(done: asyncio.Future[T]) -> None:
+        if not outer.set_running_or_notify_cancel():
+            return
+        error = done.exception()
+        if error is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(done.result())
+
+    loop.call_soon_threadsafe(inner.add_done_callback, copy)

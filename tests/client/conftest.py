@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+
+# The fakes are modules beside the tests, not a package.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two real nodes with topics for one test each, so that tests do not see each other's messages."""
+    topics = [TopicSpec(f"{kind}{n}", 4) for kind in ("sdk", "cli") for n in range(10)]
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, topics=topics) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+@pytest.fixture
+def endpoint(real_cluster: LocalCluster) -> str:
+    return real_cluster.endpoints[0]

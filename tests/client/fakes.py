@@ -1,0 +1,239 @@
+"""A cluster in the test's own event loop: real gRPC, the real producer rules, and faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+from delayclient import wire
+from delayclient.proto.delay.v1 import delay_pb2
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+CODES = {
+    "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
+    "BAD_GROUP": grpc.StatusCode.INVALID_ARGUMENT,
+    "OUT_OF_ORDER": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNKNOWN_PRODUCER": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_MASTER": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_SERVING": grpc.StatusCode.UNAVAILABLE,
+    "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "UNKNOWN_TOPIC": grpc.StatusCode.NOT_FOUND,
+    "UNKNOWN_GROUP": grpc.StatusCode.NOT_FOUND,
+}
+
+
+class Refusal(Exception):
+    """An answer that is an error: reason and metadata."""
+
+    def __init__(self, reason: str, **metadata: object) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+    def error(self) -> delay_pb2.Error:
+        code = getattr(code_pb2, CODES[self.reason].name)
+        return delay_pb2.Error(code=code, reason=self.reason, message=f"no: {self.reason}", metadata=self.metadata)
+
+    def status(self) -> Any:
+        info = error_details_pb2.ErrorInfo(reason=self.reason, domain="delaycluster.io", metadata=self.metadata)
+        detail = any_pb2.Any()
+        detail.Pack(info)
+        code = getattr(code_pb2, CODES[self.reason].name)
+        return rpc_status.to_status(status_pb2.Status(code=code, message=f"no: {self.reason}", details=[detail]))
+
+
+@dataclass
+class Stored:
+    """A stored message; `record` is its delay.v1.Message."""
+
+    seq: int
+    due: int
+    record: bytes
+    key_hash: int
+    tag_hash: int
+
+
+@dataclass
+class FakeShard:
+    """One queue's state, kept over restarts of the node."""
+
+    topic: str
+    queue: int
+    uid: int
+    now_ms: int = 1_000_000
+    max_delay_ms: int = 1 << 60
+    stored: list[Stored] = field(default_factory=list)
+    producers: dict[int, tuple[int, deque[tuple[int, bytes]]]] = field(default_factory=dict)
+    requests: int = 0
+    keep: bool = True
+
+    def enqueue(self, request: wire.EnqueueRequestView) -> bytes:
+        self.requests += 1
+        last, answers = self.producers.get(request.producer_id, (-1, deque[tuple[int, bytes]](maxlen=16)))
+        for number, answer in answers:
+            if number == request.number:
+                return answer + b"\x28\x01"  # duplicate = true
+        if request.producer_id and request.number != last + 1:
+            if last == -1:
+                raise Refusal("UNKNOWN_PRODUCER")
+            raise Refusal("OUT_OF_ORDER", expected=last + 1)
+        due = np.frombuffer(request.time, "<i8").copy()
+        relative = np.frombuffer(request.relative, np.uint8)
+        if len(relative):
+            due[relative == 1] += self.now_ms
+        size = np.frombuffer(request.size, "<u4")
+        assert len(due) == len(size) == request.count
+        assert int(size.sum()) == len(request.records)
+        if (due - self.now_ms).max() > self.max_delay_ms:
+            raise Refusal("DELAY_TOO_LONG", max_delay_ms=self.max_delay_ms)
+        first = len(self.stored)
+        if self.keep:
+            ends = np.cumsum(size).tolist()
+            keys = np.frombuffer(request.key_hash, "<u4").tolist() or [0] * len(due)
+            tags = np.frombuffer(request.tag_hash, "<u4").tolist() or [0] * len(due)
+            for seq, d, start, end, k, t in zip(
+                itertools.count(first), due.tolist(), [0, *ends], ends, keys, tags, strict=False
+            ):
+                self.stored.append(Stored(seq, d, bytes(request.records[start:end]), k, t))
+        answer = wire.encode_enqueue_response(self.uid, first, request.count, due if len(relative) else b"")
+        answers.append((request.number, answer))
+        self.producers[request.producer_id] = (request.number, answers)
+        return answer
+
+    def bodies(self) -> list[bytes]:
+        return [delay_pb2.Message.FromString(stored.record).body for stored in self.stored]
+
+
+class FakeCluster:
+    """Topics and their shards; nodes come and go."""
+
+    def __init__(self, queues: int = 1, topic: str = "t") -> None:
+        self.topic = topic
+        self.shards = [FakeShard(topic, queue, 100 + queue) for queue in range(queues)]
+        self.masters: list[FakeNode | None] = [None] * queues
+        self.route_calls = 0
+        self.max_delay_ms = 1 << 60
+        self.advertised = ""
+        """An address to name in routes instead of the masters' own."""
+
+    def route(self, topic: str) -> delay_pb2.QueryRouteResponse:
+        self.route_calls += 1
+        if topic not in ("", self.topic):
+            raise Refusal("UNKNOWN_TOPIC")
+        answer = delay_pb2.QueryRouteResponse()
+        route = answer.topics.add(topic=self.topic, max_delay_ms=self.max_delay_ms, max_attempts=16)
+        for shard, master in zip(self.shards, self.masters, strict=True):
+            endpoint = (self.advertised or master.endpoint) if master is not None else ""
+            route.queues.add(queue=shard.queue, uid=shard.uid, epoch=1, node="n0", endpoint=endpoint)
+        return answer
+
+
+Fault = Callable[[wire.EnqueueRequestView], Awaitable[str]]
+"""Looks at a request before it is stored. Returns what to do: '' (store and answer), 'drop' (store, then break the
+stream without an answer), 'break' (break before storing), 'hang' (never answer), or a reason to refuse with."""
+
+
+async def no_fault(request: wire.EnqueueRequestView) -> str:
+    return ""
+
+
+class FakeNode:
+    """A gRPC server that serves the shards whose master it is."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.fault: Fault = no_fault
+        self.unary: dict[str, Callable[[Any], Any]] = {}
+        self.calls: list[tuple[str, Any]] = []
+        self._server: grpc.aio.Server | None = None
+        self._port = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    async def start(self, *, master: bool = True) -> FakeNode:
+        self._server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)]
+        )
+        self._server.add_generic_rpc_handlers((_Handlers(self),))
+        port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        assert port
+        self._port = port
+        await self._server.start()
+        if master:
+            self.cluster.masters = [self] * len(self.cluster.shards)
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def __aenter__(self) -> FakeNode:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def shard(self, queue: int) -> FakeShard:
+        if self.cluster.masters[queue] is not self:
+            master = self.cluster.masters[queue]
+            raise Refusal("NOT_MASTER", **({"endpoint": master.endpoint, "epoch": 2} if master else {}))
+        return self.cluster.shards[queue]
+
+    async def enqueue_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for data in requests:
+            request = wire.decode_enqueue_request(data)
+            what = await self.fault(request)
+            try:
+                if what == "break":
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
+                if what == "hang":
+                    await asyncio.Event().wait()
+                if what and what != "drop":
+                    raise Refusal(what, retry_after_ms=5)
+                answer = self.shard(request.queue).enqueue(request)
+                if what == "drop":
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+                yield answer
+            except Refusal as refusal:
+                yield wire.encode_enqueue_response(0, 0, 0, error=refusal.error())
+
+    async def call(self, method: str, data: bytes, context: Any) -> bytes:
+        request = getattr(delay_pb2, f"{method}Request").FromString(data)
+        self.calls.append((method, request))
+        try:
+            if method == "QueryRoute":
+                return self.cluster.route(request.topic).SerializeToString()
+            answer = self.unary[method](request)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            return answer if isinstance(answer, bytes) else answer.SerializeToString()
+        except Refusal as refusal:
+            await context.abort_with_status(refusal.status())
+            raise
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    def __init__(self, node: FakeNode) -> None:
+        self.node = node
+
+    def service(self, details: Any) -> Any:
+        method = details.method.rsplit("/", 1)[1]
+        if method == "EnqueueStream":
+            return grpc.stream_stream_rpc_method_handler(self.node.enqueue_stream)
+
+        async def unary(data: bytes, context: Any) -> bytes:
+            return await self.node.call(method, data, context)
+
+        return grpc.unary_unary_rpc_method_handler(unary)

@@ -1,0 +1,263 @@
+"""`delayctl` against real nodes: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from delayclient.cli import main
+from delayclient.cli.wheel import column_edges, spread_slots
+from delayclient.handle import Handle
+
+NOBODY = "127.0.0.1:1"
+CONSUMED = ["topic", "queue", "seq", "due_ms", "received_ms", "key", "tag", "attempt", "body", "handle"]
+
+
+def delayctl(*arguments: str, endpoint: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, [*arguments, "--endpoint", endpoint], input=stdin, catch_exceptions=False)
+
+
+def lines(result: Result) -> list[Any]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_produced_messages_are_consumed_with_all_fields(endpoint: str, tmp_path: Path) -> None:
+    handles = tmp_path / "handles"
+    sent = delayctl(
+        *("produce", "cli0", "--delay", "300ms", "--count", "20", "--size", "40", "--key", "k", "--tag", "t"),
+        *("--handles", str(handles), "--json"),
+        endpoint=endpoint,
+    )
+    assert sent.exit_code == 0
+    (summary,) = lines(sent)
+    assert list(summary) == ["sent", "acknowledged", "failed", "seconds", "per_second"]
+    assert (summary["sent"], summary["acknowledged"], summary["failed"]) == (20, 20, 0)
+    taken = delayctl("consume", "cli0", "--group", "g", "--count", "20", "--timeout", "20", "--json", endpoint=endpoint)
+    assert taken.exit_code == 0
+    messages = lines(taken)
+    assert all(list(message) == CONSUMED for message in messages)
+    assert {message["handle"] for message in messages} == set(handles.read_text().split())
+    assert {len(message["body"]) for message in messages} == {40}
+    assert {(m["topic"], m["key"], m["tag"], m["attempt"]) for m in messages} == {("cli0", "k", "t", 1)}
+    assert all(message["received_ms"] >= message["due_ms"] for message in messages)
+    again = delayctl("consume", "cli0", "--group", "g", "--count", "1", "--timeout", "0.3", endpoint=endpoint)
+    assert again.exit_code == 1
+    assert "0 of 1 messages" in again.stderr
+
+
+def test_unacknowledged_messages_come_again(endpoint: str) -> None:
+    assert delayctl("produce", "cli1", "--body", "once", endpoint=endpoint).exit_code == 0
+    for attempt in (1, 2):
+        taken = delayctl(
+            *("consume", "cli1", "--group", "g", "--count", "1", "--timeout", "20", "--no-ack", "--json"),
+            *("--invisible", "200ms"),
+            endpoint=endpoint,
+        )
+        assert [(m["body"], m["attempt"]) for m in lines(taken)] == [("once", attempt)]
+
+
+def test_many_messages_are_spread_and_seen_in_the_wheel(endpoint: str) -> None:
+    sent = delayctl("--json", "produce", "cli2", "--count", "70000", "--spread", "1m..30m", endpoint=endpoint)
+    assert lines(sent)[0]["acknowledged"] == 70_000
+    wheels = lines(delayctl("wheel", "cli2", "--json", endpoint=endpoint))
+    assert len(wheels) == 4
+    assert sum(slot["messages"] for wheel in wheels for slot in wheel["slots"]) == 70_000
+    now = time.time() * 1000
+    for wheel in wheels:
+        assert now < wheel["slots"][0]["start_ms"] + 60_000
+        assert wheel["slots"][-1]["start_ms"] < now + 31 * 60_000
+    shown = delayctl("wheel", "cli2", endpoint=endpoint)
+    assert "70,000 messages pending in 4 shards" in shown.stdout
+    pending = lines(delayctl("pending", "cli2", "--limit", "50", "--json", endpoint=endpoint))
+    assert len(pending) == 50
+    shards = lines(delayctl("shards", "cli2", "--json", endpoint=endpoint))
+    assert sum(shard["pending"] for shard in shards) == 70_000
+    assert "cli2-3" in delayctl("shards", endpoint=endpoint).stdout
+
+
+def test_input_lines_are_sent_as_they_say(endpoint: str, tmp_path: Path) -> None:
+    due = int(time.time() * 1000) + 3_600_000
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        f'{{"body": "a", "due": {due}, "key": "x", "tag": "red"}}\n\n'
+        '{"body": "\\u00e9"}\n'
+        '{"body": "c", "due": "2020-01-01T00:00:00Z"}\n'
+    )
+    sent = delayctl("produce", "cli3", "--input", str(source), "--tag", "other", "--json", endpoint=endpoint)
+    assert lines(sent)[0]["acknowledged"] == 3
+    taken = delayctl("consume", "cli3", "--group", "g", "--count", "2", "--timeout", "20", "--json", endpoint=endpoint)
+    assert {(m["body"], m["tag"]) for m in lines(taken)} == {("\u00e9", "other"), ("c", "other")}
+    (pending,) = lines(delayctl("pending", "cli3", "--bodies", "--json", endpoint=endpoint))
+    assert (pending["body"], pending["key"], pending["tag"], pending["due_ms"]) == ("a", "x", "red", due)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "no JSON"),
+        ("[]", "expected an object"),
+        ('{"body": 3}', '"body" must be a string'),
+        ('{"due": 3}', '"body" must be a string'),
+        ('{"body": "x", "due": "soon"}', "is not a time"),
+        ('{"body": "x", "due": true}', '"due" must be'),
+        ('{"body": "x", "key": 1}', '"key" must be a string'),
+        ('{"body": "x", "kye": "1"}', "unknown field 'kye'"),
+        ('{"body": "\\ud800"}', "surrogates"),
+    ],
+)
+def test_bad_line_is_named_by_its_number(endpoint: str, line: str, why: str) -> None:
+    text = f'{{"body": "ok", "due": "2020-01-01"}}\n\n{line}\n{{"body": "never"}}\n'
+    sent = delayctl("produce", "cli4", "--input", "-", "--json", endpoint=endpoint, stdin=text)
+    assert sent.exit_code == 2
+    assert "line 3: " in sent.stderr
+    assert why in sent.stderr
+    assert lines(sent)[0]["acknowledged"] == 1
+
+
+def test_cancel_tells_the_truth_for_each(endpoint: str, tmp_path: Path) -> None:
+    handles = tmp_path / "handles"
+    delayctl("produce", "cli5", "--delay", "1h", "--count", "3", "--handles", str(handles), endpoint=endpoint)
+    first, *_ = texts = handles.read_text().split()
+    one = delayctl("cancel", first, endpoint=endpoint)
+    assert (one.exit_code, one.stdout) == (0, f"CANCELLED {first}\n")
+    rest = lines(delayctl("cancel", "--handles", str(handles), "--json", endpoint=endpoint))
+    assert [row["handle"] for row in rest] == texts
+    assert [row["outcome"] for row in rest] == ["ALREADY_CANCELLED", "CANCELLED", "CANCELLED"]
+    known = Handle.decode(first)
+    never = Handle(known.topic, known.queue, known.uid, known.due_ms, 1 << 40).encode()
+    assert delayctl("cancel", never, endpoint=endpoint).stdout.startswith("NOT_FOUND")
+    delayctl("produce", "cli5", "--delay", "1h", "--count", "2", "--key", "me", endpoint=endpoint)
+    by_key = delayctl("cancel", "--key", "me", "--topic", "cli5", "--from", "2020-01-01", endpoint=endpoint)
+    assert [line.split()[0] for line in by_key.stdout.splitlines()] == ["CANCELLED", "CANCELLED"]
+
+
+def test_groups_and_dead_letters(endpoint: str) -> None:
+    delayctl("produce", "cli6", "--body", "x", "--count", "2", endpoint=endpoint)
+    delayctl("consume", "cli6", "--group", "g", "--count", "2", "--timeout", "20", endpoint=endpoint)
+    (group,) = lines(delayctl("groups", "list", "cli6", "--json", endpoint=endpoint))
+    assert (group["group"], group["available"], group["dead"]) == ("g", 0, 0)
+    queues = lines(delayctl("groups", "describe", "cli6", "--group", "g", "--json", endpoint=endpoint))
+    assert sum(queue["floor"] for queue in queues) == 2
+    assert delayctl("dlq", "list", "cli6", "--group", "g", endpoint=endpoint).stdout == ""
+    assert lines(delayctl("dlq", "redrive", "cli6", "--group", "g", "--json", endpoint=endpoint))[0]["redriven"] == 0
+    assert delayctl("dlq", "drop", "cli6", "--group", "typo", endpoint=endpoint).exit_code == 1
+    assert delayctl("groups", "delete", "cli6", "--group", "g", endpoint=endpoint).exit_code == 0
+    assert delayctl("groups", "delete", "cli6", "--group", "g", endpoint=endpoint).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("produce", "t"),
+        ("consume", "t", "--group", "g"),
+        ("cancel", Handle("t", 0, 1, 2, 3).encode()),
+        ("cancel", "--key", "k", "--topic", "t"),
+        ("pending", "t"),
+        ("wheel",),
+        ("shards",),
+        ("groups", "list", "t"),
+        ("dlq", "list", "t", "--group", "g"),
+    ],
+)
+def test_unreachable_cluster_is_exit_code_3_and_one_line(arguments: tuple[str, ...]) -> None:
+    result = delayctl(*arguments, endpoint=NOBODY)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("delayctl: cannot reach the cluster: 127.0.0.1:1: ")
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("produce", "t", "--delay", "1s", "--at", "2030-01-01"),
+        ("produce", "t", "--delay", "soon"),
+        ("produce", "t", "--level", "19"),
+        ("produce", "t", "--spread", "30m..1m"),
+        ("produce", "t", "--input", "-", "--count", "3"),
+        ("produce", "t", "--input", "/nonexistent"),
+        ("produce", "t", "--handles", "/nonexistent/handles"),
+        ("consume", "t"),
+        ("cancel",),
+        ("cancel", "not-a-handle"),
+        ("cancel", "--key", "k"),
+        ("cancel", "--key", "", "--topic", "t"),
+        ("pending", "t", "--from", "yesterday"),
+        ("dlq", "drop", "t", "--group", "g", "--offset", "3"),
+        ("nothing",),
+        ("produce", "t", "--endpoint", "nowhere"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, list(arguments), env={"DELAYCTL_ENDPOINT": NOBODY})
+    assert result.exit_code == 2, result.output
+    assert result.stderr
+
+
+def test_refused_message_is_exit_code_1_with_its_reason(endpoint: str) -> None:
+    result = delayctl("produce", "cli7", "--delay", "90d", "--json", endpoint=endpoint)
+    assert result.exit_code == 1
+    assert "DELAY_TOO_LONG" in result.stderr
+    assert lines(result)[0]["failed"] == 1
+    unknown = delayctl("produce", "nope", endpoint=endpoint)
+    assert (unknown.exit_code, unknown.stderr) == (1, "delayctl: unknown topic 'nope' (UNKNOWN_TOPIC)\n")
+
+
+def test_endpoint_comes_from_the_environment(endpoint: str) -> None:
+    result = CliRunner().invoke(main, ["shards", "--json"], env={"DELAYCTL_ENDPOINT": endpoint})
+    assert result.exit_code == 0
+    assert "cli0-0" in result.stdout
+
+
+def test_interrupted_consumer_ends_quickly_and_keeps_its_acks(endpoint: str) -> None:
+    delayctl("produce", "cli8", "--body", "x", "--count", "5", endpoint=endpoint)
+    command = [sys.executable, "-c", "from delayclient.cli import main; main()", "consume", "cli8", "--group", "g"]
+    process = subprocess.Popen(
+        [*command, "--endpoint", endpoint, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(5):
+        assert json.loads(process.stdout.readline())["body"] == "x"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    left = delayctl("consume", "cli8", "--group", "g", "--count", "1", "--timeout", "0.5", endpoint=endpoint)
+    assert left.exit_code == 1
+
+
+def test_help_does_not_load_the_rest() -> None:
+    program = (
+        "import sys; from delayclient.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'grpc', 'numpy', 'google.protobuf'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert printed.stdout.splitlines()[-1] == "[]"
+
+
+def test_slots_over_columns_keep_their_messages() -> None:
+    start = np.array([0, 60_000, 3_600_000], np.int64)
+    width = np.array([60_000, 60_000, 3_600_000], np.int64)
+    messages = np.array([60, 120, 3600], np.int64)
+    columns = spread_slots(start, width, messages, np.arange(0, 7_260_000, 30_000))
+    assert columns[:5].tolist() == [30.0, 30.0, 60.0, 60.0, 0.0]
+    assert columns.sum() == pytest.approx(messages.sum())
+    assert columns[120] == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("from_ms", "to_ms"), [(0, 1), (5, 1_800_000), (1_700_000_000_123, 1_703_456_000_000)])
+def test_columns_are_round_and_hold_the_time(from_ms: int, to_ms: int) -> None:
+    edges = column_edges(from_ms, to_ms, 60, 1000)
+    assert edges[0] <= from_ms
+    assert edges[-1] >= to_ms
+    assert len(edges) <= 63
+    assert len(set(np.diff(edges).tolist())) == 1

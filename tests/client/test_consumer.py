@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from delayclient import acks, errors
+from delayclient.consumer import Consumer
+from delayclient.handle import Handle
+from delayclient.prefetch import Prefetch
+from delayclient.received import ReceivedMessage
+from fakegroup import Groups
+from fakes import FakeCluster, FakeNode, Refusal
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@asynccontextmanager
+async def world(queues: int = 2, messages: int = 100) -> AsyncIterator[tuple[FakeNode, Groups]]:
+    async with FakeNode(FakeCluster(queues=queues)) as node:
+        groups = Groups(node)
+        for i in range(messages):
+            groups.queues[i % queues].release([str(i).encode()])
+        yield node, groups
+
+
+async def until_acked(groups: Groups) -> None:
+    for _ in range(500):
+        if groups.all_acked():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError([len(queue.records) - len(queue.acked) for queue in groups.queues])
+
+
+def test_iterating_gives_each_message_once_with_all_it_carries() -> None:
+    async def main() -> None:
+        async with world() as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            seen = []
+            async for message in consumer:
+                offset = int(message.body) // 2
+                assert (message.topic, message.queue, message.offset) == ("t", int(message.body) % 2, offset)
+                assert (message.seq, message.due_ms, message.attempt) == (offset * 2, offset + 1000, 1)
+                assert (message.key, message.tag, message.properties) == (f"k{offset}", "", {})
+                assert Handle.decode(message.handle) == Handle(
+                    "t", message.queue, 100 + message.queue, offset + 1000, offset * 2
+                )
+                seen.append(int(message.body))
+                await message.ack()
+                if len(seen) == 100:
+                    break
+            await consumer.flush()
+            assert sorted(seen) == [*range(100)]
+            assert groups.all_acked()
+
+    asyncio.run(main())
+
+
+def test_acks_are_sent_as_few_ranges() -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=5000) as (node, groups):
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                for _ in range(5000):
+                    message = await consumer.receive()
+                    assert message is not None
+                    message.ack()
+            assert groups.all_acked()
+            sent = [request for method, request in node.calls if method == "Ack"]
+            assert len(sent) < 50
+            assert sum(len(request.start) // 8 for request in sent) < 50
+
+    asyncio.run(main())
+
+
+def test_batches_come_in_columns() -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=500) as (node, groups):
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                bodies: list[bytes] = []
+                while len(bodies) < 500:
+                    batch = await consumer.receive_batch(5)
+                    assert batch is not None
+                    assert batch.bodies() == [message.body for message in batch]
+                    assert batch.handles() == [message.handle for message in batch]
+                    assert batch[0].offset == batch.offset[0]
+                    bodies += batch.bodies()
+                    batch.ack()
+                assert await consumer.receive_batch(0.05) is None
+                assert bodies == [str(i).encode() for i in range(500)]
+            assert groups.all_acked()
+
+    asyncio.run(main())
+
+
+def test_auto_ack_acknowledges_a_message_when_the_next_is_asked_for() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=10) as (node, groups),
+            Consumer(node.endpoint, "t", "g", auto_ack=True) as consumer,
+        ):
+            async for message in consumer:
+                if message.offset == 7:
+                    break
+            await consumer.flush()
+            assert groups.queues[0].acked == set(range(7))
+
+    asyncio.run(main())
+
+
+def test_unacknowledged_message_comes_again() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=3) as (node, _),
+            Consumer(node.endpoint, "t", "g", invisible="200ms") as consumer,
+        ):
+            attempts = []
+            async for message in consumer:
+                attempts.append((message.offset, message.attempt))
+                if message.attempt == 3:
+                    message.ack()
+                if len(attempts) == 9:
+                    break
+            assert sorted(attempts) == [(offset, attempt) for offset in range(3) for attempt in (1, 2, 3)]
+
+    asyncio.run(main())
+
+
+def test_handler_that_fails_gets_the_message_again_after_the_backoff() -> None:
+    async def main() -> None:
+        async with world(messages=40) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            at_once = most = 0
+            failed: set[bytes] = set()
+
+            async def handle(message: ReceivedMessage) -> None:
+                nonlocal at_once, most
+                at_once += 1
+                most = max(most, at_once)
+                await asyncio.sleep(0.005)
+                at_once -= 1
+                if message.body not in failed:
+                    failed.add(message.body)
+                    raise RuntimeError("first time")
+
+            running = asyncio.create_task(consumer.run(handle, concurrency=5, backoff="10ms"))
+            await until_acked(groups)
+            consumer.stop()
+            await running
+            assert most == 5
+            assert len(failed) == 40
+            assert {attempts for queue in groups.queues for attempts in queue.attempts.values()} == {2}
+
+    asyncio.run(main())
+
+
+def test_plain_function_is_a_handler_too() -> None:
+    async def main() -> None:
+        async with world(messages=40) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            seen: list[bytes] = []
+            running = asyncio.create_task(consumer.run(lambda message: seen.append(message.body)))
+            await until_acked(groups)
+            await consumer.close()
+            await running
+            assert len(seen) == 40
+
+    asyncio.run(main())
+
+
+def test_retryable_refusals_of_every_call_are_ridden_out() -> None:
+    async def main() -> None:
+        async with world() as (node, groups):
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                count = 0
+                async for message in consumer:
+                    message.ack()
+                    count += 1
+                    if count % 10 == 0:
+                        groups.refuse += [Refusal("NOT_SERVING"), Refusal("BUSY", retry_after_ms=1)]
+                    if count == 100:
+                        break
+            assert groups.all_acked()
+
+    asyncio.run(main())
+
+
+def test_ack_whose_answer_is_lost_is_sent_again() -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=10) as (node, groups):
+            groups.lose_ack_answers = 2
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                for _ in range(10):
+                    message = await consumer.receive()
+                    assert message is not None
+                    message.ack()
+                await consumer.flush()
+            assert groups.all_acked()
+            assert len([method for method, _ in node.calls if method == "Ack"]) >= 3
+
+    asyncio.run(main())
+
+
+def test_acks_that_cannot_be_delivered_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=3) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            message = await consumer.receive()
+            assert message is not None
+            groups.refuse += [Refusal("UNKNOWN_GROUP")] * 50
+            message.ack()
+            with pytest.raises(errors.DelayError, match="1 acknowledgements were not delivered"):
+                await consumer.flush()
+            assert consumer.lost_acks == 1
+
+    asyncio.run(main())
+
+
+def test_restarted_node_goes_on_with_what_was_not_acknowledged() -> None:
+    async def main() -> None:
+        async with world(messages=2000) as (node, groups):
+            for queue in groups.queues:
+                queue.max_messages = 20
+
+            async def restart() -> None:
+                for _ in range(3):
+                    await asyncio.sleep(0.1)
+                    await node.stop()
+                    for queue in groups.queues:
+                        queue.visible_at.clear()  # hand-outs are memory only
+                    await asyncio.sleep(0.1)
+                    await node.start()
+
+            restarts = asyncio.create_task(restart())
+            seen: set[int] = set()
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                async for message in consumer:
+                    seen.add(int(message.body))
+                    message.ack()
+                    await asyncio.sleep(0.0002)
+                    if len(seen) == 2000 and restarts.done():
+                        break
+            assert seen == {*range(2000)}
+            assert groups.all_acked()
+
+    asyncio.run(main())
+
+
+def test_moved_queue_is_followed() -> None:
+    async def main() -> None:
+        async with world(messages=10) as (old, groups):
+            new = await FakeNode(old.cluster).start(master=False)
+            new.unary = old.unary
+            async with Consumer([old.endpoint, new.endpoint], "t", "g") as consumer:
+                assert await consumer.receive(5) is not None
+                old.cluster.masters = [new, new]
+                await old.stop()
+                groups.queues[0].release([b"later"])
+                bodies = set()
+                while b"later" not in bodies:
+                    message = await consumer.receive(5)
+                    assert message is not None
+                    bodies.add(message.body)
+                    message.ack()
+            await new.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reason", ["BAD_GROUP", "UNKNOWN_TOPIC"])
+def test_refusal_that_cannot_pass_ends_the_iteration(reason: str) -> None:
+    async def main() -> None:
+        async with world() as (node, groups):
+            groups.refuse += [Refusal(reason)] * 50
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                with pytest.raises(errors.DelayError, match=reason):
+                    await consumer.receive()
+        async with world() as (node, _), Consumer(node.endpoint, "nope", "g") as consumer:
+            with pytest.raises(errors.NotFound, match="nope"):
+                async for _message in consumer:
+                    pass
+
+    asyncio.run(main())
+
+
+def test_what_was_held_and_not_handed_on_is_given_back_at_close() -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=30) as (node, groups):
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                first = await consumer.receive()
+                assert first is not None
+                first.ack()
+            assert groups.queues[0].acked == {0}
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                for _ in range(29):
+                    message = await consumer.receive(1)
+                    assert message is not None
+                    assert message.attempt <= 2
+
+    asyncio.run(main())
+
+
+def test_message_held_for_too_long_is_not_handed_on() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=30) as (node, groups),
+            Consumer(node.endpoint, "t", "g", invisible="300ms") as consumer,
+        ):
+            counts = {0: 0}
+            async for message in consumer:
+                counts[message.offset] = counts.get(message.offset, 0) + 1
+                if message.offset == 0:
+                    await asyncio.sleep(0.4)  # the rest of the batch is another consumer's by now
+                message.ack()
+                await consumer.flush()
+                if groups.all_acked():
+                    break
+            assert set(counts) == set(range(30))
+            assert sum(counts.values()) <= 31
+
+    asyncio.run(main())
+
+
+def test_slow_consumer_does_not_hoard() -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=3000) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            for _ in range(60):
+                message = await consumer.receive()
+                assert message is not None
+                await asyncio.sleep(0.01)
+            assert len(groups.queues[0].handed_out) < 400
+
+    asyncio.run(main())
+
+
+def test_new_queue_is_received_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayclient.consumer._REFRESH_S", 0.1)
+
+    async def main() -> None:
+        async with world(queues=2, messages=4) as (node, _):
+            shards, masters = node.cluster.shards, node.cluster.masters
+            node.cluster.shards, node.cluster.masters = shards[:1], masters[:1]
+            async with Consumer(node.endpoint, "t", "g") as consumer:
+                first = await consumer.receive()
+                assert first is not None
+                assert first.queue == 0
+                await consumer.receive()
+                node.cluster.shards, node.cluster.masters = shards, masters
+                later = await consumer.receive(5)
+                assert later is not None
+                assert later.queue == 1
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.integers(0, 60)))
+def test_ranges_cover_exactly_the_offsets(offsets: list[int]) -> None:
+    start, end = acks.to_ranges(np.array(offsets, np.int64))
+    covered = [offset for s, e in zip(start.tolist(), end.tolist(), strict=True) for offset in range(s, e)]
+    assert covered == sorted(set(offsets))
+    assert (start[1:] > end[:-1]).all()
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 100)), max_size=30), st.integers(1, 100_000))
+def test_prefetch_holds_a_second_of_work_and_never_stops(batches: list[tuple[int, float]], most: int) -> None:
+    prefetch = Prefetch(most, 30.0)
+    for count, seconds in batches:
+        prefetch.measured(count, seconds)
+        assert 1 <= prefetch.wanted(1) <= most
+        if seconds > 1:
+            assert prefetch.wanted(1) <= max(1, count / seconds)
+    prefetch.arrived(most * 2)
+    assert prefetch.wanted(1) == 0
+    prefetch.taken(most * 2)
+    assert prefetch.wanted(8) >= 1

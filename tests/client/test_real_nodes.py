@@ -1,0 +1,258 @@
+"""Producer, Consumer and Admin, async and sync, against real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from delayclient import errors, sync
+from delayclient.admin import Admin
+from delayclient.consumer import Consumer
+from delayclient.handle import BadHandle, Handle
+from delayclient.producer import Producer
+from delayclient.routing import Cluster
+from delayclient.views import Outcome
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+
+
+def test_message_comes_at_its_time_and_not_before(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint) as producer, Consumer(endpoint, "sdk0", "g") as consumer:
+            sent = await producer.send("sdk0", b"hello", delay="700ms", key="k", tag="t", properties={"a": "b"})
+            message = await consumer.receive(10)
+            assert message is not None
+            assert (message.body, message.key, message.tag, message.properties) == (b"hello", "k", "t", {"a": "b"})
+            assert (message.handle, message.due_ms, message.attempt) == (sent.handle, sent.due_ms, 1)
+            assert message.received_ms >= message.due_ms
+            message.ack()
+            await consumer.flush()
+
+    asyncio.run(main())
+
+
+def test_cancelled_and_rescheduled_messages(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint) as producer, Admin(endpoint) as admin:
+            handles = [(await producer.send("sdk1", str(i), delay="1h")).handle for i in range(20)]
+            assert await admin.cancel(handles[:10]) == [Outcome.CANCELLED] * 10
+            assert await admin.cancel(handles[8:12]) == [Outcome.ALREADY_CANCELLED] * 2 + [Outcome.CANCELLED] * 2
+            moved = await admin.reschedule(handles[10:14], delay=1)
+            assert [result.outcome for result in moved] == [Outcome.ALREADY_CANCELLED] * 2 + [Outcome.MOVED] * 2
+            assert await admin.cancel(handles[12:14]) == [Outcome.RESCHEDULED] * 2
+            later = await admin.reschedule(handles[14:15], delay="2h")
+            assert await admin.cancel([later[0].handle]) == [Outcome.CANCELLED]
+            with pytest.raises(ValueError, match="at or delay"):
+                await admin.reschedule(handles, at=1, delay=1)
+            with pytest.raises(BadHandle):
+                await admin.cancel([*handles, "nonsense"])
+            foreign = Handle("sdk1", 0, 12345, 0, 0)
+            with pytest.raises(errors.ForeignHandle):
+                await admin.cancel([foreign])
+            async with Consumer(endpoint, "sdk1", "g") as consumer:
+                bodies = set()
+                for _ in range(2):
+                    message = await consumer.receive(10)
+                    assert message is not None
+                    bodies.add(message.body)
+                    message.ack()
+                assert bodies == {b"12", b"13"}
+
+    asyncio.run(main())
+
+
+def test_cancel_by_key_takes_only_the_key_and_the_time(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint) as producer, Admin(endpoint) as admin:
+            now = int(time.time() * 1000)
+            due = now + 3_600_000 + np.arange(300) * 1000
+            await producer.send_batch("sdk2", [b"x"] * 300, due_ms=due, keys=[f"k{i % 3}" for i in range(300)])
+            found = await admin.cancel_by_key("sdk2", "k1", due[0], due[150])
+            assert sorted(row.due_ms for row in found) == due[1:150:3].tolist()
+            assert {row.outcome for row in found} == {Outcome.CANCELLED}
+            assert await admin.cancel([row.handle for row in found]) == [Outcome.ALREADY_CANCELLED] * 50
+            assert await admin.cancel_by_key("sdk2", "nobody") == []
+
+    asyncio.run(main())
+
+
+def test_pending_messages_and_the_wheel_agree(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint) as producer, Admin(endpoint) as admin:
+            now = int(time.time() * 1000)
+            due = now + 600_000 + np.arange(5000) * 7
+            result = await producer.send_batch("sdk3", np.zeros((5000, 10), np.uint8), due_ms=due, tags="g")
+            rows = [row async for row in admin.list_pending("sdk3", page=300)]
+            assert sorted(row.handle for row in rows) == sorted(result.handles)
+            for queue in range(4):
+                mine = [(row.due_ms, row.seq) for row in rows if row.queue == queue]
+                assert mine == sorted(mine)
+            some = [
+                row async for row in admin.list_pending("sdk3", from_=int(due[10]), to=int(due[20]), with_records=True)
+            ]
+            assert sorted(row.due_ms for row in some) == due[10:20].tolist()
+            assert {row.decode().tag for row in some} == {"g"}
+            wheels = await admin.wheel("sdk3")
+            assert len(wheels) == 4
+            assert sum(wheel.pending for wheel in wheels) == 5000
+            assert sum(int(wheel.messages.sum()) for wheel in wheels) == 5000
+            for wheel in wheels:
+                assert (np.diff(wheel.slot_start) > 0).all()
+
+    asyncio.run(main())
+
+
+def test_dead_letters_are_listed_redriven_and_dropped(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint) as producer, Admin(endpoint) as admin:
+            route = await admin.route("sdk4")
+            await producer.send_batch("sdk4", [str(i).encode() for i in range(6)])
+            async with Consumer(endpoint, "sdk4", "g") as consumer:
+                nacks = 0
+                while nacks < 6 * route.max_attempts:
+                    message = await consumer.receive(10)
+                    assert message is not None
+                    message.nack(0)
+                    nacks += 1
+                await consumer.flush()
+            dead = [message async for message in admin.dead_letters("sdk4", "g", page=2)]
+            assert sorted(message.body for message in dead) == [str(i).encode() for i in range(6)]
+            states = await admin.describe_group("sdk4", "g")
+            assert sum(state.dead for state in states) == 6
+            with pytest.raises(TypeError, match="redrive or drop"):
+                dead[0].ack()
+            assert await admin.drop("sdk4", "g", queue=dead[0].queue, offsets=[dead[0].offset]) == 1
+            assert await admin.redrive("sdk4", "g") == 5
+            async with Consumer(endpoint, "sdk4", "g") as consumer:
+                for _ in range(5):
+                    message = await consumer.receive(10)
+                    assert message is not None
+                    assert message.body != dead[0].body
+                    message.ack()
+                await consumer.flush()
+            assert [message async for message in admin.dead_letters("sdk4", "g")] == []
+            await admin.delete_group("sdk4", "g")
+            assert await admin.groups("sdk4") == []
+            for call in (admin.delete_group("sdk4", "g"), admin.describe_group("sdk4", "g")):
+                with pytest.raises(errors.NotFound):
+                    await call
+
+    asyncio.run(main())
+
+
+def test_tag_filter_belongs_to_the_group(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint) as producer:
+            for i in range(40):
+                producer.send("sdk5", str(i), tag=["red", "blue"][i % 2])
+            await producer.flush()
+            async with Consumer(endpoint, "sdk5", "reds", tags=["red"]) as consumer:
+                seen = set()
+                for _ in range(20):
+                    message = await consumer.receive(10)
+                    assert message is not None
+                    seen.add(int(message.body))
+                    message.ack()
+                assert seen == {*range(0, 40, 2)}
+                assert await consumer.receive(0.3) is None
+            async with Consumer(endpoint, "sdk5", "reds", tags=["blue"]) as consumer:
+                with pytest.raises(errors.InvalidRequest, match="GROUP_MISMATCH"):
+                    await consumer.receive(10)
+
+    asyncio.run(main())
+
+
+def test_everything_shares_one_connection(endpoint: str) -> None:
+    async def main() -> None:
+        async with Cluster(endpoint) as cluster:
+            async with (
+                Producer(cluster) as producer,
+                Consumer(cluster, "sdk6", "g") as consumer,
+                Admin(cluster) as admin,
+            ):
+                await producer.send("sdk6", b"x")
+                assert await consumer.receive(10) is not None
+                assert len((await admin.route("sdk6")).queues) == 4
+            assert {route.topic for route in await cluster.topics()} >= {"sdk6", "cli0"}
+
+    asyncio.run(main())
+
+
+def test_sync_face_does_the_same(endpoint: str) -> None:
+    with sync.Producer(endpoint) as producer, sync.Admin(endpoint) as admin:
+        first = producer.send("sdk7", b"now", key="k")
+        kept = producer.send("sdk7", b"later", delay="1h")
+        futures = [producer.submit("sdk7", str(i), delay="1h") for i in range(50)]
+        assert len({future.result().handle for future in futures}) == 50
+        result = producer.send_batch("sdk7", [b"a", b"b"], delay_ms=3_600_000)
+        assert len(list(admin.list_pending("sdk7"))) == 53
+        assert admin.cancel([kept.handle, *result.handles]) == [Outcome.CANCELLED] * 3
+        with pytest.raises(errors.NotFound):
+            producer.send("nope", b"x")
+        with sync.Consumer(endpoint, "sdk7", "g") as consumer:
+            for message in consumer:
+                assert (message.body, message.handle) == (b"now", first.handle)
+                consumer.ack(message)
+                break
+            consumer.flush()
+            assert consumer.receive(0.3) is None
+        assert sum(state.lag for state in admin.describe_group("sdk7", "g")) == 0
+
+
+def test_killed_nodes_lose_nothing_acknowledged_and_store_nothing_twice(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    async def main(cluster: LocalCluster) -> None:
+        endpoints = ",".join(cluster.endpoints)
+        acknowledged: dict[str, bytes] = {}
+        delivered: Counter[bytes] = Counter()
+        early = 0
+
+        async def produce(stop: asyncio.Event) -> None:
+            async with Producer(endpoints, timeout="60s") as producer:
+                number = 0
+                while not stop.is_set():
+                    bodies = [str(number + i).encode() for i in range(100)]
+                    number += 100
+                    futures = [producer.send("t", body, delay=1000) for body in bodies[:50]]
+                    result = await producer.send_batch("t", bodies[50:], delay_ms=1000)
+                    acknowledged.update(zip(result.handles, bodies[50:], strict=True))
+                    results = await asyncio.gather(*futures)
+                    acknowledged.update((r.handle, body) for r, body in zip(results, bodies, strict=False))
+
+        async def consume() -> None:
+            nonlocal early
+            async with Consumer(endpoints, "t", "g") as consumer:
+                async for message in consumer:
+                    early += message.received_ms < message.due_ms
+                    assert acknowledged.get(message.handle, message.body) == message.body
+                    delivered[message.body] += 1
+                    message.ack()
+
+        stop = asyncio.Event()
+        producing, consuming = asyncio.create_task(produce(stop)), asyncio.create_task(consume())
+        for kill in range(4):
+            await asyncio.sleep(1.0)
+            cluster.kill(f"n{kill % 2}")
+            await asyncio.to_thread(cluster.wait_ready)
+        stop.set()
+        await producing
+        for _ in range(300):
+            if delivered.keys() >= set(acknowledged.values()):
+                break
+            await asyncio.sleep(0.1)
+        consuming.cancel()
+        assert not set(acknowledged.values()) - delivered.keys(), "acknowledged and lost"
+        assert early == 0
+        assert len(set(acknowledged.values())) == len(acknowledged)
+        # Handed out twice is allowed after a kill; stored twice is not.
+        async with Admin(endpoints) as admin:
+            wheels = await admin.wheel("t")
+        assert sum(wheel.released for wheel in wheels) == len(acknowledged)
+
+    with LocalCluster(tmp_path_factory.mktemp("killed"), nodes=2, topics=[TopicSpec("t", 4)]) as cluster:
+        cluster.wait_ready()
+        asyncio.run(main(cluster))
