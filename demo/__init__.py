@@ -1,0 +1,1 @@
+"""`make demo`: a year of real flights as delayed messages on a local cluster, checked at the end."""
