@@ -1,0 +1,77 @@
+"""The ledger tells what a workload's deliveries were worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from delayclient.bench.ledger import Ledger, NothingCame
+from delayclient.results import BatchPart, BatchResult
+
+DUE_MS = 1_000_000
+
+
+def stored(queue: int, first_seq: int, n: int) -> BatchResult:
+    rows = np.arange(n, dtype=np.int64)
+    return BatchResult(n, [BatchPart("t", queue, 7, first_seq, rows, np.full(n, DUE_MS, np.int64))])
+
+
+def came(ledger: Ledger, queue: int, seqs: list[int], received_ms: float) -> None:
+    ledger.received(queue, np.array(seqs, np.int64), np.full(len(seqs), DUE_MS, np.int64), received_ms)
+
+
+def test_all_in_time_is_no_fault() -> None:
+    ledger = Ledger()
+    ledger.stored(stored(0, 5, 3))
+    ledger.stored(stored(1, 5, 1))
+    came(ledger, 0, [5, 6], DUE_MS + 10.0)
+    came(ledger, 0, [7], DUE_MS + 20.0)
+    came(ledger, 1, [5], DUE_MS + 110.0)
+    verdict = ledger.verdict()
+    assert (verdict.delivered, verdict.early, verdict.missing, verdict.duplicates) == (4, 0, 0, 0)
+    assert (verdict.lateness_ms.min, verdict.lateness_ms.max) == (10.0, 110.0)
+    assert verdict.seconds == pytest.approx(0.1)
+    assert verdict.messages_per_second == pytest.approx(40)
+
+
+def test_a_message_before_its_due_is_early_even_by_less_than_a_millisecond() -> None:
+    ledger = Ledger()
+    ledger.stored(stored(0, 0, 2))
+    came(ledger, 0, [0], DUE_MS - 0.25)
+    came(ledger, 0, [1], float(DUE_MS))
+    assert ledger.verdict().early == 1
+
+
+def test_the_same_seq_of_another_queue_does_not_make_up_for_a_missing_one() -> None:
+    ledger = Ledger()
+    ledger.stored(stored(0, 0, 2))
+    ledger.stored(stored(1, 0, 2))
+    came(ledger, 0, [0, 1], DUE_MS + 1.0)
+    came(ledger, 1, [0], DUE_MS + 1.0)
+    assert ledger.missing == 1
+    assert ledger.verdict().missing == 1
+
+
+def test_a_message_that_came_twice_is_delivered_once_and_a_duplicate() -> None:
+    ledger = Ledger()
+    ledger.stored(stored(0, 0, 2))
+    came(ledger, 0, [0, 1], DUE_MS + 1.0)
+    ledger.one_by_one.append((0, 1, DUE_MS, DUE_MS + 2.0, 256))
+    assert ledger.delivered == 3
+    verdict = ledger.verdict()
+    assert (verdict.delivered, verdict.missing, verdict.duplicates) == (2, 0, 1)
+
+
+def test_messages_of_others_in_the_topic_do_not_count() -> None:
+    ledger = Ledger()
+    ledger.stored_one(0, 8)
+    came(ledger, 0, [3], DUE_MS - 5000.0)
+    came(ledger, 0, [8], DUE_MS + 1.0)
+    verdict = ledger.verdict()
+    assert (verdict.delivered, verdict.early, verdict.duplicates) == (1, 0, 0)
+
+
+def test_nothing_at_all_is_an_error_and_not_a_rate() -> None:
+    ledger = Ledger()
+    ledger.stored(stored(0, 0, 2))
+    with pytest.raises(NothingCame, match="none of 2"):
+        ledger.verdict()

@@ -1,0 +1,41 @@
+"""What the machine says about itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from delayclient.bench import machine
+
+
+def test_the_sequential_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert machine.sequential_write(tmp_path, 3 * machine.CHUNK_BYTES + 5) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_use_is_what_is_allocated_in_all_directories_below(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for path in (tmp_path / "one", tmp_path / "a" / "two"):
+        path.write_bytes(os.urandom(100_000))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    assert 200_000 <= machine.disk_bytes(tmp_path) <= 300_000
+
+
+def test_memory_grows_with_what_a_process_holds_and_its_peak_stays() -> None:
+    before = machine.memory(os.getpid())
+    held = np.ones(8_000_000)  # 64 MB, touched
+    during = machine.memory(os.getpid())
+    assert during.rss_bytes >= before.rss_bytes + 0.9 * held.nbytes
+    assert during.rss_bytes >= during.anon_bytes > 0
+    del held
+    assert machine.memory(os.getpid()).peak_bytes >= 0.9 * during.rss_bytes  # the kernel counts it roughly
+
+
+def test_the_machine_line_names_cores_memory_and_file_system(tmp_path: Path) -> None:
+    line = machine.describe(tmp_path)
+    assert " cores, " in line
+    assert " GiB memory, " in line
+    assert line.endswith(machine.file_system(tmp_path))
+    assert machine.file_system(Path("/proc")) == "proc"
