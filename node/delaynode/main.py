@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from delaynode import config as configuration
 from delaynode.config import NodeConfig
-from delaynode.metrics import NodeCollector, registry_of
+from delaynode.memory import tune_allocator
 from delaynode.registry.port import RegistryError
 from delaynode.serve.http import serve_http
 from delaynode.serve.node import Node, open_registry
@@ -66,7 +66,7 @@ async def serve(config: NodeConfig) -> None:
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     server.add_insecure_port(config.listen)
     await server.start()
-    http = await serve_http(node, registry_of(NodeCollector(node.metrics, node.loads)), config.http)
+    http = await serve_http(node, config.http)
     await node.start()
     following = asyncio.create_task(_follow_health(node, servicer))
     log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
@@ -84,6 +84,7 @@ async def serve(config: NodeConfig) -> None:
 
 def main() -> None:
     config = configuration.parse()
+    tune_allocator()
     # a worker that comes back from the disk waits for the interpreter lock at most this long
     sys.setswitchinterval(0.0005)
     try:

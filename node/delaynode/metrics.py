@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,11 +77,11 @@ class NodeMetrics:
 
 
 class NodeCollector(Collector):
-    """Exposes NodeMetrics and the load that `loads` reads from the shards at scrape time."""
+    """Exposes NodeMetrics and `loads`, which whoever scrapes has brought up to date."""
 
-    def __init__(self, metrics: NodeMetrics, loads: Callable[[], dict[str, TopicLoad]]) -> None:
+    def __init__(self, metrics: NodeMetrics) -> None:
         self.metrics = metrics
-        self.loads = loads
+        self.loads: dict[str, TopicLoad] = {}
 
     def collect(self) -> Iterator[Metric]:
         m = self.metrics
@@ -106,7 +106,7 @@ class NodeCollector(Collector):
             yield family
         pending = GaugeMetricFamily("delay_messages_pending", "Messages not yet released", labels=["topic"])
         due = GaugeMetricFamily("delay_due_messages", "Messages due within `le` seconds", labels=["topic", "le"])
-        for topic, load in self.loads().items():
+        for topic, load in self.loads.items():
             pending.add_metric([topic], load.pending)
             for seconds, count in zip(("60", "300", "3600"), load.due_within, strict=True):
                 due.add_metric([topic, seconds], count)

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from delaynode.memory import give_back
 from delaynode.metrics import NodeMetrics
 from delaynode.serve.syncer import Syncer
 from delaynode.store import persist
@@ -30,6 +31,8 @@ from delaynode.store.types import Buffers, Records
 TICK_MS = 3  # a shard's ticks start at least this far apart
 MAINTAIN_SECONDS = 0.25
 CHECKPOINT_SECONDS = 30.0
+IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
+IDLE_BYTES = 64 << 10
 FEW_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
 
 T = TypeVar("T")
@@ -70,7 +73,7 @@ class ShardHost:
         self._alarm = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
         self._want_load = asyncio.Event()
-        self._want_checkpoint = asyncio.Event()
+        self._want_maintenance = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._units_copied = 0
@@ -212,6 +215,8 @@ class ShardHost:
                     self._tell_news()
             if self.shard.wants_load(now):
                 self._want_load.set()
+            if self.shard.index.cascade_due(now):
+                self._want_maintenance.set()
             if released < self.shard.config.max_tick:
                 await asyncio.sleep(max(0.0, TICK_MS / 1000 - (time.monotonic() - started)))
 
@@ -258,14 +263,16 @@ class ShardHost:
             shard = self.shard
             while shard.index.cascade_due(self.shop.clock.now_ms()):
                 await self._cascade()
-            old = time.monotonic() - checkpointed > CHECKPOINT_SECONDS and shard.log_end > self._checkpointed_at
+            age, grown = time.monotonic() - checkpointed, shard.log_end - self._checkpointed_at
+            idle = grown < IDLE_BYTES and not shard.index.unflushed
+            old = grown > 0 and age > (IDLE_CHECKPOINT_SECONDS if idle else CHECKPOINT_SECONDS)
             if old or shard.index.unflushed >= shard.config.flush_units:
                 await self._checkpoint()
                 checkpointed = time.monotonic()
                 continue
-            self._want_checkpoint.clear()
+            self._want_maintenance.clear()
             try:
-                await asyncio.wait_for(self._want_checkpoint.wait(), MAINTAIN_SECONDS)
+                await asyncio.wait_for(self._want_maintenance.wait(), MAINTAIN_SECONDS)
             except TimeoutError:
                 continue
 
@@ -279,6 +286,7 @@ class ShardHost:
             self.shard.index.end_capture(job.capture)
             raise
         self.shard.index.finish_cascade(job)
+        self._want_load.set()
 
     async def _checkpoint(self) -> None:
         self._checkpoint_task = asyncio.ensure_future(self._persist(copy_wheels=False))
@@ -297,6 +305,7 @@ class ShardHost:
             if copy_wheels or self._units_copied >= shard.config.wheel_copy_units:
                 await self.off_loop(lambda: persist.copy_wheels(shop.files, self.directory, shard))
                 self._units_copied = 0
+            await self.off_loop(give_back)  # the flush's buffers were the largest there are
 
     def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
@@ -310,7 +319,7 @@ class ShardHost:
             self.shop.metrics.enqueued[self.topic] += appended.count
             self._expect(int(appended.due.min()))
             if self.shard.index.unflushed >= self.shard.config.flush_units:
-                self._want_checkpoint.set()
+                self._want_maintenance.set()
         self.shop.syncer.mark(self)
         return appended
 

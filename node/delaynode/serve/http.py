@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from delaynode.metrics import NodeCollector, registry_of
 from delaynode.serve.node import Node
 
 
-async def serve_http(node: Node, registry: CollectorRegistry, address: str) -> web.AppRunner:
+async def serve_http(node: Node, address: str) -> web.AppRunner:
     """Listen on HOST:PORT; the caller cleans the runner up."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -18,7 +19,11 @@ async def serve_http(node: Node, registry: CollectorRegistry, address: str) -> w
         reason = node.not_ready()
         return web.Response(text="ok\n") if reason is None else web.Response(status=503, text=f"{reason}\n")
 
+    collector = NodeCollector(node.metrics)
+    registry = registry_of(collector)
+
     async def metrics(_: web.Request) -> web.Response:
+        collector.loads = await node.loads()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

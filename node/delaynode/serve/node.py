@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from delaynode.store.timerindex import DAY_MS
 
 WATCH_SECONDS = 0.05
 RENEW_SECONDS = 1.0
+RETRY_SECONDS = 0.2
 T = TypeVar("T")
 
 FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints
@@ -157,7 +159,12 @@ class Node:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(self._opened)
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log("internal-error", reason=f"{type(error).__name__}: {error}")
 
     # ------------------------------------------------------------ copies and reigns
     def _shard_config(self, topic: TopicSpec | None, shards: int) -> ShardConfig:
@@ -241,21 +248,21 @@ class Node:
         status = ShardStatus(serving_epoch=epoch, incarnation=self.incarnation, in_sync=(copy_id,))
         current: ShardObject | None = shard
         while not self._stopping:
+            if current is None or current.spec.epoch > epoch:
+                return False
             try:
-                if current is None or current.spec.epoch > epoch:
-                    return False
-                version = current.version
-                await self._ask(lambda: self.registry.write_status(shard.name, status, version))  # noqa: B023
+                await self._ask(partial(self.registry.write_status, shard.name, status, current.version))
                 return True
             except Conflict:
-                current = await self._ask(lambda: self.registry.get_shard(shard.name))
+                pass  # the object has moved on: read it again, that is all
             except RegistryError as error:  # outcome unknown: the next write of one's own settles it
                 self.log("status-not-written", shard=shard.name, epoch=epoch, reason=str(error))
-                await asyncio.sleep(0.2)
-                try:
-                    current = await self._ask(lambda: self.registry.get_shard(shard.name))
-                except RegistryError:
-                    continue
+                await asyncio.sleep(RETRY_SECONDS)
+            try:
+                current = await self._ask(partial(self.registry.get_shard, shard.name))
+            except RegistryError as error:
+                self.log("registry-unreachable", reason=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
         return False
 
     # ------------------------------------------------------------ who serves what
@@ -312,12 +319,12 @@ class Node:
         ]
         return f"{len(waiting)} shards are not served yet: {', '.join(sorted(waiting)[:5])}" if waiting else None
 
-    def loads(self) -> dict[str, TopicLoad]:
+    async def loads(self) -> dict[str, TopicLoad]:
         """Per topic: what is pending and due soon, from the wheels of the shards served here."""
         found: dict[str, list[int]] = {}
         now = self.clock.now_ms()
         for host in self.hosts():
-            start, width, count = host.shard.index.slot_counts()
+            start, width, count = await host.off_loop(host.shard.index.begin_count())
             sums = found.setdefault(host.topic, [0, 0, 0, 0])
             sums[0] += host.shard.index.pending
             for at, seconds in enumerate((60, 300, 3600)):

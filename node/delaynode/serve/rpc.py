@@ -14,6 +14,7 @@ from delaynode.store.errors import Refused
 from delaynode.store.types import Array
 
 DOMAIN = "delaycluster.io"
+MAX_TEXT_BYTES = 1_000  # of a message: it travels in trailers, twice, and gRPC takes 8 KiB of those
 
 CODES = {
     "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
@@ -42,12 +43,12 @@ CODES = {
 
 async def abort(context: grpc.aio.ServicerContext, refused: Refused) -> NoReturn:
     """End the call with the refusal's code and details."""
-    code = CODES[refused.reason]
+    code, message = CODES[refused.reason], _shortened(refused.message)
     info = error_details_pb2.ErrorInfo(reason=refused.reason, domain=DOMAIN, metadata=refused.metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=refused.message, details=[detail])
-    await context.abort(code, refused.message, (("grpc-status-details-bin", status.SerializeToString()),))
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    await context.abort(code, message, (("grpc-status-details-bin", status.SerializeToString()),))
     raise AssertionError("abort returned")
 
 
@@ -56,6 +57,14 @@ def as_error(refused: Refused) -> delay_pb2.Error:
     return delay_pb2.Error(
         code=CODES[refused.reason].value[0], reason=refused.reason, message=refused.message, metadata=refused.metadata
     )
+
+
+def _shortened(text: str) -> str:
+    """Names that callers made up come back in messages, and may have any length."""
+    encoded = text.encode()
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return text
+    return encoded[:MAX_TEXT_BYTES].decode(errors="ignore") + "..."
 
 
 def column(name: str, data: bytes, dtype: str, count: int | None = None) -> Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -45,6 +45,8 @@ CLOCK_WAIT_SECONDS = 1.0
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
 Body: TypeAlias = bytes
+Unanswered: TypeAlias = tuple[Coroutine[Any, Any, Body], int]
+"""The answer to a stream's request, to be awaited, and the bytes that the request holds in flight until then."""
 
 
 @dataclass(slots=True)
@@ -110,14 +112,17 @@ class DelayService:
                 await abort(context, refused)
             except Passed as passed:
                 await passed.abort(context)
-            except Damaged as damaged:
+            except (Damaged, OSError) as damaged:
                 self._fail(request, damaged)
                 await abort(context, Refused("SHARD_DAMAGED", str(damaged)))
 
         return handle
 
-    def _fail(self, request: Any, damaged: Damaged) -> None:
-        place = self.node.find(request.topic, request.queue)
+    def _fail(self, request: Any, damaged: Exception) -> None:
+        try:
+            place = self.node.find(request.topic, request.queue)
+        except Refused:
+            return  # another call found it out before
         if isinstance(place, ShardHost):
             place.fail(str(damaged))
 
@@ -177,31 +182,52 @@ class DelayService:
         )
 
     async def _enqueue_stream(self, requests: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
-        answers: asyncio.Queue[Awaitable[Body] | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
+        answers: asyncio.Queue[Unanswered | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
         reader = asyncio.create_task(self._read_stream(requests, context, answers))
         try:
-            while (answer := await answers.get()) is not None:
-                yield await answer
+            while (unanswered := await answers.get()) is not None:
+                answer, size = unanswered
+                try:
+                    body = await answer
+                finally:
+                    self.in_flight.give(size)
+                yield body
             await reader
         finally:
             reader.cancel()
+            while not answers.empty():
+                self._drop(answers.get_nowait())
+
+    def _drop(self, unanswered: Unanswered | None) -> None:
+        """The stream has broken off: nobody waits for this answer any more."""
+        if unanswered is not None:
+            answer, size = unanswered
+            answer.close()
+            self.in_flight.give(size)
 
     async def _read_stream(
-        self, requests: AsyncIterator[Body], context: Context, answers: asyncio.Queue[Awaitable[Body] | None]
+        self, requests: AsyncIterator[Body], context: Context, answers: asyncio.Queue[Unanswered | None]
     ) -> None:
         try:
             async for data in requests:
-                await answers.put(await self._stream_one(data, context))
-        finally:
+                unanswered = await self._stream_one(data, context)
+                try:
+                    await answers.put(unanswered)
+                except asyncio.CancelledError:
+                    self._drop(unanswered)
+                    raise
+        except Exception:
             await answers.put(None)
+            raise
+        await answers.put(None)
 
-    async def _stream_one(self, data: Body, context: Context) -> Awaitable[Body]:
+    async def _stream_one(self, data: Body, context: Context) -> Unanswered:
         """Append one request of a stream now; its answer, or its error as an answer, can be awaited."""
         try:
             view = _view(data)
             place = self._place(view.topic, view.queue, context)
             if isinstance(place, Elsewhere):  # one after the other: the order within a producer must stay
-                return _ready(await self.forwarder.call(place.endpoint, "Enqueue", data, 30.0))
+                return _ready(await self.forwarder.call(place.endpoint, "Enqueue", data, 30.0)), 0
             batch = _batch(view)
             while True:
                 try:
@@ -215,21 +241,19 @@ class DelayService:
             except BaseException:
                 self.in_flight.give(len(data))
                 raise
-            return self._stream_answer(place, view, appended, started, len(data))
+            return self._stream_answer(place, view, appended, started), len(data)
         except Refused as refused:
-            return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused)))
+            return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused))), 0
         except Passed as passed:
-            return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error()))
+            return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error())), 0
 
     async def _stream_answer(
-        self, host: ShardHost, view: EnqueueRequestView, appended: Appended, started: float, size: int
+        self, host: ShardHost, view: EnqueueRequestView, appended: Appended, started: float
     ) -> Body:
         try:
             return await self._stored(host, view, appended, started)
         except Refused as refused:
             return encode_enqueue_response(0, 0, 0, error=as_error(refused))
-        finally:
-            self.in_flight.give(size)
 
     # ------------------------------------------------------------ reading
     async def fetch(self, request: pb.FetchRequest, host: ShardHost) -> Body:
@@ -280,9 +304,13 @@ class DelayService:
     async def ack(self, request: pb.AckRequest, host: ShardHost) -> pb.AckResponse:
         start, end = column("start", request.start, "<i8"), column("end", request.end, "<i8")
         shard = host.shard
+        group = shard.consumers.group(request.group)
+        full = group.fresh - group.floor >= group.max_unacked
         done = shard.consumers.acknowledge(request.group, start, end, self.node.clock.now_ms())
         host.changed()
         await host.committed(shard.log_end)
+        if full:  # consumers may wait for nothing but room
+            host.woken()
         self.node.metrics.acknowledged[host.topic] += done
         return pb.AckResponse(acknowledged=done)
 
@@ -290,8 +318,10 @@ class DelayService:
         offset = column("offset", request.offset, "<i8")
         attempt = column("attempt", request.attempt, "<u4", len(offset))
         shard = host.shard
-        if request.backoff_ms > MAX_INVISIBLE_MS:
-            raise Refused("BAD_REQUEST", f"backoff_ms is {request.backoff_ms}, the limit is {MAX_INVISIBLE_MS}")
+        if not -1 <= request.backoff_ms <= MAX_INVISIBLE_MS:
+            raise Refused(
+                "BAD_REQUEST", f"backoff_ms is {request.backoff_ms}, the limit is {MAX_INVISIBLE_MS}; -1: the default"
+            )
         counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, self.node.clock.now_ms())
         host.changed()
         await host.committed(shard.log_end)
@@ -328,7 +358,10 @@ class DelayService:
             request.group, request.after_offset, min(request.limit or 1000, MAX_PAGE)
         )
         await host.committed(host.shard.log_end)
-        return await self._message_batch(host, letters)
+        fits = _fitting(letters.rows["size"])
+        return await self._message_batch(
+            host, Delivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
+        )
 
     async def resolve_dead_letters(
         self, request: pb.ResolveDeadLettersRequest, host: ShardHost
@@ -396,11 +429,13 @@ class DelayService:
 
         rows, _ = await self._pending(host, Pair(request.from_ms, 0), Pair(request.to_ms, 0), keep, None)
         rows = rows[rows["key"] == wanted]
-        records = await host.read_records(rows)
-        same = np.zeros(len(rows), bool)
-        for at, record in enumerate(_split(records, rows["size"])):
-            same[at] = pb.Message.FromString(record).key == request.key
-        rows = rows[same]
+        same: list[bool] = []
+        while len(same) < len(rows):  # a key may have any number of messages: a few MiB of them at a time
+            part = rows[len(same) :]
+            part = part[: _fitting(part["size"])]
+            records = await host.read_records(part)
+            same += [_has_key(record, request.key) for record in _split(records, part["size"])]
+        rows = rows[np.array(same, bool)]
         return np.ascontiguousarray(rows["due"]), np.ascontiguousarray(rows["seq"])
 
     async def _pending(
@@ -445,6 +480,8 @@ class DelayService:
         low = max(Pair(request.from_ms, 0), after(Pair(request.after_due, request.after_seq)))
         high = Pair(request.to_ms or host.shard.index.last_due_ms() + 1, 0)
         rows, more = await self._pending(host, low, high, None, limit + 1)
+        if request.with_records:
+            limit = min(limit, _fitting(rows["size"]))
         more = more or len(rows) > limit
         rows = rows[:limit]
         answer = pb.PendingBatch(
@@ -468,25 +505,29 @@ class DelayService:
                 hosts = self.node.hosts()
             answer = pb.GetWheelResponse(now_ms=self.node.clock.now_ms())
             for host in hosts:
-                answer.shards.append(self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ))
+                answer.shards.append(await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ))
             return answer.SerializeToString()
         except Refused as refused:
             await abort(context, refused)
         except Passed as passed:
             await passed.abort(context)
 
-    def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
-        shard = host.shard
-        start, width, count = shard.index.slot_counts()
-        inside = (start + width > from_ms) & (start < to_ms)
-        mean = shard.index.pending_bytes / shard.index.pending if shard.index.pending else 0.0
-        return pb.ShardWheel(
+    async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
+        shard, index = host.shard, host.shard.index
+        counting = index.begin_count()
+        wheel = pb.ShardWheel(  # all as of one moment, so that it adds up
             topic=shard.identity.topic, queue=shard.identity.queue, node=self.node.config.node,
-            slot_start=start[inside].tobytes(), slot_width=width[inside].tobytes(), messages=count[inside].tobytes(),
-            bytes=(count[inside] * mean).astype(np.int64).tobytes(), watermark_ms=shard.index.watermark.due,
-            pending=shard.index.pending, pending_bytes=shard.index.pending_bytes, released=shard.queue.visible,
-            epoch=shard.epoch, log_end=shard.log_end,
+            watermark_ms=index.watermark.due, pending=index.pending, pending_bytes=index.pending_bytes,
+            released=shard.queue.end, epoch=shard.epoch, log_end=shard.log_end,
         )  # fmt: skip
+        start, width, count = await host.off_loop(counting)
+        inside = (start + width > from_ms) & (start < to_ms)
+        mean = wheel.pending_bytes / wheel.pending if wheel.pending else 0.0
+        wheel.slot_start, wheel.slot_width = start[inside].tobytes(), width[inside].tobytes()
+        wheel.messages = count[inside].tobytes()
+        wheel.bytes = (count[inside] * mean).astype(np.int64).tobytes()
+        await host.committed(wheel.log_end)
+        return wheel
 
     async def _query_route(self, data: Body, context: Context) -> Body:
         try:
@@ -543,6 +584,18 @@ def _batch(view: EnqueueRequestView) -> Batch:
 
 async def _ready(body: Body) -> Body:
     return body
+
+
+def _fitting(size: Array) -> int:
+    """How many rows, from the first on, have records of at most MAX_BATCH_OUT_BYTES together; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(size, dtype=np.int64), MAX_BATCH_OUT_BYTES, "right")))
+
+
+def _has_key(record: bytes, key: str) -> bool:
+    try:
+        return bool(pb.Message.FromString(record).key == key)
+    except DecodeError:  # the node stores any bytes; these only have a hash like the key's
+        return False
 
 
 def _split(records: Any, size: Array) -> list[bytes]:

@@ -7,11 +7,12 @@ propose() gives a frame its offset   ->  WriteBatch.run() seals, writes and sync
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, Refused
 from delaynode.store.files import Files
 from delaynode.store.frames import (
     HEADER_BYTES,
@@ -87,8 +88,13 @@ class CommitLog:
         payload: tuple[Buffer, ...],
         flags: int = 0,
     ) -> Unsealed:
-        """Give a frame its place at the log's end. The payload's buffers must stay as they are until written."""
+        """Give a frame its place at the log's end. The payload's buffers must stay as they are until written.
+
+        Raises Refused when it is too long to be read back.
+        """
         length = HEADER_BYTES + sum(len(part) for part in payload)
+        if length > MAX_FRAME_BYTES:
+            raise Refused("BATCH_TOO_LARGE", f"this takes {length:,} bytes in the log, of at most {MAX_FRAME_BYTES:,}")
         frame = Unsealed(kind, flags, self.uid, epoch, count, first_seq, wall_ms, self.end, payload, length)
         self.pending.append(frame)
         self.end += length
@@ -127,7 +133,8 @@ class CommitLog:
                     base = offset
                     data = memoryview(self.file.read_some(base, min(max(SCAN_BYTES, needed), available)))
                     if len(data) >= needed:
-                        continue  # else a segment of the unsynced tail is short or missing: pages go to disk in any order
+                        continue
+                    # a segment of the unsynced tail is short or missing: pages go to disk in any order
                 if available:
                     self._check_tail(offset, known_synced, str(bad.args[0]))
                 return
@@ -155,10 +162,8 @@ class CommitLog:
                 view = memoryview(data)
                 at = data.find(magic)
                 while 0 <= at < SCAN_BYTES:
-                    try:
+                    with suppress(BadFrame):
                         yield parse(view, at, base + at, self.uid)
-                    except BadFrame:
-                        pass
                     at = data.find(magic, at + 1)
 
     def cut(self, end: int) -> None:

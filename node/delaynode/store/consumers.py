@@ -121,6 +121,7 @@ class Consumers:
             raise Refused("BAD_COLUMNS", f"column start has {len(start)} rows, column end {len(end)}")
         if not len(start):
             return 0
+        group.skip_filtered(self.queue)
         bad = (start < 0) | (end <= start) | (end > self.queue.visible)
         if bad.any():
             at = int(np.argmax(bad))
@@ -147,12 +148,13 @@ class Consumers:
         group = self.group(name)
         if len(offset) != len(attempt):
             raise Refused("BAD_COLUMNS", f"column offset has {len(offset)} rows, column attempt {len(attempt)}")
+        group.skip_filtered(self.queue)
         _, first = np.unique(offset, return_index=True)
         named = len(offset)
         offset, attempt = offset[first], attempt[first]
         known = (offset >= 0) & (offset < min(self.queue.visible, group.floor + self.max_unacked))
         offset, attempt = offset[known], attempt[known]
-        held = group.holds(offset, attempt)
+        held = group.holds(offset, attempt, self.queue)
         retried, dead = self._end_attempts(name, HandOut(offset[held], attempt[held]), backoff_ms, now_ms)
         return NackCounts(retried, dead, named - retried - dead)
 
@@ -160,6 +162,8 @@ class Consumers:
         """End the attempts whose invisible time is over; True when there were any."""
         any_late = False
         for name, group in self.groups.items():
+            if group.next_expiry > now_ms:
+                continue
             late = group.expired(now_ms)
             if len(late.offset):
                 self._end_attempts(name, late, 0, now_ms)

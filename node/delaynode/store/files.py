@@ -42,7 +42,7 @@ class Files(Protocol):
         """Cut the file to `size` bytes, on disk when this returns."""
 
     def remove(self, path: str) -> None:
-        """Delete the file, if it is there."""
+        """Delete the file, if it is there; its name is gone from the disk when this returns."""
 
 
 class DiskFiles:
@@ -51,7 +51,7 @@ class DiskFiles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._descriptors: dict[str, int] = {}
-        self._unnamed: set[str] = set()  # created, directory entry not yet synced
+        self._named: set[str] = set()  # directory entry synced by this process; an earlier one may not have
 
     def append(self, path: str, buffers: Buffers) -> None:
         fd = self._open(path, create=True)
@@ -95,12 +95,9 @@ class DiskFiles:
 
     def sync(self, path: str) -> None:
         os.fdatasync(self._open(path, create=False))
-        with self._lock:
-            unnamed = path in self._unnamed
-        if unnamed:
-            self._sync_directory(path)
-            with self._lock:
-                self._unnamed.discard(path)
+        if path not in self._named:
+            self._sync_directory(os.path.dirname(path))
+            self._named.add(path)
 
     def size(self, path: str) -> int:
         try:
@@ -115,7 +112,7 @@ class DiskFiles:
             return []
 
     def replace(self, path: str, data: bytes) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._make_directory(Path(path).parent)
         temporary = f"{path}.tmp"
         fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -130,7 +127,7 @@ class DiskFiles:
             if stale is not None:
                 os.close(stale)
             os.replace(temporary, path)
-        self._sync_directory(path)
+        self._sync_directory(os.path.dirname(path))
 
     def truncate(self, path: str, size: int) -> None:
         fd = self._open(path, create=False)
@@ -140,10 +137,14 @@ class DiskFiles:
     def remove(self, path: str) -> None:
         with self._lock:
             fd = self._descriptors.pop(path, None)
-            self._unnamed.discard(path)
+            self._named.discard(path)
         if fd is not None:
             os.close(fd)
-        Path(path).unlink(missing_ok=True)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        self._sync_directory(os.path.dirname(path))
 
     def close(self) -> None:
         """Close every descriptor; the object may be used again afterwards."""
@@ -166,15 +167,23 @@ class DiskFiles:
             except FileNotFoundError:
                 if not create:
                     raise
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                self._make_directory(Path(path).parent)
                 fd = os.open(path, flags | os.O_CREAT, 0o644)
-                self._unnamed.add(path)
             self._descriptors[path] = fd
             return fd
 
+    @classmethod
+    def _make_directory(cls, directory: Path) -> None:
+        """With its parents, each of whose new entries is on disk when this returns."""
+        if directory.is_dir():
+            return
+        cls._make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        cls._sync_directory(directory.parent)
+
     @staticmethod
-    def _sync_directory(path: str) -> None:
-        fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _sync_directory(directory: str | Path) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

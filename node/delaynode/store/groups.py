@@ -78,9 +78,18 @@ class Group:
 
     # ------------------------------------------------------------ the window's rows
     def _reach(self, end: int, queue: ConsumeQueue) -> None:
-        """Take offsets up to `end` into the window; those that the filter leaves out are DONE from the start."""
-        if end <= self.fresh:
-            return
+        """Take offsets up to `end` into the window; under a filter in steps, so that what it leaves out takes no room."""
+        while self.fresh < end:
+            self._take_in(min(end, self.fresh + FILTER_STEP) if len(self.tag_hashes) else end, queue)
+            self._next_look = 0
+
+    def skip_filtered(self, queue: ConsumeQueue) -> None:
+        """Raise the floor over what the filter leaves out, as far as hand_out() may have done on another master."""
+        while len(self.tag_hashes) and self.floor == self.fresh < queue.visible:
+            self._reach(min(queue.visible, self.fresh + min(FILTER_STEP, self.max_unacked)), queue)
+
+    def _take_in(self, end: int, queue: ConsumeQueue) -> None:
+        """A step of _reach(): those that the filter leaves out are DONE from the start."""
         self._make_room(end)
         rows = slice(self.fresh - self._origin, end - self._origin)
         self._state[rows], self._attempt[rows], self._visible[rows] = FREE, 1, 0
@@ -88,6 +97,8 @@ class Group:
             tags = queue.read(self.fresh, end - self.fresh)["tag"]
             self._state[rows] = np.where(np.isin(tags, self.tag_hashes), FREE, DONE)
         self.fresh = end
+        if len(self.tag_hashes):
+            self._raise_floor()
 
     def _make_room(self, end: int) -> None:
         if end - self._origin <= len(self._state):
@@ -101,6 +112,13 @@ class Group:
             columns.append(grown)
         self._state, self._attempt, self._visible = columns
         self._origin = self.floor
+
+    def _taken_by_filter(self, begin: int, end: int, queue: ConsumeQueue) -> int:
+        """How many messages of [begin, end) are this group's."""
+        if not len(self.tag_hashes):
+            return end - begin
+        parts = (queue.read(at, min(FILTER_STEP, end - at))["tag"] for at in range(begin, end, FILTER_STEP))
+        return sum(int(np.count_nonzero(np.isin(tags, self.tag_hashes))) for tags in parts)
 
     def _raise_floor(self) -> None:
         low, high = self.floor - self._origin, self.fresh - self._origin
@@ -148,6 +166,7 @@ class Group:
             found = (free[visible][:most] + self._origin).astype(np.int64)
             left = free if not len(found) else np.setdiff1d(free, found - self._origin, assume_unique=True)
             self._next_look = int(self._visible[left].min()) if len(left) else NEVER
+        next_look = self._next_look
         while len(found) < most:
             begin, wanted = self.fresh, most - len(found)
             step = max(wanted, FILTER_STEP) if len(self.tag_hashes) else wanted
@@ -155,23 +174,25 @@ class Group:
             if end <= begin:
                 break
             self._reach(end, queue)
+            begin = max(begin, self._origin)
             rows = np.flatnonzero(self._state[begin - self._origin : end - self._origin] == FREE)
             if len(rows) > wanted:
-                self._next_look = 0
+                next_look = 0
             found = np.concatenate((found, rows[:wanted] + begin))
             self._raise_floor()
+        self._next_look = next_look
         return found
 
     def give_back(self, offsets: I64) -> None:
         """These were handed out but not sent: free again, same attempt."""
-        inside = self._in_window(offsets)
+        again = [at for at in offsets.tolist() if at in self.redriven] if self.redriven else []
+        for at in again:
+            self.redriven[at] = (self.redriven[at][0], FREE, 0)
+        inside = self._in_window(offsets[~np.isin(offsets, again)] if again else offsets)
         rows = inside - self._origin
         self._state[rows], self._visible[rows] = FREE, 0
         if len(rows):
             self._next_look = 0
-        for at in offsets.tolist() if self.redriven else ():
-            if at in self.redriven:
-                self.redriven[at] = (self.redriven[at][0], FREE, 0)
 
     def readable(self, queue: ConsumeQueue, now_ms: int) -> bool:
         """Whether hand_out() could find something now (a filter may still leave it empty)."""
@@ -207,18 +228,19 @@ class Group:
         order = np.argsort(offsets)
         return HandOut(offsets[order], attempts[order])
 
-    def holds(self, offsets: I64, attempts: U32) -> Bools:
+    def holds(self, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
         """Which of these released offsets are open at just this attempt, so that a Nack may end it. (n,) -> (n,).
 
         Whoever handed it out: a master that has just started knows no hand-outs.
         """
-        held: Bools = (offsets >= self.fresh) & (attempts == 1)
+        self._reach(min(int(offsets.max(initial=-1)) + 1, queue.visible), queue)
+        held = np.zeros(len(offsets), bool)
         inside = (offsets >= self.floor) & (offsets < self.fresh)
         rows = offsets[inside] - self._origin
         held[inside] = (self._state[rows] != DONE) & (self._attempt[rows] == attempts[inside])
-        for at in np.flatnonzero(offsets < self.floor) if self.redriven else ():
-            mine = self.redriven.get(int(offsets[at]))
-            held[at] = mine is not None and mine[0] == int(attempts[at])
+        for row, at in enumerate(offsets.tolist() if self.redriven else ()):
+            if at in self.redriven:
+                held[row] = self.redriven[at][0] == int(attempts[row])
         return held
 
     # ------------------------------------------------------------ frames
@@ -230,7 +252,7 @@ class Group:
         whole = int(end[start <= self.floor].max(initial=0))
         if whole > self.fresh:  # a commit that goes past the window needs no rows
             open_rows = self._state[self.floor - self._origin : self.fresh - self._origin] != DONE
-            done = int(np.count_nonzero(open_rows)) + whole - self.fresh
+            done = int(np.count_nonzero(open_rows)) + self._taken_by_filter(self.fresh, whole, queue)
             self.floor = self.fresh = self._origin = whole
         self._reach(min(int(end.max()), queue.end), queue)
         offsets = expand(

@@ -1,7 +1,8 @@
 """What of a shard is on disk, and how it comes back.
 
     <shard directory>/
-      shard.json    identity and the highest epoch accepted; its presence means that the directory is whole
+      shard.json    identity and the highest epoch accepted, then a line with the crc32 of that; its presence means
+                    that the directory is whole
       checkpoint    see checkpoint.py
       wheels        a copy of both wheels as of a TimerLog position, at least every 5 million units
       log/  timerlog/  queue/     segmented files
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import zlib
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -51,16 +53,23 @@ def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
     """The identity and the horizon (ms) that the shard was made with. Raises Damaged."""
     path = f"{directory}/shard.json"
     try:
-        content = json.loads(files.read(path, 0, files.size(path)))
+        text, _, crc = files.read(path, 0, files.size(path)).rpartition(b"\n")
+        if crc != _crc_line(text):
+            raise Damaged(f"{path}: crc32 differs")
+        content = json.loads(text)
         horizon_ms = content.pop("horizon_ms")
         return Identity(**content), horizon_ms
-    except (ValueError, TypeError, KeyError) as error:
+    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{path}: {error}") from error
 
 
+def _crc_line(text: bytes) -> bytes:
+    return f"crc32 {zlib.crc32(text):08x}".encode()
+
+
 def write_identity(files: Files, directory: str, identity: Identity, horizon_ms: int) -> None:
-    text = json.dumps({**asdict(identity), "horizon_ms": horizon_ms}, indent=1)
-    files.replace(f"{directory}/shard.json", text.encode())
+    text = json.dumps({**asdict(identity), "horizon_ms": horizon_ms}, indent=1).encode()
+    files.replace(f"{directory}/shard.json", text + b"\n" + _crc_line(text))
 
 
 def accept_epoch(files: Files, directory: str, shard: Shard, epoch: int) -> None:
@@ -85,7 +94,7 @@ def create(files: Files, directory: str, uid: int, topic: str, queue: int, confi
 
 
 def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, Recovery]:
-    """Open a copy and bring it to its log's end. Raises Damaged; changes nothing on disk before it is sure of the log."""
+    """Open a copy and bring it to its log's end. Raises Damaged, and has touched derived files only then."""
     identity, horizon_ms = read_identity(files, directory)
     config = replace(config, horizon_ms=horizon_ms)
     read = ck.read(files, f"{directory}/checkpoint")
@@ -117,6 +126,9 @@ def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, R
     dropped = log.end - end
     log.cut(end)
     shard.commit(end)
+    for file in (log.file, timer_log.file, queue.file):
+        if file.start:
+            raise Damaged(f"{file.directory}: starts at {file.start}, what lies before is missing")
     return shard, Recovery(units, frames, dropped)
 
 
@@ -145,8 +157,10 @@ def _read_wheels(files: Files, path: str, index: TimerIndex, timer_end: int) -> 
         return 0
     state, arrays = read
     for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
-        if arrays[name].dtype != SLOT or len(arrays[name]) != len(wheel.slots) or state.timer_end > timer_end:
+        if arrays[name].dtype != SLOT or len(arrays[name]) != len(wheel.slots):
             return 0
+    if state.timer_end > timer_end or state.minute_bound_ms > index.minute_bound_ms:
+        return 0  # of a later time than the checkpoint: an hour may be cascaded in it whose ROLLs are not flushed
     for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
         wheel.slots[:] = arrays[name]
     return state.timer_end
@@ -208,7 +222,7 @@ def finish_checkpoint(job: CheckpointJob) -> None:
 
 
 def copy_wheels(files: Files, directory: str, shard: Shard) -> None:
-    """Write the copy of the wheels. Just after a checkpoint: it must not know more than that."""
+    """Write the copy of the wheels, while no checkpoint runs. Just after one: a copy that knows more is not used."""
     arrays: ck.Arrays = {"minute": _dump(shard.index.minute), "hour": _dump(shard.index.hour)}
     state = Checkpoint(
         uid=shard.identity.uid, log_offset=0, timer_end=shard.index.log.end, queue_end=0, watermark_due=0, watermark_seq=0,

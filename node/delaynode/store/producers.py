@@ -54,6 +54,8 @@ class Producers:
 
     def store(self, producer: int, answer: FirstAnswer, wall_ms: int) -> None:
         known = self.by_id.setdefault(producer, Producer())
+        if not answer.number:  # it had expired; a replay from an older checkpoint may still know its former numbers
+            known.answers.clear()
         known.answers.append(answer)
         known.seen_ms = wall_ms
 

@@ -98,10 +98,12 @@ class Outcomes:
 
 @dataclass(slots=True)
 class Lookup:
-    """Where messages stand: asked by (due, seq); `job` reads what is not in the window."""
+    """Where messages stand: asked by (due, seq); `rows` were `found` in the window, `job` reads the others."""
 
     due: I64
     seq: I64
+    rows: Records
+    found: Bools
     job: ScanJob | None
 
 
@@ -262,10 +264,13 @@ class Shard:
 
     # ------------------------------------------------------------ cancel, reschedule
     def begin_lookup(self, due: I64, seq: I64) -> Lookup:
-        """Start to find messages; run `job` (if any) on any thread, then cancel() or reschedule(), then it is ended."""
-        _, found = self.index.window.find(due, seq)
+        """Start to find messages; run `job` on any thread, then cancel() or reschedule(), then end_lookup().
+
+        Without a job, go on before anything else is done to the shard.
+        """
+        rows, found = self.index.window.find(due, seq)
         away = ~found & (seq >= 0) & (seq < self.next_seq)
-        return Lookup(due, seq, self.index.begin_lookup(due[away], seq[away]) if away.any() else None)
+        return Lookup(due, seq, rows, found, self.index.begin_lookup(due, seq, away) if away.any() else None)
 
     def end_lookup(self, lookup: Lookup) -> None:
         """Always, also when the job failed."""
@@ -286,12 +291,16 @@ class Shard:
                 hit = ~found & (place >= 0)
                 rows[hit] = words[place[hit]]
                 found |= hit
+        gone = lookup.found & ~found  # the watermark has passed them since
+        rows[gone] = lookup.rows[gone]
+        found |= gone
         released = at_or_below(due, seq, self.index.watermark)
         dead = found & ((rows["magic"] & DELETE) != 0)
         moved = dead & ((rows["magic"] & MOVED) != 0)
         live = found & ~dead & ~released
         existed = (seq >= 0) & (seq < self.next_seq)
-        late = existed & (released | ((due <= now_ms) & ~found))
+        past = max(now_ms, self.wall_ms)  # the clock may have gone back since
+        late = existed & (released | ((due <= past) & ~found))
         why = np.full(len(due), NOT_FOUND, np.uint8)
         why[late] = TOO_LATE
         why[dead & ~moved] = ALREADY_CANCELLED

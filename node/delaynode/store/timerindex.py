@@ -18,8 +18,18 @@ import numpy as np
 
 from delaynode.store.timerlog import Flush, TimerLog, as_units, build_flush
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
-from delaynode.store.types import I64, U32, Bools, Pair, Records, at_or_below
-from delaynode.store.units import DELETE, DELETE_MOVED, ROLL, UNIT, concatenated, last_words, live_units, units
+from delaynode.store.types import I64, MAX_SEQ, U32, Bools, Pair, Records, at_or_below
+from delaynode.store.units import (
+    DELETE,
+    DELETE_MOVED,
+    ROLL,
+    UNIT,
+    change_of,
+    concatenated,
+    last_words,
+    live_units,
+    units,
+)
 from delaynode.store.window import CANCELLED_AT, MOVED_AT, DueWindow, Released, after, before
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
@@ -130,7 +140,7 @@ class LoadJob:
 
 
 class CascadeJob:
-    """Takes one hour slot's live messages to the minute level as ROLL units."""
+    """Takes one hour slot's last words to the minute level as ROLL units: live, or dead and why."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -139,24 +149,28 @@ class CascadeJob:
     def run(self) -> None:
         slot = self.capture.slots[0]
         chain = Capture(self.capture.log, [slot], [])
-        rows = live_units(chain.collect(slot, *self._range(slot))).copy()
-        rows["magic"] = ROLL
-        self.rolls = self._untouched(rows, self.capture.unflushed)
+        rows, live = last_words(chain.collect(slot, *self._range(slot)))
+        rows = rows.copy()
+        rows["magic"] = np.where(live, ROLL, rows["magic"] | ROLL)
+        self.rolls = self._still_true(rows, self.capture.unflushed)
 
     def _range(self, slot: SlotRef) -> tuple[Pair, Pair]:
         return Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
 
-    def _untouched(self, rolls: Records, later: list[Records]) -> Records:
-        """Those of `rolls` that no later unit speaks of: such a unit goes to the minute level by itself."""
-        touched = [part for other in later if len(part := _within(other, *self._range(self.capture.slots[0])))]
-        if not touched or not len(rolls):
+    def _still_true(self, rolls: Records, later: list[Records]) -> Records:
+        """`rolls` without the dead that a later unit speaks of: it goes to the minute level by itself, and before them.
+
+        The live ones stay, whatever came later: they never revive, and the slot's count needs them.
+        """
+        dead = rolls["magic"] != ROLL
+        spoken = [part for other in later if len(part := _within(other, *self._range(self.capture.slots[0])))]
+        if not spoken or not dead.any():
             return rolls
-        rows, live = last_words(np.concatenate([rolls, *touched]))
-        kept: Records = rows[live & (rows["magic"] == ROLL)]
-        return kept
+        rows, _ = last_words(np.concatenate([rolls[dead], *spoken]))
+        return np.concatenate([rolls[~dead], rows[(rows["magic"] & ROLL) != 0]])
 
     def result(self) -> Records:
-        return self._untouched(self.rolls, self.capture.since)
+        return self._still_true(self.rolls, self.capture.since)
 
 
 class ScanJob:
@@ -218,14 +232,16 @@ class TimerIndex:
         self._arrivals: list[Records] = []
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
+        self._new_from = MAX_SEQ  # the first seq inserted since the last flush began
         self.unflushed = 0  # units in _arrivals
         self.pending = 0  # live messages above the watermark
         self.pending_bytes = 0
 
     # ------------------------------------------------------------ changes, in log order
     def insert(self, rows: Records) -> None:
-        """New live messages above the watermark."""
+        """New live messages above the watermark, by seq."""
         self._arrive(rows)
+        self._new_from = min(self._new_from, int(rows["seq"][0]))
         inside = self.window.covers(rows["due"], rows["seq"])
         self.window.add(rows if inside.all() else rows[inside])
         self._count(rows, 1)
@@ -343,10 +359,15 @@ class TimerIndex:
         capture.slots = self._with_units(capture)
         return ScanJob(capture, low, high, keep, most)
 
-    def begin_lookup(self, due: I64, seq: I64) -> ScanJob:
-        """Every unit of these messages (k,), wherever it is. The caller finishes as with a scan."""
-        capture = self._capture(int(due.min()), int(due.max()) + 1)
-        wanted = np.unique(np.where(due < self.minute_bound_ms, due - due % MINUTE_MS, due - due % HOUR_MS))
+    def begin_lookup(self, due: I64, seq: I64, away: Bools) -> ScanJob:
+        """Every unit of those messages (k,) that are `away` from the window, and what comes later of any of them.
+
+        Of any: one that is in the window now may be cancelled and passed by the watermark while the job runs. The
+        caller finishes as with a scan.
+        """
+        far = due[away]
+        capture = self._capture(int(far.min()), int(far.max()) + 1)
+        wanted = np.unique(np.where(far < self.minute_bound_ms, far - far % MINUTE_MS, far - far % HOUR_MS))
         times = np.fromiter((ref.time for ref in capture.slots), np.int64, len(capture.slots))
         capture.slots = [ref for ref, keep in zip(capture.slots, np.isin(times, wanted).tolist(), strict=True) if keep]
         return ScanJob(capture, Pair(int(due.min()), 0), Pair(int(due.max()) + 1, 0), by_identity(seq), None)
@@ -363,14 +384,21 @@ class TimerIndex:
         return [ref for ref, keep in zip(capture.slots, held.tolist(), strict=True) if keep]
 
     def begin_flush(self, log_range: tuple[int, int]) -> FlushJob:
-        """Flush every unflushed unit but those that were released meanwhile: a short delay never costs a unit."""
+        """Flush every unflushed unit but those of messages that came and were released since the last flush.
+
+        So a short delay never costs a unit.
+        """
         assert not self._flushing, "one flush at a time"
         self._flushing, self._arrivals = self._arrivals, []
         self.unflushed = 0
         rows = concatenated(self._flushing)
         if len(rows):
-            over = at_or_below(rows["due"], rows["seq"], self.watermark) & ((rows["magic"] & DELETE) == 0)
+            over = at_or_below(rows["due"], rows["seq"], self.watermark) & (rows["seq"] >= self._new_from)
+            ended = (rows["magic"] & DELETE) != 0
+            if ended.any():  # what became of a message takes all that was said of it
+                over &= ~np.isin(rows["seq"], rows["seq"][ended])
             rows = rows[~over] if over.any() else rows
+        self._new_from = MAX_SEQ
         bound, minute, hour, position = self.minute_bound_ms, self.minute, self.hour, self.log.end
 
         def build(units_: Records) -> Flush:
@@ -394,8 +422,8 @@ class TimerIndex:
         return total
 
     # ------------------------------------------------------------ views
-    def slot_counts(self) -> tuple[I64, I64, I64]:
-        """(slot start ms, width ms, live messages) of the slots above the watermark, by time: the load to come.
+    def begin_count(self) -> Callable[[], tuple[I64, I64, I64]]:
+        """The load to come, to be run on any thread: (slot start ms, width ms, live messages) by time.
 
         The minute that is being released counts what the window still holds of it.
         """
@@ -411,20 +439,23 @@ class TimerIndex:
             times.append(time)
             nums.append(num)
             widths.append(np.full(len(time), wheel.width_ms, np.int64))
-        for part in (*self._flushing, *self._arrivals):
-            rows = part[part["due"] >= low]
-            due = rows["due"]
-            width = np.where(due < self.minute_bound_ms, MINUTE_MS, HOUR_MS)
-            times.append(due - due % width)
-            nums.append(np.where((rows["magic"] & DELETE) != 0, -1, 1).astype(np.int64))
-            widths.append(width.astype(np.int64))
-        time, width, num = np.concatenate(times), np.concatenate(widths), np.concatenate(nums)
-        slots, at = np.unique(time, return_inverse=True)
-        total = np.bincount(at, weights=num, minlength=len(slots)).astype(np.int64)
-        wide = np.zeros(len(slots), np.int64)
-        wide[at] = width
-        held = total > 0
-        return slots[held], wide[held], total[held]
+        unflushed, bound_ms = [*self._flushing, *self._arrivals], self.minute_bound_ms
+
+        def run() -> tuple[I64, I64, I64]:
+            for part in unflushed:
+                rows = part[part["due"] >= low]
+                due = rows["due"]
+                width = np.where(due < bound_ms, MINUTE_MS, HOUR_MS).astype(np.int64)
+                times.append(due - due % width)
+                nums.append(change_of(rows["magic"]))
+                widths.append(width)
+            time, width, num = np.concatenate(times), np.concatenate(widths), np.concatenate(nums)
+            slots, first, at = np.unique(time, return_index=True, return_inverse=True)
+            total = np.bincount(at, weights=num, minlength=len(slots)).astype(np.int64)
+            held = total > 0
+            return slots[held], width[first][held], total[held]
+
+        return run
 
 
 def by_identity(seq: I64) -> Callable[[Records], Bools]:

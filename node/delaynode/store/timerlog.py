@@ -6,7 +6,7 @@ unit (RocketMQ's fields, the due absolute)
 a flush: one header unit, then its units: those of the minute level, then those of the hour level, each sorted by
 due, so a slot's units lie side by side (prevPos == pos - 52) and a chain is read a run at a time
 header unit: magic HEADER | prevPos = log offset before | due = log offset after | offset = count of all units
-  record size = count of minute-level units | key hash = crc32 of the units
+  record size = count of minute-level units | key hash = crc32 of this unit, with 0 here, and the units
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from delaynode.store.files import Files
 from delaynode.store.segments import SegmentedFile
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, Array, Records, raw
-from delaynode.store.units import DELETE, UNIT
+from delaynode.store.units import UNIT, change_of
 
 UNIT_BYTES = 52
 HEADER = 0x44454148  # "HAED"
@@ -64,8 +64,7 @@ def _runs(due: I64, magic: Array, position: I64, wheel: TimerWheel) -> tuple[Slo
     slot = due - due % wheel.width_ms
     starts = np.flatnonzero(np.concatenate(([True], slot[1:] != slot[:-1]))) if len(due) else np.empty(0, np.int64)
     last = np.append(starts[1:], len(due)) - 1 if len(due) else starts
-    change = np.where((magic & DELETE) != 0, -1, 1).astype(np.int64)
-    more = np.add.reduceat(change, starts) if len(due) else np.empty(0, np.int64)
+    more = np.add.reduceat(change_of(magic), starts) if len(due) else np.empty(0, np.int64)
     return SlotRuns(slot[starts], position[starts], position[last], more), starts
 
 
@@ -109,8 +108,8 @@ def build_flush(
         runs, starts = _runs(sorted_due[low:high], rows["magic"][low:high], place[low:high], wheel)
         body["prev"][low + starts] = wheel.last_positions(runs.times) if len(starts) else NOWHERE
         levels.append(runs)
-    crc = zlib.crc32(raw(stored)[UNIT_BYTES:])
-    stored[0] = (UNIT_BYTES, log_range[0], HEADER, log_range[1], n, split, crc, 0, 0)
+    stored[0] = (UNIT_BYTES, log_range[0], HEADER, log_range[1], n, split, 0, 0, 0)
+    stored[0]["key"] = zlib.crc32(raw(stored))
     return Flush(stored, *levels)
 
 
@@ -162,12 +161,14 @@ class TimerLog:
         """
         total = 0
         while position < self.end:
-            head = self._read(position, 1)[0]
+            header = self._read(position, 1).copy()
+            head = header[0].copy()
+            header["key"] = 0
             count, split = int(head["offset"]), int(head["size"])
             if head["magic"] != HEADER or count < 0 or position + (count + 1) * UNIT_BYTES > self.end:
                 raise Damaged(f"{self.file.directory}: no flush header at {position}")
             body = self._read(position + UNIT_BYTES, count)
-            if zlib.crc32(raw(body)) != int(head["key"]):
+            if zlib.crc32(raw(body), zlib.crc32(raw(header))) != int(head["key"]):
                 raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
             place = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
             for wheel, low, high in ((minute, 0, split), (hour, split, count)):

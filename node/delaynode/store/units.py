@@ -3,14 +3,15 @@
 A unit says one thing about (due, seq), and later units win:
     DEFAULT  live, with its record at this log offset      (APPEND, RESCHEDULE to this due)
     ROLL     its record or its slot has moved; live only if it was
-    DELETE   dead: cancelled; with MOVED: rescheduled away
+    DELETE   dead: cancelled; with MOVED: rescheduled away; with ROLL: dead before its slot moved, so a late Cancel
+             is still told why
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from delaynode.store.types import I64, U32, Bools, Records, release_order
+from delaynode.store.types import I64, U32, Array, Bools, Records, release_order
 
 DEFAULT, ROLL, DELETE, MOVED = 1, 2, 4, 8
 DELETE_MOVED = DELETE | MOVED
@@ -39,6 +40,12 @@ def units(
     return made
 
 
+def change_of(magic: Array) -> I64:
+    """What each unit (n,) adds to its slot's count of live messages: 1, -1 or 0. Shapes (n,) -> (n,)."""
+    dead = (magic & DELETE) != 0
+    return np.where(dead, np.where((magic & ROLL) != 0, 0, -1), 1).astype(np.int64)
+
+
 def concatenated(parts: list[Records]) -> Records:
     """The parts one after the other; the part itself when there is one."""
     if len(parts) == 1:
@@ -49,8 +56,8 @@ def concatenated(parts: list[Records]) -> Records:
 def last_words(ordered: Records) -> tuple[Records, Bools]:
     """Fold units given in TimerLog order: one row per (due, seq), sorted by it, and which of them are live.
 
-    A row is the last unit of its (due, seq): of a live one it names the record; of a dead one its magic says
-    DELETE or DELETE_MOVED.
+    A row is the last unit of its (due, seq): of a live one it names the record; of a dead one its magic has
+    DELETE, and MOVED too when it was rescheduled away.
     """
     rows = ordered[release_order(ordered["due"], ordered["seq"])]
     if not len(rows):

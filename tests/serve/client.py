@@ -1,0 +1,311 @@
+"""A client of the wire contract alone: generated classes and grpc, nothing of the SDK, whose bugs it would share."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from delayclient.proto.delay.v1 import delay_pb2 as pb
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+SERVICE = "/delay.v1.DelayService/"
+OPTIONS = [("grpc.max_receive_message_length", 80 << 20), ("grpc.max_send_message_length", 80 << 20)]
+DAY_MS = 86_400_000
+CALL_SECONDS = 20.0  # no call of these tests takes so long, unless the node hangs
+
+METHODS: dict[str, tuple[Any, Any]] = {
+    "QueryRoute": (pb.QueryRouteRequest, pb.QueryRouteResponse),
+    "Enqueue": (pb.EnqueueRequest, pb.EnqueueResponse),
+    "Fetch": (pb.FetchRequest, pb.MessageBatch),
+    "Receive": (pb.ReceiveRequest, pb.MessageBatch),
+    "Ack": (pb.AckRequest, pb.AckResponse),
+    "Nack": (pb.NackRequest, pb.NackResponse),
+    "Cancel": (pb.CancelRequest, pb.CancelResponse),
+    "Reschedule": (pb.RescheduleRequest, pb.RescheduleResponse),
+    "ListPending": (pb.ListPendingRequest, pb.PendingBatch),
+    "GetWheel": (pb.GetWheelRequest, pb.GetWheelResponse),
+    "DescribeGroup": (pb.DescribeGroupRequest, pb.DescribeGroupResponse),
+    "DeleteGroup": (pb.DeleteGroupRequest, pb.DeleteGroupResponse),
+    "ListDeadLetters": (pb.ListDeadLettersRequest, pb.MessageBatch),
+    "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, pb.ResolveDeadLettersResponse),
+}
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def i64(*values: int) -> bytes:
+    return np.array(values, "<i8").tobytes()
+
+
+def u32(*values: int) -> bytes:
+    return np.array(values, "<u4").tobytes()
+
+
+def ints(column: bytes) -> list[int]:
+    """An i64 column."""
+    found: list[int] = np.frombuffer(column, "<i8").tolist()
+    return found
+
+
+def crc(text: str) -> int:
+    return zlib.crc32(text.encode()) if text else 0
+
+
+class Failure(Exception):
+    """A call's error: gRPC code and, where the node gave one, ErrorInfo."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self.code: grpc.StatusCode = error.code()
+        self.message: str = error.details() or ""
+        self.reason = self.domain = ""
+        self.metadata: dict[str, str] = {}
+        status = rpc_status.from_call(error)
+        for detail in status.details if status else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info):
+                self.reason, self.domain, self.metadata = info.reason, info.domain, dict(info.metadata)
+        super().__init__(f"{self.code.name} {self.reason}: {self.message}")
+
+
+@dataclass(frozen=True)
+class Msg:
+    """One message to be sent. at_ms: its due; delay_ms: relative to the master's clock."""
+
+    body: bytes = b"x"
+    at_ms: int | None = None
+    delay_ms: int | None = None
+    key: str = ""
+    tag: str = ""
+
+    def record(self) -> bytes:
+        return pb.Message(key=self.key, tag=self.tag, body=self.body, born_ms=1).SerializeToString()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an Enqueue was answered. due: as stored, ms."""
+
+    uid: int
+    seqs: list[int]
+    due: list[int]
+    duplicate: bool = False
+
+
+@dataclass(frozen=True)
+class Got:
+    """One message out."""
+
+    offset: int
+    due_ms: int
+    seq: int
+    attempt: int
+    message: pb.Message
+    received_ms: int
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self.message.body)
+
+
+def request(topic: str, queue: int, messages: Sequence[Msg], producer: int = 0, number: int = 0) -> pb.EnqueueRequest:
+    records = [message.record() for message in messages]
+    return pb.EnqueueRequest(
+        topic=topic,
+        queue=queue,
+        count=len(messages),
+        time=i64(*(m.delay_ms if m.delay_ms is not None else m.at_ms or 0 for m in messages)),
+        relative=bytes(m.delay_ms is not None for m in messages),
+        size=u32(*map(len, records)),
+        key_hash=u32(*(crc(m.key) for m in messages)),
+        tag_hash=u32(*(crc(m.tag) for m in messages)),
+        records=b"".join(records),
+        producer_id=producer,
+        number=number,
+    )
+
+
+def sent(answer: pb.EnqueueResponse, messages: Sequence[Msg]) -> Sent:
+    due = ints(answer.due) or [m.at_ms or 0 for m in messages]
+    return Sent(answer.uid, list(range(answer.first_seq, answer.first_seq + answer.count)), due, answer.duplicate)
+
+
+def rows(batch: pb.MessageBatch) -> list[Got]:
+    """The rows of a batch, each column checked to have `count` rows."""
+    received = now_ms()
+    columns = [ints(batch.offset), ints(batch.due), ints(batch.seq)]
+    sizes = np.frombuffer(batch.size, "<u4").tolist()
+    attempts = np.frombuffer(batch.attempt, "<u4").tolist() or [1] * batch.count
+    assert {batch.count} == {len(column) for column in (*columns, sizes, attempts)}
+    ends = list(itertools.accumulate(sizes, initial=0))
+    assert ends[-1] == len(batch.records)
+    return [
+        Got(offset, due, seq, attempt, pb.Message.FromString(batch.records[low:high]), received)
+        for offset, due, seq, attempt, low, high in zip(*columns, attempts, ends[:-1], ends[1:], strict=True)
+    ]
+
+
+class Client:
+    """Every method of the service, at one node."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.channel = grpc.insecure_channel(endpoint, options=OPTIONS)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def raw(
+        self, method: str, data: bytes, seconds: float = CALL_SECONDS, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> bytes:
+        """Raises Failure."""
+        try:
+            answer: bytes = self.channel.unary_unary(SERVICE + method)(data, timeout=seconds, metadata=metadata)
+            return answer
+        except grpc.RpcError as error:
+            raise Failure(error) from error
+
+    def attempt(self, method: str, data: bytes) -> bytes | Failure:
+        try:
+            return self.raw(method, data)
+        except Failure as failure:
+            return failure
+
+    def call(self, method: str, **fields: Any) -> Any:
+        asked, answered = METHODS[method]
+        return answered.FromString(self.raw(method, asked(**fields).SerializeToString()))
+
+    def stream(self, requests: Iterable[pb.EnqueueRequest | bytes], seconds: float = CALL_SECONDS) -> Iterator[Any]:
+        """EnqueueStream: its answers."""
+        data = (one if isinstance(one, bytes) else one.SerializeToString() for one in requests)
+        answers = self.channel.stream_stream(SERVICE + "EnqueueStream")(data, timeout=seconds)
+        try:
+            for answer in answers:
+                yield pb.EnqueueResponse.FromString(answer)
+        except grpc.RpcError as error:
+            raise Failure(error) from error
+
+
+@dataclass
+class Shard:
+    """One queue of its own for a test, with short forms of the calls."""
+
+    client: Client
+    topic: str
+    queue: int
+    fields: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fields = {"topic": self.topic, "queue": self.queue}
+
+    def at(self, client: Client) -> Shard:
+        """The same queue, asked for elsewhere."""
+        return Shard(client, self.topic, self.queue)
+
+    def call(self, method: str, **fields: Any) -> Any:
+        return self.client.call(method, **self.fields, **fields)
+
+    def request(self, *messages: Msg, producer: int = 0, number: int = 0) -> pb.EnqueueRequest:
+        return request(self.topic, self.queue, messages, producer, number)
+
+    def send(self, *messages: Msg, producer: int = 0, number: int = 0) -> Sent:
+        made = self.request(*messages, producer=producer, number=number)
+        answer = self.client.raw("Enqueue", made.SerializeToString())
+        return sent(pb.EnqueueResponse.FromString(answer), messages)
+
+    def receive(self, group: str = "g", **fields: Any) -> list[Got]:
+        return rows(self.call("Receive", group=group, **fields))
+
+    def receive_all(self, count: int, group: str = "g", seconds: float = 10.0, **fields: Any) -> list[Got]:
+        """Receives, without acknowledging, until there are `count` messages or the time is over."""
+        found: list[Got] = []
+        deadline = time.monotonic() + seconds
+        while len(found) < count and (left := deadline - time.monotonic()) > 0:
+            found += self.receive(group, max_messages=count - len(found), wait_ms=int(left * 1000), **fields)
+        return found
+
+    def fetch(self, offset: int = 0, **fields: Any) -> list[Got]:
+        return rows(self.call("Fetch", offset=offset, **fields))
+
+    def ack(self, *ranges: tuple[int, int], group: str = "g") -> int:
+        answer = self.call(
+            "Ack", group=group, start=i64(*(low for low, _ in ranges)), end=i64(*(high for _, high in ranges))
+        )
+        return int(answer.acknowledged)
+
+    def ack_all(self, got: Iterable[Got], group: str = "g") -> int:
+        return self.ack(*sorted((one.offset, one.offset + 1) for one in got), group=group)
+
+    def nack(self, got: Sequence[Got], backoff_ms: int, group: str = "g") -> Any:
+        return self.call(
+            "Nack",
+            group=group,
+            offset=i64(*(one.offset for one in got)),
+            attempt=u32(*(one.attempt for one in got)),
+            backoff_ms=backoff_ms,
+        )
+
+    def cancel(self, message: Sent) -> list[int]:
+        answer = self.call("Cancel", uid=message.uid, due=i64(*message.due), seq=i64(*message.seqs))
+        return list(answer.outcome)
+
+    def reschedule(self, message: Sent, *times: int, relative: bool = False) -> tuple[list[int], Sent]:
+        """The outcomes, and the new handles."""
+        answer = self.call(
+            "Reschedule",
+            uid=message.uid,
+            due=i64(*message.due),
+            seq=i64(*message.seqs),
+            time=i64(*times),
+            relative=bytes([relative] * len(times)),
+        )
+        return list(answer.outcome), Sent(message.uid, message.seqs, ints(answer.due))
+
+    def pending(self, **fields: Any) -> list[tuple[int, int]]:
+        """(due, seq) of all pending messages of the range, by pages."""
+        found: list[tuple[int, int]] = []
+        after = {"after_due": 0, "after_seq": 0}
+        while True:
+            page = self.call("ListPending", **after, **fields)
+            found += zip(ints(page.due), ints(page.seq), strict=True)
+            if not page.more:
+                return found
+            after = {"after_due": found[-1][0], "after_seq": found[-1][1]}
+
+    def group(self, name: str = "g") -> pb.GroupState:
+        (state,) = self.call("DescribeGroup", group=name).groups
+        return state
+
+    def wheel(self) -> pb.ShardWheel:
+        (shard,) = self.call("GetWheel").shards
+        return shard
+
+    def stored(self) -> tuple[int, int]:
+        """What a refused call must leave as it is: (messages pending, messages released)."""
+        shard = self.wheel()
+        return shard.pending, shard.released
+
+
+def poll(what: str, condition: Any, seconds: float = 15.0) -> Any:
+    """Returns condition()'s first true value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)

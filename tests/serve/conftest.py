@@ -1,0 +1,62 @@
+"""One node for most tests; each takes queues of its own from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+
+from tests.serve.client import Client, Shard
+
+QUEUES = 96
+TOPICS = (
+    TopicSpec("t", QUEUES),
+    TopicSpec("few", 8, max_attempts=3),
+    TopicSpec("short", 4, max_delay_ms=3_600_000),
+)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One node; no test may stop it."""
+    with LocalCluster(tmp_path_factory.mktemp("serve"), nodes=1, topics=TOPICS) as running:
+        running.wait_ready()
+        pid = running.pids["n0"]
+        yield running
+        assert running.pids.get("n0") == pid, "the node did not live through the tests"
+        assert "Traceback" not in (running.data / "logs" / "n0.log").read_text()
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster.endpoints[0]) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def take(client: Client) -> Callable[[str], Shard]:
+    """A queue of the topic that no test has used yet."""
+    taken: dict[str, int] = {}
+
+    def take_one(topic: str = "t") -> Shard:
+        taken[topic] = taken.get(topic, -1) + 1
+        assert taken[topic] < next(spec.queues for spec in TOPICS if spec.name == topic), f"no more queues in {topic}"
+        return Shard(client, topic, taken[topic])
+
+    return take_one
+
+
+@pytest.fixture
+def shard(take: Callable[[str], Shard]) -> Shard:
+    return take("t")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A node of the test's own, to be stopped and killed."""
+    with LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 2)]) as running:
+        running.wait_ready()
+        yield running

@@ -1,0 +1,203 @@
+"""Steps of a World: groups, hand-outs, acks, nacks, dead letters."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from delaynode.store.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS
+from delaynode.store.errors import Refused
+
+from tests.store import model as m
+from tests.store.model import Event, ModelGroup, Open
+from tests.store.producing import Producing
+
+
+def tag_of(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+class World(Producing):
+    """A shard with all that can be done to it."""
+
+    @property
+    def visible(self) -> int:
+        return self.shard.queue.visible
+
+    # ------------------------------------------------------------ groups
+    def join(self, name: str, tags: tuple[str, ...] = (), *, from_end: bool = False) -> None:
+        wanted = frozenset(map(tag_of, tags))
+        known = self.model.groups.get(name)
+        try:
+            with self.recording() as events:
+                made = self.shard.consumers.join(name, tags, from_end=from_end, now_ms=self.now)
+                assert made == (known is None)
+                if made:
+                    events.append(m.GroupMade(name, self.visible if from_end else 0, wanted))
+        except Refused as refused:
+            assert refused.reason == "GROUP_MISMATCH"
+            assert known is not None
+            assert known.tags != wanted
+        else:
+            assert known is None or known.tags == wanted
+
+    def delete_group(self, name: str) -> None:
+        if name in self.model.groups:
+            with self.recording() as events:
+                self.shard.consumers.delete(name, self.now)
+                events.append(m.GroupGone(name))
+
+    # ------------------------------------------------------------ hand-outs
+    def deliver(self, name: str, most: int, most_bytes: int = 1 << 30, invisible_ms: int = 1000) -> list[int]:
+        """Receive; returns the offsets."""
+        if name not in self.model.groups:
+            return []
+        group = self.model.groups[name]
+        ready = self.model.ready(name, self.now, self.visible, self.config.max_unacked)
+        delivery = self.shard.consumers.deliver(name, self.now, invisible_ms, most, most_bytes)
+        offsets = [int(o) for o in delivery.offset]
+        assert len(set(offsets)) == len(offsets)
+        assert set(offsets) <= set(ready), "handed out what is done, hidden, foreign or not there"
+        sizes = [len(self.model.queue[o].msg.body) for o in offsets]
+        if most_bytes >= 1 << 30:
+            assert len(offsets) == min(most, len(ready)), "a message that is ready was kept back"
+        else:
+            assert bool(offsets) == bool(ready)
+            assert len(offsets) == 1 or sum(sizes) <= most_bytes
+        for offset, attempt, row in zip(offsets, delivery.attempt.tolist(), delivery.rows, strict=True):
+            queued = self.model.queue[offset]
+            assert (int(row["due"]), int(row["seq"])) == (queued.due, queued.seq)
+            state = group.redriven[offset] if offset in group.redriven else group.open.setdefault(offset, Open())
+            assert state.attempt == attempt
+            state.until = self.now + invisible_ms
+        self.check_bodies(delivery.rows, [self.model.queue[o].msg for o in offsets])
+        return offsets
+
+    @staticmethod
+    def _state(group: ModelGroup, offset: int) -> Open:
+        return group.redriven.get(offset) or group.open.get(offset) or Open()
+
+    def ack(self, name: str, ranges: list[tuple[int, int]]) -> None:
+        """Ack [start, end) ranges, whoever was handed them."""
+        if name not in self.model.groups:
+            return
+        group = self.model.groups[name]
+        start, end = (np.array([r[i] for r in ranges], np.int64) for i in (0, 1))
+        offsets = {o for low, high in ranges for o in range(low, high)}
+        mine = {
+            o for o in offsets - group.done if o >= group.start and o < self.visible and group.takes(self.model.queue[o])
+        }
+        expected = len(mine) + len(offsets & set(group.redriven))
+        floor = self.model.floor(name, self.visible)
+        valid = bool(ranges) and all(0 <= low < high <= self.visible for low, high in ranges)
+        try:
+            with self.recording() as events:
+                count = self.shard.consumers.acknowledge(name, start, end, self.now)
+                if ranges:
+                    events.append(m.Ack(name, frozenset(offsets)))
+        except Refused as refused:
+            overlap = len(offsets) < sum(high - low for low, high in ranges)
+            far = any(high > floor + self.config.max_unacked for _, high in ranges)
+            assert refused.reason in ("BAD_REQUEST", "BAD_COLUMNS")
+            assert not valid or overlap or far, refused.message
+        else:
+            assert valid or not ranges
+            assert count == expected
+
+    def nack(self, name: str, rows: list[tuple[int, int]], backoff_ms: int) -> None:
+        """Nack (offset, attempt) rows."""
+        if name not in self.model.groups:
+            return
+        group = self.model.groups[name]
+        first = {offset: attempt for offset, attempt in reversed(rows)}
+        open_ = {o: a for o, a in first.items() if self._is_open(group, name, o) and self._state(group, o).attempt == a}
+        offset, attempt = (np.array([r[i] for r in rows], d) for i, d in ((0, np.int64), (1, np.uint32)))
+        with self.recording() as events:
+            counts = self.shard.consumers.nack(name, offset, attempt, backoff_ms, self.now)
+            events += self._ended(name, open_, backoff_ms)
+        dead = sum(a >= self.config.max_attempts for a in open_.values())
+        assert (counts.retried, counts.dead, counts.ignored) == (len(open_) - dead, dead, len(rows) - len(open_))
+
+    def _is_open(self, group: ModelGroup, name: str, offset: int) -> bool:
+        if offset in group.redriven:
+            return True
+        reach = min(self.visible, self.model.floor(name, self.visible) + self.config.max_unacked)
+        return (
+            group.start <= offset < reach and offset not in group.done and group.takes(self.model.queue[offset])
+        )
+
+    def _ended(self, name: str, ended: dict[int, int], backoff_ms: int) -> list[Event]:
+        """The frames that end these attempts: dead letters, then retries."""
+        dead = {o: a for o, a in ended.items() if a >= self.config.max_attempts}
+        again = {o: a for o, a in ended.items() if o not in dead}
+
+        def wait(attempt: int) -> int:
+            return backoff_ms if backoff_ms >= 0 else min(FIRST_BACKOFF_MS * 2 ** (attempt - 1), LONGEST_BACKOFF_MS)
+
+        events: list[Event] = []
+        if dead:
+            events.append(m.Dead(name, tuple(dead.items())))
+        if again:
+            events.append(m.Retry(name, tuple((o, a, self.now + wait(a)) for o, a in again.items())))
+        return events
+
+    def expire(self) -> None:
+        """End the attempts whose invisible time is over."""
+        late = {
+            name: {
+                offset: state.attempt
+                for states in (group.open, group.redriven)
+                for offset, state in states.items()
+                if state.until is not None and state.until <= self.now
+            }
+            for name, group in self.model.groups.items()
+        }
+        if any(late.values()):
+            assert self.shard.consumers.next_expiry() <= self.now
+        with self.recording() as events:
+            ended = self.shard.consumers.expire(self.now)
+            for name in self.shard.consumers.groups:
+                events += self._ended(name, late[name], 0)
+        assert ended == any(late.values())
+
+    # ------------------------------------------------------------ dead letters
+    def resolve(self, name: str, offsets: list[int] | None, *, redrive: bool) -> None:
+        if name not in self.model.groups:
+            return
+        group = self.model.groups[name]
+        named = set(group.dead) if offsets is None else set(group.dead) & set(offsets)
+        with self.recording() as events:
+            given = None if offsets is None else np.array(offsets, np.int64)
+            resolved = self.shard.consumers.resolve(name, given, redrive=redrive, now_ms=self.now)
+            if named:
+                events.append((m.Redrive if redrive else m.Drop)(name, frozenset(named)))
+        assert resolved == len(named)
+
+    def check_groups(self) -> None:
+        """Dead letters and counts, for every group."""
+        for name, group in self.model.groups.items():
+            listed = self.shard.consumers.dead_letters(name, -1, 10_000)
+            assert dict(zip(listed.offset.tolist(), listed.attempt.tolist(), strict=True)) == group.dead
+            assert listed.offset.tolist() == sorted(group.dead)
+            self.check_bodies(listed.rows, [self.model.queue[o].msg for o in listed.offset.tolist()])
+            counts = self.shard.consumers.group(name).counts(self.visible, self.now)
+            states = [s for where in (group.open, group.redriven) for s in where.values()]
+            assert counts.dead == len(group.dead)
+            assert counts.in_flight == sum(s.until is not None for s in states)
+            assert counts.waiting_retry == sum(s.until is None and s.visible > self.now for s in states)
+
+    def drain(self, name: str) -> None:
+        """Receive and ack until nothing is left: all that was released and not done comes, and nothing else."""
+        group = self.model.groups[name]
+        for _ in range(10_000):
+            got = self.deliver(name, 4)
+            if got:
+                self.ack(name, [(o, o + 1) for o in sorted(got)])
+                continue
+            states = (*group.open.values(), *group.redriven.values())
+            waits = [s.visible if s.until is None else s.until for s in states if s.until is not None or s.visible > self.now]
+            if not waits:
+                break
+            self.now = max(self.now, min(waits))
+            self.expire()
+        assert self.model.floor(name, self.visible) == self.visible

@@ -1,0 +1,182 @@
+"""A disk in memory that crashes like a real one: what was not synced may be lost, torn, or written out of order.
+
+The rules, per file, at a power cut:
+    bytes that a sync() covered           are there
+    bytes appended after it               each page on its own: written, zeros, or garbage; and the length any in between
+    a name created and never synced       may be gone, whatever was written
+    replace, truncate, remove             have happened or not; durable once they returned
+A killed process loses nothing that an append finished.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from delaynode.store.types import Buffers
+
+
+class Crashed(Exception):
+    """The machine stopped in the middle of this call."""
+
+
+@dataclass
+class MemoryFile:
+    data: bytearray = field(default_factory=bytearray)
+    synced: int = 0  # bytes that are on disk for certain
+    named: bool = False  # its directory entry is on disk for certain
+
+
+class MemoryFiles:
+    """Implements delaynode.store.files.Files.
+
+    page: the unit of out-of-order writeback; small ones tear small files in more ways.
+    """
+
+    def __init__(self, rng: random.Random, page: int = 4096) -> None:
+        self.rng = rng
+        self.page = page
+        self.files: dict[str, MemoryFile] = {}
+        self.writes = 0  # changing calls so far: the crash points
+        self.synced_bytes = 0
+        self._countdown: int | None = None
+        self._failure: tuple[str, str, int] | None = None
+        self.on_sync: Callable[[str], None] = lambda path: None  # called while a sync is under way
+
+    # ------------------------------------------------------------ trouble
+    def crash_after(self, calls: int | None) -> None:
+        """Raise Crashed in the middle of the changing call after the next `calls`; None: don't."""
+        self._countdown = calls
+
+    def fail_next(self, operation: str, error: int = errno.EIO, path: str = "") -> None:
+        """The next `operation` ("append", "sync" or "replace") on a path that contains `path` raises OSError."""
+        self._failure = (operation, path, error)
+
+    def crash(self) -> None:
+        """The power is cut: each file becomes what the disk happens to hold."""
+        for path, file in list(self.files.items()):
+            if not file.named and self.rng.random() < 0.5:
+                del self.files[path]
+                continue
+            if len(file.data) > file.synced:
+                file.data = self._torn(file)
+            file.synced, file.named = len(file.data), True
+        self._countdown = self._failure = None
+
+    def kill(self) -> None:
+        """The process is killed: the page cache stays, what is on disk for certain does not grow."""
+        self._countdown = self._failure = None
+
+    def _torn(self, file: MemoryFile) -> bytearray:
+        choice = self.rng.random()
+        if choice < 0.2:
+            return file.data
+        if choice < 0.4:
+            return file.data[: file.synced]
+        if choice < 0.7:
+            return file.data[: self.rng.randint(file.synced, len(file.data))]
+        torn = file.data[: file.synced]
+        end = file.synced
+        for at in range(file.synced - file.synced % self.page, len(file.data), self.page):
+            low, high = max(at, file.synced), min(at + self.page, len(file.data))
+            fate = self.rng.random()
+            if fate < 0.55:
+                torn += file.data[low:high]
+                end = high
+            elif fate < 0.8:
+                torn += bytes(high - low)
+            else:
+                torn += self.rng.randbytes(high - low)
+                end = high
+        return torn[: self.rng.randint(end, len(torn))]
+
+    def flip(self, path: str, bit: int) -> None:
+        self.files[path].data[bit // 8] ^= 1 << (bit % 8)
+
+    def copy(self) -> MemoryFiles:
+        """The same files on another disk, all of it durable."""
+        other = MemoryFiles(random.Random(self.rng.random()), self.page)
+        other.files = {path: MemoryFile(bytearray(f.data), len(f.data), True) for path, f in self.files.items()}
+        return other
+
+    def _change(self, operation: str, path: str) -> bool:
+        """Count a changing call; True when the machine stops in the middle of it."""
+        self.writes += 1
+        if self._failure is not None and self._failure[0] == operation and self._failure[1] in path:
+            error, self._failure = self._failure[2], None
+            raise OSError(error, errno.errorcode[error], path)
+        if self._countdown is None:
+            return False
+        self._countdown -= 1
+        return self._countdown < 0
+
+    # ------------------------------------------------------------ Files
+    def append(self, path: str, buffers: Buffers) -> None:
+        data = b"".join(buffers)
+        try:
+            stop = self._change("append", path)
+        except OSError:
+            self._file(path).data += data[: self.rng.randint(0, len(data))]  # a short write, then the error
+            raise
+        if stop:
+            self._file(path).data += data[: self.rng.randint(0, len(data))]
+            raise Crashed(f"append {path}")
+        self._file(path).data += data
+
+    def _file(self, path: str) -> MemoryFile:
+        return self.files.setdefault(path, MemoryFile())
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        file = self.files.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if offset < 0 or length < 0:
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        return bytes(file.data[offset : offset + length])
+
+    def sync(self, path: str) -> None:
+        file = self.files.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if self._change("sync", path):
+            if self.rng.random() < 0.5:
+                file.synced, file.named = len(file.data), True
+            raise Crashed(f"sync {path}")
+        reach = len(file.data)
+        self.on_sync(path)
+        file.synced, file.named = max(file.synced, min(reach, len(file.data))), True
+
+    def size(self, path: str) -> int:
+        file = self.files.get(path)
+        return 0 if file is None else len(file.data)
+
+    def list(self, directory: str) -> Sequence[str]:
+        return sorted(posixpath.basename(path) for path in self.files if posixpath.dirname(path) == directory)
+
+    def replace(self, path: str, data: bytes) -> None:
+        stop = self._change("replace", path)
+        if not stop or self.rng.random() < 0.5:
+            self.files[path] = MemoryFile(bytearray(data), len(data), True)
+        if stop:
+            raise Crashed(f"replace {path}")
+
+    def truncate(self, path: str, size: int) -> None:
+        file = self.files.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        stop = self._change("truncate", path)
+        if not stop or self.rng.random() < 0.5:
+            del file.data[size:]
+            file.synced = len(file.data)
+        if stop:
+            raise Crashed(f"truncate {path}")
+
+    def remove(self, path: str) -> None:
+        stop = self._change("remove", path)
+        if not stop or self.rng.random() < 0.5:
+            self.files.pop(path, None)
+        if stop:
+            raise Crashed(f"remove {path}")

@@ -1,0 +1,231 @@
+"""What a shard should do, as plainly as it can be said: dictionaries, lists and loops over events.
+
+An event is what one frame means. The state is the fold of the events whose frames are in the log, so after a crash
+the model is folded again up to the log's new end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Key = tuple[int, int]  # (due ms, seq)
+
+
+class Msg(NamedTuple):
+    body: bytes
+    tag: int
+
+
+class Queued(NamedTuple):
+    due: int
+    seq: int
+    msg: Msg
+
+
+# ---------------------------------------------------------------- events, one a frame
+class Epoch(NamedTuple):
+    epoch: int
+
+
+class Append(NamedTuple):
+    producer: int
+    number: int
+    first_seq: int
+    dues: tuple[int, ...]
+    messages: tuple[Msg, ...]
+    wall: int
+
+
+class Tick(NamedTuple):
+    mark: Key
+
+
+class Cancel(NamedTuple):
+    keys: tuple[Key, ...]
+
+
+class Reschedule(NamedTuple):
+    moves: tuple[tuple[Key, int], ...]  # (old, new due)
+    wall: int
+
+
+class GroupMade(NamedTuple):
+    name: str
+    start: int
+    tags: frozenset[int]
+
+
+class GroupGone(NamedTuple):
+    name: str
+
+
+class Ack(NamedTuple):
+    name: str
+    offsets: frozenset[int]
+
+
+class Retry(NamedTuple):
+    name: str
+    rows: tuple[tuple[int, int, int], ...]  # (offset, the attempt that ends, visible ms)
+
+
+class Dead(NamedTuple):
+    name: str
+    rows: tuple[tuple[int, int], ...]  # (offset, attempts it had)
+
+
+class Redrive(NamedTuple):
+    name: str
+    offsets: frozenset[int]
+
+
+class Drop(NamedTuple):
+    name: str
+    offsets: frozenset[int]
+
+
+Event = Epoch | Append | Tick | Cancel | Reschedule | GroupMade | GroupGone | Ack | Retry | Dead | Redrive | Drop
+
+
+@dataclass
+class Open:
+    """A message at work in a group."""
+
+    attempt: int = 1
+    visible: int = 0
+    until: int | None = None  # handed out until (memory of the master)
+
+
+@dataclass
+class ModelGroup:
+    start: int
+    tags: frozenset[int]
+    done: set[int] = field(default_factory=set)
+    open: dict[int, Open] = field(default_factory=dict)  # those that anything was said of
+    dead: dict[int, int] = field(default_factory=dict)
+    redriven: dict[int, Open] = field(default_factory=dict)
+
+    def takes(self, queued: Queued) -> bool:
+        return not self.tags or queued.msg.tag in self.tags
+
+
+@dataclass
+class ModelProducer:
+    answers: deque[Append] = field(default_factory=lambda: deque(maxlen=16))
+    seen: int = 0
+
+
+class Model:
+    """State after a prefix of the log."""
+
+    def __init__(self, watermark: Key) -> None:
+        self.live: dict[Key, Msg] = {}
+        self.gone: dict[Key, str] = {}  # CANCELLED, MOVED, RELEASED, or the last two
+        self.queue: list[Queued] = []
+        self.watermark = watermark
+        self.next_seq = 0
+        self.wall = 0
+        self.producers: dict[int, ModelProducer] = {}
+        self.groups: dict[str, ModelGroup] = {}
+        self.epoch = 0
+
+    def release(self, due: int, seq: int, msg: Msg) -> None:
+        self.queue.append(Queued(due, seq, msg))
+        self.gone[due, seq] = "RELEASED"
+
+    def arrive(self, rows: list[tuple[int, int, Msg]], wall: int) -> None:
+        for due, seq, msg in rows:
+            before = self.gone.pop((due, seq), None)
+            if due <= wall or (due, seq) <= self.watermark:
+                self.release(due, seq, msg)
+                if before == "MOVED":
+                    # moved away, back to the same due when that was past, and so released at once: both are true
+                    self.gone[due, seq] = "MOVED, RELEASED"
+            else:
+                self.live[due, seq] = msg
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case Epoch(epoch):
+                self.epoch = epoch
+            case Append():
+                self.wall = max(self.wall, event.wall)
+                seqs = range(event.first_seq, event.first_seq + len(event.dues))
+                self.arrive(list(zip(event.dues, seqs, event.messages, strict=True)), event.wall)
+                self.next_seq = event.first_seq + len(event.dues)
+                if event.producer:
+                    if event.number == 0:
+                        self.producers[event.producer] = ModelProducer()
+                    producer = self.producers[event.producer]
+                    producer.answers.append(event)
+                    producer.seen = event.wall
+            case Tick(mark):
+                for key in sorted(key for key in self.live if key <= mark):
+                    self.release(*key, self.live.pop(key))
+                self.watermark = mark
+            case Cancel(keys):
+                for key in keys:
+                    del self.live[key]
+                    self.gone[key] = "CANCELLED"
+            case Reschedule(moves, wall):
+                self.wall = max(self.wall, wall)
+                rows = [(due, key[1], self.live.pop(key)) for key, due in moves]
+                for key, _ in moves:
+                    self.gone[key] = "MOVED"
+                self.arrive(sorted(rows), wall)
+            case GroupMade(name, start, tags):
+                self.groups[name] = ModelGroup(start, tags)
+            case GroupGone(name):
+                del self.groups[name]
+            case _:
+                self.progress(event)
+
+    def progress(self, event: Ack | Retry | Dead | Redrive | Drop) -> None:
+        group = self.groups[event.name]
+        match event:
+            case Ack(_, offsets):
+                group.done |= offsets
+                for offset in offsets:
+                    group.open.pop(offset, None)
+                    group.redriven.pop(offset, None)
+            case Retry(_, rows):
+                for offset, attempt, visible in rows:
+                    where = group.redriven if offset in group.redriven else group.open
+                    where[offset] = Open(attempt + 1, visible)
+            case Dead(_, dead):
+                for offset, attempts in dead:
+                    group.redriven.pop(offset, None)
+                    group.open.pop(offset, None)
+                    group.done.add(offset)
+                    group.dead[offset] = attempts
+            case Redrive(_, offsets):
+                for offset in offsets:
+                    del group.dead[offset]
+                    group.redriven[offset] = Open()
+            case Drop(_, offsets):
+                for offset in offsets:
+                    del group.dead[offset]
+
+    # ------------------------------------------------------------ what the group would hand out
+    def floor(self, name: str, visible: int) -> int:
+        group = self.groups[name]
+        for offset in range(group.start, visible):
+            if group.takes(self.queue[offset]) and offset not in group.done:
+                return offset
+        return max(group.start, visible)
+
+    def ready(self, name: str, now: int, visible: int, max_unacked: int) -> dict[int, Open]:
+        """Offset -> state of what a Receive may get now; `visible` is the queue's committed end."""
+        group = self.groups[name]
+        low = self.floor(name, visible)
+        found = {
+            offset: state
+            for offset in range(low, min(visible, low + max_unacked))
+            if group.takes(self.queue[offset]) and offset not in group.done
+            for state in [group.open.get(offset, Open())]
+            if state.until is None and state.visible <= now
+        }
+        found |= {o: s for o, s in group.redriven.items() if s.until is None and s.visible <= now}
+        return found

@@ -1,0 +1,370 @@
+"""One shard on a disk that crashes, driven step by step beside the model, with every answer compared.
+
+Each method is one thing that a node may do at any moment. Jobs (write, load, cascade, checkpoint, lookup) are three
+steps each, so that whatever else may happen in between does.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from delaynode.store import persist
+from delaynode.store.commitlog import WriteBatch
+from delaynode.store.frames import Kind
+from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, CascadeJob, LoadJob
+from delaynode.store.types import Records
+
+from tests.store import model as m
+from tests.store.memory_files import Crashed, MemoryFiles
+from tests.store.model import Event, Model, Msg
+
+START_MS = 1_700_000_000_000
+ROOT = "/data/t-0"
+UID = 0xFEEDFACECAFEBEEF
+
+KIND_OF = {
+    m.Epoch: Kind.EPOCH, m.Append: Kind.APPEND, m.Tick: Kind.TICK, m.Cancel: Kind.CANCEL,
+    m.Reschedule: Kind.RESCHEDULE, m.GroupMade: Kind.GROUP, m.GroupGone: Kind.GROUP, m.Ack: Kind.ACK,
+    m.Retry: Kind.RETRY, m.Dead: Kind.DEAD, m.Redrive: Kind.RETRY, m.Drop: Kind.DEAD,
+}  # fmt: skip
+
+SMALL = ShardConfig(
+    horizon_ms=40 * DAY_MS,
+    max_attempts=2,
+    max_unacked=10,
+    max_tick=5,
+    window_budget=8,
+    lookahead_ms=2 * MINUTE_MS,
+    log_segment_bytes=2000,
+    timer_segment_bytes=52 * 12,
+    queue_segment_bytes=32 * 7,
+)
+"""Limits so low that every path is taken with a handful of messages."""
+
+
+@dataclass
+class Entry:
+    """A frame in the log and what it means."""
+
+    end: int
+    event: Event
+    queue_end: int  # released by it and all before
+
+
+class WorldBase:
+    """The shard's life: log, jobs, clock, crashes."""
+
+    def __init__(
+        self, seed: int = 0, config: ShardConfig = SMALL, *, fsync: bool = True, page: int = 64, now_ms: int = START_MS
+    ) -> None:
+        self.rng = random.Random(seed)  # of bodies and of the disk; what is done is for the caller to choose
+        self.disk = MemoryFiles(self.rng, page)
+        self.config = config
+        self.fsync = fsync
+        self.now = self.born = now_ms
+        self.entries: list[Entry] = []
+        self.queue_bytes = b""  # what commit() has returned
+        self.recoveries = 0
+        self.shard = persist.create(self.disk, ROOT, UID, "t", 0, config, now_ms)
+        self.model = Model(self.shard.index.watermark)
+        self._forget_jobs()
+        self.reign()
+
+    def _forget_jobs(self) -> None:
+        self.batch: WriteBatch | None = None
+        self.loading: LoadJob | None = None
+        self.cascading: CascadeJob | None = None
+        self.checkpointing: persist.CheckpointJob | None = None
+        self.ran: set[str] = set()  # jobs that wait for their finish
+        self.crashed_lookups()
+
+    def crashed_lookups(self) -> None:
+        """Lookups under way are gone with the process."""
+
+    # ------------------------------------------------------------ trouble
+    @contextmanager
+    def disk_trouble(self) -> Iterator[None]:
+        """A crash or an I/O error in this step ends the process; it comes back from what the disk holds."""
+        try:
+            yield
+        except Crashed:
+            self.power_cut()
+        except OSError:
+            self.power_cut()  # a copy that saw a write fail is damaged; here its machine restarts
+
+    def power_cut(self) -> None:
+        """The machine stops. With fsync nothing that was committed may be missing afterwards."""
+        must_have = self.shard.committed if self.fsync else self.shard.log.synced
+        self.disk.crash()
+        self._recover(must_have)
+
+    def kill(self) -> None:
+        """kill -9: all that was written is still there."""
+        must_have = max(self.shard.committed, self.shard.log.written)
+        self.disk.kill()
+        self._recover(must_have)
+
+    def stop(self) -> None:
+        """A clean stop and start."""
+        self.pump()
+        self.checkpoint()
+        self.kill()
+
+    def _recover(self, must_have: int) -> None:
+        self._forget_jobs()
+        self.recoveries += 1
+        while True:
+            try:
+                self.shard, _ = persist.recover(self.disk, ROOT, self.config)
+                break
+            except Crashed:
+                self.disk.crash()
+        end = self.shard.log.end
+        assert end >= must_have, f"log ends at {end}, committed was {must_have}"
+        kept = [entry for entry in self.entries if entry.end <= end]
+        assert (kept[-1].end if kept else 0) == end, f"log end {end} is no frame's end"
+        self.entries = kept
+        self.model = Model((self.born, self.shard_start_seq()))
+        for entry in kept:
+            self.model.apply(entry.event)
+        self.check_all()
+        try:
+            self.reign()
+        except Crashed:
+            self.power_cut()
+
+    @staticmethod
+    def shard_start_seq() -> int:
+        return 2**63 - 1
+
+    def reign(self) -> None:
+        epoch = self.shard.identity.epoch + 1
+        persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
+        with self.recording() as events:
+            self.shard.begin_reign(epoch, "n0", self.now)
+            events.append(m.Epoch(epoch))
+
+    # ------------------------------------------------------------ the log
+    @contextmanager
+    def recording(self) -> Iterator[list[Event]]:
+        """The events that the body appends to the list are what the frames that it proposes mean."""
+        events: list[Event] = []
+        before = len(self.shard.log.pending)
+        yield events
+        frames = self.shard.log.pending[before:]
+        assert [f.kind for f in frames] == [KIND_OF[type(e)] for e in events]
+        for frame, event in zip(frames, events, strict=True):
+            released = len(self.model.queue)
+            self.model.apply(event)
+            for queued in self.model.queue[released:]:
+                assert queued.due <= self.now, "released before its due"
+            self.entries.append(Entry(frame.offset + frame.length, event, len(self.model.queue)))
+        self.check_counters()
+
+    def begin_write(self) -> None:
+        if self.batch is None:
+            self.batch = self.shard.take_writes(sync=self.fsync or self.rng.random() < 0.2)
+
+    def run_write(self) -> None:
+        if self.batch is not None and "write" not in self.ran:
+            with self.disk_trouble():
+                self.batch.run()
+                self.ran.add("write")
+
+    def finish_write(self) -> None:
+        if self.batch is not None and "write" in self.ran:
+            self.shard.finish_writes(self.batch)
+            self.batch = None
+            self.ran.discard("write")
+
+    def commit(self, lag: int = 0) -> None:
+        """Commit up to the frame `lag` frames before the last that may be."""
+        ready = self.shard.log.synced if self.fsync else self.shard.log.written
+        end_of = attrgetter("end")
+        first = bisect_right(self.entries, self.shard.committed, key=end_of)
+        last = bisect_right(self.entries, ready, key=end_of) - 1 - lag
+        if last < first:
+            return
+        seen = self.shard.queue.visible
+        with self.disk_trouble():
+            parts = self.shard.commit(self.entries[last].end)
+            got = np.concatenate(parts) if parts else None
+            assert self.shard.queue.visible == self.entries[last].queue_end
+            if got is not None:
+                self.queue_bytes += got.tobytes()
+                self.compare_rows(got, seen)
+
+    def pump(self) -> None:
+        """Everything that waits is written and committed."""
+        life = self.recoveries
+        for _ in range(2):  # a batch may be under way
+            for step in (self.begin_write, self.run_write, self.finish_write, self.commit):
+                step()
+                if self.recoveries != life:
+                    return
+
+    # ------------------------------------------------------------ jobs
+    def begin_load(self) -> None:
+        if self.loading is None and self.shard.wants_load(self.now):
+            target = self.shard.load_target(self.now)
+            self.loading = self.shard.index.begin_load(target, self.config.window_budget)
+
+    def run_load(self) -> None:
+        if self.loading is not None and "load" not in self.ran:
+            self.loading.run()
+            self.ran.add("load")
+
+    def finish_load(self) -> None:
+        if self.loading is not None and "load" in self.ran:
+            self.shard.index.finish_load(self.loading)
+            self.loading = None
+            self.ran.discard("load")
+
+    def begin_cascade(self) -> None:
+        if self.cascading is None and self.checkpointing is None and self.shard.index.cascade_due(self.now):
+            self.cascading = self.shard.index.begin_cascade()
+
+    def run_cascade(self) -> None:
+        if self.cascading is not None and "cascade" not in self.ran:
+            self.cascading.run()
+            self.ran.add("cascade")
+
+    def finish_cascade(self) -> None:
+        if self.cascading is not None and "cascade" in self.ran:
+            self.shard.index.finish_cascade(self.cascading)
+            self.cascading = None
+            self.ran.discard("cascade")
+
+    def begin_checkpoint(self) -> None:
+        if self.cascading is None and self.checkpointing is None:
+            self.checkpointing = persist.begin_checkpoint(self.disk, ROOT, self.shard)
+
+    def run_checkpoint(self) -> None:
+        job = self.checkpointing
+        if job is not None and "checkpoint" not in self.ran and self.shard.committed >= job.log_offset:
+            with self.disk_trouble():
+                job.run()
+                self.ran.add("checkpoint")
+
+    def finish_checkpoint(self) -> None:
+        if self.checkpointing is not None and "checkpoint" in self.ran:
+            persist.finish_checkpoint(self.checkpointing)
+            self.checkpointing = None
+            self.ran.discard("checkpoint")
+
+    def copy_wheels(self) -> None:
+        if self.checkpointing is None and self.cascading is None:
+            with self.disk_trouble():
+                persist.copy_wheels(self.disk, ROOT, self.shard)
+
+    def checkpoint(self) -> None:
+        self._all_of(
+            self.run_cascade, self.finish_cascade, self.begin_checkpoint, self.pump, self.run_checkpoint,
+            self.finish_checkpoint,
+        )  # fmt: skip
+
+    def _all_of(self, *steps: Callable[[], None]) -> None:
+        life = self.recoveries
+        for step in steps:
+            if self.recoveries == life:
+                step()
+
+    # ------------------------------------------------------------ time
+    def advance(self, ms: int) -> None:
+        self.now += ms
+
+    def tick(self) -> int:
+        released = -1
+        index = self.shard.index
+        with self.recording() as events:
+            before = index.watermark
+            due = sorted(key for key in self.model.live if key <= (self.now, 2**63 - 1))
+            released = self.shard.tick(self.now)
+            if released >= 0:
+                mark = index.watermark
+                assert before < mark <= (self.now, 2**63 - 1)
+                assert released == sum(key <= mark for key in due) <= self.config.max_tick
+                events.append(m.Tick((mark.due, mark.seq)))
+        return released
+
+    def settle(self) -> None:
+        """Do all that is to be done at this moment; then nothing that is due may be left."""
+        life = self.recoveries
+        self._all_of(
+            self.run_cascade, self.finish_cascade, self.run_load, self.finish_load, self.pump, self.run_checkpoint,
+            self.finish_checkpoint,
+        )  # fmt: skip
+        for _ in range(20_000):
+            before = self.shard.index.watermark, self.shard.index.window.bound, self.shard.index.minute_bound_ms
+            self._all_of(
+                self.begin_cascade, self.run_cascade, self.finish_cascade, self.begin_load, self.run_load,
+                self.finish_load,
+            )  # fmt: skip
+            while self.recoveries == life and self.tick() >= 0:
+                self.pump()
+            if self.recoveries != life:
+                return self.settle()
+            after = self.shard.index.watermark, self.shard.index.window.bound, self.shard.index.minute_bound_ms
+            if before == after:
+                break
+        else:
+            raise AssertionError("never settles")
+        late = [key for key in self.model.live if key[0] <= self.now]
+        assert not late, f"due and not released: {late}"
+        self.pump()
+
+    # ------------------------------------------------------------ comparisons
+    def check_counters(self) -> None:
+        shard, model = self.shard, self.model
+        assert shard.index.watermark == model.watermark
+        assert shard.index.pending == len(model.live)
+        assert shard.index.pending_bytes == sum(len(msg.body) for msg in model.live.values())
+        assert shard.next_seq == model.next_seq
+        assert shard.queue.end == len(model.queue)
+        assert shard.epoch == model.epoch
+
+    def compare_rows(self, rows: Records, first: int) -> None:
+        expected = self.model.queue[first : first + len(rows)]
+        assert [(q.due, q.seq, q.msg.tag, len(q.msg.body)) for q in expected] == [
+            (int(r["due"]), int(r["seq"]), int(r["tag"]), int(r["size"])) for r in rows
+        ]
+
+    def check_all(self) -> None:
+        """After a recovery, when all that is in the log is committed: everything, read back from the disk."""
+        self.check_counters()
+        shard = self.shard
+        assert shard.committed == shard.log.end
+        rows = shard.queue.read(0, shard.queue.end)
+        assert len(rows) == len(self.model.queue)
+        self.compare_rows(rows, 0)
+        self.check_bodies(rows, [q.msg for q in self.model.queue])
+        content = rows.tobytes()
+        common = min(len(content), len(self.queue_bytes))
+        assert content[:common] == self.queue_bytes[:common], "the ConsumeQueue changed"
+        assert common == len(self.queue_bytes) or not self.fsync
+        self.queue_bytes = content
+        assert sorted(shard.consumers.groups) == sorted(self.model.groups)
+
+    def check_bodies(self, rows: Records, messages: list[Msg]) -> None:
+        assert b"".join(self.shard.read_records(rows)) == b"".join(msg.body for msg in messages)
+
+    def check_wheel(self) -> None:
+        """The slot counts above the minute that is being released, against the model's."""
+        times, widths, counts = (column.tolist() for column in self.shard.index.begin_count()())
+        bound = self.shard.index.minute_bound_ms
+        first = self.shard.index.watermark.due // MINUTE_MS * MINUTE_MS
+        expected: dict[tuple[int, int], int] = {}
+        for due, _ in self.model.live:
+            width = MINUTE_MS if due < bound else HOUR_MS
+            slot = due - due % width
+            if slot > first:
+                expected[slot, width] = expected.get((slot, width), 0) + 1
+        got = {(t, w): c for t, w, c in zip(times, widths, counts, strict=True) if t > first}
+        assert got == expected
