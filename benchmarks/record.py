@@ -49,8 +49,9 @@ def _per_second(run: Run) -> str:
 
 def _enqueue(run: Run) -> str:
     return (
-        f"{_per_second(run)}, {run['bytes_per_second'] / MIB:,.0f} MiB/s of bodies; the disk's sequential writes: "
-        f"{run['disk_sequential_bytes_per_second'] / MIB:,.0f} MiB/s"
+        f"{_per_second(run)}, {run['bytes_per_second'] / MIB:,.1f} MiB/s of bodies; the disk's sequential writes: "
+        f"{run['disk_sequential_bytes_per_second'] / MIB:,.0f} MiB/s; processor a message: client "
+        f"{run['client_cpu_us_per_message']:.2f}, node {run['node_cpu_us_per_message']:.2f} us"
     )
 
 
@@ -159,9 +160,9 @@ def main() -> None:
     for row in TABLE:
         if options.only and row.options[0] not in options.only:
             continue
-        command = [*row.options, *_scaled(row, options.scale), "--directory", str(directory)]
-        runs = [_run(command) for _ in range(options.repeat if row.repeat else 1)]
-        lines.append(line(row, runs))
+        command = _scaled(row, options.scale)
+        runs = [_run([*command, "--directory", str(directory)]) for _ in range(options.repeat if row.repeat else 1)]
+        lines.append(line(row, command, runs))
     write(options.write, "\n".join(lines))
 
 
@@ -181,11 +182,12 @@ USUAL = {"w1": 4_000_000, "w2": 200_000, "w3": 30_000, "w4": 10_000_000, "w5": 1
 
 
 def _scaled(row: Row, scale: float) -> list[str]:
+    """The row's options with so much of its messages."""
     if scale == 1.0:
-        return []
-    given = row.options.index("--messages") + 1 if "--messages" in row.options else None
-    usual = int(row.options[given]) if given else USUAL[row.options[0]]
-    return ["--messages", str(max(100, int(usual * scale)))]
+        return list(row.options)
+    given = row.options.index("--messages") if "--messages" in row.options else len(row.options)
+    usual = int(row.options[given + 1]) if given < len(row.options) else USUAL[row.options[0]]
+    return [*row.options[:given], "--messages", str(max(100, int(usual * scale))), *row.options[given + 2 :]]
 
 
 def _run(command: Sequence[str]) -> Run:
@@ -212,11 +214,12 @@ def _header() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
 
 
-def line(row: Row, runs: Sequence[Run]) -> str:
+def line(row: Row, options: Sequence[str], runs: Sequence[Run]) -> str:
+    """The row of some runs with these options."""
     ordered = sorted(runs, key=lambda run: _main(row, run))
     median = ordered[(len(ordered) - 1) // 2]
-    command = f"`delayctl bench {' '.join(row.options)}`"
-    spread = _spread([_main(row, run) for run in ordered])
+    command = f"`delayctl bench {' '.join(options)}`"
+    spread = _spread([_main(row, run) for run in ordered], "p99 " if row.main == "lateness_ms" else "")
     met = "" if row.met is None else "yes" if row.met(median) else "no"
     return f"| {row.name} | {command} | {row.figures(median)} | {spread} | {row.target} | {met} |"
 
@@ -226,10 +229,10 @@ def _main(row: Row, run: Run) -> float:
     return float(value["p99"] if isinstance(value, Mapping) else value)
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], what: str) -> str:
     if len(values) == 1:
         return "1"
-    return f"{len(values)}: {_short(values[0])} .. {_short(values[-1])}, mean {_short(statistics.fmean(values))}"
+    return f"{len(values)}: {what}{_short(values[0])} .. {_short(values[-1])}, mean {_short(statistics.fmean(values))}"
 
 
 def _short(value: float) -> str:

@@ -1,5 +1,17 @@
 """DelayCluster's client: Producer, Consumer and Admin, async, with a sync face in `delayclient.sync`.
 
+    async with Producer("127.0.0.1:7070") as producer:
+        sent = await producer.send("orders", b"pay now", delay="30m", key="42")
+        many = await producer.send_batch("orders", bodies, delay_ms=delays)
+
+    async with Consumer("127.0.0.1:7070", "orders", "billing") as consumer:
+        async for message in consumer:
+            ...
+            await message.ack()
+
+    async with Admin("127.0.0.1:7070") as admin:
+        outcomes = await admin.cancel([sent.handle])
+
 Names are loaded on first use, so that `delayctl --help` does not pay for gRPC and NumPy.
 """
 

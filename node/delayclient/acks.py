@@ -27,12 +27,12 @@ _MANY: Final = 8192
 
 def to_ranges(offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(start i64[k], end i64[k], exclusive) of the runs in some offsets, in any order, repeated or not."""
-    unique = np.unique(offsets)
-    if not len(unique):
-        return unique, unique
-    gaps = np.flatnonzero(np.diff(unique) != 1)
-    starts = unique[np.concatenate(([0], gaps + 1))]
-    ends = unique[np.concatenate((gaps, [len(unique) - 1]))] + 1
+    if not len(offsets):
+        return offsets, offsets
+    ordered = np.sort(offsets)
+    gaps = np.flatnonzero(np.diff(ordered) > 1)
+    starts = ordered[np.concatenate(([0], gaps + 1))]
+    ends = ordered[np.concatenate((gaps, [len(ordered) - 1]))] + 1
     return starts, ends
 
 

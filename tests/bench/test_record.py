@@ -14,6 +14,8 @@ ENQUEUED = {
     "bytes_per_second": 179e6,
     "disk_sequential_bytes_per_second": 1e9,
     "disk_share": 0.179,
+    "client_cpu_us_per_message": 0.3,
+    "node_cpu_us_per_message": 0.9,
 }
 
 
@@ -45,15 +47,15 @@ def test_a_page_with_half_a_pair_of_marks_is_not_touched(tmp_path: Path) -> None
 
 def test_the_median_run_is_the_one_that_meets_or_misses_the_target() -> None:
     slow, fast = {**ENQUEUED, "messages_per_second": 500_000.0}, {**ENQUEUED, "messages_per_second": 800_000.0}
-    met = record.line(record.TABLE[0], [fast, slow, ENQUEUED])
+    met = record.line(record.TABLE[0], ["w1"], [fast, slow, ENQUEUED])
     assert "700,000 messages/s" in met
     assert met.endswith("| 3: 500,000 .. 800,000, mean 666,667 | 600,000/s, or half the disk's rate | yes |")
-    assert record.line(record.TABLE[0], [slow, slow, fast]).endswith("| no |")
+    assert record.line(record.TABLE[0], ["w1"], [slow, slow, fast]).endswith("| no |")
 
 
 def test_half_of_a_slow_disk_meets_the_enqueue_target() -> None:
     slow_disk: dict[str, Any] = {**ENQUEUED, "messages_per_second": 300_000.0, "disk_share": 0.6}
-    assert record.line(record.TABLE[0], [slow_disk]).endswith("| yes |")
+    assert record.line(record.TABLE[0], ["w1"], [slow_disk]).endswith("| yes |")
 
 
 def test_the_hot_lines_come_first() -> None:

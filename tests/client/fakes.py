@@ -152,6 +152,8 @@ class FakeNode:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.fault: Fault = no_fault
+        self.forwards = False
+        """Serve every shard, as a node does that forwards to the master."""
         self.unary: dict[str, Callable[[Any], Any]] = {}
         self.calls: list[tuple[str, Any]] = []
         self._server: grpc.aio.Server | None = None
@@ -186,7 +188,7 @@ class FakeNode:
         await self.stop()
 
     def shard(self, queue: int) -> FakeShard:
-        if self.cluster.masters[queue] is not self:
+        if self.cluster.masters[queue] is not self and not self.forwards:
             master = self.cluster.masters[queue]
             raise Refusal("NOT_MASTER", **({"endpoint": master.endpoint, "epoch": 2} if master else {}))
         return self.cluster.shards[queue]

@@ -53,33 +53,28 @@ def test_master_that_cannot_be_reached_is_asked_through_the_given_endpoint() -> 
 def test_detour_is_left_when_the_master_can_be_reached() -> None:
     async def main() -> None:
         cluster = FakeCluster(queues=1)
-        async with FakeNode(cluster) as detour:
-            master = await FakeNode(cluster).start(master=False)
+        async with FakeNode(cluster) as detour, FakeNode(cluster) as master, Producer(detour.endpoint) as producer:
+            detour.forwards = True
+            used: list[str] = []
+
+            def noting(name: str) -> Any:
+                async def fault(_: object) -> str:
+                    used.append(name)
+                    return ""
+
+                return fault
+
+            detour.fault, master.fault = noting("detour"), noting("master")
+            await producer.send("t", b"0", delay=5)
             await master.stop()
-            cluster.advertised = master.endpoint
-            async with Producer(detour.endpoint) as producer:
-                await producer.send("t", b"0", delay=5)
-                used: list[str] = []
-
-                def noting(name: str) -> Any:
-                    async def fault(_: object) -> str:
-                        used.append(name)
-                        return ""
-
-                    return fault
-
-                detour.fault, master.fault = noting("detour"), noting("master")
-                await producer.send("t", b"1", delay=5)
-                assert used == ["detour"]
-                await master.start()
-                deadline = time.monotonic() + 10
-                while "master" not in used and time.monotonic() < deadline:
-                    await producer.send("t", b"2", delay=5)
-                    await asyncio.sleep(0.02)
-                assert used[-1] == "master"
-                sent = len(used) + 1
-                assert len(cluster.shards[0].stored) == sent
-            await master.stop()
+            await producer.send("t", b"1", delay=5)
+            assert used == ["master", "detour"]
+            await master.start()
+            deadline = time.monotonic() + 10
+            while used[-1] == "detour" and time.monotonic() < deadline:
+                await producer.send("t", b"2", delay=5)
+                await asyncio.sleep(0.02)
+            assert used[-1] == "master"
 
     asyncio.run(main())
 
@@ -139,7 +134,7 @@ def test_call_is_tried_again_while_the_error_says_so() -> None:
         def cancel(_: object) -> Any:
             if answers:
                 raise answers.pop(0)
-            return delay_pb2.CancelResponse(outcome=b"\x01")
+            return delay_pb2.CancelResponse()
 
         async with FakeNode(FakeCluster()) as node, Admin(node.endpoint, timeout="2s") as admin:
             node.unary["Cancel"] = cancel

@@ -16,6 +16,7 @@ TOPICS = (
     TopicSpec("t", QUEUES),
     TopicSpec("few", 8, max_attempts=3),
     TopicSpec("short", 4, max_delay_ms=3_600_000),
+    TopicSpec("metered", 1, max_attempts=3),
 )
 
 

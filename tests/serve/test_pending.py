@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.serve.client import DAY_MS, Msg, Sent, Shard, crc, i64, ints, now_ms, pb, u32
+from tests.serve.conftest import TOPICS
 
 HOUR_MS = 3_600_000
 SPREAD = (5_000, 70_000, 5 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, 39 * DAY_MS)  # window, minute and hour slots
@@ -187,7 +188,7 @@ def test_the_whole_nodes_wheel_has_every_shard(take: Callable[[str], Shard]) -> 
     shard.send(Msg(delay_ms=DAY_MS))
     answer = shard.client.call("GetWheel")
     names = [(one.topic, one.queue) for one in answer.shards]
-    assert len(set(names)) == len(names) == 96 + 8 + 4
+    assert len(set(names)) == len(names) == sum(topic.queues for topic in TOPICS)
     mine = answer.shards[names.index((shard.topic, shard.queue))]
     assert (mine.pending, mine.node, mine.epoch) == (1, "n0", 1)
     assert abs(answer.now_ms - now_ms()) < 5_000

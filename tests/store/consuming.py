@@ -35,11 +35,15 @@ class World(Producing):
                 if made:
                     events.append(m.GroupMade(name, self.visible if from_end else 0, wanted))
         except Refused as refused:
-            assert refused.reason == "GROUP_MISMATCH"
+            self.expect_reason(refused, "GROUP_MISMATCH")
             assert known is not None
             assert known.tags != wanted
         else:
             assert known is None or known.tags == wanted
+
+    @staticmethod
+    def expect_reason(refused: Refused, *reasons: str) -> None:
+        assert refused.reason in reasons, refused.message
 
     def delete_group(self, name: str) -> None:
         if name in self.model.groups:
@@ -84,9 +88,8 @@ class World(Producing):
         group = self.model.groups[name]
         start, end = (np.array([r[i] for r in ranges], np.int64) for i in (0, 1))
         offsets = {o for low, high in ranges for o in range(low, high)}
-        mine = {
-            o for o in offsets - group.done if o >= group.start and o < self.visible and group.takes(self.model.queue[o])
-        }
+        released = offsets & set(range(group.start, self.visible))
+        mine = {o for o in released - group.done if group.takes(self.model.queue[o])}
         expected = len(mine) + len(offsets & set(group.redriven))
         floor = self.model.floor(name, self.visible)
         valid = bool(ranges) and all(0 <= low < high <= self.visible for low, high in ranges)
@@ -98,8 +101,8 @@ class World(Producing):
         except Refused as refused:
             overlap = len(offsets) < sum(high - low for low, high in ranges)
             far = any(high > floor + self.config.max_unacked for _, high in ranges)
-            assert refused.reason in ("BAD_REQUEST", "BAD_COLUMNS")
-            assert not valid or overlap or far, refused.message
+            self.expect_reason(refused, "BAD_REQUEST", "BAD_COLUMNS")
+            assert not valid or overlap or far
         else:
             assert valid or not ranges
             assert count == expected
@@ -109,9 +112,9 @@ class World(Producing):
         if name not in self.model.groups:
             return
         group = self.model.groups[name]
-        first = {offset: attempt for offset, attempt in reversed(rows)}
+        first = dict(reversed(rows))
         open_ = {o: a for o, a in first.items() if self._is_open(group, name, o) and self._state(group, o).attempt == a}
-        offset, attempt = (np.array([r[i] for r in rows], d) for i, d in ((0, np.int64), (1, np.uint32)))
+        offset, attempt = np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.uint32)
         with self.recording() as events:
             counts = self.shard.consumers.nack(name, offset, attempt, backoff_ms, self.now)
             events += self._ended(name, open_, backoff_ms)
@@ -122,9 +125,7 @@ class World(Producing):
         if offset in group.redriven:
             return True
         reach = min(self.visible, self.model.floor(name, self.visible) + self.config.max_unacked)
-        return (
-            group.start <= offset < reach and offset not in group.done and group.takes(self.model.queue[offset])
-        )
+        return group.start <= offset < reach and offset not in group.done and group.takes(self.model.queue[offset])
 
     def _ended(self, name: str, ended: dict[int, int], backoff_ms: int) -> list[Event]:
         """The frames that end these attempts: dead letters, then retries."""
@@ -195,7 +196,8 @@ class World(Producing):
                 self.ack(name, [(o, o + 1) for o in sorted(got)])
                 continue
             states = (*group.open.values(), *group.redriven.values())
-            waits = [s.visible if s.until is None else s.until for s in states if s.until is not None or s.visible > self.now]
+            waits = [s.visible if s.until is None else s.until for s in states]
+            waits = [at for at in waits if at > self.now]
             if not waits:
                 break
             self.now = max(self.now, min(waits))

@@ -2,7 +2,7 @@
 
 The rules, per file, at a power cut:
     bytes that a sync() covered           are there
-    bytes appended after it               each page on its own: written, zeros, or garbage; and the length any in between
+    bytes appended after it               each page for itself: written, zeros or garbage; any length in between
     a name created and never synced       may be gone, whatever was written
     replace, truncate, remove             have happened or not; durable once they returned
 A killed process loses nothing that an append finished.
@@ -136,6 +136,10 @@ class MemoryFiles:
         if offset < 0 or length < 0:
             raise OSError(errno.EINVAL, "Invalid argument", path)
         return bytes(file.data[offset : offset + length])
+
+    def read_cached(self, path: str, offset: int, length: int) -> bytes | None:
+        data = self.read(path, offset, length)
+        return data if len(data) == length and self.rng.random() < 0.5 else None
 
     def sync(self, path: str) -> None:
         file = self.files.get(path)

@@ -210,7 +210,8 @@ class Producing(WorldBase):
 
     def _expected(self, keys: list[Key], done: int, again: int) -> tuple[list[set[int]], dict[Key, int]]:
         """The outcomes allowed, and the rows that take effect: the first mention of each live message."""
-        allowed, first = [], {}
+        allowed: list[set[int]] = []
+        first: dict[Key, int] = {}
         for at, key in enumerate(keys):
             truth = self.truth(key)
             if truth == {CANCELLED}:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Protocol
 
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
 
-from tests.store.consuming import World
+from tests.store.consuming import World, tag_of
 from tests.store.model import Key
 from tests.store.producing import Item
 
@@ -27,12 +26,10 @@ LEAPS = (
 LONG_LEAPS = (24 * HOUR_MS, 50 * HOUR_MS, 3 * DAY_MS, 8 * DAY_MS, 45 * DAY_MS)
 GROUPS = ("a", "b", "c")
 FILTERS: tuple[tuple[str, ...], ...] = ((), ("red",), ("blue", "red"))
-TAGS = (0, 4, 7)
 
 
-class Draw(Protocol):
-    def __call__(self, low: int, high: int) -> int:
-        """An integer in [low, high]."""
+Draw = Callable[[int, int], int]
+"""draw(low, high): an integer in [low, high]."""
 
 
 def pick_key(world: World, draw: Draw) -> Key:
@@ -55,8 +52,6 @@ def pick_due(world: World, draw: Draw) -> int:
 
 
 def item(world: World, draw: Draw) -> Item:
-    from tests.store.consuming import tag_of
-
     tags = (0, tag_of("red"), tag_of("blue"))
     return Item(pick_due(world, draw), bool(draw(0, 1)), draw(1, 60), tags[draw(0, 2)])
 
@@ -107,7 +102,9 @@ def scan(world: World, draw: Draw) -> None:
     live = sorted(world.model.live) or [(world.now, 0)]
     low, high = live[draw(0, len(live) - 1)], live[draw(0, len(live) - 1)]
     low, high = min(low, high), max(low, high)
-    world.begin_scan(low if draw(0, 1) else (low[0] - 1000, 0), (high[0] + draw(0, 90_000), 0), (None, 1, 5)[draw(0, 2)])
+    if draw(0, 1):
+        low = (low[0] - 1000, 0)
+    world.begin_scan(low, (high[0] + draw(0, 90_000), 0), (None, 1, 5)[draw(0, 2)])
 
 
 def advance(world: World, draw: Draw) -> None:

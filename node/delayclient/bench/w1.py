@@ -14,7 +14,7 @@ from delayclient.results import SendResult
 
 WARM_UP_SHARE = 20  # one in so many, before the clock starts: connections, first segments, caches
 YIELD_EVERY = 256  # messages sent one at a time between two turns of the event loop
-MAX_DISK_BYTES = 1 << 30
+DISK_BYTES = (16 << 20, 1 << 30)  # of a measurement of the disk, at least and at most: less says nothing
 BATCH = 65_536
 
 
@@ -53,7 +53,7 @@ def at_once(batch: int) -> int:
 
 async def run(settings: Settings, target: Target, done: Progress) -> Result:
     load = Load(settings.body_bytes, settings.batch or BATCH)
-    disk = _Disk(target, min(settings.messages * settings.body_bytes, MAX_DISK_BYTES))
+    disk = _Disk(target, settings.messages * settings.body_bytes)
     await disk.measure()
     async with Producer(target.endpoint) as producer:
         send = _send_batches if settings.batch else _send_each
@@ -129,10 +129,11 @@ class _Used:
 
 
 class _Disk:
-    """The disk's sequential rate, bytes/s: as much as the workload writes, before it and after it."""
+    """The disk's sequential rate, bytes/s: about as much as the workload writes, before it and after it."""
 
     def __init__(self, target: Target, size: int) -> None:
-        self._directory, self._size = target.directory, size
+        self._directory = target.directory
+        self._size = max(DISK_BYTES[0], min(size, DISK_BYTES[1]))
         self._rates: list[float] = []
 
     async def measure(self) -> None:

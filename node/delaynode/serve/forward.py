@@ -12,6 +12,9 @@ FORWARDED = "x-delay-forwarded"
 OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    # Left alone, a channel to a node that was away for minutes waits up to two more before it tries again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
 )
 DETAILS = "grpc-status-details-bin"
 

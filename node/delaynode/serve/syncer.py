@@ -39,6 +39,7 @@ class Syncer:
         self._dirty: dict[Writer, None] = {}  # an ordered set
         self._busy: set[Writer] = set()
         self._starting = False
+        self._quiet: asyncio.Future[None] | None = None  # close() waits for it
         for thread in self._threads:
             thread.start()
 
@@ -62,6 +63,7 @@ class Syncer:
                 self._free -= 1
                 self._busy.update(writer for writer, _ in batches)
                 self._work.put(batches)
+        self._tell_quiet()
 
     def _lane(self) -> None:
         while (batches := self._work.get()) is not None:
@@ -78,18 +80,25 @@ class Syncer:
         self._free += 1
         for writer, _ in batches:
             self._busy.discard(writer)
-        for (writer, batch), error in zip(batches, errors, strict=True):
-            if error is None:
+        for (writer, batch), failure in zip(batches, errors, strict=True):
+            if failure is not None:
+                writer.write_failed(failure)
+                continue
+            try:
                 writer.wrote(batch)
-            else:
+            except Exception as error:  # one shard's trouble must not keep the others from their answers
                 writer.write_failed(error)
-        if self._dirty:
-            self._start()
+        self._start()
+
+    def _tell_quiet(self) -> None:
+        if self._quiet is not None and not self._busy and not self._quiet.done():
+            self._quiet.set_result(None)
 
     async def close(self) -> None:
         """Wait for the rounds under way."""
         while self._busy or self._starting:
-            await asyncio.sleep(0.001)
+            self._quiet = self._loop.create_future()
+            await self._quiet
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:

@@ -1,6 +1,7 @@
 """ConsumeQueue: the released messages in order, by queue offset.
 
-unit, 32 bytes at 32 * queue offset: offset i64 (record in the CommitLog) | size u32 | tag hash u32 | due i64 ms | seq i64
+unit, 32 bytes, at 32 * queue offset
+  0 record's CommitLog offset i64 | 8 size u32 | 12 tag hash u32 | 16 due i64 ms | 24 seq i64
 """
 
 from __future__ import annotations

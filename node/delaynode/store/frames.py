@@ -154,7 +154,12 @@ class Columns:
         (size,) = self.unpack(_U16)
         text = bytes(self.payload[self.at : self.at + size])
         self.at += size
-        return text.decode()
+        try:
+            if len(text) == size:
+                return text.decode()
+        except UnicodeDecodeError:
+            pass
+        raise Damaged(f"frame payload of {len(self.payload)} bytes has a bad text before {self.at}")
 
 
 def _text(value: str) -> bytes:

@@ -78,7 +78,7 @@ class Group:
 
     # ------------------------------------------------------------ the window's rows
     def _reach(self, end: int, queue: ConsumeQueue) -> None:
-        """Take offsets up to `end` into the window; under a filter in steps, so that what it leaves out takes no room."""
+        """Take offsets up to `end` into the window; under a filter in steps, so that what is left out takes no room."""
         while self.fresh < end:
             self._take_in(min(end, self.fresh + FILTER_STEP) if len(self.tag_hashes) else end, queue)
             self._next_look = 0
@@ -319,11 +319,12 @@ class Group:
         low, high = self.floor - self._origin, self.fresh - self._origin
         state, visible = self._state[low:high], self._visible[low:high]
         free = state == FREE
+        again = self.redriven.values()
+        redriven_out = sum(state == OUT for _, state, _ in again)
         waiting = int(np.count_nonzero(free & (visible > now_ms)))
-        redriven_out = sum(state == OUT for _, state, _ in self.redriven.values())
-        available = (
-            int(np.count_nonzero(free)) - waiting + max(0, queue_end - self.fresh) + len(self.redriven) - redriven_out
-        )
+        waiting += sum(state == FREE and visible > now_ms for _, state, visible in again)
+        available = int(np.count_nonzero(free)) + len(again) - redriven_out - waiting
+        available += max(0, queue_end - self.fresh)
         return GroupCounts(available, int(np.count_nonzero(state == OUT)) + redriven_out, waiting, len(self.dead))
 
     def snapshot(self) -> tuple[dict[str, object], dict[str, npt.NDArray[np.generic]]]:

@@ -9,6 +9,7 @@ import numpy as np
 from delaynode.store.errors import Refused
 from delaynode.store.types import I64, U8, U32, Buffer
 
+DAY_MS = 86_400_000
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_BATCH_MESSAGES = 65_536
@@ -92,7 +93,7 @@ def resolve_due(time: I64, relative: U8, now_ms: int, max_delay_ms: int) -> I64:
         asked = int(time[at]) - (0 if len(relative) and relative[at] else now_ms)
         raise Refused(
             "DELAY_TOO_LONG",
-            f"message {at} is delayed by {asked / 86_400_000:.1f} days, the limit is {max_delay_ms / 86_400_000:g} days",
+            f"message {at} is delayed by {asked / DAY_MS:.1f} days, the limit is {max_delay_ms / DAY_MS:g} days",
             max_delay_ms=max_delay_ms,
         )
     return due.astype(np.int64, copy=False)

@@ -225,7 +225,8 @@ def copy_wheels(files: Files, directory: str, shard: Shard) -> None:
     """Write the copy of the wheels, while no checkpoint runs. Just after one: a copy that knows more is not used."""
     arrays: ck.Arrays = {"minute": _dump(shard.index.minute), "hour": _dump(shard.index.hour)}
     state = Checkpoint(
-        uid=shard.identity.uid, log_offset=0, timer_end=shard.index.log.end, queue_end=0, watermark_due=0, watermark_seq=0,
+        uid=shard.identity.uid, log_offset=0, timer_end=shard.index.log.end, queue_end=0,
+        watermark_due=0, watermark_seq=0,
         minute_bound_ms=shard.index.minute_bound_ms, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=0,
     )  # fmt: skip
     ck.write(files, f"{directory}/wheels", state, arrays)

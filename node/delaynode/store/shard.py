@@ -198,7 +198,7 @@ class Shard:
 
     def _check_wheel(self, due: I64, now_ms: int) -> None:
         latest = int(due.max())
-        if latest > self.index.last_due_ms():
+        if latest > max(now_ms, self.index.last_due_ms()):  # what is due already takes no slot
             raise Refused(
                 "WHEEL_BEHIND", "the shard is still releasing old messages: no slot is free for this due yet; retry"
             )

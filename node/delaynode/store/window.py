@@ -34,20 +34,26 @@ class Run:
     def of(cls, units: Records) -> Run:
         """From units of any order."""
         rows = units[release_order(units["due"], units["seq"])]
-        columns: list[Array] = [np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS]
-        return cls(*columns)
+        due, seq, offset, size, key, tag = (np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS)
+        return cls(due, seq, offset, size, key, tag)
 
     def __len__(self) -> int:
         return len(self.due) - self.at
 
     def merged(self, other: Run) -> Run:
-        columns: list[Array] = [np.concatenate(pair) for pair in zip(self._rest(), other._rest(), strict=True)]
-        order = release_order(columns[0], columns[1])
-        return Run(*[column[order] for column in columns])
+        def both(mine: Array, others: Array) -> Array:
+            return np.concatenate((mine[self.at :], others[other.at :]))
 
-    def _rest(self) -> list[Array]:
-        every = (self.due, self.seq, self.offset, self.size, self.key, self.tag)
-        return [column[self.at :] for column in every]
+        due, seq = both(self.due, other.due), both(self.seq, other.seq)
+        order = release_order(due, seq)
+        return Run(
+            due[order],
+            seq[order],
+            both(self.offset, other.offset)[order],
+            both(self.size, other.size)[order],
+            both(self.key, other.key)[order],
+            both(self.tag, other.tag)[order],
+        )
 
     def rows_through(self, pair: Pair) -> int:
         """How many of this run's rows, from its beginning, are at or below `pair`."""
@@ -151,7 +157,8 @@ class DueWindow:
         columns: list[list[Array]] = [[], [], [], [], []]
         for run, end in zip(self._runs, ends, strict=True):
             if end > run.at:
-                for column, source in zip(columns, (run.due, run.seq, run.offset, run.size, run.tag), strict=True):
+                sources: list[Array] = [run.due, run.seq, run.offset, run.size, run.tag]
+                for column, source in zip(columns, sources, strict=True):
                     column.append(source[run.at : end])
         if not columns[0]:
             none, none4 = np.empty(0, np.int64), np.empty(0, np.uint32)
@@ -188,7 +195,7 @@ class DueWindow:
         return units[left]
 
     def find(self, due: I64, seq: I64) -> tuple[Records, Bools]:
-        """The rows (k,) of these messages as units, and which were found; a dead one's magic is DELETE or DELETE_MOVED."""
+        """The rows (k,) of these messages as units, and which were found; a dead one's magic has DELETE."""
         self._settle()
         rows = np.zeros(len(due), UNIT)
         found = np.zeros(len(due), bool)

@@ -1,0 +1,302 @@
+"""Segments, scattered reads, and the disk itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from delaynode.store import commitlog, files
+from delaynode.store.commitlog import CommitLog
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.files import DiskFiles, Files
+from delaynode.store.frames import MAX_FRAME_BYTES, Kind
+from delaynode.store.segments import SegmentedFile
+
+from tests.store.memory_files import Crashed, MemoryFiles
+from tests.store.walks import times
+
+
+def segmented(disk: Files, sizes: list[int], segment_bytes: int = 100) -> tuple[SegmentedFile, bytes]:
+    file = SegmentedFile(disk, "/d/log", segment_bytes)
+    content = b""
+    for at, size in enumerate(sizes):
+        part = random.Random(at).randbytes(size)
+        assert file.append([part[: size // 2], part[size // 2 :]], size) == len(content)
+        content += part
+    return file, content
+
+
+# ---------------------------------------------------------------- segments
+def test_what_is_appended_is_read_back_over_segments_and_after_reopening() -> None:
+    rng = random.Random(1)
+    for _ in range(times(50)):
+        disk = MemoryFiles(rng)
+        file, content = segmented(disk, [rng.choice([1, 30, 60, 99, 100, 250]) for _ in range(rng.randint(1, 12))])
+        for reader in (file, SegmentedFile(disk, "/d/log", 100)):
+            assert reader.end == len(content)
+            for _ in range(20):
+                low = rng.randint(0, len(content))
+                high = rng.randint(low, len(content))
+                assert reader.read(low, high - low) == content[low:high]
+                assert reader.read_some(low, high - low + 50) == content[low : high + 50]
+        assert [end for _, end in file.extents(0)][-1] == len(content)
+        with pytest.raises(Damaged):
+            file.read(len(content) - 1, 2)
+
+
+def test_an_append_never_straddles_two_segments() -> None:
+    disk = MemoryFiles(random.Random(1))
+    segmented(disk, [60, 60, 30, 200, 1])
+    assert [len(f.data) for _, f in sorted(disk.files.items())] == [60, 90, 200, 1]
+
+
+def test_truncate_at_every_offset_leaves_just_that_prefix() -> None:
+    sizes = [60, 60, 30, 200, 1]
+    for end in range(sum(sizes) + 1):
+        disk = MemoryFiles(random.Random(end))
+        file, content = segmented(disk, sizes)
+        file.truncate(end)
+        for reader in (file, SegmentedFile(disk, "/d/log", 100)):
+            assert reader.end == end
+            assert not end or reader.read(0, end) == content[:end]
+        assert file.append([b"new"], 3) == end
+        assert SegmentedFile(disk, "/d/log", 100).read(0, end + 3) == content[:end] + b"new"
+
+
+@pytest.mark.parametrize("harm", ["first", "middle", "short", "short middle"])
+def test_truncate_notices_that_what_it_keeps_is_not_whole(harm: str) -> None:
+    disk = MemoryFiles(random.Random(1))
+    _, content = segmented(disk, [60, 60, 60, 60])
+    paths = sorted(disk.files)
+    if harm == "first":
+        disk.remove(paths[0])
+        broken = SegmentedFile(disk, "/d/log", 100)
+        with pytest.raises(Damaged):
+            broken.truncate(60)
+        return
+    if harm == "middle":
+        disk.remove(paths[1])
+    elif harm == "short":
+        disk.truncate(paths[3], 59)
+    else:
+        disk.truncate(paths[1], 10)
+    broken = SegmentedFile(disk, "/d/log", 100)
+    with pytest.raises(Damaged):
+        broken.truncate(len(content))
+    broken.truncate(60)
+    assert broken.read(0, 60) == content[:60]
+
+
+def test_cutting_at_the_start_of_the_file_drops_what_lies_behind_a_lost_segment() -> None:
+    disk = MemoryFiles(random.Random(1))
+    segmented(disk, [60, 60])
+    disk.remove(min(disk.files))
+    file = SegmentedFile(disk, "/d/log", 100)
+    file.truncate(0)
+    assert (file.start, file.end, disk.files) == (0, 0, {})
+
+
+def test_bytes_appended_while_a_sync_runs_are_not_taken_for_synced() -> None:
+    """A checkpoint syncs the log from its own thread: the writer's next sync must not find nothing to do."""
+    disk = MemoryFiles(random.Random(1))
+    file, _ = segmented(disk, [10])
+
+    def append_once(path: str) -> None:
+        disk.on_sync = lambda path: None
+        file.append([b"y" * 10], 10)
+
+    disk.on_sync = append_once
+    file.sync()
+    assert [f.synced for f in disk.files.values()] == [10]
+    file.sync()
+    assert [f.synced for f in disk.files.values()] == [20]
+
+
+def test_a_sync_does_not_return_before_another_threads_sync_of_the_same_bytes() -> None:
+    disk = MemoryFiles(random.Random(1))
+    file, _ = segmented(disk, [10])
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait_once(path: str) -> None:
+        disk.on_sync = lambda path: None
+        inside.set()
+        assert go_on.wait(10)
+
+    disk.on_sync = wait_once
+    other = threading.Thread(target=file.sync)
+    other.start()
+    assert inside.wait(10)
+    file.sync()
+    assert [f.synced for f in disk.files.values()] == [10]
+    go_on.set()
+    other.join()
+
+
+# ---------------------------------------------------------------- records
+def test_scattered_overlapping_and_repeated_records_are_read_back_in_the_order_asked() -> None:
+    rng = random.Random(2)
+    for _ in range(times(150)):
+        disk = MemoryFiles(rng)
+        file, content = segmented(disk, [rng.choice([30, 60, 99, 250]) for _ in range(rng.randint(1, 12))])
+        log = CommitLog(file, 1, file.end, file.end, file.end)
+        n = rng.choice([0, 1, 2, 5, 40])
+        offset = [rng.randrange(len(content)) for _ in range(n)]
+        size = [rng.randint(1, min(60, len(content) - at)) for at in offset]
+        if n and rng.random() < 0.3:  # one behind the other
+            size = [1 + i % 3 for i in range(n)]
+            offset = [sum(size[:i]) for i in range(n)]
+            if offset[-1] + size[-1] > len(content):
+                continue
+        expected = b"".join(content[at : at + length] for at, length in zip(offset, size, strict=True))
+        columns = np.array(offset, np.int64), np.array(size, np.int64)
+        with (
+            patch.object(commitlog, "GAP_BYTES", rng.choice([0, 5, 4096])),
+            patch.object(commitlog, "FEW_RUNS", rng.choice([0, 3])),
+        ):
+            assert b"".join(log.read_records(*columns)) == expected
+        cached = log.read_cached(*columns)
+        assert cached is None or b"".join(cached) == expected
+
+
+def test_a_record_that_is_not_there_is_damage() -> None:
+    file, content = segmented(MemoryFiles(random.Random(1)), [60, 60])
+    log = CommitLog(file, 1, file.end, file.end, file.end)
+    for offset, size in ((len(content), 1), (len(content) - 1, 2), (2**60, 5), (-5, 3)):
+        with pytest.raises(Damaged):
+            log.read_records(np.array([0, offset]), np.array([1, size]))
+
+
+def test_a_frame_too_long_to_be_read_back_is_refused() -> None:
+    log = CommitLog.open(MemoryFiles(random.Random(1)), "/d/log", 1, 1 << 20)
+    with pytest.raises(Refused, match="at most"):
+        log.propose(Kind.CANCEL, 1, 1, 0, 0, (bytes(MAX_FRAME_BYTES),))
+    assert (log.end, log.pending) == (0, [])
+
+
+# ---------------------------------------------------------------- the operating system's disk
+@pytest.fixture
+def disk(tmp_path: Path) -> DiskFiles:
+    return DiskFiles()
+
+
+def test_the_disk_does_what_the_memory_disk_does(tmp_path: Path, disk: DiskFiles) -> None:
+    memory = MemoryFiles(random.Random(1))
+    rng = random.Random(1)
+    root = str(tmp_path / "s")
+    paths = [f"{root}/log/{n:020d}" for n in range(3)] + [f"{root}/checkpoint"]
+    for _ in range(300):
+        path = rng.choice(paths)
+        size = memory.size(path)
+        choice = rng.randrange(7)
+        for it in (memory, disk):
+            if choice == 0:
+                it.append(path, [b"ab", b"", memoryview(b"cde")] * (size % 3 + 1))
+            elif choice == 1 and size:
+                it.sync(path)
+            elif choice == 2:
+                it.replace(path, bytes(size % 7 + 1))
+            elif choice == 3 and size:
+                it.truncate(path, size // 2)
+            elif choice == 4 and size % 5 == 0:
+                it.remove(path)
+        assert disk.size(path) == memory.size(path)
+        assert disk.list(f"{root}/log") == memory.list(f"{root}/log")
+        if memory.size(path):
+            assert disk.read(path, size // 3, 1000) == memory.read(path, size // 3, 1000)
+            assert disk.read_cached(path, 0, 1) in (None, memory.read(path, 0, 1))
+    with pytest.raises(FileNotFoundError):
+        disk.read(f"{root}/log/none", 0, 1)
+    disk.close()
+    assert disk.size(paths[0]) == memory.size(paths[0])
+
+
+def test_more_buffers_than_a_writev_takes_are_written_in_order(tmp_path: Path, disk: DiskFiles) -> None:
+    path = f"{tmp_path}/f"
+    parts = [bytes([n % 251]) for n in range(2 * files.IOV_MAX + 5)]
+    disk.append(path, parts)
+    assert disk.read(path, 0, 10**6) == b"".join(parts)
+
+
+def test_a_short_write_is_completed_and_a_full_disk_is_an_error(tmp_path: Path, disk: DiskFiles) -> None:
+    path = f"{tmp_path}/f"
+    with patch.object(os, "writev", lambda fd, parts: os.write(fd, b"".join(parts)[:3])):
+        disk.append(path, [b"abcd", b"efgh"])
+    assert disk.read(path, 0, 100) == b"abcdefgh"
+
+    def full(fd: int, parts: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with patch.object(os, "writev", full), pytest.raises(OSError, match="No space"):
+        disk.append(path, [b"more"])
+
+
+def synced_directories(disk: DiskFiles, action: Callable[[], None]) -> list[str]:
+    """The directories that `action` syncs."""
+    found: list[str] = []
+    real = os.fsync
+
+    def watch(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if os.path.isdir(path):
+            found.append(path)
+        real(fd)
+
+    with patch.object(os, "fsync", watch):
+        action()
+    return found
+
+
+def test_a_name_is_on_disk_after_sync_with_every_directory_above_it(tmp_path: Path, disk: DiskFiles) -> None:
+    path = f"{tmp_path}/a/b/c/f"
+
+    def write() -> None:
+        disk.append(path, [b"x"])
+        disk.sync(path)
+
+    above = [str(tmp_path), f"{tmp_path}/a", f"{tmp_path}/a/b", f"{tmp_path}/a/b/c"]
+    assert synced_directories(disk, write) == above
+    assert synced_directories(disk, write) == []
+
+
+def test_a_name_that_an_earlier_process_made_is_synced_too(tmp_path: Path, disk: DiskFiles) -> None:
+    path = f"{tmp_path}/f"
+    disk.append(path, [b"x"])
+    assert synced_directories(DiskFiles(), lambda: None) == []
+    later = DiskFiles()
+    assert synced_directories(later, lambda: later.sync(path)) == [str(tmp_path)]
+
+
+def test_a_removed_name_is_gone_from_the_disk(tmp_path: Path, disk: DiskFiles) -> None:
+    path = f"{tmp_path}/f"
+    disk.append(path, [b"x"])
+    assert synced_directories(disk, lambda: disk.remove(path)) == [str(tmp_path)]
+    disk.remove(path)
+
+
+# ---------------------------------------------------------------- the memory disk is a bad disk
+def test_the_memory_disk_loses_tears_and_reorders_what_was_not_synced_and_nothing_else() -> None:
+    seen = set()
+    for seed in range(300):
+        bad = MemoryFiles(random.Random(seed), page=4)
+        bad.append("/a/f", [b"synced00"])
+        bad.sync("/a/f")
+        bad.append("/a/f", [b"11112222"])
+        bad.append("/a/g", [b"new"])
+        bad.crash()
+        data = bytes(bad.files["/a/f"].data)
+        assert data.startswith(b"synced00")
+        seen.add(data[8:])
+        seen.add(b"g " + bytes(bad.files["/a/g"].data) if "/a/g" in bad.files else b"no g")
+    assert {b"", b"11112222", b"1111", b"\0\0\0\x002222", b"no g", b"g new", b"g "} <= seen
+    bad = MemoryFiles(random.Random(1))
+    bad.crash_after(1)
+    bad.append("/a/f", [b"x"])
+    with pytest.raises(Crashed):
+        bad.append("/a/f", [b"x"])

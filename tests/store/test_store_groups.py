@@ -1,0 +1,252 @@
+"""Groups against the model, and the cases that walks meet seldom."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from delaynode.store import groups
+from delaynode.store.errors import Refused
+from delaynode.store.groups import as_ranges, expand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.consuming import World, tag_of
+from tests.store.producing import Item
+from tests.store.steps import CONSUMERS, Step
+from tests.store.walks import Steps, times, walk
+from tests.store.world import SMALL
+
+CI = settings.get_profile("ci")
+RED, BLUE = tag_of("red"), tag_of("blue")
+
+
+def send_now(world: World, tags: list[int]) -> None:
+    world.enqueue([Item(0, tag=tag) for tag in tags])
+    world.pump()
+
+
+def restart(world: World) -> None:
+    world.pump()
+    world.kill()
+
+
+def released(tags: list[int], **limits: int) -> World:
+    """A world whose queue holds one message of each tag, at offsets 0, 1, ..."""
+    world = World(1, replace(SMALL, **limits))
+    send_now(world, tags)
+    return world
+
+
+def test_groups_do_what_the_model_does() -> None:
+    now: Step = lambda world, draw: send_now(world, [(0, RED, BLUE)[draw(0, 2)] for _ in range(draw(1, 6))])  # noqa: E731
+    steps: Steps = CONSUMERS | {
+        "send": (6, now),
+        "wait": (4, lambda world, draw: world.advance((1, 500, 1000, 5000)[draw(0, 3)])),
+        "checkpoint": (1, lambda world, draw: world.checkpoint()),
+        "kill": (1, lambda world, draw: world.kill()),
+        "power cut": (1, lambda world, draw: world.power_cut()),
+        "pump": (3, lambda world, draw: world.pump()),
+    }
+    for seed in range(3 * 10**6, 3 * 10**6 + times(300)):
+        walk(seed, steps, length=80)
+
+
+def test_messages_below_an_ack_ahead_are_still_handed_out() -> None:
+    """An ack names what another master handed out; what lies between has not been looked at here."""
+    world = released([0] * 10, max_unacked=100)
+    world.join("g")
+    assert world.deliver("g", 0) == []
+    world.ack("g", [(5, 6)])
+    assert world.deliver("g", 100) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_messages_below_a_nack_ahead_are_still_handed_out(attempts: int) -> None:
+    world = released([0] * 10, max_attempts=attempts)
+    world.join("g")
+    world.nack("g", [(5, 1)], 10_000)
+    assert world.deliver("g", 100) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_a_redriven_letter_above_the_floor_is_handed_out_once() -> None:
+    """It lies in the window as done; to give it back must not open that row as well."""
+    world = released([0] * 4, max_attempts=1)
+    world.join("g")
+    world.deliver("g", 4)
+    world.nack("g", [(1, 1), (2, 1)], 0)
+    world.resolve("g", None, redrive=True)
+    assert world.deliver("g", 2, most_bytes=1) == [1]  # the second does not fit and is given back
+    assert world.deliver("g", 5) == [2]
+    assert world.deliver("g", 5) == []
+
+
+def test_a_redriven_letter_above_the_floor_can_be_nacked_at_its_attempt_only() -> None:
+    world = released([0] * 3, max_attempts=2)
+    world.join("g")
+    world.deliver("g", 3)
+    world.nack("g", [(1, 1)], 0)
+    world.deliver("g", 3)
+    world.nack("g", [(1, 2)], 0)
+    assert world.model.groups["g"].dead == {1: 2}
+    world.resolve("g", [1], redrive=True)
+    assert world.deliver("g", 3) == [1]
+    world.nack("g", [(1, 2)], 0)
+    world.nack("g", [(1, 1)], 0)
+    assert world.deliver("g", 3) == [1]
+    assert world.model.groups["g"].redriven[1].attempt == 2
+
+
+def test_an_ack_counts_only_the_groups_own_messages() -> None:
+    world = released([RED, 0, 0, RED, 0, BLUE], max_unacked=100)
+    world.join("g", ("red",))
+    world.ack("g", [(0, 6)])  # checked against the model: 2
+
+
+@pytest.mark.parametrize("step", [1, 3, 4096])
+def test_after_a_restart_a_filtered_group_takes_acks_and_nacks_far_above_its_floor(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the filter leaves out was skipped by the master that handed out, without a frame."""
+    monkeypatch.setattr(groups, "FILTER_STEP", step)
+    world = released([0] * 50 + [RED, RED, 0, RED], max_unacked=5)
+    world.join("g", ("red",))
+    assert world.deliver("g", 2) == [50, 51]
+    restart(world)
+    world.ack("g", [(50, 51)])
+    world.nack("g", [(51, 1)], 0)
+    restart(world)
+    assert world.deliver("g", 9) == [51, 53]
+    assert len(world.shard.consumers.group("g")._state) < 2000
+
+
+def test_what_a_filter_leaves_out_takes_no_memory() -> None:
+    world = released([0], max_unacked=10)
+    for _ in range(20):
+        world.enqueue([Item(0, size=1)] * 2000)
+    world.enqueue([Item(0, tag=RED)])
+    world.pump()
+    world.join("g", ("red",))
+    restart(world)
+    assert world.deliver("g", 1) == [40_001]
+    restart(world)
+    world.ack("g", [(40_001, 40_002)])
+    restart(world)
+    group = world.shard.consumers.group("g")
+    assert (group.floor, world.deliver("g", 1)) == (40_002, [])
+    assert len(group._state) <= 2 * 8192
+
+
+def test_a_window_holds_at_most_max_unacked_offsets() -> None:
+    world = released([0] * 30, max_unacked=10)
+    world.join("g")
+    assert world.deliver("g", 100) == list(range(10))
+    world.ack("g", [(3, 5)])
+    assert world.deliver("g", 100) == []
+    world.ack("g", [(0, 2)])
+    assert world.deliver("g", 100) == [10, 11]
+    world.ack("g", [(25, 26)])  # refused: too far
+    world.ack("g", [(0, 20)])  # a commit from the floor on may go as far as it likes
+    assert world.deliver("g", 100) == list(range(20, 30))
+
+
+def test_attempts_grow_until_the_message_is_a_dead_letter() -> None:
+    world = released([0], max_attempts=3)
+    world.join("g")
+    for attempt in (1, 2, 3):
+        assert world.deliver("g", 1) == [0]
+        world.nack("g", [(0, attempt), (0, attempt)], -1)
+        world.nack("g", [(0, attempt)], -1)  # a second one is a no-op
+        assert world.deliver("g", 1) == []  # it waits
+        world.advance(300_000)
+        restart(world)
+    assert world.model.groups["g"].dead == {0: 3}
+    assert world.model.floor("g", 1) == 1
+    world.resolve("g", None, redrive=False)
+    assert world.deliver("g", 1) == []
+
+
+def test_no_answer_in_time_ends_an_attempt_and_an_answer_in_time_does_not() -> None:
+    world = released([0, 0], max_attempts=2)
+    world.join("g")
+    world.deliver("g", 1, invisible_ms=1000)
+    world.deliver("g", 1, invisible_ms=5000)
+    world.advance(999)
+    world.expire()
+    assert world.deliver("g", 2) == []
+    world.advance(1)
+    world.expire()
+    assert world.deliver("g", 2) == [0]
+    world.ack("g", [(0, 1)])
+    world.advance(10_000)
+    world.expire()
+    assert world.deliver("g", 2) == [1]
+
+
+def test_a_group_can_start_at_the_end_and_one_that_was_deleted_starts_anew() -> None:
+    world = released([0, 0])
+    world.join("late", from_end=True)
+    assert world.deliver("late", 5) == []
+    send_now(world, [0])
+    assert world.deliver("late", 5) == [2]
+    world.ack("late", [(0, 1)])  # released, but never its own
+    world.delete_group("late")
+    restart(world)
+    world.join("late")
+    assert world.deliver("late", 5) == [0, 1, 2]
+
+
+def test_what_a_group_may_not_be_asked() -> None:
+    world = released([0] * 3)
+    consumers = world.shard.consumers
+    column = np.array([0])
+    for wrong in (
+        lambda: consumers.deliver("nobody", world.now, 1, 1, 1),
+        lambda: consumers.acknowledge("nobody", column, column + 1, world.now),
+        lambda: consumers.nack("nobody", column, column.astype(np.uint32), 0, world.now),
+        lambda: consumers.delete("nobody", world.now),
+        lambda: consumers.join("", (), from_end=False, now_ms=world.now),
+        lambda: consumers.join("x" * 256, (), from_end=False, now_ms=world.now),
+        lambda: consumers.join("g", tuple(map(str, range(65))), from_end=False, now_ms=world.now),
+    ):
+        with pytest.raises(Refused):
+            wrong()
+    world.join("g")
+    for ranges in ([(-1, 1)], [(2, 2)], [(2, 1)], [(0, 4)], [(0, 2), (1, 3)], [(2**62, 2**63 - 1)]):
+        start, end = (np.array([r[i] for r in ranges], np.int64) for i in (0, 1))
+        with pytest.raises(Refused):
+            consumers.acknowledge("g", start, end, world.now)
+    with pytest.raises(Refused):
+        consumers.acknowledge("g", np.array([0, 1]), np.array([1]), world.now)
+    with pytest.raises(Refused):
+        consumers.nack("g", np.array([0, 1]), np.array([1], np.uint32), 0, world.now)
+    world.nack("g", [(-5, 1), (99, 1), (2**62, 1), (0, 0), (0, 7)], 0)  # ignored, every one
+    assert world.deliver("g", 5) == [0, 1, 2]
+
+
+@CI
+@given(st.lists(st.integers(0, 40), unique=True).map(sorted))
+def test_offsets_are_ranges_and_back(offsets: list[int]) -> None:
+    start, end = as_ranges(np.array(offsets, np.int64))
+    assert expand(start, end).tolist() == offsets
+    assert (start[1:] > end[:-1]).all()
+
+
+def test_counts_add_up_while_a_group_works() -> None:
+    rng = random.Random(1)
+    world = released([0] * 8, max_attempts=2)
+    world.join("g")
+    for _ in range(times(100)):
+        got = world.deliver("g", rng.randint(1, 4))
+        world.ack("g", [(o, o + 1) for o in got if rng.random() < 0.3])
+        world.nack("g", [(o, world._state(world.model.groups["g"], o).attempt) for o in got[:1]], 700)
+        world.advance(400)
+        world.expire()
+        world.check_groups()
+        counts = world.shard.consumers.group("g").counts(world.visible, world.now)
+        done = len(world.model.groups["g"].done)
+        assert counts.available + counts.in_flight + counts.waiting_retry == world.visible - done
+        if rng.random() < 0.2:
+            send_now(world, [0, 0])

@@ -1,0 +1,56 @@
+"""The shard against the model, with crashes: thousands of walks by seed, and hypothesis to shrink what they find.
+
+A failure names its seed; `walk(seed, steps, length)` does it again.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TROUBLE, finale
+from tests.store.walks import Steps, times, walk, world_of
+
+EVERYTHING: Steps = MESSAGES | JOBS | CONSUMERS | TROUBLE
+WITHOUT_TROUBLE: Steps = MESSAGES | JOBS | CONSUMERS
+CHUNKS = 10
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_shard_does_what_the_model_does_through_crashes(chunk: int) -> None:
+    for seed in range(chunk, times(900), CHUNKS):
+        walk(seed, EVERYTHING, length=(20, 60, 120)[seed % 3])
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_short_lives_are_lived_right(chunk: int) -> None:
+    """Few steps and a crash: the cheapest way to meet a state that a long walk seldom passes."""
+    for seed in range(10**6 + chunk, 10**6 + times(1200), CHUNKS):
+        walk(seed, MESSAGES | JOBS | TROUBLE, length=12)
+
+
+def test_a_shard_does_what_the_model_does_without_crashes() -> None:
+    for seed in range(2 * 10**6, 2 * 10**6 + times(100)):
+        walk(seed, WITHOUT_TROUBLE, length=150)
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """One rule: a step of any kind, its choices drawn by hypothesis."""
+
+    @initialize(seed=st.integers(0, 10_000))
+    def a_new_shard(self, seed: int) -> None:
+        self.world = world_of(seed)
+
+    @rule(step=st.sampled_from(sorted(EVERYTHING)), data=st.data())
+    def something_happens(self, step: str, data: st.DataObject) -> None:
+        EVERYTHING[step][1](self.world, lambda low, high: data.draw(st.integers(low, high)))
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            finale(self.world)
+
+
+def test_hypothesis_finds_no_history_that_breaks_a_shard() -> None:
+    run_state_machine_as_test(ShardMachine, settings=settings(settings.get_profile("ci")))

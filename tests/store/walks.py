@@ -1,0 +1,78 @@
+"""Worlds and walks from a seed: the same seed always does the same."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+from delaynode.store import commitlog, groups, timerlog
+from delaynode.store.timerindex import DAY_MS, HOUR_MS
+
+from tests.store.consuming import World
+from tests.store.steps import Step, finale
+from tests.store.world import SMALL
+
+FACTOR = float(os.environ.get("DELAY_EXAMPLES", "1"))
+Steps = dict[str, tuple[int, Step]]
+
+
+def times(count: int) -> int:
+    """`count` in the default run, more or fewer by DELAY_EXAMPLES."""
+    return max(1, round(count * FACTOR))
+
+
+@contextmanager
+def small_blocks(rng: random.Random) -> Iterator[None]:
+    """Read sizes at which a handful of units or frames needs several reads."""
+    first, largest = rng.choice([(1, 1), (2, 4), (3, 64), (256, 65536)])
+    with (
+        patch.object(timerlog, "FIRST_BLOCK", first),
+        patch.object(timerlog, "LARGEST_BLOCK", largest),
+        patch.object(commitlog, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
+        patch.object(commitlog, "GAP_BYTES", rng.choice([0, 30, 4096])),
+        patch.object(commitlog, "FEW_RUNS", rng.choice([0, 2, 8])),
+        patch.object(groups, "FILTER_STEP", rng.choice([1, 3, 4096])),
+    ):
+        yield
+
+
+def world_of(seed: int) -> World:
+    """A world with limits and disk drawn from the seed."""
+    rng = random.Random(seed)
+    config = replace(
+        SMALL,
+        horizon_ms=rng.choice([DAY_MS // 4, DAY_MS, DAY_MS, 2 * DAY_MS, 3 * DAY_MS, 3 * DAY_MS, 40 * DAY_MS]),
+        max_delay_ms=rng.choice([None, None, None, 2 * DAY_MS]),
+        lookahead_ms=rng.choice([1000, 120_000, HOUR_MS]),
+        window_budget=rng.choice([1, 8, 8, 50, 10**6]),
+        max_tick=rng.choice([1, 5, 5, 1000]),
+        max_attempts=rng.choice([1, 2, 3]),
+        max_unacked=rng.choice([3, 10, 10]),
+        log_segment_bytes=rng.choice([200, 2000, 1 << 20]),
+        timer_segment_bytes=rng.choice([52 * 3, 52 * 12, 1 << 20]),
+        queue_segment_bytes=rng.choice([32, 32 * 7, 1 << 20]),
+    )
+    return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
+
+
+def walk(seed: int, steps: Steps, length: int) -> World:
+    """So many steps, drawn from the seed by their weights; then the finale."""
+    rng = random.Random(seed)
+    names = [name for name, (weight, _) in steps.items() for _ in range(weight)]
+    done: list[str] = []
+    with small_blocks(rng):
+        world = world_of(seed)
+        try:
+            for _ in range(length):
+                done.append(rng.choice(names))
+                steps[done[-1]][1](world, rng.randint)
+            done.append("finale")
+            finale(world)
+        except Exception as error:
+            error.add_note(f"seed {seed}, length {length}, after: {', '.join(done)}")
+            raise
+    return world
