@@ -19,7 +19,8 @@ from delayclient.routing import Cluster
 
 _log: Final = logging.getLogger("delayclient")
 
-LINGER_S: Final = 0.005
+LINGER_S: Final = 0.05
+"""How long acknowledgements are gathered: each request costs the node a frame and a sync, and none is waited for."""
 RETRY_S: Final = 60.0
 """How long an acknowledgement is tried again."""
 _MANY: Final = 8192

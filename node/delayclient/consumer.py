@@ -18,6 +18,7 @@ from typing import Any, Final
 from delayclient.acks import QueueAcks
 from delayclient.duration import duration_ms
 from delayclient.errors import DelayError
+from delayclient.exchange import Exchange
 from delayclient.prefetch import Prefetch
 from delayclient.proto.delay.v1 import delay_pb2
 from delayclient.received import ReceivedBatch, ReceivedMessage
@@ -74,6 +75,7 @@ class Consumer:
         self._prefetch = Prefetch(prefetch, self._invisible_ms / 1000)
         self._acks: list[QueueAcks] = []
         self._polls: list[asyncio.Task[None]] = []
+        self._streams: dict[int, Exchange] = {}  # by queue
         self._starter: asyncio.Task[None] | None = None
         self._ready: deque[ReceivedBatch] = deque()
         self._arrived = asyncio.Event()
@@ -246,12 +248,18 @@ class Consumer:
         request.CopyFrom(self._request)
         request.queue, request.max_messages, request.wait_ms = queue, wanted, _WAIT_MS
         endpoint = await self.cluster.address(self.topic, queue)
+        stream = self._streams.get(queue)
+        if stream is None or stream.endpoint != endpoint:
+            if stream is not None:
+                stream.close()
+            stream = self._streams[queue] = Exchange(self.cluster, endpoint, "ReceiveStream")
         try:
-            view = await self.cluster.call_at(
-                endpoint, "Receive", request, decode_message_batch, _WAIT_MS / 1000 + _ANSWER_S
-            )
+            view = decode_message_batch(await stream.ask(request.SerializeToString(), _WAIT_MS / 1000 + _ANSWER_S))
         except WireError as error:
             raise DelayError(f"{endpoint} sent what is no message batch: {error}", code="INTERNAL") from None
+        finally:
+            if stream.closed:
+                self._streams.pop(queue, None)
         if view.count:
             expires_s = time.monotonic() + 0.9 * self._invisible_ms / 1000
             batch = ReceivedBatch(self.topic, queue, view, int(time.time() * 1000), self._acks[queue], expires_s)
@@ -322,6 +330,8 @@ class Consumer:
             await asyncio.wait(others)
         tasks = [task for task in (self._starter, *self._polls) if task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in self._streams.values():
+            stream.close()
         self._give_back()
         await asyncio.gather(*(acks.close(_CLOSE_S) for acks in self._acks))
         if self._owns_cluster:

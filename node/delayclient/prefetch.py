@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _FIRST: Final = 32
-_GROWTH: Final = 4
+_GROWTH: Final = 16
 _AHEAD_S: Final = 1.0
 
 

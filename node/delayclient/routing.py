@@ -246,6 +246,11 @@ class Cluster:
             channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         return channel
 
+    @property
+    def closed(self) -> bool:
+        """close() was called."""
+        return self._closed
+
     def stream(self, endpoint: str, method: str) -> Any:
         """Opens a bidirectional stream of raw bytes."""
         return self.channel(endpoint).stream_stream(SERVICE + method)()

@@ -21,6 +21,7 @@ class NodeConfig:
     durability: Durability | None  # None: what the cluster's spec says
     window_budget: int  # messages in all due windows together
     in_flight_bytes: int  # enqueued bytes that wait for their commit
+    reserve_bytes: int  # of the disk, left free by enqueues
 
 
 def parse(argv: list[str] | None = None) -> NodeConfig:
@@ -39,6 +40,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     parser.add_argument(
         "--in-flight-mib", type=int, default=64, help="MiB of enqueued messages that may wait for their commit"
     )
+    parser.add_argument("--min-free-mib", type=int, default=256, help="MiB of the disk that new messages leave free")
     parser.add_argument(
         "--durability", choices=[kind.value.lower() for kind in Durability], help="default: the cluster's"
     )
@@ -53,4 +55,5 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         durability=next((kind for kind in Durability if kind.value.lower() == args.durability), None),
         window_budget=args.window_budget,
         in_flight_bytes=args.in_flight_mib << 20,
+        reserve_bytes=args.min_free_mib << 20,
     )

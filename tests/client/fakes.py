@@ -235,6 +235,14 @@ class _Handlers(grpc.GenericRpcHandler):
         if method == "EnqueueStream":
             return grpc.stream_stream_rpc_method_handler(self.node.enqueue_stream)
 
+        if method == "ReceiveStream":
+
+            async def receive(requests: Any, context: Any) -> Any:
+                async for data in requests:
+                    yield await self.node.call("Receive", data, context)
+
+            return grpc.stream_stream_rpc_method_handler(receive)
+
         async def unary(data: bytes, context: Any) -> bytes:
             return await self.node.call(method, data, context)
 

@@ -85,6 +85,11 @@ class Ledger:
         self.deliveries.append(delivery)
         self.delivered.add(delivery.id)
 
+    def ack(self, queue: int, offsets: list[int], answered_ms: int) -> None:
+        """The first answer counts: what is wrongly handed out again is acknowledged again."""
+        for offset in offsets:
+            self.acked_ms.setdefault((queue, offset), answered_ms)
+
     @property
     def missing(self) -> set[int]:
         return self.acknowledged.keys() - self.cancelled - self.delivered

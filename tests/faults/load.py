@@ -38,6 +38,10 @@ WRITE_FAILED = "Internal error from Core"  # grpc.aio's own word for a request t
 ID = struct.Struct("<Q")
 
 
+class Broken(Exception):
+    """An answer that no caller should get; whoever got it stops."""
+
+
 @dataclass(frozen=True)
 class Traffic:
     """How much of what. Dues lie `nearest_ms` to `farthest_ms` ahead."""
@@ -73,6 +77,7 @@ class Load:
         self.traffic = traffic
         self.endpoints = list(endpoints)
         self.choose = random.Random(seed)
+        self.last_due_ms = now_ms()
         self._producing = True
         self._consuming = True
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,7 +96,7 @@ class Load:
         self._thread.join(seconds)
         self._consuming = False
         self._thread.join(20)
-        assert not self._thread.is_alive(), "the load does not end: a call hangs"
+        assert not self._thread.is_alive(), f"the load does not end: a call hangs; faults: {self.ledger.faults}"
 
     # ------------------------------------------------------------ the event loop
     async def _main(self) -> None:
@@ -106,9 +111,8 @@ class Load:
         self._ready.set()
         await asyncio.gather(*producing)
         await asyncio.gather(*self._changes)
-        dues = [*(place.due_ms for place in self.ledger.acknowledged.values()), *self.ledger.moved.values()]
-        await asyncio.sleep((max(dues) + 300 - now_ms()) / 1_000)  # what is cancelled would come by then, if it came
-        for _ in iter(lambda: self._consuming and bool(self.ledger.missing), False):
+        await asyncio.sleep((self.last_due_ms + 300 - now_ms()) / 1_000)  # what is cancelled would come by then
+        for _ in iter(lambda: self._consuming and bool(self.ledger.missing) and not self.ledger.faults, False):
             await asyncio.sleep(0.1)
         self._consuming = False
         await asyncio.gather(*consuming)
@@ -122,14 +126,14 @@ class Load:
             self.ledger.faults.append(error)
 
     async def _call(self, method: str, data: bytes, seconds: float = CALL_SECONDS) -> bytes | None:
-        """The answer; None when there was none, or the cluster can't now. Anything else is a fault."""
+        """The answer; None when there was none, or the cluster can't now. Raises Broken on anything else."""
         channel = self.choose.choice(self._channels)
         try:
             answer: bytes = await channel.unary_unary(SERVICE + method)(data, timeout=seconds)
             return answer
         except grpc.aio.AioRpcError as error:
             if error.code() not in RETRYABLE and reason_of(error) not in ("BUSY", "NOT_MASTER"):
-                self.ledger.faults.append(f"{method}: {error.code().name} {reason_of(error)} {error.details()}")
+                raise Broken(f"{method}: {error.code().name} {reason_of(error)} {error.details()}") from error
             return None
 
     async def _until_answered(self, method: str, data: bytes) -> tuple[bytes, bool]:
@@ -164,6 +168,7 @@ class Load:
         self.ledger.retried_batches += answer.duplicate
         for at, id_ in enumerate(batch.ids):
             self.ledger.acknowledged[id_] = Place(batch.queue, answer.first_seq + at, due[at])
+            self.last_due_ms = max(self.last_due_ms, due[at])
         self._change_some(batch, answer)
 
     async def _produce(self, producer: int) -> None:
@@ -205,14 +210,15 @@ class Load:
                     answer = pb.EnqueueResponse.FromString(data)
                     if answer.HasField("error"):
                         if grpc_code(answer.error.code) not in RETRYABLE:
-                            self.ledger.faults.append(f"stream: {answer.error}")
+                            raise Broken(f"stream: {answer.error}")
                         break  # those behind it in the stream are refused too: begin again with it
                     self._stored(unanswered.popleft(), answer)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in RETRYABLE and error.details() != WRITE_FAILED:
-                    self.ledger.faults.append(f"stream: {error.code().name} {error.details()}")
-            broken.set()
-            call.cancel()
+                    raise Broken(f"stream: {error.code().name} {error.details()}") from error
+            finally:
+                broken.set()
+                call.cancel()
             await asyncio.sleep(RETRY_SECONDS)
 
     # ------------------------------------------------------------ cancels and reschedules
@@ -251,6 +257,7 @@ class Load:
         for id_, outcome, due in zip(ids, pb.RescheduleResponse.FromString(answer).outcome, new, strict=True):
             if outcome == pb.MOVED or (again and outcome == pb.RESCHEDULED):
                 self.ledger.moved[id_] = due
+                self.last_due_ms = max(self.last_due_ms, due)
             elif outcome != pb.TOO_LATE:
                 self.ledger.faults.append(f"reschedule of {id_}: {pb.Outcome.Name(outcome)}")
 
@@ -275,8 +282,7 @@ class Load:
             done = np.sort(offsets[lot < 0.93])
             ack = pb.AckRequest(**place, start=done.tobytes(), end=(done + 1).tobytes())
             if await self._call("Ack", ack.SerializeToString()) is not None:
-                answered_ms = now_ms()
-                self.ledger.acked_ms.update({(queue, offset): answered_ms for offset in done.tolist()})
+                self.ledger.ack(queue, done.tolist(), now_ms())
             back = (lot >= 0.93) & (lot < 0.98)  # the others are forgotten: their invisible time ends
             if back.any():
                 attempts = attempts if len(attempts) else np.ones(len(offsets), "<u4")

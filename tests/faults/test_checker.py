@@ -19,7 +19,8 @@ def kept() -> Ledger:
     ledger.moved = {3: 2_000}
     ledger.deliver(ONE)
     ledger.deliver(Delivery(id=3, queue=0, offset=1, seq=7, due_ms=2_000, asked_ms=1_900, received_ms=2_000))
-    ledger.acked_ms[0, 0] = 1_005
+    ledger.ack(0, [0], answered_ms=1_005)
+    ledger.ack(0, [0], answered_ms=9_000)
     return ledger
 
 

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -29,6 +30,7 @@ I64 = NDArray[np.int64]
 ROUNDS = int(os.environ.get("DELAY_FAULT_ROUNDS", "10"))
 SEED = int(os.environ.get("DELAY_FAULT_SEED", "1"))
 CHOOSE = random.Random(SEED)
+SHORT = Traffic(farthest_ms=2_500)
 
 
 def run(
@@ -108,12 +110,12 @@ def test_a_killed_node_that_syncs_nothing_loses_nothing_either(tmp_path: Path) -
     """Async: the page cache outlives a process."""
     topics = [TopicSpec("t", 4)]
     with LocalCluster(tmp_path, nodes=1, topics=topics, durability=Durability.ASYNC) as cluster:
-        run("kill -9, Async", cluster, Traffic(), lambda: kill_again_and_again(cluster, max(2, ROUNDS // 4)))
+        run("kill -9, Async", cluster, SHORT, lambda: kill_again_and_again(cluster, max(2, ROUNDS // 4)))
 
 
 def test_random_nodes_of_three_killed_under_load(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, nodes=3, topics=[TopicSpec("t", 6)]) as cluster:
-        traffic = Traffic(queues=6, pause_s=0.06)
+        traffic = replace(SHORT, queues=6, pause_s=0.06)
         run("kill -9, 3 nodes", cluster, traffic, lambda: kill_again_and_again(cluster, max(3, ROUNDS // 2)))
 
 
@@ -131,19 +133,19 @@ def test_a_node_frozen_under_load(tmp_path: Path) -> None:
             assert cluster.pids["n0"] == pid
 
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 4)]) as cluster:
-        run("SIGSTOP", cluster, Traffic(), freeze)
+        run("SIGSTOP", cluster, SHORT, freeze)
 
 
 def test_killed_while_it_writes_checkpoints(tmp_path: Path) -> None:
     """Much pending, far ahead: the kills fall into the flushes of each shard's index, and into their repetition."""
-    queues, batch, batches = 16, 10_000, 8  # a shard flushes at 65,536 units
-    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", queues)]) as cluster:
+    batch, batches = 10_000, 8
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 16)]) as cluster:  # of 16, each flushes at 65,536 units
         cluster.wait_ready()
-        load = Load(cluster.endpoints, Traffic(queues=2, streams=1, producers=1), SEED)
+        load = Load(cluster.endpoints, replace(SHORT, queues=2, streams=1, producers=1), SEED)
         load.start()
         far = request("t", 0, [Msg(b"x" * 16, delay_ms=1)] * batch, producer=99)
         far.time = np.random.default_rng(SEED).integers(60_000, 39 * 86_400_000, batch).astype("<i8").tobytes()
-        answers: dict[int, list[tuple[int, I64]]] = {queue: [] for queue in range(2, queues)}
+        answers: dict[int, list[tuple[int, I64]]] = {queue: [] for queue in range(2, 8)}
         with Client(cluster.endpoints[0]) as client:
             for far.number in range(batches):
                 for far.queue in answers:
@@ -242,12 +244,12 @@ def pending_columns(shard: Shard) -> tuple[I64, I64]:
 
 def test_a_clean_stop_under_load_again_and_again(tmp_path: Path) -> None:
     def stop() -> None:
-        for _ in range(3):
+        for _ in range(2):
             cluster.wait_ready()
             time.sleep(CHOOSE.random())
             cluster.kill("n0", signal.SIGTERM)
             time.sleep(0.5)
 
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 4)]) as cluster:
-        run("SIGTERM", cluster, Traffic(), stop)
+        run("SIGTERM", cluster, SHORT, stop)
         assert "stop-failed" not in (tmp_path / "logs" / "n0.log").read_text()

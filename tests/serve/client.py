@@ -16,7 +16,12 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 SERVICE = "/delay.v1.DelayService/"
-OPTIONS = [("grpc.max_receive_message_length", 80 << 20), ("grpc.max_send_message_length", 80 << 20)]
+OPTIONS = [
+    ("grpc.max_receive_message_length", 80 << 20),
+    ("grpc.max_send_message_length", 80 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 300),
+]
 DAY_MS = 86_400_000
 CALL_SECONDS = 20.0  # no call of these tests takes so long, unless the node hangs
 

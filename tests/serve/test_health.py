@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import grpc
 import pytest
+from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serve.client import Client, Msg, Sent, Shard, now_ms, poll
+from tests.serve.client import Client, Failure, Msg, Sent, Shard, now_ms, pb, poll
 
 SERVICE = "delay.v1.DelayService"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -40,7 +45,8 @@ def scrape(cluster: LocalCluster) -> Samples:
 def test_grpc_health_is_serving_for_the_node_and_its_service(client: Client) -> None:
     stub = health_pb2_grpc.HealthStub(client.channel)
     for name in ("", SERVICE):
-        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == health_pb2.HealthCheckResponse.SERVING
+        asked = health_pb2.HealthCheckRequest(service=name)
+        poll(name, lambda: stub.Check(asked).status == health_pb2.HealthCheckResponse.SERVING)  # noqa: B023
 
 
 def test_reflection_lists_and_describes_the_service(client: Client) -> None:
@@ -119,6 +125,53 @@ def test_a_node_that_starts_is_alive_before_it_is_ready_and_says_what_it_waits_f
     for status, text in seen - {(200, "ok\n")}:
         assert status == 503
         assert "not served yet: t-" in text or "registry has not answered" in text
+
+
+SLOW_REGISTRY = """
+import time
+from delaynode import main
+from delaynode.registry.sqlite import SqliteRegistry as Registry
+quick = Registry.list_shards
+Registry.list_shards = lambda *args: (time.sleep(1.5), quick(*args))[1]
+main.main()
+"""
+
+
+def test_a_node_that_has_not_heard_from_the_registry_denies_no_topic(tmp_path: Path) -> None:
+    """UNKNOWN_TOPIC is final for a client; a node that has just started can't know."""
+    node = (sys.executable, "-P", "-c", SLOW_REGISTRY)
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 2)], node_command=node) as cluster:
+        cluster.wait_ready()
+        cluster.kill("n0")
+        failures = []
+        with Client(cluster.endpoints[0]) as client:
+            calls = [("QueryRoute", b""), ("QueryRoute", b"\x0a\x01t"), ("Receive", b"\x0a\x01t\x1a\x01g")]
+            for method, data in calls:
+                while isinstance(answer := client.attempt(method, data), Failure):
+                    failures.append(answer)
+                    time.sleep(0.02)
+        assert {failure.code for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
+        assert "this node has not heard from the registry yet" in {failure.message for failure in failures}
+
+
+def test_a_topic_whose_queues_are_being_made_is_not_shown_in_part(tmp_path: Path) -> None:
+    """A key's queue depends on how many there are."""
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 1)]) as cluster:
+        cluster.wait_ready()
+        found = cluster.registry.read_cluster()
+        assert found is not None
+        wishes = replace(found.spec, topics=(TopicSpec("t", 1), TopicSpec("many", 150)))
+        with Client(cluster.endpoints[0]) as client:
+            asked = pb.QueryRouteRequest(topic="many").SerializeToString()
+            assert client.attempt("QueryRoute", asked).reason == "UNKNOWN_TOPIC"  # type: ignore[union-attr]
+            cluster.registry.put_cluster(wishes, found.version)
+            reasons = set()
+            while isinstance(answer := client.attempt("QueryRoute", asked), Failure):
+                reasons.add(answer.reason)
+            (topic,) = pb.QueryRouteResponse.FromString(answer).topics
+        assert len(topic.queues) == 150
+        assert reasons <= {"UNKNOWN_TOPIC", "NOT_SERVING"}
+        assert "NOT_SERVING" in reasons
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz"])

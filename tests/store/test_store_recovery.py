@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.store.consuming import World
 from tests.store.memory_files import MemoryFiles
 from tests.store.producing import Item
+from tests.store.steps import finale
 from tests.store.walks import times
 from tests.store.world import ROOT, SMALL, START_MS, UID
 
@@ -416,3 +418,41 @@ def test_random_bytes_are_no_frame_and_random_payloads_no_crash() -> None:
                 (parse_group if kind is Kind.GROUP else parse_progress)(frame)
             except Damaged:
                 continue
+
+
+# ---------------------------------------------------------------- threads
+def test_jobs_run_on_other_threads_while_the_owner_goes_on() -> None:
+    world = World(1, SMALL)
+    rng = random.Random(1)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(times(60)):
+            world.enqueue(some_items(rng, 5))
+            world.begin_checkpoint()
+            world.pump()
+            world.enqueue(some_items(rng, 5))
+            world.begin_write()
+            world.begin_load()
+            world.begin_lookup(rng.sample(sorted(world.model.live), min(3, len(world.model.live))))
+            running = []
+            for job in (world.batch, world.checkpointing, world.loading, world.lookups[-1].lookup.job):
+                if job is not None:
+                    running.append(pool.submit(job.run))
+            world.enqueue(some_items(rng, 5))
+            world.cancel(*rng.sample(sorted(world.model.live), 2))
+            world.tick()
+            for each in running:
+                each.result()
+            world.ran |= {"write", "checkpoint", "load"}
+            for finish in (world.finish_write, world.finish_checkpoint, world.finish_load):
+                finish()
+            world.lookups[-1].ran = True
+            world.finish_cancel(-1)
+            world.ran.clear()
+            world.advance(rng.choice([1, 1000, 20 * MINUTE_MS]))
+            while world.shard.index.cascade_due(world.now):
+                world.begin_cascade()
+                world.run_cascade()
+                world.finish_cascade()
+    world.pump()
+    world.power_cut()
+    finale(world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from delayclient.bench import machine
@@ -90,19 +91,21 @@ async def _send_batches(
 async def _send_each(
     producer: Producer, topic: str, messages: int, settings: Settings, load: Load, done: Progress
 ) -> None:
+    bodies = list(map(bytes, load.bodies(BATCH)))
+    unanswered: deque[asyncio.Future[SendResult]] = deque()
     for n in batches(messages, BATCH):
-        bodies, delays_ms = list(map(bytes, load.bodies(n))), load.spread_ms(n).tolist()
-        futures: list[asyncio.Future[SendResult]] = []
-        for number, (body, delay_ms) in enumerate(zip(bodies, delays_ms, strict=True)):
+        for number, (body, delay_ms) in enumerate(zip(bodies, load.spread_ms(n).tolist(), strict=False)):
             if producer.full:
                 await producer.room()
-            futures.append(producer.send(topic, body, delay=delay_ms))
+            unanswered.append(producer.send(topic, body, delay=delay_ms))
             if not number % YIELD_EVERY:
                 await asyncio.sleep(0)
-        await producer.flush()
-        for future in futures:
-            future.result()
+                while unanswered and unanswered[0].done():
+                    unanswered.popleft().result()
         done(n)
+    await producer.flush()
+    for future in unanswered:
+        future.result()
 
 
 @dataclass(frozen=True, slots=True)

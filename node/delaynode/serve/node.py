@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from delaynode.config import NodeConfig
 from delaynode.metrics import NodeMetrics, TopicLoad
 from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardStatus, TopicSpec
 from delaynode.registry.port import Conflict, Registry, RegistryError
+from delaynode.serve.disk import DiskSpace
 from delaynode.serve.host import ShardHost, Workshop
 from delaynode.serve.syncer import Syncer
 from delaynode.store import persist
@@ -67,6 +69,7 @@ class Node:
         self.incarnation = secrets.token_hex(8)
         self.clock = GuardedClock()
         self.metrics = NodeMetrics()
+        self.disk = DiskSpace(config.data, config.reserve_bytes)
         self.objects: dict[tuple[str, int], ShardObject] = {}
         self.leases: dict[str, NodeLease] = {}
         self.cluster: ClusterSpec | None = None
@@ -270,10 +273,8 @@ class Node:
         """The host of a shard served here, or where it is served. Raises Refused."""
         shard = self.objects.get((topic, queue))
         if shard is None:
-            known = self.queues(topic)
-            if not known:
-                raise Refused("UNKNOWN_TOPIC", f"there is no topic {topic!r}")
-            raise Refused("UNKNOWN_QUEUE", f"topic {topic!r} has queues 0 to {len(known) - 1}, asked for {queue}")
+            count = len(self.queues(topic))
+            raise Refused("UNKNOWN_QUEUE", f"topic {topic!r} has queues 0 to {count - 1}, asked for {queue}")
         copy = self.copies.get(shard.name)
         if copy is not None and copy.host is not None and shard.spec.master == self.config.node:
             copy.host.check_serving()
@@ -300,7 +301,20 @@ class Node:
             return ""
         return lease.endpoint
 
+    def topics(self) -> list[str]:
+        """The topics whose queues have all been made. Raises Refused as queues() does."""
+        if self.registry_seen == 0.0:  # a node that has just started must not say that there is no such topic
+            raise Refused("NOT_SERVING", "this node has not heard from the registry yet")
+        made = Counter(topic for topic, _ in self.objects)
+        wanted = {spec.name: spec.queues for spec in self.cluster.topics} if self.cluster else {}
+        return sorted(topic for topic, count in made.items() if count >= wanted.get(topic, 0))
+
     def queues(self, topic: str) -> list[ShardObject]:
+        """All queues of a topic. Raises Refused UNKNOWN_TOPIC, or NOT_SERVING when that may only be so for now."""
+        if topic not in self.topics():
+            if self.cluster is not None and self.cluster.topic(topic) is not None:
+                raise Refused("NOT_SERVING", f"the queues of topic {topic!r} are not all made yet")
+            raise Refused("UNKNOWN_TOPIC", f"there is no topic {topic!r}")
         return sorted((s for s in self.objects.values() if s.spec.topic == topic), key=lambda s: s.spec.queue)
 
     def hosts(self) -> list[ShardHost]:

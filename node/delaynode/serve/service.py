@@ -93,6 +93,7 @@ class DelayService:
         rpcs = {name: grpc.unary_unary_rpc_method_handler(self._unary(name, *how)) for name, how in unary.items()}
         rpcs["Enqueue"] = grpc.unary_unary_rpc_method_handler(self._enqueue)
         rpcs["EnqueueStream"] = grpc.stream_stream_rpc_method_handler(self._enqueue_stream)
+        rpcs["ReceiveStream"] = grpc.stream_stream_rpc_method_handler(self._receive_stream)
         rpcs["QueryRoute"] = grpc.unary_unary_rpc_method_handler(self._query_route)
         rpcs["GetWheel"] = grpc.unary_unary_rpc_method_handler(self._get_wheel)
         return grpc.method_handlers_generic_handler(SERVICE, rpcs)
@@ -146,6 +147,7 @@ class DelayService:
             if isinstance(place, Elsewhere):
                 return await self.forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
             batch = _batch(view)
+            self.node.disk.check()
             self.in_flight.take(len(data))
             try:
                 started = time.monotonic()
@@ -229,6 +231,7 @@ class DelayService:
             if isinstance(place, Elsewhere):  # one after the other: the order within a producer must stay
                 return _ready(await self.forwarder.call(place.endpoint, "Enqueue", data, 30.0)), 0
             batch = _batch(view)
+            self.node.disk.check()
             while True:
                 try:
                     self.in_flight.take(len(data))
@@ -282,6 +285,11 @@ class DelayService:
             request.from_end,
         )
         return await self._message_batch(host, delivery)
+
+    async def _receive_stream(self, requests: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
+        receive = self._unary("Receive", pb.ReceiveRequest, self.receive)
+        async for data in requests:
+            yield await receive(data, context)
 
     async def _message_batch(self, host: ShardHost, delivery: Delivery) -> Body:
         rows = delivery.rows
@@ -532,13 +540,9 @@ class DelayService:
     async def _query_route(self, data: Body, context: Context) -> Body:
         try:
             request = _parse(pb.QueryRouteRequest, data)
-            names = [request.topic] if request.topic else sorted({topic for topic, _ in self.node.objects})
             answer = pb.QueryRouteResponse()
-            for name in names:
-                shards = self.node.queues(name)
-                if not shards:
-                    raise Refused("UNKNOWN_TOPIC", f"there is no topic {name!r}")
-                answer.topics.append(self._route(name, shards))
+            for name in [request.topic] if request.topic else self.node.topics():
+                answer.topics.append(self._route(name, self.node.queues(name)))
             return answer.SerializeToString()
         except Refused as refused:
             await abort(context, refused)
