@@ -266,15 +266,10 @@ class Load:
         traffic = self.traffic
         place = {"topic": traffic.topic, "queue": queue, "group": "g"}
         receive = pb.ReceiveRequest(**place, max_messages=500, wait_ms=500, invisible_ms=1_500).SerializeToString()
-        while self._consuming:
-            asked_ms = now_ms()
-            answer = await self._call("Receive", receive)
-            if answer is None:
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            received_ms = now_ms()
+        exchange = self._receive_stream(receive) if queue % 2 else self._receive(receive)
+        async for asked_ms, answer in exchange:
             batch = pb.MessageBatch.FromString(answer)
-            self._note(queue, batch, asked_ms, received_ms)
+            self._note(queue, batch, asked_ms, now_ms())
             offsets, attempts = np.frombuffer(batch.offset, "<i8"), np.frombuffer(batch.attempt, "<u4")
             if not len(offsets):
                 continue
@@ -290,6 +285,37 @@ class Load:
                     **place, offset=offsets[back].tobytes(), attempt=attempts[back].tobytes(), backoff_ms=50
                 )
                 await self._call("Nack", nack.SerializeToString())
+
+    async def _receive(self, request: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """(when it was asked, the answer), a call each."""
+        while self._consuming:
+            asked_ms = now_ms()
+            answer = await self._call("Receive", request)
+            if answer is None:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                yield asked_ms, answer
+
+    async def _receive_stream(self, request: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """The same over streams, a new one after each break."""
+        while self._consuming:
+            call = self.choose.choice(self._channels).stream_stream(SERVICE + "ReceiveStream")()
+            try:
+                while self._consuming:
+                    asked_ms = now_ms()
+                    await call.write(request)
+                    answer = await asyncio.wait_for(call.read(), CALL_SECONDS)
+                    if answer is grpc.aio.EOF:
+                        break
+                    yield asked_ms, answer
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in RETRYABLE and error.details() != WRITE_FAILED:
+                    raise Broken(f"receive stream: {error.code().name} {error.details()}") from error
+            except (asyncio.InvalidStateError, TimeoutError):
+                pass  # the call was over when the request was written, or the node is frozen
+            finally:
+                call.cancel()
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _note(self, queue: int, batch: pb.MessageBatch, asked_ms: int, received_ms: int) -> None:
         ends = np.cumsum(np.frombuffer(batch.size, "<u4"), dtype=np.int64).tolist()

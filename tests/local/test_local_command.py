@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def line(process: Process) -> dict[str, Any]:

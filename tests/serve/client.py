@@ -196,13 +196,22 @@ class Client:
 
     def stream(self, requests: Iterable[pb.EnqueueRequest | bytes], seconds: float = CALL_SECONDS) -> Iterator[Any]:
         """EnqueueStream: its answers."""
+        return self._streamed("EnqueueStream", pb.EnqueueResponse, requests, seconds)
+
+    def receive_stream(self, requests: Iterable[pb.ReceiveRequest | bytes]) -> Iterator[Any]:
+        """ReceiveStream: its answers."""
+        return self._streamed("ReceiveStream", pb.MessageBatch, requests, CALL_SECONDS)
+
+    def _streamed(self, method: str, answered: Any, requests: Iterable[Any], seconds: float) -> Iterator[Any]:
         data = (one if isinstance(one, bytes) else one.SerializeToString() for one in requests)
-        answers = self.channel.stream_stream(SERVICE + "EnqueueStream")(data, timeout=seconds)
+        answers = self.channel.stream_stream(SERVICE + method)(data, timeout=seconds)
         try:
             for answer in answers:
-                yield pb.EnqueueResponse.FromString(answer)
+                yield answered.FromString(answer)
         except grpc.RpcError as error:
             raise Failure(error) from error
+        finally:
+            answers.cancel()
 
 
 @dataclass

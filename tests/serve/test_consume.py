@@ -169,6 +169,57 @@ def test_an_ack_after_the_invisible_time_still_counts(shard: Shard) -> None:
     assert shard.receive() == []
 
 
+# ---------------------------------------------------------------- ReceiveStream
+def asking(shard: Shard, **fields: object) -> pb.ReceiveRequest:
+    return pb.ReceiveRequest(topic=shard.topic, queue=shard.queue, group="g", **fields)
+
+
+def test_a_receive_stream_answers_each_request_in_order(shard: Shard) -> None:
+    shard.send(*numbered(10))
+    asked = [asking(shard, max_messages=most, wait_ms=2_000) for most in (3, 1, 4, 9)]
+    asked.append(asking(shard, wait_ms=1))
+    answers = [bodies(rows(batch)) for batch in shard.client.receive_stream(asked)]
+    assert [len(batch) for batch in answers] == [3, 1, 4, 2, 0]
+    assert [body for batch in answers for body in batch] == [b"%d" % n for n in range(10)]
+
+
+def test_a_receive_stream_may_go_from_queue_to_queue_and_waits_like_a_call(take: Callable[[str], Shard]) -> None:
+    one, other = take("t"), take("t")
+    one.send(Msg(b"now"))
+    due = other.send(Msg(b"soon", delay_ms=500)).due[0]
+    first, second = one.client.receive_stream([asking(one, wait_ms=5_000), asking(other, wait_ms=9_000)])
+    assert bodies(rows(first)) == [b"now"]
+    (soon,) = rows(second)
+    assert due <= soon.received_ms < due + 3_000
+
+
+def test_an_error_ends_a_receive_stream_with_its_reason(shard: Shard) -> None:
+    shard.send(*numbered(2))
+    for wrong, reason in (
+        (asking(shard, tags=["x"]), "GROUP_MISMATCH"),
+        (b"\xff", "BAD_REQUEST"),
+        (pb.ReceiveRequest(topic="nobody"), "UNKNOWN_TOPIC"),
+    ):
+        answers = shard.client.receive_stream([asking(shard, max_messages=1), wrong, asking(shard)])
+        next(answers)
+        with pytest.raises(Failure) as caught:
+            next(answers)
+        assert caught.value.reason == reason
+
+
+def test_a_receive_stream_that_breaks_off_hands_nothing_more_out(shard: Shard) -> None:
+    shard.send(*numbered(2))
+    with Client(shard.client.endpoint) as gone:
+        own = shard.at(gone)
+        answers = gone.receive_stream([asking(own, max_messages=1), *[asking(own, wait_ms=30_000)] * 3])
+        assert bodies(rows(next(answers))) == [b"0"]
+        assert bodies(rows(next(answers))) == [b"1"]
+        answers.close()  # while the next one waits
+    time.sleep(0.2)
+    shard.send(Msg(b"2"))
+    assert [(one.offset, one.attempt) for one in shard.receive(wait_ms=5_000)] == [(2, 1)]
+
+
 # ---------------------------------------------------------------- Nack
 def test_nack_makes_it_visible_after_its_backoff(shard: Shard) -> None:
     shard.send(*numbered(2))

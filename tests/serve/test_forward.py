@@ -12,7 +12,7 @@ import pytest
 from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 
-from tests.serve.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, pb, poll, request, u32
+from tests.serve.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, pb, poll, request, rows, u32
 
 QUEUES = 12
 FORWARDED = (("x-delay-forwarded", "1"),)
@@ -160,6 +160,21 @@ def test_a_stream_at_one_node_reaches_all_of_them_in_order(clients: list[Client]
     for queue in range(QUEUES):
         again = request("t", queue, [Msg(b"again", at_ms=begin)], producer=41, number=number[queue] - 1)
         assert pb.EnqueueResponse.FromString(clients[0].raw("Enqueue", again.SerializeToString())).duplicate
+
+
+def test_a_receive_stream_at_one_node_reaches_all_of_them(clients: list[Client]) -> None:
+    asked, expected = [], []
+    for queue in range(QUEUES):
+        Shard(clients[0], "t", queue).receive("streamed", from_end=True)
+        Shard(clients[0], "t", queue).send(Msg(b"for %d" % queue))
+        asked.append(pb.ReceiveRequest(topic="t", queue=queue, group="streamed", wait_ms=5_000))
+        expected.append(b"for %d" % queue)
+    asked.append(pb.ReceiveRequest(topic="t", queue=QUEUES, group="streamed"))
+    answers = clients[1].receive_stream(asked)
+    assert [rows(next(answers))[0].body for _ in expected] == expected
+    with pytest.raises(Failure) as caught:
+        next(answers)
+    assert caught.value.reason == "UNKNOWN_QUEUE"
 
 
 def test_the_whole_nodes_wheel_is_never_forwarded(clients: list[Client], masters: list[int]) -> None:

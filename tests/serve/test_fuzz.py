@@ -338,6 +338,19 @@ def test_almost_right_requests_get_clear_answers_and_nothing_is_lost_or_invented
         assert [states(Shard(client, "t", queue)) for queue in range(QUEUES)] == groups
 
 
+def test_bytes_that_are_no_request_end_a_receive_stream_with_a_clear_error(node: LocalCluster) -> None:
+    choose = random.Random(SEED)
+    pid = node.pids["n0"]
+    with Client(node.endpoints[0]) as client:
+        for _ in range(60):
+            answers = client.receive_stream([choose.randbytes(choose.randrange(1, 40)) for _ in range(5)])
+            with pytest.raises(Failure) as caught:
+                list(answers)
+            assert caught.value.code in CLEAR
+            assert caught.value.reason
+    check_alive(node, pid)
+
+
 def test_streams_of_almost_right_requests_answer_each_in_its_place(node: LocalCluster) -> None:
     pid = node.pids["n0"]
     ledger = Ledger()

@@ -37,6 +37,7 @@ RENEW_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 T = TypeVar("T")
 
+WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
 FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints
 SMALLEST_SHARE = 65_536  # messages: of the window budget, or units before a flush
 
@@ -176,6 +177,7 @@ class Node:
             horizon_ms=horizon_ms,
             window_budget=max(SMALLEST_SHARE, self.config.window_budget // shards),
             flush_units=max(SMALLEST_SHARE, FLUSH_UNITS // shards),
+            wheel_copy_units=max(SMALLEST_SHARE, WHEEL_COPY_UNITS // shards),
         )
         if topic is None:
             return base
