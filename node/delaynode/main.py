@@ -65,8 +65,8 @@ async def serve(config: NodeConfig) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     server.add_insecure_port(config.listen)
-    await server.start()
     http = await serve_http(node, config.http)
+    await server.start()
     await node.start()
     following = asyncio.create_task(_follow_health(node, servicer))
     log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
@@ -77,7 +77,7 @@ async def serve(config: NodeConfig) -> None:
     stopped = asyncio.create_task(server.stop(grace=1.0))
     await node.stop()
     await stopped
-    await service.forwarder.close()
+    await service.dispatch.forwarder.close()
     await http.cleanup()
     log("stopped")
 

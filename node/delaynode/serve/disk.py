@@ -19,7 +19,6 @@ class DiskSpace:
     """reserve_bytes: what enqueues leave free. The disk is asked four times a second at most."""
 
     def __init__(self, directory: str, reserve_bytes: int) -> None:
-        os.makedirs(directory, exist_ok=True)
         self._directory = directory
         self._reserve_bytes = reserve_bytes
         self._free_bytes = 0

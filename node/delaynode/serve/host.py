@@ -33,6 +33,7 @@ MAINTAIN_SECONDS = 0.25
 CHECKPOINT_SECONDS = 30.0
 IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
 IDLE_BYTES = 64 << 10
+UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
 FEW_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class ShardHost:
         self.serving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
         self._arrivals = itertools.count()
+        self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
         self._news: asyncio.Future[None] | None = None  # resolved when messages become visible
         self._alarm = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
@@ -119,6 +121,7 @@ class ShardHost:
                 future.set_exception(self._refusal(why))
                 future.exception()  # a caller that went away does not collect it
         self._tell_news()
+        self._tell_flushing()
 
     def fail(self, why: str) -> None:
         """This copy is damaged: nothing more is acknowledged from it."""
@@ -270,6 +273,7 @@ class ShardHost:
                 await self._checkpoint()
                 checkpointed = time.monotonic()
                 continue
+            shard.index.window.settle()  # now, not when a herd is due
             self._want_maintenance.clear()
             try:
                 await asyncio.wait_for(self._want_maintenance.wait(), MAINTAIN_SECONDS)
@@ -296,6 +300,7 @@ class ShardHost:
         shop, shard = self.shop, self.shard
         async with shop.checkpoints:
             job = persist.begin_checkpoint(shop.files, self.directory, shard)
+            self._tell_flushing()
             if job.log_offset > shard.committed:
                 await self.committed(job.log_offset)
             await self.off_loop(job.run)
@@ -311,6 +316,20 @@ class ShardHost:
         return asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
 
     # ------------------------------------------------------------ what callers ask for
+    async def room(self) -> None:
+        """Wait while flushes are behind: units that are not flushed are memory. Raises Refused."""
+        while self.shard.index.unflushed >= UNFLUSHED_FLUSHES * self.shard.config.flush_units:
+            self.check_serving()
+            self._want_maintenance.set()
+            if self._flushing is None:
+                self._flushing = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._flushing])
+
+    def _tell_flushing(self) -> None:
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None and not flushing.done():
+            flushing.set_result(None)
+
     def enqueue(self, batch: Batch) -> Appended:
         """Append; the caller waits for committed(log_end) before it answers."""
         self.check_serving()

@@ -23,6 +23,7 @@ from delaynode.config import NodeConfig
 from delaynode.metrics import NodeMetrics, TopicLoad
 from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardStatus, TopicSpec
 from delaynode.registry.port import Conflict, Registry, RegistryError
+from delaynode.serve.datalock import lock_data
 from delaynode.serve.disk import DiskSpace
 from delaynode.serve.host import ShardHost, Workshop
 from delaynode.serve.syncer import Syncer
@@ -70,6 +71,7 @@ class Node:
         self.incarnation = secrets.token_hex(8)
         self.clock = GuardedClock()
         self.metrics = NodeMetrics()
+        self._lock = lock_data(config.data)
         self.disk = DiskSpace(config.data, config.reserve_bytes)
         self.objects: dict[tuple[str, int], ShardObject] = {}
         self.leases: dict[str, NodeLease] = {}

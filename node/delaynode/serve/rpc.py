@@ -14,6 +14,7 @@ from delaynode.store.errors import Refused
 from delaynode.store.types import Array
 
 DOMAIN = "delaycluster.io"
+MAX_BATCH_OUT_BYTES = 8 << 20  # records in one answer
 MAX_TEXT_BYTES = 1_000  # of a message: it travels in trailers, twice, and gRPC takes 8 KiB of those
 
 CODES = {
@@ -76,3 +77,8 @@ def column(name: str, data: bytes, dtype: str, count: int | None = None) -> Arra
     if count is not None and len(rows) != count:
         raise Refused("BAD_COLUMNS", f"column {name} has {len(rows)} rows, expected {count}")
     return rows
+
+
+def fitting(size: Array) -> int:
+    """How many rows, from the first on, have records of at most MAX_BATCH_OUT_BYTES together; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(size, dtype=np.int64), MAX_BATCH_OUT_BYTES, "right")))

@@ -120,8 +120,8 @@ class DueWindow:
             self._runs.append(Run.of(loaded))
             self._merge()
 
-    def _settle(self) -> None:
-        """Turn waiting arrivals into a run."""
+    def settle(self) -> None:
+        """Turn waiting arrivals into a run; what needs it does it, but it is better done in good time."""
         if self._arrivals:
             self._runs.append(Run.of(concatenated(self._arrivals)))
             self._arrivals.clear()
@@ -140,7 +140,7 @@ class DueWindow:
 
     def count_below(self, due_ms: int) -> int:
         """How many rows are due before `due_ms`."""
-        self._settle()
+        self.settle()
         return sum(max(0, int(np.searchsorted(run.due, due_ms)) - run.at) for run in self._runs)
 
     def take(self, target: Pair, most: int) -> Released:
@@ -149,7 +149,7 @@ class DueWindow:
         Its watermark is `target`, or the last row taken where `most` cut it short.
         """
         if self._first_arrival <= target.due:
-            self._settle()
+            self.settle()
         ends = [max(run.at, run.rows_through(target)) for run in self._runs]
         cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > most
         if cut:
@@ -178,14 +178,14 @@ class DueWindow:
 
     def kill(self, due: I64, seq: I64, mark: int) -> None:
         """Mark rows dead; those not here are left alone."""
-        self._settle()
+        self.settle()
         for run in self._runs:
             place = run.places(due, seq)
             run.offset[place[place >= 0]] = mark
 
     def revive(self, units: Records) -> Records:
         """Make dead rows of these messages live again, in place; returns the units that have no row here."""
-        self._settle()
+        self.settle()
         left = np.ones(len(units), bool)
         for run in self._runs:
             place = run.places(units["due"], units["seq"])
@@ -196,7 +196,7 @@ class DueWindow:
 
     def find(self, due: I64, seq: I64) -> tuple[Records, Bools]:
         """The rows (k,) of these messages as units, and which were found; a dead one's magic has DELETE."""
-        self._settle()
+        self.settle()
         rows = np.zeros(len(due), UNIT)
         found = np.zeros(len(due), bool)
         for run in self._runs:
