@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from delayclient.bench import machine
 
 
@@ -31,6 +34,15 @@ def test_memory_grows_with_what_a_process_holds_and_its_peak_stays() -> None:
     assert during.rss_bytes >= during.anon_bytes > 0
     del held
     assert machine.memory(os.getpid()).peak_bytes >= 0.9 * during.rss_bytes  # the kernel counts it roughly
+
+
+def test_a_stall_is_seen_and_its_length_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [100.0, 100.06, 107.11, 107.17]  # woken on time, then seven seconds late, then on time
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: clock_s.pop(0) if clock_s else 107.2))
+    with machine.StallWatch() as watch:
+        while clock_s:
+            time.sleep(0.01)
+    assert watch.longest_s == pytest.approx(7.0)
 
 
 def test_the_machine_line_names_cores_memory_and_file_system(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ Deliveries that repeat one are no fault (at least once): they are counted.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,7 +56,7 @@ class Report:
     retried_batches: int
     lateness_p50_ms: float
     lateness_p99_ms: float
-    broken: dict[str, list[object]]
+    broken: dict[str, Sequence[object]]
 
     def __str__(self) -> str:
         counts = " ".join(f"{name} {len(found)}" for name, found in self.broken.items())

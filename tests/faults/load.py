@@ -264,7 +264,7 @@ class Load:
     # ------------------------------------------------------------ consumers
     async def _consume(self, queue: int) -> None:
         traffic = self.traffic
-        place = {"topic": traffic.topic, "queue": queue, "group": "g"}
+        place: dict[str, Any] = {"topic": traffic.topic, "queue": queue, "group": "g"}
         receive = pb.ReceiveRequest(**place, max_messages=500, wait_ms=500, invisible_ms=1_500).SerializeToString()
         exchange = self._receive_stream(receive) if queue % 2 else self._receive(receive)
         async for asked_ms, answer in exchange:

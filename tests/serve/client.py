@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,15 +194,19 @@ class Client:
         asked, answered = METHODS[method]
         return answered.FromString(self.raw(method, asked(**fields).SerializeToString()))
 
-    def stream(self, requests: Iterable[pb.EnqueueRequest | bytes], seconds: float = CALL_SECONDS) -> Iterator[Any]:
+    def stream(
+        self, requests: Iterable[pb.EnqueueRequest | bytes], seconds: float = CALL_SECONDS
+    ) -> Generator[Any, None, None]:
         """EnqueueStream: its answers."""
         return self._streamed("EnqueueStream", pb.EnqueueResponse, requests, seconds)
 
-    def receive_stream(self, requests: Iterable[pb.ReceiveRequest | bytes]) -> Iterator[Any]:
+    def receive_stream(self, requests: Iterable[pb.ReceiveRequest | bytes]) -> Generator[Any, None, None]:
         """ReceiveStream: its answers."""
         return self._streamed("ReceiveStream", pb.MessageBatch, requests, CALL_SECONDS)
 
-    def _streamed(self, method: str, answered: Any, requests: Iterable[Any], seconds: float) -> Iterator[Any]:
+    def _streamed(
+        self, method: str, answered: Any, requests: Iterable[Any], seconds: float
+    ) -> Generator[Any, None, None]:
         data = (one if isinstance(one, bytes) else one.SerializeToString() for one in requests)
         answers = self.channel.stream_stream(SERVICE + method)(data, timeout=seconds)
         try:
@@ -301,11 +305,13 @@ class Shard:
             after = {"after_due": found[-1][0], "after_seq": found[-1][1]}
 
     def group(self, name: str = "g") -> pb.GroupState:
-        (state,) = self.call("DescribeGroup", group=name).groups
+        answer: pb.DescribeGroupResponse = self.call("DescribeGroup", group=name)
+        (state,) = answer.groups
         return state
 
     def wheel(self) -> pb.ShardWheel:
-        (shard,) = self.call("GetWheel").shards
+        answer: pb.GetWheelResponse = self.call("GetWheel")
+        (shard,) = answer.shards
         return shard
 
     def stored(self) -> tuple[int, int]:

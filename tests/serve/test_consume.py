@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 
-from tests.serve.client import Client, Failure, Got, Msg, Shard, i64, now_ms, pb, poll, rows, u32
+from tests.serve.client import Client, Failure, Got, Msg, Shard, i64, now_ms, poll, rows, u32
 
 MIB = 1 << 20
 
@@ -170,7 +172,7 @@ def test_an_ack_after_the_invisible_time_still_counts(shard: Shard) -> None:
 
 
 # ---------------------------------------------------------------- ReceiveStream
-def asking(shard: Shard, **fields: object) -> pb.ReceiveRequest:
+def asking(shard: Shard, **fields: Any) -> pb.ReceiveRequest:
     return pb.ReceiveRequest(topic=shard.topic, queue=shard.queue, group="g", **fields)
 
 

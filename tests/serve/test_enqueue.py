@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 
-from tests.serve.client import CALL_SECONDS, DAY_MS, Client, Failure, Msg, Shard, ints, now_ms, pb, sent, u32
+from tests.serve.client import CALL_SECONDS, DAY_MS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
 
 MIB = 1 << 20
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 
-from tests.serve.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, pb, poll, request, rows, u32
+from tests.serve.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, poll, request, rows, u32
 
 QUEUES = 12
 FORWARDED = (("x-delay-forwarded", "1"),)
@@ -107,7 +108,7 @@ def test_a_long_poll_passes_through(clients: list[Client], masters: list[int]) -
 def test_refusals_pass_through_unchanged(clients: list[Client], masters: list[int]) -> None:
     queue = elsewhere(masters, 2)
     ways = [Shard(client, "t", queue) for client in clients]
-    calls = [
+    calls: list[Callable[[Shard], object]] = [
         lambda way: way.send(Msg(delay_ms=10**12)),
         lambda way: way.send(Msg(), producer=77, number=5),
         lambda way: way.call("Ack", group="nobody", start=i64(0), end=i64(1)),

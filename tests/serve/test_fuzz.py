@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 
-from tests.serve.client import DAY_MS, METHODS, Client, Failure, Msg, Shard, crc, now_ms, pb, request
+from tests.serve.client import DAY_MS, METHODS, Client, Failure, Msg, Shard, crc, now_ms, request
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("DELAY_FUZZ_CASES", "2400"))

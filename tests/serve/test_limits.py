@@ -9,11 +9,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 from delayoperator.local.cluster import NODE_COMMAND
 
-from tests.serve.client import Client, Failure, Msg, Shard, pb
+from tests.serve.client import Client, Failure, Msg, Shard
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 
-from tests.serve.client import DAY_MS, Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, pb, poll, rows
+from tests.serve.client import DAY_MS, Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows
 
 HOUR_MS = 3_600_000
 FAR = (90_000, 5 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, 39 * DAY_MS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 4 << 20
+WATCH_S = 0.05
 SYNC_EVERY_BYTES = 64 << 20  # the size of a CommitLog segment
 
 
@@ -53,6 +55,33 @@ def disk_bytes(directory: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+class StallWatch:
+    """How long the machine stood still at most: virtual machines are frozen for seconds at times, clocks and all.
+
+    A thread sleeps briefly again and again, and sees when it is woken late.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
+
+    def __enter__(self) -> StallWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before_s = time.monotonic()
+        while not self._ended.wait(WATCH_S):
+            now_s = time.monotonic()
+            self.longest_s = max(self.longest_s, now_s - before_s - WATCH_S)
+            before_s = now_s
 
 
 def sequential_write(directory: Path, size: int) -> float:

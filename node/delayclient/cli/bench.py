@@ -190,6 +190,7 @@ def _run(
     """Runs a workload and prints what came out. Fails when one of the fields `faults` is not 0."""
     from delayoperator.local import LocalClusterError
 
+    from delayclient.bench import machine
     from delayclient.bench.target import elsewhere, own_node
     from delayclient.errors import DelayError, Unavailable
 
@@ -202,7 +203,8 @@ def _run(
         raise click.UsageError(f"{name} runs against a node of its own: it takes no --endpoint")
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        with _progress(name, total, shown=sys.stderr.isatty() and not as_json) as done:
+        shown = sys.stderr.isatty() and not as_json
+        with machine.StallWatch() as stalls, _progress(name, total, shown=shown) as done:
             if endpoint:
                 target = asyncio.run(elsewhere(endpoint, options["topic"]))
                 found = asyncio.run(workload(target, done))
@@ -217,7 +219,7 @@ def _run(
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
-    fields = {"workload": name, **settings, "queues": target.queues, **found}
+    fields = {"workload": name, **settings, "queues": target.queues, **found, "stalled_seconds": stalls.longest_s}
     if as_json:
         put_json(fields)
     else:

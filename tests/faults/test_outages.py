@@ -1,0 +1,113 @@
+"""What else happens to a node under load: frozen, stopped, without its registry, without room on the disk."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+from delayoperator.local.cluster import NODE_COMMAND
+
+from tests.faults.trial import CHOOSE, SHORT, run, stored
+from tests.serve.client import Client, Failure, Msg, Shard
+
+HOLD_THE_REGISTRY = """
+import sqlite3, sys, time
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_node_frozen_under_load(tmp_path: Path) -> None:
+    """Up to and beyond its lease of 3 s: what came due meanwhile comes late, nothing else."""
+
+    def freeze() -> None:
+        for frozen_s in (3.0, 4.5):
+            pid = cluster.kill("n0", signal.SIGSTOP)
+            time.sleep(frozen_s)
+            cluster.kill("n0", signal.SIGCONT)
+            time.sleep(0.3)
+            cluster.wait_ready()
+            time.sleep(0.5)
+            assert cluster.pids["n0"] == pid
+
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 4)]) as cluster:
+        run("SIGSTOP", cluster, SHORT, freeze)
+
+
+def test_a_clean_stop_under_load_again_and_again(tmp_path: Path) -> None:
+    def stop() -> None:
+        for _ in range(2):
+            cluster.wait_ready()
+            time.sleep(CHOOSE.random())
+            cluster.kill("n0", signal.SIGTERM)
+            time.sleep(0.5)
+
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 4)]) as cluster:
+        run("SIGTERM", cluster, SHORT, stop)
+        assert "stop-failed" not in (tmp_path / "logs" / "n0.log").read_text()
+
+
+def test_an_outage_of_the_registry_stops_nothing(tmp_path: Path) -> None:
+    """Nobody can write to it for longer than a lease lasts: messages go in and out as before, and no reign changes."""
+
+    def hold() -> None:
+        held_s = 5.0
+        program = [sys.executable, "-c", HOLD_THE_REGISTRY, str(tmp_path / "registry.db"), str(held_s)]
+        with subprocess.Popen(program, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            with Client(cluster.endpoints[0]) as client:
+                shard, end, late = Shard(client, "aside", 0), time.monotonic() + held_s - 1, []
+                while time.monotonic() < end:
+                    shard.send(Msg(delay_ms=50))
+                    (one,) = shard.receive(wait_ms=5_000)
+                    shard.ack_all([one])
+                    late.append(one.received_ms - one.due_ms)
+        assert len(late) > 10
+        assert max(late) < 2_000
+
+    topics = [TopicSpec("t", 4), TopicSpec("aside", 1)]
+    with LocalCluster(tmp_path, nodes=1, topics=topics) as cluster:
+        run("registry held", cluster, SHORT, hold)
+        assert {shard.spec.epoch for shard in cluster.registry.list_shards()} == {1}
+        assert len(cluster.pids) == 1
+
+
+def test_a_disk_that_takes_no_more_stops_the_shard_and_takes_back_nothing(tmp_path: Path) -> None:
+    """A log file that can't grow, as on a full disk: what fails is not acknowledged, what is acknowledged stays."""
+    limited = ("/bin/bash", "-c", 'ulimit -f 6000; exec "$0" "$@"', *NODE_COMMAND)  # KiB a file; no signal in Python
+    acknowledged = 0
+
+    def batch(shard: Shard, number: int) -> bytes:
+        messages = [Msg(b"x" * 100_000, delay_ms=60_000)] * 5
+        return shard.request(*messages, producer=1, number=number).SerializeToString()
+
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 2)], node_command=limited) as cluster:
+        cluster.wait_ready()
+        with Client(cluster.endpoints[0]) as client:
+            full, other = Shard(client, "t", 0), Shard(client, "t", 1)
+            while isinstance(answer := full.client.attempt("Enqueue", batch(full, acknowledged)), bytes):
+                acknowledged += 1
+            assert (answer.code, answer.reason) == (grpc.StatusCode.DATA_LOSS, "SHARD_DAMAGED")
+            assert "File too large" in answer.message
+            with pytest.raises(Failure, match="has stopped"):
+                full.receive()
+            assert other.send(Msg(delay_ms=60_000)).seqs == [0]  # the node's other shards go on
+    assert acknowledged > 5
+    with LocalCluster(tmp_path) as cluster:
+        cluster.wait_ready()
+        with Client(cluster.endpoints[0]) as client:
+            full = Shard(client, "t", 0)
+            again, _ = stored(client.raw("Enqueue", batch(full, acknowledged)))
+            assert again == 5 * acknowledged
+            assert full.stored() == (5 * (acknowledged + 1), 0)  # whether the last try had been stored or not
+            assert Shard(client, "t", 1).stored() == (1, 0)

@@ -1,0 +1,110 @@
+"""The process: what it needs to start, and that it ends when it is told to, at any moment."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+from delayoperator.local.ports import choose
+
+from tests.serve.client import Client, Msg, Shard, poll
+
+
+def start(*options: str) -> subprocess.CompletedProcess[str]:
+    """A node that is expected to give up."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "delaynode.main", *options],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def options(cluster: LocalCluster, **changes: str) -> list[str]:
+    """Those of a second node of the cluster, on ports of its own."""
+    (grpc_port,), (http_port,) = choose(0, 1)
+    named = {
+        "node_id": "n9",
+        "data": str(cluster.data / "n9"),
+        "registry": f"sqlite:{cluster.data / 'registry.db'}",
+        "listen": f"127.0.0.1:{grpc_port}",
+        "http": f"127.0.0.1:{http_port}",
+        **changes,
+    }
+    return [part for name, value in named.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"registry": "sqlite:/nowhere/registry.db"}, "no registry at /nowhere/registry.db"),
+        ({"registry": "etcd:here"}, "expected sqlite:PATH"),
+        ({"data": "/proc/nothing/here"}, "/proc/nothing"),
+    ],
+    ids=["no registry", "another registry", "no data directory"],
+)
+def test_a_node_that_cannot_start_says_why_in_a_line(changes: dict[str, str], text: str, cluster: LocalCluster) -> None:
+    ended = start(*options(cluster, **changes))
+    assert ended.returncode == 1
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["listen", "http"])
+def test_a_node_whose_port_is_taken_says_which(option: str, cluster: LocalCluster) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = start(*options(cluster, **{option: address}))
+    assert ended.returncode == 1
+    assert address.rpartition(":")[2] in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_second_process_on_the_same_data_is_refused_and_the_first_goes_on(own: LocalCluster) -> None:
+    with Client(own.endpoints[0]) as client:
+        Shard(client, "t", 0).send(Msg(delay_ms=60_000))
+        ended = start(*options(own, node_id="n0", data=str(own.data / "n0")))
+        assert ended.returncode == 1
+        assert f"{own.data / 'n0'} is used by another process" in ended.stderr
+        assert Shard(client, "t", 0).send(Msg(delay_ms=60_000)).seqs == [1]
+        assert own.unready() == []
+
+
+def test_a_stop_at_any_moment_of_a_start_ends_the_process(tmp_path: Path) -> None:
+    ends: list[Mapping[str, object]] = []
+
+    def note(event: Mapping[str, object]) -> None:
+        if event["event"] == "node-died":
+            ends.append(event)
+
+    choose_moment = random.Random(1)
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 24)], on_event=note) as cluster:
+        log = tmp_path / "logs" / "n0.log"
+        for number in range(1, 4):
+            poll(f"start {number}", lambda: log.exists() and log.read_text().count('"started"') == number, 30)  # noqa: B023
+            time.sleep(choose_moment.random() * 0.2)
+            begin = time.monotonic()
+            cluster.kill("n0", signal.SIGTERM)
+            poll(f"end {number}", lambda: len(ends) == number)  # noqa: B023
+            assert time.monotonic() - begin < 6
+        cluster.wait_ready()
+        with Client(cluster.endpoints[0]) as client:
+            for queue in range(24):
+                assert Shard(client, "t", queue).send(Msg(delay_ms=60_000)).seqs == [0]
+    assert [end.get("exit_code") for end in ends] == [0] * 3
+    text = log.read_text()
+    for sign in ("Traceback", "stop-failed", "never retrieved", "never awaited", "was destroyed"):
+        assert sign not in text, text[max(0, text.index(sign) - 500) :][:2_000]
