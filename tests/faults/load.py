@@ -141,7 +141,8 @@ class Load:
         tries = 0
         while (answer := await self._call(method, data)) is None:
             tries += 1
-            await asyncio.sleep(RETRY_SECONDS)
+            # hundreds may wait for the same node: they must not take the time of those that it answers
+            await asyncio.sleep(min(RETRY_SECONDS * tries, 0.5) * (0.5 + self.choose.random()))
         return answer, tries > 0
 
     # ------------------------------------------------------------ producers

@@ -133,7 +133,7 @@ import time
 from delaynode import main
 from delaynode.registry.sqlite import SqliteRegistry as Registry
 quick = Registry.list_shards
-Registry.list_shards = lambda *args: (time.sleep(1.5), quick(*args))[1]
+Registry.list_shards = lambda *args: (time.sleep(0.7), quick(*args))[1]
 main.main()
 """
 

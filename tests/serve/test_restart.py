@@ -162,6 +162,8 @@ def test_a_stop_under_load_keeps_what_was_acknowledged(own: LocalCluster, shard:
     log = (own.data / "logs" / "n0.log").read_text()
     assert "stop-failed" not in log
     assert "Traceback" not in log
+    opened = [event for line in log.splitlines() if (event := json.loads(line))["event"] == "copy-opened"]
+    assert [event["frames"] for event in opened if event["shard"] == "t-0"] == [0, 0], "it stopped without a checkpoint"
 
 
 def test_ten_years_ahead(tmp_path: Path) -> None:

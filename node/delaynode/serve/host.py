@@ -94,9 +94,16 @@ class ShardHost:
         ]
 
     async def stop(self) -> None:
-        """Stop serving; callers that wait get NOT_SERVING. A checkpoint makes the next start quick."""
+        """Stop serving: what was appended is still committed and answered, whoever waits for more gets NOT_SERVING.
+
+        A checkpoint makes the next start quick.
+        """
         if self.serving:
-            await self._quietly(self.committed(self.shard.log_end))
+            self.serving = False  # from here on nobody appends, so there is an end to wait for
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._quietly(self._written(self.shard.log_end))
         self._end("the shard's node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._checkpoint_task is not None:
@@ -173,10 +180,18 @@ class ShardHost:
         self.fail(f"CommitLog: {error}")
 
     async def committed(self, offset: int) -> None:
-        """Return once everything before log offset `offset` is committed."""
+        """Return once everything before log offset `offset` is committed. Raises Refused when it may never be."""
         if offset <= self.shard.committed:
             return
         self.check_serving()
+        await self._written(offset)
+
+    async def _written(self, offset: int) -> None:
+        """As committed(), also while the shard is stopping."""
+        if offset <= self.shard.committed:
+            return
+        if self.failure is not None:
+            raise self._refusal("")
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (offset, next(self._arrivals), future))
         self.shop.syncer.mark(self)
@@ -301,8 +316,7 @@ class ShardHost:
         async with shop.checkpoints:
             job = persist.begin_checkpoint(shop.files, self.directory, shard)
             self._tell_flushing()
-            if job.log_offset > shard.committed:
-                await self.committed(job.log_offset)
+            await self._written(job.log_offset)
             await self.off_loop(job.run)
             persist.finish_checkpoint(job)
             self._checkpointed_at = job.log_offset

@@ -18,7 +18,7 @@ import numpy as np
 
 from delaynode.store.timerlog import Flush, TimerLog, as_units, build_flush
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
-from delaynode.store.types import I64, MAX_SEQ, U32, Bools, Pair, Records, at_or_below
+from delaynode.store.types import I64, U32, Bools, Pair, Records, at_or_below
 from delaynode.store.units import (
     DELETE,
     DELETE_MOVED,
@@ -232,16 +232,14 @@ class TimerIndex:
         self._arrivals: list[Records] = []
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
-        self._new_from = MAX_SEQ  # the first seq inserted since the last flush began
         self.unflushed = 0  # units in _arrivals
         self.pending = 0  # live messages above the watermark
         self.pending_bytes = 0
 
     # ------------------------------------------------------------ changes, in log order
     def insert(self, rows: Records) -> None:
-        """New live messages above the watermark, by seq."""
+        """New live messages above the watermark."""
         self._arrive(rows)
-        self._new_from = min(self._new_from, int(rows["seq"][0]))
         inside = self.window.covers(rows["due"], rows["seq"])
         self.window.add(rows if inside.all() else rows[inside])
         self._count(rows, 1)
@@ -384,21 +382,17 @@ class TimerIndex:
         return [ref for ref, keep in zip(capture.slots, held.tolist(), strict=True) if keep]
 
     def begin_flush(self, log_range: tuple[int, int]) -> FlushJob:
-        """Flush every unflushed unit but those of messages that came and were released since the last flush.
-
-        So a short delay never costs a unit.
-        """
+        """Flush every unflushed unit but those of messages released meanwhile: a short delay never costs a unit."""
         assert not self._flushing, "one flush at a time"
         self._flushing, self._arrivals = self._arrivals, []
         self.unflushed = 0
         rows = concatenated(self._flushing)
         if len(rows):
-            over = at_or_below(rows["due"], rows["seq"], self.watermark) & (rows["seq"] >= self._new_from)
+            over = at_or_below(rows["due"], rows["seq"], self.watermark)
             ended = (rows["magic"] & DELETE) != 0
-            if ended.any():  # what became of a message takes all that was said of it
+            if ended.any():  # what became of a message that was cancelled or moved takes all that was said of it
                 over &= ~np.isin(rows["seq"], rows["seq"][ended])
             rows = rows[~over] if over.any() else rows
-        self._new_from = MAX_SEQ
         bound, minute, hour, position = self.minute_bound_ms, self.minute, self.hour, self.log.end
 
         def build(units_: Records) -> Flush:

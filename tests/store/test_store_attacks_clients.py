@@ -1,0 +1,168 @@
+"""The attacks on producers, groups and clocks that an earlier wording of the design failed, one by one (B11 to B13)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from delaynode.store.errors import Refused
+from delaynode.store.timerindex import DAY_MS, MINUTE_MS
+
+from tests.store.consuming import World, tag_of
+from tests.store.producing import Item
+from tests.store.world import SMALL
+
+RED = tag_of("red")
+
+
+# ---------------------------------------------------------------- B11: producers
+def test_b11_a_refused_batch_leaves_a_gap_that_the_next_one_may_not_jump() -> None:
+    world = World(1, SMALL)
+    for number in range(7):
+        assert world.enqueue([Item(MINUTE_MS)], producer=5, number=number) == number
+    assert world.enqueue([Item(41 * DAY_MS)], producer=5, number=7) is None  # DELAY_TOO_LONG
+    assert world.enqueue([Item(MINUTE_MS)], producer=5, number=8) is None  # OUT_OF_ORDER, nothing stored
+    assert world.enqueue([Item(MINUTE_MS)], producer=5, number=7) == 7  # the retry of 7 is stored, not "a duplicate"
+    assert world.enqueue([Item(MINUTE_MS)], producer=5, number=8) == 8
+
+
+def test_b11_the_last_sixteen_get_their_first_answer_again_also_after_crashes() -> None:
+    world = World(1, SMALL)
+    for number in range(20):
+        world.enqueue([Item(MINUTE_MS)] * 2, producer=5, number=number)
+        world.pump()
+        if number % 7 == 3:
+            world.checkpoint()
+    world.power_cut()
+    for number in range(4, 20):
+        assert world.enqueue([Item(0)], producer=5, number=number) == 2 * number
+    for number in (3, 21):
+        assert world.enqueue([Item(0)], producer=5, number=number) is None
+    assert world.model.next_seq == 40
+
+
+def test_b11_an_unknown_producer_starts_at_nought_and_an_unseen_one_is_forgotten_after_a_day() -> None:
+    world = World(1, SMALL)
+    assert world.enqueue([Item(MINUTE_MS)], producer=5, number=1) is None  # UNKNOWN_PRODUCER
+    assert world.enqueue([Item(MINUTE_MS)], producer=5) == 0
+    world.advance(DAY_MS - 1)
+    world.enqueue([Item(MINUTE_MS)])
+    world.checkpoint()
+    assert world.enqueue([Item(MINUTE_MS)], producer=5, number=1) == 2
+    world.advance(DAY_MS)
+    world.enqueue([Item(MINUTE_MS)])
+    world.checkpoint()
+    assert world.shard.producers.by_id == {}
+    with pytest.raises(Refused):
+        world.shard.producers.check(5, 2)
+    assert world.enqueue([Item(MINUTE_MS)], producer=5) == 4
+
+
+def test_b11_a_producer_that_began_again_is_not_given_its_former_answers_after_a_crash() -> None:
+    """Recovery starts from a checkpoint that still knows the numbers from before the expiry."""
+    world = World(1, SMALL)
+    for number in range(3):
+        world.enqueue([Item(MINUTE_MS)], producer=5, number=number)
+    world.pump()
+    world.checkpoint()
+    world.advance(2 * DAY_MS)
+    world.enqueue([Item(MINUTE_MS)])
+    world.begin_checkpoint()  # forgets the producer, and never reaches the disk
+    world.enqueue([Item(MINUTE_MS)], producer=5, number=0)
+    world.enqueue([Item(MINUTE_MS)], producer=5, number=1)
+    world.pump()
+    world.kill()
+    assert world.enqueue([Item(0)], producer=5, number=1) == 5
+
+
+# ---------------------------------------------------------------- B12: groups
+def test_b12b_a_groups_first_receive_is_a_frame_that_survives() -> None:
+    world = World(1, SMALL)
+    world.enqueue([Item(0)] * 3)
+    world.pump()
+    frames = len(world.entries)
+    world.join("g")
+    assert len(world.entries) == frames + 1
+    world.pump()
+    world.deliver("g", 2)
+    world.power_cut()
+    assert world.deliver("g", 5) == [0, 1, 2]
+
+
+def test_b12c_a_groups_filter_is_its_own() -> None:
+    world = World(1, SMALL)
+    world.enqueue([Item(0, tag=RED), Item(0)])
+    world.pump()
+    world.join("g", ("red",))
+    for tags in ((), ("blue",), ("red", "blue")):
+        with pytest.raises(Refused):
+            world.shard.consumers.join("g", tags, from_end=False, now_ms=world.now)
+    assert not world.shard.consumers.join("g", ("red", "red"), from_end=False, now_ms=world.now)
+    assert world.deliver("g", 5) == [0]
+    world.ack("g", [(0, 1)])
+    assert world.model.floor("g", 2) == 2  # the other one does not hold it back
+
+
+def test_b12d_a_dead_letter_is_redriven_with_its_body() -> None:
+    world = World(1, replace(SMALL, max_attempts=1))
+    world.enqueue([Item(0, size=50)])
+    world.pump()
+    world.join("g")
+    world.deliver("g", 1)
+    world.nack("g", [(0, 1)], 0)
+    world.stop()
+    world.check_groups()
+    world.resolve("g", None, redrive=True)
+    world.pump()
+    world.power_cut()
+    assert world.deliver("g", 1) == [0]  # the body is compared
+
+
+def test_b12e_acks_and_nacks_above_a_stuck_floor_are_bounded() -> None:
+    world = World(1, replace(SMALL, max_unacked=10, max_attempts=99))
+    world.enqueue([Item(0)] * 40)
+    world.pump()
+    world.join("g")
+    got = world.deliver("g", 100)
+    assert got == list(range(10))
+    world.ack("g", [(1, 10)])
+    assert world.deliver("g", 100) == []  # the first is still out
+    with pytest.raises(Refused):
+        world.shard.consumers.acknowledge("g", np.array([30]), np.array([31]), world.now)
+    world.nack("g", [(offset, 1) for offset in range(10, 40)], 0)  # ignored
+    assert world.shard.consumers.group("g").fresh <= 10
+
+
+# ---------------------------------------------------------------- B13: clocks
+def test_b13_a_master_with_a_clock_behind_stores_nothing_between_its_clock_and_the_watermark() -> None:
+    world = World(1, SMALL)
+    world.enqueue([Item(1000), Item(5 * MINUTE_MS)])
+    world.settle()
+    world.advance(1000)
+    world.settle()
+    world.now -= 500  # the next master's clock
+    world.power_cut()
+    later = max(world.model.live)
+    assert world.enqueue([Item(300)]) is None
+    assert world.reschedule(later, Item(300)) is None
+    assert world.enqueue([Item(500)]) is None  # just at the watermark
+    assert world.enqueue([Item(0), Item(501)]) == 2
+    assert world.tick() == -1
+    world.advance(501)
+    world.settle()
+    assert [q.seq for q in world.model.queue] == [0, 2, 3]
+
+
+def test_b13_a_backward_step_pauses_the_watermark_and_nothing_is_early() -> None:
+    world = World(1, SMALL)
+    world.enqueue([Item(delay) for delay in (10, 20, 30, 40)])
+    world.settle()
+    world.advance(20)
+    world.settle()
+    world.advance(-15)
+    assert world.tick() == -1
+    world.advance(24)  # one short of the third
+    assert world.tick() <= 0
+    world.advance(1)
+    assert world.tick() == 1
