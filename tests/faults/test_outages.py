@@ -60,7 +60,7 @@ def test_an_outage_of_the_registry_stops_nothing(tmp_path: Path) -> None:
     """Nobody can write to it for longer than a lease lasts: messages go in and out as before, and no reign changes."""
 
     def hold() -> None:
-        held_s = 5.0
+        held_s = 4.0
         program = [sys.executable, "-c", HOLD_THE_REGISTRY, str(tmp_path / "registry.db"), str(held_s)]
         with subprocess.Popen(program, stdout=subprocess.PIPE) as holder:
             assert holder.stdout is not None

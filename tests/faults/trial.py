@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 ROUNDS = int(os.environ.get("DELAY_FAULT_ROUNDS", "10"))
 SEED = int(os.environ.get("DELAY_FAULT_SEED", "1"))
 CHOOSE = random.Random(SEED)
-SHORT = Traffic(farthest_ms=2_500)
+SHORT = Traffic(farthest_ms=2_000)
 
 
 def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], None], settle_s: float = 0.5) -> Report:

@@ -93,6 +93,8 @@ class Node:
         """Register and begin to follow the registry."""
         await self._renew(0)
         self._tasks = [asyncio.create_task(self._renew_loop()), asyncio.create_task(self._watch_loop())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Stop serving; every copy is checkpointed."""
@@ -165,10 +167,10 @@ class Node:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._opening.add(task)
-        task.add_done_callback(self._opened)
+        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(self._ended)
 
-    def _opened(self, task: asyncio.Task[None]) -> None:
-        self._opening.discard(task)
+    def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log("internal-error", reason=f"{type(error).__name__}: {error}")
 
