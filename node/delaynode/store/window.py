@@ -139,9 +139,12 @@ class DueWindow:
         return min([self._first_arrival, *(int(run.due[run.at]) for run in self._runs if len(run))])
 
     def count_below(self, due_ms: int) -> int:
-        """How many rows are due before `due_ms`."""
+        """How many live rows are due before `due_ms`."""
         self.settle()
-        return sum(max(0, int(np.searchsorted(run.due, due_ms)) - run.at) for run in self._runs)
+        ends = [max(run.at, int(np.searchsorted(run.due, due_ms))) for run in self._runs]
+        return sum(
+            int(np.count_nonzero(run.offset[run.at : end] >= 0)) for run, end in zip(self._runs, ends, strict=True)
+        )
 
     def take(self, target: Pair, most: int) -> Released:
         """Remove what is at or below `target`, at most `most` rows, in (due, seq) order.
