@@ -12,20 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.duration import duration_ms, instant_ms
-from delayclient.errors import NotFound
+from delayclient.errors import DelayError, NotFound, Unavailable
 from delayclient.handle import Handle
 from delayclient.proto.delay.v1 import delay_pb2
 from delayclient.received import ReceivedBatch, ReceivedMessage
 from delayclient.routing import DEFAULT_ENDPOINT, Cluster, TopicRoute
 from delayclient.views import (
     CancelledByKey,
+    DeletedGroup,
     GroupQueue,
+    NodeView,
     Outcome,
     Pending,
     Rescheduled,
     Wheel,
     column,
     group_of,
+    node_of,
     pending_rows,
     wheel_of,
 )
@@ -214,7 +217,7 @@ class Admin:
                 if error.reason != "UNKNOWN_GROUP":
                     raise
                 return []
-            return [group_of(topic, queue, state) for state in answer.groups]
+            return [group_of(topic, queue, state, answer.now_ms) for state in answer.groups]
 
         return [state for states in await self._each_queue(topic, one) for state in states]
 
@@ -225,21 +228,29 @@ class Admin:
             raise NotFound(f"topic {topic!r} has no group {group!r}", code="NOT_FOUND", reason="UNKNOWN_GROUP")
         return states
 
-    async def delete_group(self, topic: str, group: str) -> None:
-        """Deletes a group with its progress and dead letters. Raises NotFound when no queue knows it."""
+    async def delete_group(self, topic: str, group: str) -> DeletedGroup:
+        """Deletes a group with its progress and dead letters, on each queue that knows it.
 
-        async def one(queue: int) -> bool:
+        All queues are tried; the first failure is raised then, and to call again does the rest.
+        """
+        failures: list[DelayError] = []
+
+        async def one(queue: int) -> DeletedGroup:
             request = delay_pb2.DeleteGroupRequest(topic=topic, queue=queue, group=group)
             try:
-                await self._call("DeleteGroup", topic, queue, request, delay_pb2.DeleteGroupResponse.FromString)
-            except NotFound as error:
+                answer = await self._call(
+                    "DeleteGroup", topic, queue, request, delay_pb2.DeleteGroupResponse.FromString
+                )
+            except DelayError as error:
                 if error.reason != "UNKNOWN_GROUP":
-                    raise
-                return False
-            return True
+                    failures.append(error)
+                return DeletedGroup(0, 0, 0)
+            return DeletedGroup(1, answer.unfinished, answer.dead)
 
-        if not any(await self._each_queue(topic, one)):
-            raise NotFound(f"topic {topic!r} has no group {group!r}", code="NOT_FOUND", reason="UNKNOWN_GROUP")
+        found = await self._each_queue(topic, one)
+        if failures:
+            raise failures[0]
+        return DeletedGroup(sum(d.queues for d in found), sum(d.unfinished for d in found), sum(d.dead for d in found))
 
     # ------------------------------------------------------------------------------------ dead letters
 
@@ -294,6 +305,42 @@ class Admin:
             return int(answer.resolved)
 
         return sum([await one(queue)] if queue is not None else await self._each_queue(topic, one))
+
+    # ------------------------------------------------------------------------------------------ nodes
+
+    async def nodes(self) -> list[NodeView]:
+        """All nodes that have registered, by name; of one that can't be asked, its `problem`."""
+        state = await self._ask_node("DescribeNode", delay_pb2.DescribeNodeRequest(), delay_pb2.NodeState.FromString)
+
+        async def one(name: str) -> NodeView:
+            try:
+                return await self.node(name)
+            except DelayError as error:
+                return NodeView(name, problem=str(error))
+
+        return await _together(one(name) for name in state.nodes)
+
+    async def node(self, name: str) -> NodeView:
+        """One node. Raises NotFound, Unavailable."""
+        request = delay_pb2.DescribeNodeRequest(node=name)
+        return node_of(await self._ask_node("DescribeNode", request, delay_pb2.NodeState.FromString))
+
+    async def accept_clock(self, name: str, disbelieved_ms: int) -> int:
+        """Let a node believe its wall clock, as far ahead as it said; returns by how many ms its time moved ahead."""
+        request = delay_pb2.AcceptClockRequest(node=name, disbelieved_ms=disbelieved_ms)
+        answer = await self._ask_node("AcceptClock", request, delay_pb2.AcceptClockResponse.FromString)
+        return int(answer.moved_ms)
+
+    async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
+        """Any node that answers passes the question on."""
+        failure: DelayError | None = None
+        for endpoint in self.cluster.endpoints:
+            try:
+                return await self.cluster.call_at(endpoint, method, request, decode, self._timeout_s)
+            except Unavailable as error:
+                failure = error
+        assert failure is not None
+        raise failure
 
     # ----------------------------------------------------------------------------------------- helpers
 

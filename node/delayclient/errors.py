@@ -74,7 +74,7 @@ class NotMaster(DelayError):
 
 
 class Busy(DelayError):
-    """Too much in flight, or the disk is nearly full; nothing was stored."""
+    """Too much in flight, the disk nearly full, or too many producers; nothing was stored."""
 
     retryable = True
 
@@ -112,6 +112,10 @@ class SendTimeout(DelayError):
         self.maybe_stored = maybe_stored
 
 
+class OffsetTrimmed(DelayError):
+    """The queue offset that was to be read is kept no longer. metadata `start`: the first one that is."""
+
+
 class Closed(DelayError):
     """The producer, consumer or cluster connection was closed."""
 
@@ -125,6 +129,7 @@ _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "BATCH_TOO_LARGE": TooLarge,
     "BAD_COLUMNS": InvalidRequest,
     "BAD_REQUEST": InvalidRequest,
+    "ANSWER_TOO_LARGE": InvalidRequest,
     "BAD_GROUP": InvalidRequest,
     "GROUP_MISMATCH": InvalidRequest,
     "FOREIGN_HANDLE": ForeignHandle,
@@ -133,13 +138,16 @@ _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "UNKNOWN_TOPIC": NotFound,
     "UNKNOWN_QUEUE": NotFound,
     "UNKNOWN_GROUP": NotFound,
+    "UNKNOWN_NODE": NotFound,
     "NOT_MASTER": NotMaster,
     "NOT_SERVING": Unavailable,
     "NOT_ENOUGH_REPLICAS": Unavailable,
     "WHEEL_BEHIND": Unavailable,
     "CLOCK_BEHIND": Unavailable,
     "DISK_FULL": Busy,
+    "TOO_MANY_PRODUCERS": Busy,
     "BUSY": Busy,
+    "OFFSET_TRIMMED": OffsetTrimmed,
     "SHARD_DAMAGED": ShardDamaged,
 }
 

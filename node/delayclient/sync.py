@@ -17,7 +17,7 @@ from delayclient.received import ReceivedBatch, ReceivedMessage
 from delayclient.records import Bodies
 from delayclient.results import BatchResult, SendResult
 from delayclient.routing import DEFAULT_ENDPOINT, TopicRoute
-from delayclient.views import CancelledByKey, GroupQueue, Outcome, Pending, Rescheduled, Wheel
+from delayclient.views import CancelledByKey, DeletedGroup, GroupQueue, Outcome, Pending, Rescheduled, Wheel
 
 T = TypeVar("T")
 
@@ -195,8 +195,8 @@ class Admin(_Face[_admin.Admin]):
     def describe_group(self, topic: str, group: str) -> list[GroupQueue]:
         return self._thread.run(self._inner.describe_group(topic, group))
 
-    def delete_group(self, topic: str, group: str) -> None:
-        self._thread.run(self._inner.delete_group(topic, group))
+    def delete_group(self, topic: str, group: str) -> DeletedGroup:
+        return self._thread.run(self._inner.delete_group(topic, group))
 
     def dead_letters(self, topic: str, group: str, **options: Any) -> Iterator[ReceivedMessage]:
         return self._each(self._inner.dead_letters(topic, group, **options))

@@ -52,6 +52,33 @@ class CancelledByKey:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node's clock and disk. `problem`: why it could not be asked; the rest is empty then.
+
+    clock_disbelieved_ms: how far ahead of now_ms its wall clock is, where that is not believed
+    clock_behind_ms: how far now_ms is behind what was released there
+    """
+
+    node: str
+    endpoint: str = ""
+    now_ms: int = 0
+    clock_disbelieved_ms: int = 0
+    clock_behind_ms: int = 0
+    disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    not_ready: str = ""
+    conditions: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def node_of(state: delay_pb2.NodeState) -> NodeView:
+    return NodeView(
+        state.node, state.endpoint, state.now_ms, state.clock_disbelieved_ms, state.clock_behind_ms,
+        state.disk_free_bytes, state.disk_reserve_bytes, state.not_ready, tuple(state.conditions),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Pending:
     """A message not yet released. `record` is the encoded delay.v1.Message, empty unless it was asked for."""
 
@@ -109,11 +136,31 @@ class GroupQueue:
     in_flight: int
     waiting_retry: int
     dead: int
+    redriven: int = 0
+    """Dead letters at work again; the three before `dead` count them too."""
+    dead_limit: int = 0
+    """Of dead and redriven letters together."""
+    oldest_age_ms: int | None = None
+    """How long ago, about, the oldest message that is not done was released; None: there is none."""
 
     @property
     def lag(self) -> int:
         """Released and not done."""
         return self.available + self.in_flight + self.waiting_retry
+
+    @property
+    def dead_full(self) -> bool:
+        """What should become a dead letter is tried again instead, until some are redriven and done, or dropped."""
+        return 0 < self.dead_limit <= self.dead + self.redriven
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedGroup:
+    """What a deletion took: on how many queues the group was, messages it was not done with, its dead letters."""
+
+    queues: int
+    unfinished: int
+    dead: int
 
 
 def pending_rows(topic: str, queue: int, batch: delay_pb2.PendingBatch) -> list[Pending]:
@@ -153,8 +200,8 @@ def wheel_of(wheel: delay_pb2.ShardWheel, now_ms: int) -> Wheel:
     )
 
 
-def group_of(topic: str, queue: int, state: delay_pb2.GroupState) -> GroupQueue:
-    """A group's state on one queue."""
+def group_of(topic: str, queue: int, state: delay_pb2.GroupState, now_ms: int) -> GroupQueue:
+    """A group's state on one queue. now_ms: the node's clock."""
     return GroupQueue(
         topic=topic,
         queue=queue,
@@ -166,4 +213,7 @@ def group_of(topic: str, queue: int, state: delay_pb2.GroupState) -> GroupQueue:
         in_flight=state.in_flight,
         waiting_retry=state.waiting_retry,
         dead=state.dead,
+        redriven=state.redriven,
+        dead_limit=state.dead_limit,
+        oldest_age_ms=max(0, now_ms - state.oldest_ms) if state.oldest_ms else None,
     )

@@ -271,5 +271,5 @@ class SendWindow(Generic[B]):
         self._start_over()
 
 
-_SAME_NODE: Final = frozenset({"BUSY", "DISK_FULL"})
+_SAME_NODE: Final = frozenset({"BUSY", "DISK_FULL", "TOO_MANY_PRODUCERS"})
 """Reasons after which the same node is asked again: it is the master, only full."""

@@ -1,11 +1,26 @@
-"""The node's clock: wall time that does not jump ahead."""
+"""The node's clock: wall time that does not jump ahead.
+
+On Linux the boot clock is slewed together with the wall clock, and counts suspended time too. So the difference of
+the two, the offset, changes only when somebody sets the wall clock. That difference is all that is watched here:
+
+    wall clock  =  boot clock + offset            offset: believed, until the wall clock says another one
+    a step ahead within the allowance             followed
+    a step ahead beyond it                        not believed: time goes on by the boot clock, until accept(),
+                                                  or until the wall clock comes back
+    a step back                                   followed: watermarks pause until time has caught up
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 MAX_CLOCK_SKEW_MS = 1_000
+ROUNDING_MS = 1  # two readings in whole ms differ by so much without any step
+ALLOWANCE_PPM = 500
+"""How fast small steps may add up: the largest frequency error that the kernel corrects (adjtimex, MAXFREQ)."""
 
 
 def wall_ms() -> int:
@@ -17,11 +32,23 @@ def boot_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-class GuardedClock:
-    """Wall time, guarded by the boot clock.
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What is believed of the wall clock; it holds until the machine boots again.
 
-    A step forward of more than `max_skew_ms` is not believed: time goes on as the boot clock says, so nothing is
-    released early. A step backward is followed: the watermark pauses until time has caught up.
+    offset_ms: wall clock minus boot clock. spent_ms: steps ahead that were followed, as of `boot_ms`.
+    """
+
+    offset_ms: int
+    spent_ms: int
+    boot_ms: int
+
+
+class GuardedClock:
+    """Wall time, guarded by the boot clock. Safe to use from several threads.
+
+    Steps ahead of together at most `max_skew_ms` are followed, and 500 ppm (1.8 s an hour) of them besides: many small
+    ones must not add up to what one large one is refused.
     """
 
     def __init__(
@@ -29,21 +56,50 @@ class GuardedClock:
         wall: Callable[[], int] = wall_ms,
         boot: Callable[[], int] = boot_ms,
         max_skew_ms: int = MAX_CLOCK_SKEW_MS,
+        trust: Trust | None = None,
     ) -> None:
+        """trust: of a process before, in the same boot; without it the wall clock is believed as it stands."""
         self._wall, self._boot = wall, boot
         self._max_skew_ms = max_skew_ms
-        self._wall_at, self._boot_at = wall(), boot()
-        self.disbelieved_ms = 0  # how far ahead the wall clock is of what now_ms() says
+        self._lock = threading.Lock()
+        self._trust = trust or self._seen()
+        self.disbelieved_ms = 0
+        """How far ahead of now_ms() the wall clock was at the last look, where that is not believed."""
+
+    def _seen(self) -> Trust:
+        boot = self._boot()
+        return Trust(self._wall() - boot, 0, boot)
+
+    @property
+    def trust(self) -> Trust:
+        return self._trust
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 UTC."""
-        wall, boot = self._wall(), self._boot()
-        expected = self._wall_at + boot - self._boot_at
-        ahead = wall - expected
-        if ahead > self._max_skew_ms:
-            self.disbelieved_ms = ahead
-            return expected
-        self.disbelieved_ms = 0
-        if ahead >= -self._max_skew_ms:  # ordinary slewing
-            self._wall_at, self._boot_at = wall, boot
-        return wall
+        with self._lock:
+            before = self._boot()
+            wall = self._wall()
+            after = self._boot()
+            # The thread may have been held up between the readings: only what they leave no doubt of is a step.
+            ahead, behind = wall - after - self._trust.offset_ms, self._trust.offset_ms - (wall - before)
+            self.disbelieved_ms = 0
+            if ahead > ROUNDING_MS:
+                spent = self._spent_ms(after) + ahead
+                if spent > self._max_skew_ms:
+                    self.disbelieved_ms = ahead
+                    return after + self._trust.offset_ms
+                self._trust = Trust(self._trust.offset_ms + ahead, spent, after)
+            elif behind > ROUNDING_MS:
+                spent = max(0, self._spent_ms(after) - behind)  # there and back again is no step ahead
+                self._trust = Trust(self._trust.offset_ms - behind, spent, after)
+            return wall
+
+    def _spent_ms(self, boot: int) -> int:
+        return max(0, self._trust.spent_ms - (boot - self._trust.boot_ms) * ALLOWANCE_PPM // 1_000_000)
+
+    def accept(self) -> int:
+        """Believe the wall clock as it stands; returns by how many ms now_ms() moves ahead."""
+        with self._lock:
+            former, self._trust = self._trust, self._seen()
+            self.disbelieved_ms = 0
+            return self._trust.offset_ms - former.offset_ms

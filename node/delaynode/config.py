@@ -21,12 +21,19 @@ class NodeConfig:
     durability: Durability | None  # None: what the cluster's spec says
     window_budget: int  # messages in all due windows together
     in_flight_bytes: int  # enqueued bytes that wait for their commit
+    unread_bytes: int  # of answers that clients have not read yet
+    memory_bytes: int  # of the process: above it, connections that hold much of it are cut
+    max_connections: int  # of clients
     reserve_bytes: int  # of the disk, left free by enqueues
+    log_segment_bytes: int  # of a shard's CommitLog: disk is freed a segment at a time
+    accept_clock_step: bool  # believe the wall clock at start, whatever the process before believed
 
 
 def parse(argv: list[str] | None = None) -> NodeConfig:
     parser = argparse.ArgumentParser(
-        prog="delaynode", description="Keeps and releases the delayed messages of its shards."
+        prog="delaynode",
+        description="Keeps and releases the delayed messages of its shards.",
+        epilog="`delaynode verify DIR` checks the files of a stopped node or shard; see `delaynode verify --help`.",
     )
     parser.add_argument("--node-id", required=True, help="this node's id in the registry, e.g. n0")
     parser.add_argument("--data", required=True, help="directory for the shards")
@@ -40,7 +47,28 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     parser.add_argument(
         "--in-flight-mib", type=int, default=64, help="MiB of enqueued messages that may wait for their commit"
     )
+    parser.add_argument(
+        "--unread-mib", type=int, default=256, help="MiB of memory for answers that clients have not read yet"
+    )
+    parser.add_argument(
+        "--memory-mib",
+        type=int,
+        default=1024,
+        help="MiB of memory above which connections are cut that send large requests and do not end them",
+    )
+    parser.add_argument("--max-connections", type=int, default=10_000, help="client connections")
     parser.add_argument("--min-free-mib", type=int, default=256, help="MiB of the disk that new messages leave free")
+    parser.add_argument(
+        "--log-segment-mib",
+        type=int,
+        default=64,
+        help="MiB of a file of a shard's log; smaller ones free disk sooner",
+    )
+    parser.add_argument(
+        "--accept-clock-step",
+        action="store_true",
+        help="believe the wall clock as it stands now, also where it went ahead while this node ran before",
+    )
     parser.add_argument(
         "--durability", choices=[kind.value.lower() for kind in Durability], help="default: the cluster's"
     )
@@ -55,5 +83,10 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         durability=next((kind for kind in Durability if kind.value.lower() == args.durability), None),
         window_budget=args.window_budget,
         in_flight_bytes=args.in_flight_mib << 20,
+        unread_bytes=args.unread_mib << 20,
+        memory_bytes=args.memory_mib << 20,
+        max_connections=args.max_connections,
         reserve_bytes=args.min_free_mib << 20,
+        log_segment_bytes=args.log_segment_mib << 20,
+        accept_clock_step=args.accept_clock_step,
     )

@@ -16,16 +16,25 @@ from delaynode import config as configuration
 from delaynode.config import NodeConfig
 from delaynode.memory import tune_allocator
 from delaynode.registry.port import RegistryError
+from delaynode.serve.connections import raise_file_limit
 from delaynode.serve.http import serve_http
 from delaynode.serve.node import Node, open_registry
 from delaynode.serve.service import SERVICE, DelayService
 
+MAX_CALLS = 20_000  # at once; one that waits costs some 20 KiB
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_receive_message_length", 12 << 20),  # the largest batch has 9.4 MiB
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A client that is gone without a word leaves its connection behind: ask it once a minute.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_concurrent_streams", 1_000),
+    # A stream that is not read holds at most 64 KiB of requests. Left on, the window grows to megabytes.
+    ("grpc.http2.bdp_probe", 0),
 )
 HEALTH_SECONDS = 0.2
 
@@ -58,7 +67,8 @@ async def serve(config: NodeConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     node = Node(config, open_registry(config.registry), log)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
     service = DelayService(node)
     server.add_generic_rpc_handlers((service.handlers(),))
     servicer = health.aio.HealthServicer()
@@ -83,8 +93,13 @@ async def serve(config: NodeConfig) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["verify"]:
+        from delaynode.verify import main as verify  # what a server never needs
+
+        sys.exit(verify(sys.argv[2:]))
     config = configuration.parse()
     tune_allocator()
+    raise_file_limit()
     # a worker that comes back from the disk waits for the interpreter lock at most this long
     sys.setswitchinterval(0.0005)
     try:

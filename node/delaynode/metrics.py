@@ -56,10 +56,24 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class TopicLoad:
-    """A topic's shards on this node: messages pending, and due within 1, 5 and 60 minutes."""
+    """A topic's shards on this node: messages pending, and due within 1, 5 and 60 minutes; dead letters."""
 
     pending: int
     due_within: tuple[int, int, int]
+    dead: int = 0  # of all groups, those that were redriven and are not done included
+    dead_full: bool = False  # some group of some shard has as many as it may
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a node is like at the moment, for the gauges."""
+
+    clock_disbelieved_ms: int = 0
+    clock_behind_ms: int = 0
+    disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    stopped_shards: int = 0
+    oldest_write_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -74,14 +88,28 @@ class NodeMetrics:
     lateness: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENESS_MS)))
     enqueue_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
     recovery_seconds: float = 0.0
+    scrub_bytes: int = 0
+    scrub_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FlowFigures:
+    """What clients make the node hold: connections, bytes of batches and of answers; connections cut so far."""
+
+    connections: int = 0
+    in_bytes: int = 0
+    out_bytes: int = 0
+    cut: int = 0
 
 
 class NodeCollector(Collector):
-    """Exposes NodeMetrics and `loads`, which whoever scrapes has brought up to date."""
+    """Exposes NodeMetrics, and `loads`, `state` and `flow`, which whoever scrapes has brought up to date."""
 
     def __init__(self, metrics: NodeMetrics) -> None:
         self.metrics = metrics
         self.loads: dict[str, TopicLoad] = {}
+        self.state = NodeState()
+        self.flow = FlowFigures()
 
     def collect(self) -> Iterator[Metric]:
         m = self.metrics
@@ -110,8 +138,48 @@ class NodeCollector(Collector):
             pending.add_metric([topic], load.pending)
             for seconds, count in zip(("60", "300", "3600"), load.due_within, strict=True):
                 due.add_metric([topic, seconds], count)
+        dead = GaugeMetricFamily("delay_dead_letters", "Dead letters kept, redriven ones included", labels=["topic"])
+        full = GaugeMetricFamily(
+            "delay_dead_letters_full", "1: a group has as many in a shard as it may", labels=["topic"]
+        )
+        for topic, load in self.loads.items():
+            dead.add_metric([topic], load.dead)
+            full.add_metric([topic], load.dead_full)
         yield pending
         yield due
+        yield dead
+        yield full
+        s = self.state
+        gauges: list[tuple[str, str, float]] = [
+            (
+                "delay_clock_disbelieved_seconds",
+                "How far the wall clock is ahead of what is believed; 0: believed",
+                s.clock_disbelieved_ms / 1000,
+            ),
+            (
+                "delay_clock_behind_seconds",
+                "How far the clock is behind what was released; 0: it is not",
+                s.clock_behind_ms / 1000,
+            ),
+            ("delay_disk_free_bytes", "Free on the data directory's disk", s.disk_free_bytes),
+            ("delay_disk_reserve_bytes", "New messages are refused when less is free", s.disk_reserve_bytes),
+            ("delay_oldest_write_seconds", "How long the oldest write to a log takes already", s.oldest_write_seconds),
+            ("delay_shards_stopped", "Copies that can't be used", s.stopped_shards),
+            ("delay_connections", "Client connections", self.flow.connections),
+        ]
+        for name, what, figure in gauges:
+            yield GaugeMetricFamily(name, what, value=figure)
+        in_flight = GaugeMetricFamily(
+            "delay_in_flight_bytes", "Batches not yet committed, answers not yet read", labels=["direction"]
+        )
+        in_flight.add_metric(["in"], self.flow.in_bytes)
+        in_flight.add_metric(["out"], self.flow.out_bytes)
+        yield in_flight
+        yield CounterMetricFamily(
+            "delay_connections_cut", "Connections cut, as they made the node hold too much", value=self.flow.cut
+        )
+        yield CounterMetricFamily("delay_scrub_bytes", "Read again and checked by the scrub", value=m.scrub_bytes)
+        yield CounterMetricFamily("delay_scrub_errors", "Damaged places that the scrub found", value=m.scrub_errors)
         yield GaugeMetricFamily(
             "delay_recovery_seconds", "Time the node took to open its shards at start", value=m.recovery_seconds
         )

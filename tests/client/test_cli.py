@@ -144,13 +144,39 @@ def test_groups_and_dead_letters(endpoint: str) -> None:
     delayctl("consume", "cli6", "--group", "g", "--count", "2", "--timeout", "20", endpoint=endpoint)
     (group,) = lines(delayctl("groups", "list", "cli6", "--json", endpoint=endpoint))
     assert (group["group"], group["available"], group["dead"]) == ("g", 0, 0)
+    assert (group["lag"], group["oldest_ms"]) == (0, None)
     queues = lines(delayctl("groups", "describe", "cli6", "--group", "g", "--json", endpoint=endpoint))
     assert sum(queue["floor"] for queue in queues) == 2
     assert delayctl("dlq", "list", "cli6", "--group", "g", endpoint=endpoint).stdout == ""
     assert lines(delayctl("dlq", "redrive", "cli6", "--group", "g", "--json", endpoint=endpoint))[0]["redriven"] == 0
     assert delayctl("dlq", "drop", "cli6", "--group", "typo", endpoint=endpoint).exit_code == 1
-    assert delayctl("groups", "delete", "cli6", "--group", "g", endpoint=endpoint).exit_code == 0
-    assert delayctl("groups", "delete", "cli6", "--group", "g", endpoint=endpoint).exit_code == 1
+
+
+def test_a_group_is_deleted_on_all_queues_once_and_deleting_it_again_is_no_failure(endpoint: str) -> None:
+    delete = ("groups", "delete", "cli9", "--group", "g")
+    (nothing,) = lines(delayctl(*delete, "--json", endpoint=endpoint))
+    assert (nothing["deleted"], nothing["queues"]) == (False, 0)
+    delayctl("produce", "cli9", "--body", "x", "--count", "40", endpoint=endpoint)
+    delayctl("consume", "cli9", "--group", "g", "--count", "1", "--timeout", "20", endpoint=endpoint)
+    poll_lag(endpoint, 39)
+    gone = delayctl(*delete, endpoint=endpoint)
+    assert gone.exit_code == 0
+    assert "on 4 queues; it was not done with 39 messages and had 0 dead letters" in gone.stdout
+    again = delayctl(*delete, endpoint=endpoint)
+    assert (again.exit_code, again.stdout) == (0, "no queue of cli9 has a group g: nothing to delete\n")
+    assert lines(delayctl("groups", "list", "cli9", "--json", endpoint=endpoint)) == []
+    assert delayctl("groups", "delete", "nope", "--group", "g", endpoint=endpoint).exit_code == 1
+
+
+def poll_lag(endpoint: str, lag: int) -> None:
+    """Until group g of cli9 has this lag on all four queues; the oldest is not older than the test."""
+    for _ in range(200):
+        found = lines(delayctl("groups", "list", "cli9", "--json", endpoint=endpoint))
+        if [(group["queues"], group["lag"]) for group in found] == [(4, lag)]:
+            assert 0 <= found[0]["oldest_ms"] < 300_000
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the lag is never {lag}: {found}")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ class Traffic:
     body_bytes: int = 100
     cancelled_share: float = 0.1
     moved_share: float = 0.05
+    far_share: float = 0.0  # of the batches: their dues lie up to `far_ms` ahead
+    far_ms: int = 0
 
 
 @dataclass
@@ -151,7 +153,8 @@ class Load:
         ids = [producer << 32 | first + n for n in range(traffic.batch)]
         filler = bytes(traffic.body_bytes - ID.size)
         records = [pb.Message(key=str(id_), body=ID.pack(id_) + filler).SerializeToString() for id_ in ids]
-        delays = [choose.randrange(traffic.nearest_ms, traffic.farthest_ms) for _ in ids]
+        farthest_ms = traffic.far_ms if choose.random() < traffic.far_share else traffic.farthest_ms
+        delays = [choose.randrange(traffic.nearest_ms, farthest_ms) for _ in ids]
         relative = choose.random() < 0.5
         times = delays if relative else [now_ms() + delay for delay in delays]
         request = pb.EnqueueRequest(

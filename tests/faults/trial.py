@@ -29,6 +29,7 @@ SHORT = Traffic(farthest_ms=2_000)
 def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], None], settle_s: float = 0.5) -> Report:
     """The load while `harm` does what it does; everything that the checker can say is checked."""
     cluster.wait_ready()
+    keep_all(cluster, traffic)
     load = Load(cluster.endpoints, traffic, SEED)
     load.start()
     begin = time.monotonic()
@@ -48,6 +49,13 @@ def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], N
     check_queue(cluster, load)
     check_logs(cluster)
     return report
+
+
+def keep_all(cluster: LocalCluster, traffic: Traffic) -> None:
+    """A group that consumes nothing, so that the queues still have it all when they are read at the end."""
+    with Client(cluster.endpoints[0]) as client:
+        for queue in range(traffic.queues):
+            Shard(client, traffic.topic, queue).receive(group="auditor", wait_ms=0)
 
 
 def check_queue(cluster: LocalCluster, load: Load) -> None:

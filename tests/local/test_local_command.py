@@ -152,6 +152,8 @@ def test_a_second_one_on_the_directory_and_a_port_in_use_are_clear_errors(run: R
         ([], "name its first topic, --topic NAME:QUEUES"),
         (["--topic", "orders:0"], "allowed: 1 to"),
         (["--topic", "orders:many"], "expected NAME:QUEUES"),
+        (["--topic", "orders:1:fast"], "expected NAME:QUEUES[:RATE]"),
+        (["--topic", "orders:1:0"], "max_release_per_second is 0; allowed: 1 to"),
         (["--topic", "Orders:8"], "topic name 'Orders'"),
         (["--topic", "a:1", "--nodes", "0"], "--nodes"),
         (["--topic", "a:1", "--port", "70000"], "--port"),

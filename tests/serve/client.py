@@ -41,6 +41,10 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "ListDeadLetters": (pb.ListDeadLettersRequest, pb.MessageBatch),
     "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, pb.ResolveDeadLettersResponse),
 }
+NODE_METHODS: dict[str, tuple[Any, Any]] = {  # about a node, not about a shard
+    "DescribeNode": (pb.DescribeNodeRequest, pb.NodeState),
+    "AcceptClock": (pb.AcceptClockRequest, pb.AcceptClockResponse),
+}
 
 
 def now_ms() -> int:
@@ -191,7 +195,7 @@ class Client:
             return failure
 
     def call(self, method: str, **fields: Any) -> Any:
-        asked, answered = METHODS[method]
+        asked, answered = METHODS.get(method) or NODE_METHODS[method]
         return answered.FromString(self.raw(method, asked(**fields).SerializeToString()))
 
     def stream(

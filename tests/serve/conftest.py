@@ -17,6 +17,7 @@ TOPICS = (
     TopicSpec("few", 8, max_attempts=3),
     TopicSpec("short", 4, max_delay_ms=3_600_000),
     TopicSpec("metered", 1, max_attempts=3),
+    TopicSpec("mortal", 1, max_attempts=1, dlq_retention_ms=4_000),
 )
 
 

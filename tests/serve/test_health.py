@@ -102,6 +102,24 @@ def test_the_metrics_of_a_topic_are_what_happened(take: Callable[[str], Shard], 
     assert 0 < found["delay_recovery_seconds", ()] < 60
 
 
+def test_what_dies_unanswered_is_counted_and_what_was_due_long_ago_is_late_since_it_came(
+    take: Callable[[str], Shard], cluster: LocalCluster
+) -> None:
+    shard, topic = take("mortal"), (("topic", "mortal"),)
+    shard.send(Msg(at_ms=0), Msg(at_ms=1))
+    assert len(shard.receive(max_messages=1, wait_ms=10_000, invisible_ms=50)) == 1
+    found = poll("it is a dead letter", lambda: (s := scrape(cluster)) and s.get(("delay_dead_letters", topic)) and s)
+    assert found["delay_messages_dead_total", topic] == 1
+    assert (found["delay_dead_letters", topic], found["delay_dead_letters_full", topic]) == (1, 0)
+    assert found["delay_release_lateness_seconds_count", topic] == 2
+    assert found["delay_release_lateness_seconds_sum", topic] < 60
+    state = shard.group()
+    assert (state.dead, state.redriven, state.dead_limit, state.available) == (1, 0, 100_000, 1)
+    assert now_ms() - 60_000 < state.oldest_ms <= now_ms()
+    poll("its retention is over", lambda: shard.group().dead == 0)
+    assert scrape(cluster)["delay_dead_letters", topic] == 0
+
+
 def test_metrics_are_quick_while_much_is_pending(shard: Shard, cluster: LocalCluster) -> None:
     for _ in range(5):
         shard.send(*[Msg(b"", delay_ms=90_000)] * 60_000)

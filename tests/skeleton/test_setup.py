@@ -24,7 +24,11 @@ esac
 """
 APT = """#!/bin/bash
 echo "apt $*" >>"$STATE/log"
+[ ! -e "$STATE/no-debian" ] || exit 100
 [ "$1" != install ] || touch "$STATE/ensurepip"
+"""
+DPKG = """#!/bin/bash
+[ -e "$STATE/$2" ]
 """
 ID = """#!/bin/bash
 cat "$STATE/uid"
@@ -63,11 +67,12 @@ def machine(tmp_path: Path) -> Machine:
     shutil.copy(SETUP, made.clone / "scripts" / "setup")
     (made.clone / "pyproject.toml").write_text("")
     (made.state / "bin").mkdir(parents=True)
-    for name, text in {"python3": PYTHON, "apt-get": APT, "id": ID}.items():
+    for name, text in {"python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID}.items():
         path = made.state / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
     made.fact("ensurepip")
+    made.fact("libfaketime")
     made.fact("uid", "0")
     return made
 
@@ -144,6 +149,28 @@ def test_a_user_is_told_which_package_is_missing(machine: Machine) -> None:
     assert ended.returncode == 1
     assert "apt-get install python3.11-venv" in ended.stderr
     assert machine.log() == []
+
+
+def test_root_gets_what_only_some_tests_need(machine: Machine) -> None:
+    (machine.state / "libfaketime").unlink()
+    assert machine.setup().returncode == 0
+    done = machine.log()
+    assert done[:2] == ["venv", "pip"]
+    assert done[3].startswith("apt install")
+    assert done[3].endswith("libfaketime")
+
+
+@pytest.mark.parametrize("hindrance", ["a user", "no network"])
+def test_a_setup_without_what_only_some_tests_need_is_good_and_says_so(machine: Machine, hindrance: str) -> None:
+    (machine.state / "libfaketime").unlink()
+    if hindrance == "a user":
+        machine.fact("uid", "1000")
+    else:
+        machine.fact("no-debian")
+    ended = machine.setup()
+    assert ended.returncode == 0
+    assert "the tests that step a node's clock will be skipped" in ended.stderr
+    assert (machine.clone / ".venv/bin/delaynode").exists()
 
 
 def test_an_old_python_is_refused_in_words(machine: Machine) -> None:

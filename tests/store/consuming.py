@@ -33,7 +33,7 @@ class World(Producing):
                 made = self.shard.consumers.join(name, tags, from_end=from_end, now_ms=self.now)
                 assert made == (known is None)
                 if made:
-                    events.append(m.GroupMade(name, self.visible if from_end else 0, wanted))
+                    events.append(m.GroupMade(name, self.visible if from_end else self.model.start, wanted))
         except Refused as refused:
             self.expect_reason(refused, "GROUP_MISMATCH")
             assert known is not None
@@ -117,8 +117,9 @@ class World(Producing):
         offset, attempt = np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.uint32)
         with self.recording() as events:
             counts = self.shard.consumers.nack(name, offset, attempt, backoff_ms, self.now)
-            events += self._ended(name, open_, backoff_ms)
-        dead = sum(a >= self.config.max_attempts for a in open_.values())
+            ended = self._ended(name, open_, backoff_ms)
+            events += ended
+        dead = self._died(ended)
         assert (counts.retried, counts.dead, counts.ignored) == (len(open_) - dead, dead, len(rows) - len(open_))
 
     def _is_open(self, group: ModelGroup, name: str, offset: int) -> bool:
@@ -128,19 +129,29 @@ class World(Producing):
         return group.start <= offset < reach and offset not in group.done and group.takes(self.model.queue[offset])
 
     def _ended(self, name: str, ended: dict[int, int], backoff_ms: int) -> list[Event]:
-        """The frames that end these attempts: dead letters, then retries."""
-        dead = {o: a for o, a in ended.items() if a >= self.config.max_attempts}
+        """The frames that end these attempts: dead letters, as far as there is room for them, then retries."""
+        group = self.model.groups[name]
+        last = sorted(o for o, a in ended.items() if a >= self.config.max_attempts)
+        room = max(0, self.config.max_dead_letters - len(group.dead) - len(group.redriven))
+        kept = [o for o in last if o not in group.redriven][room:]
+        dead = {o: ended[o] for o in last if o not in kept}
         again = {o: a for o, a in ended.items() if o not in dead}
 
-        def wait(attempt: int) -> int:
+        def wait(offset: int, attempt: int) -> int:
+            if offset in kept:
+                return LONGEST_BACKOFF_MS
             return backoff_ms if backoff_ms >= 0 else min(FIRST_BACKOFF_MS * 2 ** (attempt - 1), LONGEST_BACKOFF_MS)
 
         events: list[Event] = []
         if dead:
-            events.append(m.Dead(name, tuple(dead.items())))
+            events.append(m.Dead(name, tuple(dead.items()), self.now))
         if again:
-            events.append(m.Retry(name, tuple((o, a, self.now + wait(a)) for o, a in again.items())))
+            events.append(m.Retry(name, tuple((o, a, self.now + wait(o, a)) for o, a in again.items())))
         return events
+
+    @staticmethod
+    def _died(events: list[Event]) -> int:
+        return sum(len(event.rows) for event in events if isinstance(event, m.Dead))
 
     def expire(self) -> None:
         """End the attempts whose invisible time is over."""
@@ -159,7 +170,8 @@ class World(Producing):
             ended = self.shard.consumers.expire(self.now)
             for name in self.shard.consumers.groups:
                 events += self._ended(name, late[name], 0)
-        assert ended == any(late.values())
+        dead = self._died(events)
+        assert (ended.retried, ended.dead) == (sum(map(len, late.values())) - dead, dead)
 
     # ------------------------------------------------------------ dead letters
     def resolve(self, name: str, offsets: list[int] | None, *, redrive: bool) -> None:
@@ -171,8 +183,25 @@ class World(Producing):
             given = None if offsets is None else np.array(offsets, np.int64)
             resolved = self.shard.consumers.resolve(name, given, redrive=redrive, now_ms=self.now)
             if named:
-                events.append((m.Redrive if redrive else m.Drop)(name, frozenset(named)))
+                events.append(
+                    m.Redrive(name, frozenset(named), self.now) if redrive else m.Drop(name, frozenset(named))
+                )
         assert resolved == len(named)
+
+    def expire_dead(self) -> int:
+        """Drop the letters that were kept for long enough; returns how many."""
+        limit = self.now - self.config.dlq_retention_ms
+        dropped = 0
+        with self.recording() as events:
+            ended = self.shard.consumers.expire_dead(self.now)
+            for name in self.shard.consumers.groups:
+                group = self.model.groups[name]
+                old = frozenset(o for o in {*group.dead, *group.redriven} if group.since[o] < limit)
+                dropped += len(old)
+                if old:
+                    events.append(m.Drop(name, old))
+        assert ended == dropped
+        return dropped
 
     def check_groups(self) -> None:
         """Dead letters and counts, for every group."""
@@ -181,9 +210,12 @@ class World(Producing):
             assert dict(zip(listed.offset.tolist(), listed.attempt.tolist(), strict=True)) == group.dead
             assert listed.offset.tolist() == sorted(group.dead)
             self.check_bodies(listed.rows, [self.model.queue[o].msg for o in listed.offset.tolist()])
-            counts = self.shard.consumers.group(name).counts(self.visible, self.now)
+            counts = self.shard.consumers.group(name).counts(self.shard.queue, self.now)
             states = [s for where in (group.open, group.redriven) for s in where.values()]
             assert counts.dead == len(group.dead)
+            assert counts.redriven == len(group.redriven)
+            mine = {o for o in range(group.start, self.visible) if group.takes(self.model.queue[o])} - group.done
+            assert counts.available + counts.in_flight + counts.waiting_retry == len(mine) + len(group.redriven)
             assert counts.in_flight == sum(s.until is not None for s in states)
             assert counts.waiting_retry == sum(s.until is None and s.visible > self.now for s in states)
 

@@ -74,11 +74,13 @@ class Retry(NamedTuple):
 class Dead(NamedTuple):
     name: str
     rows: tuple[tuple[int, int], ...]  # (offset, attempts it had)
+    wall: int
 
 
 class Redrive(NamedTuple):
     name: str
     offsets: frozenset[int]
+    wall: int
 
 
 class Drop(NamedTuple):
@@ -86,7 +88,30 @@ class Drop(NamedTuple):
     offsets: frozenset[int]
 
 
-Event = Epoch | Append | Tick | Cancel | Reschedule | GroupMade | GroupGone | Ack | Retry | Dead | Redrive | Drop
+class Trim(NamedTuple):
+    start: int  # queue offset
+
+
+class Relocate(NamedTuple):
+    """Bodies lie elsewhere; nothing else changes."""
+
+
+Event = (
+    Epoch
+    | Append
+    | Tick
+    | Cancel
+    | Reschedule
+    | GroupMade
+    | GroupGone
+    | Ack
+    | Retry
+    | Dead
+    | Redrive
+    | Drop
+    | Trim
+    | Relocate
+)
 
 
 @dataclass
@@ -106,6 +131,13 @@ class ModelGroup:
     open: dict[int, Open] = field(default_factory=dict)  # those that anything was said of
     dead: dict[int, int] = field(default_factory=dict)
     redriven: dict[int, Open] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)  # when a letter died or was redriven, ms
+
+    def forget_below(self, start: int) -> None:
+        """Those that were not done with are lost to the group; its letters stay."""
+        if start > self.start:
+            self.done.update(range(self.start, start))
+            self.open = {offset: state for offset, state in self.open.items() if offset >= start}
 
     def takes(self, queued: Queued) -> bool:
         return not self.tags or queued.msg.tag in self.tags
@@ -124,6 +156,7 @@ class Model:
         self.live: dict[Key, Msg] = {}
         self.gone: dict[Key, str] = {}  # CANCELLED, MOVED, RELEASED, or the last two
         self.queue: list[Queued] = []
+        self.start = 0  # queue offset: those below are kept no longer
         self.watermark = watermark
         self.next_seq = 0
         self.wall = 0
@@ -179,6 +212,12 @@ class Model:
                 self.groups[name] = ModelGroup(start, tags)
             case GroupGone(name):
                 del self.groups[name]
+            case Trim(start):
+                self.start = start
+                for group in self.groups.values():
+                    group.forget_below(start)
+            case Relocate():
+                pass
             case _:
                 self.progress(event)
 
@@ -194,19 +233,21 @@ class Model:
                 for offset, attempt, visible in rows:
                     where = group.redriven if offset in group.redriven else group.open
                     where[offset] = Open(attempt + 1, visible)
-            case Dead(_, dead):
+            case Dead(_, dead, wall):
                 for offset, attempts in dead:
+                    group.since[offset] = wall
                     group.redriven.pop(offset, None)
                     group.open.pop(offset, None)
                     group.done.add(offset)
                     group.dead[offset] = attempts
-            case Redrive(_, offsets):
+            case Redrive(_, offsets, wall):
                 for offset in offsets:
+                    group.since[offset] = wall
                     del group.dead[offset]
                     group.redriven[offset] = Open()
             case Drop(_, offsets):
                 for offset in offsets:
-                    del group.dead[offset]
+                    del (group.dead if offset in group.dead else group.redriven)[offset]
 
     # ------------------------------------------------------------ what the group would hand out
     def floor(self, name: str, visible: int) -> int:

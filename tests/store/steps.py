@@ -207,6 +207,18 @@ JOBS: dict[str, tuple[int, Step]] = {
     "copy wheels": (1, lambda w, d: w.copy_wheels()),
     "check wheel": (1, lambda w, d: w.check_wheel()),
 }
+TIDYING: dict[str, tuple[int, Step]] = {
+    "trim": (3, lambda w, d: w.trim()),
+    "begin empty": (2, lambda w, d: w.begin_empty(d(0, 9))),
+    "run empty": (2, lambda w, d: w.run_empty()),
+    "finish empty": (2, lambda w, d: w.finish_empty()),
+    "empty all": (1, lambda w, d: w.empty_all()),
+    "begin clean": (2, lambda w, d: w.begin_clean()),
+    "run clean": (2, lambda w, d: w.run_clean()),
+    "finish clean": (2, lambda w, d: w.finish_clean()),
+    "clean": (1, lambda w, d: w.clean()),
+    "check ledger": (1, lambda w, d: w.check_ledger()),
+}
 CONSUMERS: dict[str, tuple[int, Step]] = {
     "join": (2, lambda w, d: w.join(GROUPS[d(0, 2)], FILTERS[d(0, 2)], from_end=d(0, 3) == 0)),
     "deliver": (4, deliver),
@@ -214,6 +226,7 @@ CONSUMERS: dict[str, tuple[int, Step]] = {
     "nack": (3, nack),
     "expire": (2, lambda w, d: w.expire()),
     "resolve": (2, resolve),
+    "expire dead": (1, lambda w, d: w.expire_dead()),
     "delete group": (1, lambda w, d: w.delete_group(GROUPS[d(0, 2)]) if d(0, 4) == 0 else None),
     "check groups": (1, lambda w, d: w.check_groups()),
 }
@@ -236,7 +249,10 @@ def finale(world: World) -> None:
         world.now = max(world.now, due)
         world.settle()
     world.checkpoint()
+    world.clean()
+    world.empty_all()
     world.power_cut()
+    world.check_ledger()
     released = [(q.due, q.seq) for q in world.model.queue]
     assert len(set(released)) == len(released), "released twice"
     for name in world.model.groups:

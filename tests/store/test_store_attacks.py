@@ -86,7 +86,7 @@ def test_b4_a_retrys_answer_waits_for_the_first_ones_frame() -> None:
     zeros = np.zeros(1, np.uint32)
     retry = Batch(np.array([world.now + 5]), np.empty(0, np.uint8), zeros + 1, zeros, zeros, b"x", 9, 0)
     answer = world.shard.enqueue(retry, world.now)
-    assert answer.due is None
+    assert answer.duplicate
     assert answer.log_end == world.shard.log_end > world.shard.committed  # so it must not leave yet
     cut_to_what_is_committed(world)
     assert world.enqueue([Item(5 * MINUTE_MS)], producer=9) == 0  # not a duplicate: stored, once

@@ -65,7 +65,7 @@ def test_a_flip_in_the_timer_log_is_damage_wherever_the_wheels_are_rebuilt_from_
 
 @pytest.mark.parametrize("part", ["log/", "timerlog/", "queue/", "checkpoint", "shard.json", "wheels"])
 def test_no_flip_anywhere_raises_anything_but_damaged(part: str) -> None:
-    """Bytes that recovery need not read again may give wrong answers here (a scrub is to find them), no other error."""
+    """That no answer is wrong either is for test_store_file_fuzz.py, which knows what is right."""
     world = lived(4)
     for disk in flips(world, part, random.Random(part), times(60)):
         try:
@@ -109,7 +109,7 @@ def test_a_missing_or_shortened_file_is_damage_or_was_not_needed(part: str, how:
     world = lived(7)
     rng = random.Random(part)
     state = checkpoint_of(world.disk)
-    needed = {"log/": state.log_offset, "timerlog/": state.timer_end, "queue/": 32 * state.queue_end}
+    needed = {"log/": state.log_offset, "timerlog/": state.timer_end, "queue/": 40 * state.queue_end}
     for path in files_in(world.disk, part):
         disk = world.disk.copy()
         size = len(disk.files[path].data)

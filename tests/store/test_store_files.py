@@ -13,11 +13,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from delaynode.store import commitlog, files
+from delaynode.store.checks import record_checks
 from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.files import DiskFiles, Files
 from delaynode.store.frames import MAX_FRAME_BYTES, Kind
 from delaynode.store.segments import SegmentedFile
+from delaynode.store.types import Records
+from delaynode.store.units import DEFAULT, units
 
 from tests.store.memory_files import Crashed, MemoryFiles
 from tests.store.walks import times
@@ -140,6 +143,17 @@ def test_a_sync_does_not_return_before_another_threads_sync_of_the_same_bytes() 
 
 
 # ---------------------------------------------------------------- records
+def rows_of(content: bytes, offset: list[int], size: list[int]) -> Records:
+    """Index rows of records that lie at these offsets of `content`, with their checks."""
+    row = np.arange(len(offset))
+    rows = units(row, row, np.array(offset, np.int64), np.array(size, np.uint32), 0, 0, DEFAULT)
+    for at, (begin, length) in enumerate(zip(offset, size, strict=True)):
+        if 0 <= begin <= len(content) - length:
+            one = slice(at, at + 1)
+            rows["check"][one] = record_checks(content[begin : begin + length], begin, rows["size"][one], row[one])
+    return rows
+
+
 def test_scattered_overlapping_and_repeated_records_are_read_back_in_the_order_asked() -> None:
     rng = random.Random(2)
     for _ in range(times(150)):
@@ -155,13 +169,14 @@ def test_scattered_overlapping_and_repeated_records_are_read_back_in_the_order_a
             if offset[-1] + size[-1] > len(content):
                 continue
         expected = b"".join(content[at : at + length] for at, length in zip(offset, size, strict=True))
-        columns = np.array(offset, np.int64), np.array(size, np.int64)
+        rows = rows_of(content, offset, size)
         with (
             patch.object(commitlog, "GAP_BYTES", rng.choice([0, 5, 4096])),
             patch.object(commitlog, "FEW_RUNS", rng.choice([0, 3])),
+            patch.object(commitlog, "LONG_RUN", rng.choice([1, 32])),
         ):
-            assert b"".join(log.read_records(*columns)) == expected
-        cached = log.read_cached(*columns)
+            assert b"".join(log.read_records(rows)) == expected
+        cached = log.read_cached(rows)
         assert cached is None or b"".join(cached) == expected
 
 
@@ -170,7 +185,7 @@ def test_a_record_that_is_not_there_is_damage() -> None:
     log = CommitLog(file, 1, file.end, file.end, file.end)
     for offset, size in ((len(content), 1), (len(content) - 1, 2), (2**60, 5), (-5, 3)):
         with pytest.raises(Damaged):
-            log.read_records(np.array([0, offset]), np.array([1, size]))
+            log.read_records(rows_of(content, [0, offset], [1, size]))
 
 
 def test_a_frame_too_long_to_be_read_back_is_refused() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from delaynode.store import groups
 from delaynode.store.errors import Refused
-from delaynode.store.groups import as_ranges, expand
+from delaynode.store.offsets import as_ranges, expand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -245,7 +245,7 @@ def test_counts_add_up_while_a_group_works() -> None:
         world.advance(400)
         world.expire()
         world.check_groups()
-        counts = world.shard.consumers.group("g").counts(world.visible, world.now)
+        counts = world.shard.consumers.group("g").counts(world.shard.queue, world.now)
         done = len(world.model.groups["g"].done)
         assert counts.available + counts.in_flight + counts.waiting_retry == world.visible - done
         if rng.random() < 0.2:

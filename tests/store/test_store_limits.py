@@ -124,6 +124,45 @@ def test_a_herd_larger_than_the_budget_is_released_once_and_in_order(budget: int
     assert len(world.model.queue) == 48
 
 
+@pytest.mark.parametrize("budget", [1, 4, 9])
+def test_p5_arrivals_do_not_fill_the_window_beyond_its_budget_and_nothing_of_them_is_lost(budget: int) -> None:
+    world = World(1, replace(SMALL, window_budget=budget))
+    load(world)
+    soon = world.shard.index.window.bound.due - world.now - 1
+    for at in range(30):
+        world.enqueue([Item(soon - at % 3)])
+        assert len(world.shard.index.window) <= budget
+    world.advance(soon)
+    world.settle()
+    assert [q.due - world.now for q in world.model.queue] == [-2] * 10 + [-1] * 10 + [0] * 10
+
+
+def test_p5_what_was_loaded_beyond_a_gap_is_not_taken_for_all_there_is() -> None:
+    """The window sheds its far end while the part behind that is being read."""
+    world = World(1, replace(SMALL, window_budget=8))
+    load(world)
+    world.enqueue([Item(5 * MINUTE_MS)] * 3)
+    index = world.shard.index
+    world.loading = index.begin_load(index.window.bound.due + 5 * MINUTE_MS, 8)
+    assert world.loading is not None
+    soon = index.window.bound.due - world.now - 1
+    world.enqueue([Item(soon)] * 20)
+    world.run_load()
+    bound = index.window.bound
+    assert bound < world.loading.low
+    world.finish_load()
+    assert index.window.bound == bound
+    world.advance(5 * MINUTE_MS)
+    world.settle()
+    assert not world.model.live
+
+
+def load(world: World) -> None:
+    world.begin_load()
+    world.run_load()
+    world.finish_load()
+
+
 def test_a_herd_can_be_cancelled_and_joined_while_it_is_released() -> None:
     world = World(1, replace(SMALL, window_budget=4, max_tick=3))
     world.enqueue([Item(5 * MINUTE_MS)] * 20)

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TROUBLE, finale
-from tests.store.walks import Steps, times, walk, world_of
+from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, finale
+from tests.store.walks import Steps, tidy_world, times, walk, world_of
 
-EVERYTHING: Steps = MESSAGES | JOBS | CONSUMERS | TROUBLE
-WITHOUT_TROUBLE: Steps = MESSAGES | JOBS | CONSUMERS
+WITHOUT_TROUBLE: Steps = MESSAGES | JOBS | TIDYING | CONSUMERS
+EVERYTHING: Steps = WITHOUT_TROUBLE | TROUBLE
 CHUNKS = 10
 
 
@@ -28,12 +28,30 @@ def test_a_shard_does_what_the_model_does_through_crashes(chunk: int) -> None:
 def test_short_lives_are_lived_right(chunk: int) -> None:
     """Few steps and a crash: the cheapest way to meet a state that a long walk seldom passes."""
     for seed in range(10**6 + chunk, 10**6 + times(1200), CHUNKS):
-        walk(seed, MESSAGES | JOBS | TROUBLE, length=12)
+        walk(seed, MESSAGES | JOBS | TIDYING | TROUBLE, length=12)
 
 
 def test_a_shard_does_what_the_model_does_without_crashes() -> None:
     for seed in range(2 * 10**6, 2 * 10**6 + times(100)):
         walk(seed, WITHOUT_TROUBLE, length=150)
+
+
+def weighted(steps: Steps, **weights: int) -> Steps:
+    """The steps with other weights, by name with _ for a space."""
+    changed = {name.replace("_", " "): weight for name, weight in weights.items()}
+    return {name: (changed.get(name, weight), step) for name, (weight, step) in steps.items()}
+
+
+FREEING = weighted(
+    EVERYTHING, enqueue=20, pump=10, checkpoint=8, trim=6, empty_all=5, clean=5, live_a_while=8, ack=8, nack=6,
+    there_and_back=3, reschedule=4, power_cut=0, stop=0, crash_soon=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nothing_that_is_needed_is_freed(chunk: int) -> None:
+    for seed in range(3 * 10**6 + chunk, 3 * 10**6 + times(300), CHUNKS):
+        walk(seed, FREEING, length=120, make=tidy_world)
 
 
 class ShardMachine(RuleBasedStateMachine):

@@ -94,7 +94,7 @@ def test_any_prefix_of_the_log_is_a_right_state_or_damaged() -> None:
                 assert twin.shard.log.end == max(end for end in ends if end <= length)
 
 
-def test_a_flip_in_the_log_is_dropped_only_where_no_frame_says_it_was_on_disk() -> None:
+def test_b5_a_flip_in_the_log_is_dropped_only_where_no_frame_says_it_was_on_disk() -> None:
     for seed in range(times(4)):
         world = lived(seed)
         frames = frames_of(world)
@@ -154,7 +154,7 @@ def test_frames_of_another_shard_are_not_applied() -> None:
         world.twin(disk, 0)
 
 
-def test_segments_of_an_unsynced_tail_may_reach_the_disk_in_any_order() -> None:
+def test_b5_segments_of_an_unsynced_tail_may_reach_the_disk_in_any_order() -> None:
     """The first of two unsynced segments is short or missing, the second is whole: a torn tail, not damage."""
     for lost in ("all", "half", "name"):
         world = World(1, SMALL)

@@ -32,7 +32,7 @@ some_units = st.lists(
 def made(rows: list[tuple[int, int, int]]) -> np.ndarray:
     result = np.zeros(len(rows), UNIT)
     for at, (due, seq, magic) in enumerate(rows):
-        result[at] = (due, seq, at, 10, 0, 0, magic)  # its place in the log tells units apart
+        result[at] = (due, seq, at, 10, 0, 0, magic, 3)  # its place in the log tells units apart
     return result
 
 

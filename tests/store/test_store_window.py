@@ -18,10 +18,10 @@ Key = tuple[int, int]
 class WindowAndModel:
     """A window over dues 0..999 beside {key: offset}, dead ones with their mark."""
 
-    def __init__(self, seed: int, far: int = 1) -> None:
+    def __init__(self, seed: int, far: int = 1, limit: int = NEVER) -> None:
         self.rng = random.Random(seed)
         self.far = far  # what dues are multiplied by: large ones leave the packed sort
-        self.window = DueWindow(Pair(500 * far, 0))
+        self.window = DueWindow(Pair(500 * far, 0), limit)
         self.live: dict[Key, int] = {}
         self.dead: dict[Key, int] = {}
         self.watermark = (-1, MAX_SEQ)
@@ -47,7 +47,8 @@ class WindowAndModel:
         choice = self.rng.randrange(8)
         if choice < 2:
             bound = self.window.bound.due // self.far
-            self.window.add(self.new_units(0, bound))
+            if bound > 0:
+                self.add(bound)
         elif choice == 2 and self.window.bound.due < 1000 * self.far:
             bound = self.window.bound.due // self.far
             self.window.extend(self.new_units(bound, bound + 100), Pair((bound + 100) * self.far, 0))
@@ -75,6 +76,15 @@ class WindowAndModel:
             assert self.window.count_below(end) == sum(key[0] < end for key in self.live)
         else:
             self.take()
+
+    def add(self, bound: int) -> None:
+        """Arrivals; where they do not fit, the latest rows are forgotten, but never more than half of what fits."""
+        arrivals = self.new_units(0, bound)
+        self.window.add(arrivals)
+        rows = len(self.live) + len(self.dead)
+        self.live, self.dead = ({k: v for k, v in d.items() if k < self.window.bound} for d in (self.live, self.dead))
+        assert len(self.live) + len(self.dead) >= min(rows, self.window.limit // 2)
+        assert len(self.window) <= self.window.limit or not len(arrivals)
 
     def find(self) -> None:
         every = self.live | self.dead
@@ -119,6 +129,29 @@ def test_a_window_is_a_sorted_dictionary(far: int) -> None:
         for _ in range(60):
             both.step()
             both.check()
+
+
+def test_a_window_that_is_full_forgets_its_far_end_and_stays_a_sorted_dictionary() -> None:
+    shed = 0
+    for seed in range(times(60)):
+        both = WindowAndModel(seed, limit=40)
+        for _ in range(60):
+            bound = both.window.bound
+            both.step()
+            both.check()
+            shed += both.window.bound < bound
+    assert shed > times(60)
+
+
+def test_a_herd_that_does_not_fit_is_cut_within_its_millisecond() -> None:
+    window = DueWindow(Pair(100, 0), 1000)
+    for first in range(0, 5000, 500):
+        seq = np.arange(first, first + 500)
+        rows = units(np.full(500, 50, np.int64), seq, seq, 10, 0, 0, DEFAULT)
+        window.add(rows[window.covers(rows["due"], rows["seq"])])
+        assert len(window) <= 1000
+    assert Pair(50, 500) < window.bound <= Pair(50, 1000)
+    assert window.take(Pair(50, window.bound.seq - 1), 10**6).seq.tolist() == list(range(window.bound.seq))
 
 
 def test_after_and_before_are_neighbours() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.store import commitlog, groups, timerlog
+from delaynode.store import cleaning, commitlog, deadletters, freeing, groups, offsets, timerindex, timerlog
 from delaynode.store.timerindex import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
@@ -35,9 +35,33 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
         patch.object(commitlog, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
         patch.object(commitlog, "GAP_BYTES", rng.choice([0, 30, 4096])),
         patch.object(commitlog, "FEW_RUNS", rng.choice([0, 2, 8])),
+        patch.object(timerindex, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),
+        patch.object(cleaning, "BATCH_BYTES", rng.choice([30, 100, 4 << 20])),
+        patch.object(freeing, "TRIM_ROWS", rng.choice([1, 7, 262_144])),
+        patch.object(freeing, "READ_ROWS", rng.choice([1, 5, 65_536])),
         patch.object(groups, "FILTER_STEP", rng.choice([1, 3, 4096])),
+        patch.object(groups, "COUNT_ROWS", rng.choice([1000, 4096])),
+        patch.object(offsets, "NEAR_ROWS", rng.choice([1, 2, 4096])),
+        patch.object(deadletters, "SWEEP_ROWS", rng.choice([1, 1024])),
+        patch.object(deadletters, "LOOK_ROWS", rng.choice([1, 2, 4096])),
     ):
         yield
+
+
+def tidy_world(seed: int) -> World:
+    """A world whose files are so small, and whose retention is so short, that there is always something to free."""
+    rng = random.Random(seed)
+    config = replace(
+        SMALL,
+        log_segment_bytes=rng.choice([300, 900, 2000]),
+        timer_segment_bytes=rng.choice([52 * 3, 52 * 12]),
+        queue_segment_bytes=rng.choice([40, 40 * 7]),
+        window_budget=rng.choice([8, 50, 10**6]),
+        lookahead_ms=rng.choice([1000, 120_000, HOUR_MS]),
+        max_attempts=rng.choice([1, 2]),
+        keep=replace(SMALL.keep, retention_ms=rng.choice([1, 1000, 60_000])),
+    )
+    return World(seed, config, page=rng.choice([16, 64, 512]))
 
 
 def world_of(seed: int) -> World:
@@ -52,20 +76,23 @@ def world_of(seed: int) -> World:
         max_tick=rng.choice([1, 5, 5, 1000]),
         max_attempts=rng.choice([1, 2, 3]),
         max_unacked=rng.choice([3, 10, 10]),
+        max_dead_letters=rng.choice([0, 2, 100]),
+        dlq_retention_ms=rng.choice([2000, HOUR_MS, 7 * DAY_MS]),
         log_segment_bytes=rng.choice([200, 2000, 1 << 20]),
         timer_segment_bytes=rng.choice([52 * 3, 52 * 12, 1 << 20]),
-        queue_segment_bytes=rng.choice([32, 32 * 7, 1 << 20]),
+        queue_segment_bytes=rng.choice([40, 40 * 7, 1 << 20]),
+        keep=replace(SMALL.keep, retention_ms=rng.choice([1000, HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])),
     )
     return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
 
 
-def walk(seed: int, steps: Steps, length: int) -> World:
+def walk(seed: int, steps: Steps, length: int, make: Callable[[int], World] = world_of) -> World:
     """So many steps, drawn from the seed by their weights; then the finale."""
     rng = random.Random(seed)
     names = [name for name, (weight, _) in steps.items() for _ in range(weight)]
     done: list[str] = []
     with small_blocks(rng):
-        world = world_of(seed)
+        world = make(seed)
         try:
             for _ in range(length):
                 done.append(rng.choice(names))

@@ -18,7 +18,9 @@ from typing import Self
 import numpy as np
 from delaynode.store import persist
 from delaynode.store.commitlog import WriteBatch
+from delaynode.store.consumequeue import QUEUED_BYTES
 from delaynode.store.frames import Kind
+from delaynode.store.freeing import KeepConfig
 from delaynode.store.shard import ShardConfig
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, CascadeJob, LoadJob
 from delaynode.store.types import MAX_SEQ, Records
@@ -34,7 +36,8 @@ UID = 0xFEEDFACECAFEBEEF
 KIND_OF = {
     m.Epoch: Kind.EPOCH, m.Append: Kind.APPEND, m.Tick: Kind.TICK, m.Cancel: Kind.CANCEL,
     m.Reschedule: Kind.RESCHEDULE, m.GroupMade: Kind.GROUP, m.GroupGone: Kind.GROUP, m.Ack: Kind.ACK,
-    m.Retry: Kind.RETRY, m.Dead: Kind.DEAD, m.Redrive: Kind.RETRY, m.Drop: Kind.DEAD,
+    m.Retry: Kind.RETRY, m.Dead: Kind.DEAD, m.Redrive: Kind.RETRY, m.Drop: Kind.DEAD, m.Trim: Kind.TRIM,
+    m.Relocate: Kind.RELOCATE,
 }  # fmt: skip
 
 SMALL = ShardConfig(
@@ -46,7 +49,8 @@ SMALL = ShardConfig(
     lookahead_ms=2 * MINUTE_MS,
     log_segment_bytes=2000,
     timer_segment_bytes=52 * 12,
-    queue_segment_bytes=32 * 7,
+    queue_segment_bytes=40 * 7,
+    keep=KeepConfig(retention_ms=HOUR_MS, keep_log_bytes=0, keep_log_ms=0, relocate_after_ms=0),
 )
 """Limits so low that every path is taken with a handful of messages."""
 
@@ -72,6 +76,7 @@ class WorldBase:
         self.fsync = fsync
         self.now = self.born = now_ms
         self.entries: list[Entry] = []
+        self.released_ms: list[int] = []  # by queue offset: when it was released
         self.queue_bytes = b""  # what commit() has returned
         self.recoveries = 0
         self.shard = persist.create(self.disk, ROOT, UID, "t", 0, config, now_ms)
@@ -150,6 +155,7 @@ class WorldBase:
         self.model = Model((self.born, MAX_SEQ))
         for entry in kept:
             self.model.apply(entry.event)
+        self.released_ms = self.released_ms[: len(self.model.queue)]
         self.check_all()
 
     def reign(self) -> None:
@@ -174,6 +180,7 @@ class WorldBase:
             for queued in self.model.queue[released:]:
                 assert queued.due <= self.now, "released before its due"
             self.entries.append(Entry(frame.offset + frame.length, event, len(self.model.queue)))
+            self.released_ms += [self.now] * (len(self.model.queue) - len(self.released_ms))
         self.check_counters()
 
     def begin_write(self) -> None:
@@ -203,7 +210,7 @@ class WorldBase:
         seen = self.shard.queue.visible
         with self.disk_trouble():
             parts = self.shard.commit(self.entries[last].end)
-            got = np.concatenate(parts) if parts else None
+            got = np.concatenate([part.rows for part in parts]) if parts else None
             assert self.shard.queue.visible == self.entries[last].queue_end
             if got is not None:
                 self.queue_bytes += got.tobytes()
@@ -263,7 +270,9 @@ class WorldBase:
 
     def finish_checkpoint(self) -> None:
         if self.checkpointing is not None and "checkpoint" in self.ran:
-            persist.finish_checkpoint(self.checkpointing)
+            paths = persist.finish_checkpoint(self.checkpointing)
+            with self.disk_trouble():
+                persist.remove_files(self.disk, paths)
             self.checkpointing = None
             self.ran.discard("checkpoint")
 
@@ -349,14 +358,16 @@ class WorldBase:
         self.check_counters()
         shard = self.shard
         assert shard.committed == shard.log.end
-        rows = shard.queue.read(0, shard.queue.end)
-        assert len(rows) == len(self.model.queue)
-        self.compare_rows(rows, 0)
-        self.check_bodies(rows, [q.msg for q in self.model.queue])
-        content = rows.tobytes()
-        common = min(len(content), len(self.queue_bytes))
-        assert content[:common] == self.queue_bytes[:common], "the ConsumeQueue changed"
-        self.queue_bytes = content
+        start = shard.queue.start
+        assert start == self.model.start
+        rows = shard.queue.read(start, shard.queue.end)
+        assert len(rows) == len(self.model.queue) - start
+        self.compare_rows(rows, start)
+        self.check_bodies(rows, [q.msg for q in self.model.queue[start:]])
+        content, kept = rows.tobytes(), self.queue_bytes[QUEUED_BYTES * start :]
+        common = min(len(content), len(kept))
+        assert content[:common] == kept[:common], "the ConsumeQueue changed"
+        self.queue_bytes = self.queue_bytes[: QUEUED_BYTES * start] + content
         assert sorted(shard.consumers.groups) == sorted(self.model.groups)
 
     def check_bodies(self, rows: Records, messages: list[Msg]) -> None:

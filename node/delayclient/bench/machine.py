@@ -32,6 +32,49 @@ def memory(pid: int) -> Memory:
     return Memory(bytes_of("VmRSS"), bytes_of("VmHWM"), bytes_of("RssAnon"))
 
 
+class MemoryWatch:
+    """A process's largest memory between two looks, sampled every 50 ms by a thread."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._lock = threading.Lock()
+        self._peak = memory(pid)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def peak(self) -> Memory:
+        """The largest sizes since the last call; peak_bytes: of the process's whole life."""
+        now = memory(self._pid)
+        with self._lock:
+            found, self._peak = _larger(self._peak, now), now
+        return found
+
+    def _run(self) -> None:
+        while not self._ended.wait(WATCH_S):
+            try:
+                now = memory(self._pid)
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            with self._lock:
+                self._peak = _larger(self._peak, now)
+
+
+def _larger(one: Memory, other: Memory) -> Memory:
+    return Memory(
+        max(one.rss_bytes, other.rss_bytes),
+        max(one.peak_bytes, other.peak_bytes),
+        max(one.anon_bytes, other.anon_bytes),
+    )
+
+
 def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used, all its threads, from /proc."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

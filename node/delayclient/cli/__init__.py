@@ -15,8 +15,10 @@ _COMMANDS: Final = {
     "pending": ("pending:pending", "List messages that are not yet due."),
     "wheel": ("wheel:wheel", "Show the load to come as a heat map."),
     "shards": ("shards:shards", "List shards, their masters and what they hold."),
+    "nodes": ("nodes:nodes", "List nodes, and accept a corrected clock."),
     "groups": ("groups:groups", "List, describe and delete consumer groups."),
     "dlq": ("dlq:dlq", "List, redrive and drop dead letters."),
+    "verify": ("verify:verify", "Check the files of a stopped node or shard."),
     "bench": ("bench:bench", "Measure the workloads W1 to W5."),
 }
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from delayclient.cli.common import Settings, common_options, put_json, run
+from delayclient.duration import format_ms
 
 if TYPE_CHECKING:
     from delayclient.routing import Cluster
     from delayclient.views import GroupQueue
 
-_COUNTS = ("available", "in_flight", "waiting_retry", "dead")
+_COUNTS = ("available", "in_flight", "waiting_retry", "dead", "redriven")
+_LAG = ("lag", "oldest_ms")
 
 
 @click.group()
@@ -38,8 +40,19 @@ def list_(settings: Settings, topic: str) -> None:
         rows = []
         for name, mine in sorted(by_group.items()):
             counts = {field: sum(getattr(state, field) for state in mine) for field in _COUNTS}
-            rows.append({"topic": topic, "group": name, "tags": list(mine[0].tags), "queues": len(mine), **counts})
-        _print(settings, rows, ("group", "tags", "queues", *_COUNTS))
+            rows.append(
+                {
+                    "topic": topic,
+                    "group": name,
+                    "tags": list(mine[0].tags),
+                    "queues": len(mine),
+                    **_lag(mine),
+                    **counts,
+                    "dead_full": sum(state.dead_full for state in mine),
+                }
+            )
+        _print(settings, rows, ("group", "tags", "queues", *_LAG, *_COUNTS))
+        _warn(settings, states)
 
     run(settings, listed)
 
@@ -64,11 +77,14 @@ def describe(settings: Settings, topic: str, group: str) -> None:
                 "queue": state.queue,
                 "floor": state.floor,
                 "end_offset": state.end_offset,
+                **_lag([state]),
                 **{field: getattr(state, field) for field in _COUNTS},
+                "dead_limit": state.dead_limit,
             }
             for state in states
         ]
-        _print(settings, rows, ("queue", "floor", "end_offset", *_COUNTS))
+        _print(settings, rows, ("queue", "floor", "end_offset", *_LAG, *_COUNTS))
+        _warn(settings, states)
 
     run(settings, described)
 
@@ -78,19 +94,46 @@ def describe(settings: Settings, topic: str, group: str) -> None:
 @click.option("--group", required=True, help="The group.")
 @common_options
 def delete(settings: Settings, topic: str, group: str) -> None:
-    """Delete a group of TOPIC, its progress and its dead letters."""
+    """Delete a group of TOPIC on all queues, its progress and its dead letters.
+
+    Deleting one that is not there is no failure: it says so. Stop the group's consumers first: one that goes on
+    receiving makes the group anew, from the first message that is kept.
+    """
 
     async def deleted(cluster: Cluster) -> None:
         from delayclient.admin import Admin
 
         async with Admin(cluster) as admin:
-            await admin.delete_group(topic, group)
+            gone = await admin.delete_group(topic, group)
         if settings.as_json:
-            put_json({"topic": topic, "group": group, "deleted": True})
+            counts = {"queues": gone.queues, "unfinished": gone.unfinished, "dead": gone.dead}
+            put_json({"topic": topic, "group": group, "deleted": gone.queues > 0, **counts})
+        elif gone.queues:
+            click.echo(
+                f"deleted group {group} of {topic} on {gone.queues:,} queues; "
+                f"it was not done with {gone.unfinished:,} messages and had {gone.dead:,} dead letters"
+            )
         else:
-            click.echo(f"deleted group {group} of {topic}")
+            click.echo(f"no queue of {topic} has a group {group}: nothing to delete")
 
     run(settings, deleted)
+
+
+def _lag(states: Sequence[GroupQueue]) -> dict[str, object]:
+    """Messages released and not done, and the age of the oldest; None when there is none."""
+    ages = [state.oldest_age_ms for state in states if state.oldest_age_ms is not None]
+    return {"lag": sum(state.lag for state in states), "oldest_ms": max(ages, default=None)}
+
+
+def _warn(settings: Settings, states: Sequence[GroupQueue]) -> None:
+    """Say where dead letters are at their limit."""
+    for state in states:
+        if state.dead_full and not settings.as_json:
+            click.echo(
+                f"group {state.group}, queue {state.queue}: {state.dead_limit:,} dead letters are the limit; "
+                "what should join them is tried again. Redrive or drop some (delayctl dlq)",
+                err=True,
+            )
 
 
 def _print(settings: Settings, rows: Sequence[dict[str, object]], columns: Sequence[str]) -> None:
@@ -103,13 +146,16 @@ def _print(settings: Settings, rows: Sequence[dict[str, object]], columns: Seque
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column.upper().replace("_", " "), justify="left" if column in ("group", "tags") else "right")
+        head = "OLDEST" if column == "oldest_ms" else column.upper().replace("_", " ")
+        table.add_column(head, justify="left" if column in ("group", "tags") else "right")
     for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
+        table.add_row(*(_cell(column, row[column]) for column in columns))
     Console().print(table)
 
 
-def _cell(value: object) -> str:
+def _cell(column: str, value: object) -> str:
     if isinstance(value, list):
         return ",".join(value) or "-"
+    if column == "oldest_ms":
+        return format_ms(value) if isinstance(value, int) else "-"
     return f"{value:,}" if isinstance(value, int) else str(value)

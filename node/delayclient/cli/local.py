@@ -20,11 +20,18 @@ SLOW_START_S = 10.0
 def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[TopicSpec, ...]:
     topics = []
     for value in values:
-        name, colon, queues = value.partition(":")
+        name, _, rest = value.partition(":")
+        queues, _, rate = rest.partition(":")
         try:
-            topics.append(TopicSpec(name, int(queues) if colon else DEFAULT_QUEUES))
+            topics.append(
+                TopicSpec(
+                    name,
+                    int(queues) if queues else DEFAULT_QUEUES,
+                    max_release_per_second=int(rate) if rate else None,
+                )
+            )
         except ValueError as error:
-            raise click.BadParameter(f"{value!r}: expected NAME:QUEUES ({error})", ctx, param) from error
+            raise click.BadParameter(f"{value!r}: expected NAME:QUEUES[:RATE] ({error})", ctx, param) from error
     return tuple(topics)
 
 
@@ -34,9 +41,10 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     "--topic",
     "topics",
     multiple=True,
-    metavar="NAME:QUEUES",
+    metavar="NAME:QUEUES[:RATE]",
     callback=_topics,
-    help=f"A topic; may be repeated, and added to later [default queues: {DEFAULT_QUEUES}].",
+    help=f"A topic; may be repeated, and added to later [default queues: {DEFAULT_QUEUES}]. RATE: the most messages a "
+    "second that it may release [default: no limit].",
 )
 @click.option(
     "--data",

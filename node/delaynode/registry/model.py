@@ -59,6 +59,7 @@ class TopicSpec:
     queues: int
     type: TopicType = TopicType.MIXED
     retention_ms: int = 3 * DAY_MS
+    dlq_retention_ms: int = 7 * DAY_MS  # of a dead letter, since it died or was redriven
     max_attempts: int = 16
     max_delay_ms: int | None = None  # None: the cluster's horizon
     max_release_per_second: int | None = None  # for the whole topic; None: no limit
@@ -69,6 +70,7 @@ class TopicSpec:
         _within(f"topic {self.name}: queues", self.queues, 1, MAX_QUEUES)
         _within(f"topic {self.name}: max_attempts", self.max_attempts, 1, 1_000)
         _within(f"topic {self.name}: retention_ms", self.retention_ms, 1, MAX_HORIZON_DAYS * DAY_MS)
+        _within(f"topic {self.name}: dlq_retention_ms", self.dlq_retention_ms, 1, MAX_HORIZON_DAYS * DAY_MS)
         if self.max_delay_ms is not None:
             _within(f"topic {self.name}: max_delay_ms", self.max_delay_ms, 1, MAX_HORIZON_DAYS * DAY_MS)
         if self.max_release_per_second is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import grpc
 import numpy as np
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delayclient.wire import encode_message_batch
 
-from delaynode.serve.dispatch import Body, Context, Dispatch
+from delaynode.serve.budget import Answers
+from delaynode.serve.dispatch import Body, Context, Dispatch, end, without_trail
+from delaynode.serve.forward import Passed
 from delaynode.serve.host import ShardHost
 from delaynode.serve.rpc import MAX_BATCH_OUT_BYTES, column, fitting
 from delaynode.store.consumers import Delivery
@@ -18,6 +21,7 @@ MAX_WAIT_MS = 60_000
 MAX_INVISIBLE_MS = 12 * 3_600_000
 MAX_RECEIVE = 65_536
 MAX_PAGE = 10_000
+ROW_BYTES = 32  # of a message's columns in an answer
 
 
 class ConsumeCalls:
@@ -27,19 +31,19 @@ class ConsumeCalls:
         self._dispatch = dispatch
         self.node = dispatch.node
 
-    async def fetch(self, request: pb.FetchRequest, host: ShardHost) -> Body:
+    async def fetch(self, request: pb.FetchRequest, host: ShardHost, answers: Answers) -> Body:
         offset = request.offset
         if request.group:
             group = host.shard.consumers.group(request.group)
             offset = group.floor if offset < 0 else offset
-        most_bytes = min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES)
+        most_bytes = min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window)
         most = min(request.max_messages or 1024, MAX_RECEIVE)
         offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
         await host.committed(host.shard.log_end)
         delivery = Delivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
-        return await self._message_batch(host, delivery)
+        return await self._message_batch(host, delivery, answers)
 
-    async def receive(self, request: pb.ReceiveRequest, host: ShardHost) -> Body:
+    async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers) -> Body:
         invisible_ms = request.invisible_ms or 30_000
         if invisible_ms > MAX_INVISIBLE_MS:
             raise Refused("BAD_REQUEST", f"invisible_ms is {invisible_ms}, the limit is {MAX_INVISIBLE_MS}")
@@ -47,20 +51,31 @@ class ConsumeCalls:
             request.group,
             tuple(request.tags),
             min(request.max_messages or 32, MAX_RECEIVE),
-            min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES),
+            min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window),
             min(request.wait_ms, MAX_WAIT_MS),
             invisible_ms,
             request.from_end,
         )
-        return await self._message_batch(host, delivery)
+        return await self._message_batch(host, delivery, answers)
 
-    async def receive_stream(self, requests: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
-        receive = self._dispatch.unary("Receive", pb.ReceiveRequest, self.receive)
-        async for data in requests:
-            yield await receive(data, context)
+    async def receive_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
+        receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)
+        answers = self._dispatch.flow.answers(context)
+        ended = None
+        try:
+            while (data := await self._dispatch.flow.read_next(context)) is not grpc.aio.EOF:
+                yield await receive(data, context, answers)
+                answers.sent()
+        except (Refused, Passed) as error:
+            ended = without_trail(error)
+        finally:
+            answers.sent()
+        if ended is not None:
+            await end(context, ended)
 
-    async def _message_batch(self, host: ShardHost, delivery: Delivery) -> Body:
+    async def _message_batch(self, host: ShardHost, delivery: Delivery, answers: Answers) -> Body:
         rows = delivery.rows
+        await answers.room(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
         records = await host.read_records(rows)
         plain = not len(delivery.attempt) or bool((delivery.attempt == 1).all())
         return encode_message_batch(
@@ -111,32 +126,37 @@ class ConsumeCalls:
         now, end = self.node.clock.now_ms(), shard.queue.visible
         states = []
         for name in names:
-            counts = groups[name].counts(end, now)
+            counts = groups[name].counts(shard.queue, now)
+            oldest = groups[name].oldest(shard.queue)
             states.append(
                 pb.GroupState(
                     group=name, tags=groups[name].tags, floor=groups[name].floor, end_offset=end,
                     available=counts.available, in_flight=counts.in_flight, waiting_retry=counts.waiting_retry,
-                    dead=counts.dead,
+                    dead=counts.dead, redriven=counts.redriven, dead_limit=shard.consumers.limits.max_dead,
+                    oldest_ms=0 if oldest is None else shard.freeing.released_ms(oldest),
                 )
             )  # fmt: skip
         await host.committed(shard.log_end)
-        return pb.DescribeGroupResponse(groups=states)
+        return pb.DescribeGroupResponse(groups=states, now_ms=now)
 
     async def delete_group(self, request: pb.DeleteGroupRequest, host: ShardHost) -> pb.DeleteGroupResponse:
-        host.shard.consumers.delete(request.group, self.node.clock.now_ms())
+        shard, now = host.shard, self.node.clock.now_ms()
+        counts = shard.consumers.group(request.group).counts(shard.queue, now)
+        shard.consumers.delete(request.group, now)
         host.changed()
-        await host.committed(host.shard.log_end)
-        return pb.DeleteGroupResponse()
+        await host.committed(shard.log_end)
+        host.woken()  # who waits for messages of this group is told that it is gone
+        unfinished = counts.available + counts.in_flight + counts.waiting_retry
+        return pb.DeleteGroupResponse(unfinished=unfinished, dead=counts.dead)
 
-    async def list_dead_letters(self, request: pb.ListDeadLettersRequest, host: ShardHost) -> Body:
+    async def list_dead_letters(self, request: pb.ListDeadLettersRequest, host: ShardHost, answers: Answers) -> Body:
         letters = host.shard.consumers.dead_letters(
             request.group, request.after_offset, min(request.limit or 1000, MAX_PAGE)
         )
         await host.committed(host.shard.log_end)
         fits = fitting(letters.rows["size"])
-        return await self._message_batch(
-            host, Delivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
-        )
+        delivery = Delivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
+        return await self._message_batch(host, delivery, answers)
 
     async def resolve_dead_letters(
         self, request: pb.ResolveDeadLettersRequest, host: ShardHost

@@ -4,173 +4,171 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import grpc
 from delayclient.wire import EnqueueRequestView, WireError, decode_enqueue_request, encode_enqueue_response
 
+from delaynode.serve.budget import Answers, Hold
 from delaynode.serve.dispatch import Body, Context, Dispatch
 from delaynode.serve.forward import Passed
 from delaynode.serve.host import ShardHost
 from delaynode.serve.node import Elsewhere
-from delaynode.serve.rpc import abort, as_error
+from delaynode.serve.rpc import as_error
 from delaynode.store.errors import Refused
 from delaynode.store.intake import Batch, columns_of
-from delaynode.store.shard import Appended
 from delaynode.store.types import I64
 
 UNANSWERED_IN_STREAM = 16
 CLOCK_WAIT_SECONDS = 1.0
+FORWARD_SECONDS = 30.0
 
-Unanswered: TypeAlias = tuple[Coroutine[Any, Any, Body], int]
-"""The answer to a stream's request, to be awaited, and the bytes that the request holds in flight until then."""
+Unanswered: TypeAlias = tuple[asyncio.Future[Body], Answers]
+"""The answer to a stream's request, to come, and what it holds until the client has it."""
 
 
-@dataclass(slots=True)
-class InFlight:
-    """Bytes of batches that wait for their commit, bounded for the node."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A batch that waits for its commit: what its answer needs, and nothing that refers to the request's bytes."""
 
-    limit: int
-    used: int = 0
-
-    def take(self, size: int) -> None:
-        """Raises Refused BUSY."""
-        if self.used and self.used + size > self.limit:
-            raise Refused(
-                "BUSY", f"{self.used:,} bytes wait for the disk, the limit is {self.limit:,}", retry_after_ms=20
-            )
-        self.used += size
-
-    def give(self, size: int) -> None:
-        self.used -= size
+    host: ShardHost
+    first_seq: int
+    count: int
+    log_end: int
+    duplicate: bool
+    due: I64 | None  # i64[count] ms, when the answer has them
+    started: float  # time.monotonic()
 
 
 class EnqueueCalls:
-    """in_flight_bytes: of batches that wait for their commit, for the node."""
-
-    def __init__(self, dispatch: Dispatch, in_flight_bytes: int) -> None:
+    def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
-        self.in_flight = InFlight(in_flight_bytes)
+        self._budget = dispatch.flow.coming_in
+        self._answering: set[asyncio.Task[Body]] = set()
 
-    async def enqueue(self, data: Body, context: Context) -> Body:
+    async def enqueue(self, data: Body, context: Context, answers: Answers) -> Body:
+        view = _view(data)
+        place = self._dispatch.place(view.topic, view.queue, context)
+        hold = self._budget.take_now(context.peer(), len(data))
         try:
-            view = _view(data)
-            place = self._dispatch.place(view.topic, view.queue, context)
+            if len(view.relative):  # the answer has as many dues
+                await answers.room(len(view.time))
             if isinstance(place, Elsewhere):
-                return await self._dispatch.forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
-            batch = _batch(view)
-            self._dispatch.node.disk.check()
-            self.in_flight.take(len(data))
-            try:
-                started = time.monotonic()
-                appended = await self._append(place, batch)
-                return await self._stored(place, view, appended, started)
-            finally:
-                self.in_flight.give(len(data))
-        except Refused as refused:
-            await abort(context, refused)
-        except Passed as passed:
-            await passed.abort(context)
+                forwarder = self._dispatch.forwarder
+                return await forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
+            return await self._committed(await self._store(place, view, len(data)))
+        finally:
+            self._budget.give(hold)
 
-    async def _append(self, host: ShardHost, batch: Batch) -> Appended:
-        """Append, waiting a little for a clock that is behind what was released."""
-        deadline = time.monotonic() + CLOCK_WAIT_SECONDS
-        await host.room()
+    async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> Stored:
+        """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
+        batch = _batch(view)
+        self._dispatch.node.disk.check(size)
+        started = time.monotonic()
+        await host.upkeep.room()
         while True:
             try:
-                return host.enqueue(batch)
+                appended = host.enqueue(batch)
+                break
             except Refused as refused:
-                if refused.reason != "CLOCK_BEHIND" or time.monotonic() > deadline:
+                if refused.reason != "CLOCK_BEHIND" or time.monotonic() > started + CLOCK_WAIT_SECONDS:
                     raise
             await asyncio.sleep(0.02)
+        relative = bool(len(view.relative))
+        return Stored(
+            host, appended.first_seq, appended.count, appended.log_end,
+            duplicate=appended.duplicate, due=appended.due if relative else None, started=started,
+        )  # fmt: skip
 
-    async def _stored(self, host: ShardHost, view: EnqueueRequestView, appended: Appended, started: float) -> Body:
+    async def _committed(self, stored: Stored) -> Body:
         """The answer, once it is true."""
-        await host.committed(appended.log_end)
-        due: I64 | bytes = b""
-        if len(view.relative):
-            due = appended.due if appended.due is not None else host.shard.first_due(appended.frame, appended.count)
-        latency_ms = (time.monotonic() - started) * 1000
+        host = stored.host
+        await host.committed(stored.log_end)
+        due: I64 | bytes = stored.due if stored.due is not None else b""
+        latency_ms = (time.monotonic() - stored.started) * 1000
         self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)
-        return encode_enqueue_response(
-            host.shard.identity.uid, appended.first_seq, appended.count, due, duplicate=appended.due is None
-        )
+        uid = host.shard.identity.uid
+        return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
 
-    async def enqueue_stream(self, requests: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
-        answers: asyncio.Queue[Unanswered | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
-        reader = asyncio.create_task(self._read_stream(requests, context, answers))
+    async def enqueue_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
+        unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
+        reader = asyncio.create_task(self._read_stream(context, unanswered))
         try:
-            while (unanswered := await answers.get()) is not None:
-                answer, size = unanswered
+            while (one := await unanswered.get()) is not None:
+                answer, answers = one
                 try:
-                    body = await answer
+                    yield await answer
                 finally:
-                    self.in_flight.give(size)
-                yield body
+                    answers.sent()
             await reader
         finally:
             reader.cancel()
-            while not answers.empty():
-                self._drop(answers.get_nowait())
+            while not unanswered.empty():
+                if (one := unanswered.get_nowait()) is not None:
+                    one[1].sent()
 
-    def _drop(self, unanswered: Unanswered | None) -> None:
-        """The stream has broken off: nobody waits for this answer any more."""
-        if unanswered is not None:
-            answer, size = unanswered
-            answer.close()
-            self.in_flight.give(size)
-
-    async def _read_stream(
-        self, requests: AsyncIterator[Body], context: Context, answers: asyncio.Queue[Unanswered | None]
-    ) -> None:
+    async def _read_stream(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> None:
+        """Take the stream's requests. Nothing here refers to a request that is done: the next one may be hours away."""
         try:
-            async for data in requests:
-                unanswered = await self._stream_one(data, context)
-                try:
-                    await answers.put(unanswered)
-                except asyncio.CancelledError:
-                    self._drop(unanswered)
-                    raise
+            while await self._take_one(context, unanswered):
+                pass
         except Exception:
-            await answers.put(None)
+            await unanswered.put(None)
             raise
-        await answers.put(None)
+        await unanswered.put(None)
 
-    async def _stream_one(self, data: Body, context: Context) -> Unanswered:
-        """Append one request of a stream now; its answer, or its error as an answer, can be awaited."""
+    async def _take_one(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> bool:
+        """One request of the stream; False when there are no more."""
+        data = await self._dispatch.flow.read_next(context)
+        if data is grpc.aio.EOF:
+            return False
+        answers = self._dispatch.flow.answers(context)
+        try:
+            answer = await self._answer(data, context, answers)
+            del data
+            await unanswered.put((answer, answers))
+        except BaseException:
+            answers.sent()
+            raise
+        return True
+
+    async def _answer(self, data: Body, context: Context, answers: Answers) -> asyncio.Future[Body]:
+        """Append one request of a stream now; its answer, or its error as an answer, comes."""
         try:
             view = _view(data)
             place = self._dispatch.place(view.topic, view.queue, context)
-            if isinstance(place, Elsewhere):  # one after the other: the order within a producer must stay
-                return _ready(await self._dispatch.forwarder.call(place.endpoint, "Enqueue", data, 30.0)), 0
-            batch = _batch(view)
-            self._dispatch.node.disk.check()
-            while True:
-                try:
-                    self.in_flight.take(len(data))
-                    break
-                except Refused:
-                    await asyncio.sleep(0.002)  # a stream waits instead: that is its flow control
-            started = time.monotonic()
+            if len(view.relative):  # the answer has as many dues
+                await answers.room(len(view.time))
+            hold = await self._budget.take(context.peer(), len(data))  # a stream waits: that is its flow control
             try:
-                appended = await self._append(place, batch)
+                if isinstance(place, Elsewhere):  # one after the other: the order within a producer must stay
+                    forwarder = self._dispatch.forwarder
+                    body = await forwarder.call(place.endpoint, "Enqueue", data, FORWARD_SECONDS)
+                    self._budget.give(hold)
+                    return _ready(body)
+                stored = await self._store(place, view, len(data))
             except BaseException:
-                self.in_flight.give(len(data))
+                self._budget.give(hold)
                 raise
-            return self._stream_answer(place, view, appended, started), len(data)
         except Refused as refused:
-            return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused))), 0
+            return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused)))
         except Passed as passed:
-            return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error())), 0
+            return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error()))
+        answer = asyncio.create_task(self._stream_answer(stored, hold))
+        self._answering.add(answer)
+        answer.add_done_callback(self._answering.discard)
+        return answer
 
-    async def _stream_answer(
-        self, host: ShardHost, view: EnqueueRequestView, appended: Appended, started: float
-    ) -> Body:
+    async def _stream_answer(self, stored: Stored, hold: Hold) -> Body:
+        """Runs by itself: a batch stops to count as soon as it is committed, whether or not its answer is read."""
         try:
-            return await self._stored(host, view, appended, started)
+            return await self._committed(stored)
         except Refused as refused:
             return encode_enqueue_response(0, 0, 0, error=as_error(refused))
+        finally:
+            self._budget.give(hold)
 
 
 def _view(data: Body) -> EnqueueRequestView:
@@ -187,5 +185,7 @@ def _batch(view: EnqueueRequestView) -> Batch:
     )  # fmt: skip
 
 
-async def _ready(body: Body) -> Body:
-    return body
+def _ready(body: Body) -> asyncio.Future[Body]:
+    future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+    future.set_result(body)
+    return future

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
@@ -15,7 +17,11 @@ OPTIONS = (
     # Left alone, a channel to a node that was away for minutes waits up to two more before it tries again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A node that is gone without a word is noticed; one that is not called is left alone.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
 )
+UNUSED_SECONDS = 600.0  # a channel that nobody has used for so long is closed: nodes come and go
 DETAILS = "grpc-status-details-bin"
 
 
@@ -46,25 +52,44 @@ class Passed(Exception):
         return answer
 
 
+@dataclass(slots=True)
+class Link:
+    channel: grpc.aio.Channel
+    calls: int = 0
+    used: float = 0.0  # time.monotonic() at the end of the last call
+
+
 class Forwarder:
-    """Keeps one channel to each other node."""
+    """Keeps one channel to each other node that is called."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._links: dict[str, Link] = {}
 
     async def call(self, endpoint: str, method: str, data: bytes, seconds: float | None) -> bytes:
         """Raises Passed."""
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=OPTIONS)
+        link = self._links.get(endpoint)
+        if link is None:
+            await self._close_unused()
+            link = self._links.setdefault(endpoint, Link(grpc.aio.insecure_channel(endpoint, options=OPTIONS)))
+        link.calls += 1
         try:
-            answer: bytes = await channel.unary_unary(f"/delay.v1.DelayService/{method}")(
+            answer: bytes = await link.channel.unary_unary(f"/delay.v1.DelayService/{method}")(
                 data, metadata=((FORWARDED, "1"),), timeout=seconds
             )
             return answer
         except grpc.aio.AioRpcError as error:
             raise Passed(error) from error
+        finally:
+            link.calls -= 1
+            link.used = time.monotonic()
+
+    async def _close_unused(self) -> None:
+        """Only looked for when a node is called for the first time: otherwise there are not more of them."""
+        limit = time.monotonic() - UNUSED_SECONDS
+        unused = [endpoint for endpoint, link in self._links.items() if not link.calls and link.used < limit]
+        for link in [self._links.pop(endpoint) for endpoint in unused]:
+            await link.channel.close()
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        for link in self._links.values():
+            await link.channel.close()

@@ -12,28 +12,27 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from delaynode.memory import give_back
 from delaynode.metrics import NodeMetrics
 from delaynode.serve.syncer import Syncer
-from delaynode.store import persist
+from delaynode.serve.upkeep import Upkeep
+from delaynode.serve.waiting import Waiting
+from delaynode.store import marker
 from delaynode.store.commitlog import WriteBatch
+from delaynode.store.consumequeue import Released
 from delaynode.store.consumers import Delivery
-from delaynode.store.errors import Damaged, Refused
+from delaynode.store.errors import Damaged, Refused, Trimmed
 from delaynode.store.files import Files
 from delaynode.store.intake import Batch
-from delaynode.store.shard import Appended, Lookup, Shard, next_wakeup
+from delaynode.store.ratelimit import Pace
+from delaynode.store.shard import Appended, Shard
 from delaynode.store.types import Buffers, Records
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
-MAINTAIN_SECONDS = 0.25
-CHECKPOINT_SECONDS = 30.0
-IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
-IDLE_BYTES = 64 << 10
-UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
 FEW_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
 
 T = TypeVar("T")
@@ -55,6 +54,7 @@ class Workshop:
     checkpoints: asyncio.Semaphore  # one at a time: its buffers are the largest there are
     fsync: bool
     log: Callable[..., None]  # log(event, **fields)
+    disk_tight: Callable[[], bool]  # little is left: free what can be freed
 
 
 class ShardHost:
@@ -70,16 +70,16 @@ class ShardHost:
         self.serving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
         self._arrivals = itertools.count()
-        self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
-        self._news: asyncio.Future[None] | None = None  # resolved when messages become visible
+        self.waiting = Waiting(shard.consumers, shard.queue, shop.clock.now_ms)
+        self._pace: Pace | None = None  # of releases, where the topic has a cap
+        self._paced_end = 0  # queue offset: the pace knows of the releases before it
         self._alarm = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
-        self._want_load = asyncio.Event()
-        self._want_maintenance = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._checkpoint_task: asyncio.Task[None] | None = None
-        self._units_copied = 0
-        self._checkpointed_at = shard.log_end
+        self._mark: Callable[[], None] | None = None  # writes the file `damaged`; None when that is done
+        self._marking: asyncio.Future[None] | None = None
+        self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
+        self.upkeep = Upkeep(self)
 
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
@@ -88,10 +88,8 @@ class ShardHost:
         self.serving = True
         self.shop.syncer.mark(self)
         await self.committed(self.shard.log_end)
-        await self._load()
-        self._tasks = [
-            asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, self._load_loop, self._maintain_loop)
-        ]
+        await self.upkeep.load()
+        self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.upkeep.loops())]
 
     async def stop(self) -> None:
         """Stop serving: what was appended is still committed and answered, whoever waits for more gets NOT_SERVING.
@@ -103,13 +101,18 @@ class ShardHost:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._quietly(self._written(self.shard.log_end))
+            await self._quietly(self.written(self.shard.log_end))
         self._end("the shard's node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._checkpoint_task is not None:
-            await asyncio.gather(self._checkpoint_task, return_exceptions=True)
+        await self.upkeep.end_checkpoint()
         if self.failure is None:
-            await self._persist(copy_wheels=True)
+            try:
+                await self.upkeep.persist(copy_wheels=True)
+            except (OSError, Damaged) as error:
+                self.fail(f"checkpoint: {error}", error)
+        if self._marking is not None:
+            await self._marking
+            await self._write_mark()  # once more, if it was not taken
 
     @staticmethod
     async def _quietly(work: Awaitable[None]) -> None:
@@ -127,16 +130,31 @@ class ShardHost:
             if not future.done():
                 future.set_exception(self._refusal(why))
                 future.exception()  # a caller that went away does not collect it
-        self._tell_news()
-        self._tell_flushing()
+        self.waiting.end()
+        self.upkeep.end()
 
-    def fail(self, why: str) -> None:
-        """This copy is damaged: nothing more is acknowledged from it."""
+    def fail(self, why: str, error: Exception) -> None:
+        """This copy is damaged: nothing more is acknowledged from it, nor by the process that opens it next."""
         if self.failure is None:
             self.failure = why
             self.shard.damaged = why
             self.shop.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
             self._end(why)
+            if marker.outlasts_a_restart(error):
+                self._mark = partial(
+                    marker.mark_damaged, self.shop.files, self.directory, why, self.shop.clock.now_ms(),
+                    self.shard.committed,
+                )  # fmt: skip
+                self._marking = asyncio.ensure_future(self._write_mark())
+
+    async def _write_mark(self) -> None:
+        """Try to; the disk that has failed may not take it."""
+        if self._mark is not None:
+            try:
+                await self.off_loop(self._mark)
+                self._mark = None
+            except OSError as error:
+                self.shop.log("damage-not-marked", shard=self.name, reason=str(error))
 
     async def _guard(self, loop: Coroutine[None, None, None]) -> None:
         try:
@@ -144,7 +162,7 @@ class ShardHost:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # a loop that dies silently would leave messages unreleased
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}", error)
 
     def _refusal(self, why: str) -> Refused:
         if self.failure is not None:
@@ -164,7 +182,7 @@ class ShardHost:
         try:
             released = self.shard.commit(batch.end)
         except OSError as error:
-            self.fail(f"ConsumeQueue: {error}")
+            self.fail(f"ConsumeQueue: {error}", error)
             return
         while self._waiting and self._waiting[0][0] <= batch.end:
             future = heapq.heappop(self._waiting)[2]
@@ -172,21 +190,21 @@ class ShardHost:
                 future.set_result(None)
         if released:
             self._count(released)
-            self._tell_news()
+            self.waiting.released(one.rows for one in released)
         if self.shard.log.pending:
             self.shop.syncer.mark(self)
 
     def write_failed(self, error: Exception) -> None:
-        self.fail(f"CommitLog: {error}")
+        self.fail(f"CommitLog: {error}", error)
 
     async def committed(self, offset: int) -> None:
         """Return once everything before log offset `offset` is committed. Raises Refused when it may never be."""
         if offset <= self.shard.committed:
             return
         self.check_serving()
-        await self._written(offset)
+        await self.written(offset)
 
-    async def _written(self, offset: int) -> None:
+    async def written(self, offset: int) -> None:
         """As committed(), also while the shard is stopping."""
         if offset <= self.shard.committed:
             return
@@ -197,46 +215,71 @@ class ShardHost:
         self.shop.syncer.mark(self)
         await future
 
-    def _count(self, released: list[Records]) -> None:
+    def _count(self, released: list[Released]) -> None:
+        """A message that was due when it came is late by the time since then."""
         now = self.shop.clock.now_ms()
         metrics = self.shop.metrics
-        for rows in released:
+        for rows, arrived_ms in released:
             metrics.released[self.topic] += len(rows)
-            metrics.lateness[self.topic].add(np.maximum(now - rows["due"], 0))
-
-    def _tell_news(self) -> None:
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
-
-    async def _news_or(self, seconds: float) -> None:
-        """Wait for messages to become visible, at most `seconds`."""
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._news], timeout=seconds)
+            metrics.lateness[self.topic].add(np.maximum(now - np.maximum(rows["due"], arrived_ms), 0))
 
     # ------------------------------------------------------------ loops
     async def _tick_loop(self) -> None:
         while True:
             now = self.shop.clock.now_ms()
-            wake = next_wakeup(self.shard)
+            wake = self._next_wakeup(now)
             if wake > now:
                 self._sleep_until = wake
                 await self._sleep((wake - now) / 1000)
                 continue
             started = time.monotonic()
-            released = self.shard.tick(now)
-            expired = self.shard.consumers.expire(now)
-            if released >= 0 or expired:
+            released = self._tick(now)
+            ended = self.shard.consumers.expire(now)
+            if released >= 0 or ended.any:
                 await self.committed(self.shard.log_end)
-                if expired:
-                    self._tell_news()
-            if self.shard.wants_load(now):
-                self._want_load.set()
-            if self.shard.index.cascade_due(now):
-                self._want_maintenance.set()
+                self.shop.metrics.dead[self.topic] += ended.dead
+                if ended.any:
+                    self.waiting.tell()
+            self.upkeep.look(now)
             if released < self.shard.config.max_tick:
                 await asyncio.sleep(max(0.0, TICK_MS / 1000 - (time.monotonic() - started)))
+
+    def _next_wakeup(self, now_ms: int) -> int:
+        """The earliest time at which the tick loop has something to do, ms."""
+        tick = self.shard.next_tick()
+        if self._pace is not None and tick <= now_ms:
+            tick = self._pace.ready_ms(now_ms)
+        return min(tick, self.shard.consumers.next_expiry())
+
+    def _tick(self, now_ms: int) -> int:
+        """As Shard.tick(), at the topic's pace."""
+        if self._pace is None:
+            return self.shard.tick(now_ms)
+        self._note_passed(self._pace, now_ms)
+        most = self._pace.available(now_ms)
+        if most < 1:
+            return -1
+        released = self.shard.tick(now_ms, most)
+        self._pace.spend(max(0, released))
+        self._paced_end = self.shard.queue.end
+        return released
+
+    def _note_passed(self, pace: Pace, now_ms: int) -> None:
+        """Count what producers' own frames have released."""
+        pace.owe(self.shard.queue.end - self._paced_end, now_ms)
+        self._paced_end = self.shard.queue.end
+
+    def set_release_rate(self, rate: int | None) -> None:
+        """rate: messages per second that this shard may release; None: no cap."""
+        if rate == (self._pace.rate if self._pace is not None else None):
+            return
+        now = self.shop.clock.now_ms()
+        if rate is None:
+            self._pace = None
+        else:
+            self._pace = Pace(rate, now) if self._pace is None else self._pace.changed(rate, now)
+            self._paced_end = self.shard.queue.end
+        self._alarm.set()
 
     async def _sleep(self, seconds: float) -> None:
         self._alarm.clear()
@@ -250,109 +293,33 @@ class ShardHost:
         if due_ms < self._sleep_until:
             self._alarm.set()
 
-    async def _load_loop(self) -> None:
-        while True:
-            if self.shard.wants_load(self.shop.clock.now_ms()):
-                await self._load()
-            else:
-                self._want_load.clear()
-                try:
-                    await asyncio.wait_for(self._want_load.wait(), 1.0)
-                except TimeoutError:
-                    continue
+    def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run it in a thread. What reads the shard's files must: files are removed when no job reads them any more."""
+        job = asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
 
-    async def _load(self) -> None:
-        shard, now = self.shard, self.shop.clock.now_ms()
-        room = max(1, shard.config.window_budget - len(shard.index.window))
-        job = shard.index.begin_load(shard.load_target(now), room)
-        if job is None:
-            return
-        try:
-            await self.off_loop(job.run)
-        except BaseException:
-            shard.index.end_capture(job.capture)
-            raise
-        shard.index.finish_load(job)
+    def jobs(self) -> list[asyncio.Future[Any]]:
+        """Those under way off the loop."""
+        return list(self._jobs)
+
+    def alarm(self) -> None:
+        """The tick loop should look again."""
         self._alarm.set()
 
-    async def _maintain_loop(self) -> None:
-        checkpointed = time.monotonic()
-        while True:
-            shard = self.shard
-            while shard.index.cascade_due(self.shop.clock.now_ms()):
-                await self._cascade()
-            age, grown = time.monotonic() - checkpointed, shard.log_end - self._checkpointed_at
-            idle = grown < IDLE_BYTES and not shard.index.unflushed
-            old = grown > 0 and age > (IDLE_CHECKPOINT_SECONDS if idle else CHECKPOINT_SECONDS)
-            if old or shard.index.unflushed >= shard.config.flush_units:
-                await self._checkpoint()
-                checkpointed = time.monotonic()
-                continue
-            shard.index.window.settle()  # now, not when a herd is due
-            self._want_maintenance.clear()
-            try:
-                await asyncio.wait_for(self._want_maintenance.wait(), MAINTAIN_SECONDS)
-            except TimeoutError:
-                continue
-
-    async def _cascade(self) -> None:
-        job = self.shard.index.begin_cascade()
-        if job is None:
-            return
-        try:
-            await self.off_loop(job.run)
-        except BaseException:
-            self.shard.index.end_capture(job.capture)
-            raise
-        self.shard.index.finish_cascade(job)
-        self._want_load.set()
-
-    async def _checkpoint(self) -> None:
-        self._checkpoint_task = asyncio.ensure_future(self._persist(copy_wheels=False))
-        await asyncio.shield(self._checkpoint_task)  # stop() lets it end: half of one must not be left
-
-    async def _persist(self, *, copy_wheels: bool) -> None:
-        shop, shard = self.shop, self.shard
-        async with shop.checkpoints:
-            job = persist.begin_checkpoint(shop.files, self.directory, shard)
-            self._tell_flushing()
-            await self._written(job.log_offset)
-            await self.off_loop(job.run)
-            persist.finish_checkpoint(job)
-            self._checkpointed_at = job.log_offset
-            self._units_copied += len(job.flush.rows)
-            if copy_wheels or self._units_copied >= shard.config.wheel_copy_units:
-                await self.off_loop(lambda: persist.copy_wheels(shop.files, self.directory, shard))
-                self._units_copied = 0
-            await self.off_loop(give_back)  # the flush's buffers were the largest there are
-
-    def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
-
     # ------------------------------------------------------------ what callers ask for
-    async def room(self) -> None:
-        """Wait while flushes are behind: units that are not flushed are memory. Raises Refused."""
-        while self.shard.index.unflushed >= UNFLUSHED_FLUSHES * self.shard.config.flush_units:
-            self.check_serving()
-            self._want_maintenance.set()
-            if self._flushing is None:
-                self._flushing = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._flushing])
-
-    def _tell_flushing(self) -> None:
-        flushing, self._flushing = self._flushing, None
-        if flushing is not None and not flushing.done():
-            flushing.set_result(None)
-
     def enqueue(self, batch: Batch) -> Appended:
         """Append; the caller waits for committed(log_end) before it answers."""
         self.check_serving()
-        appended = self.shard.enqueue(batch, self.shop.clock.now_ms())
-        if appended.due is not None:
+        now = self.shop.clock.now_ms()
+        appended = self.shard.enqueue(batch, now)
+        if self._pace is not None:
+            self._note_passed(self._pace, now)
+        if appended.due is not None and not appended.duplicate:
             self.shop.metrics.enqueued[self.topic] += appended.count
             self._expect(int(appended.due.min()))
-            if self.shard.index.unflushed >= self.shard.config.flush_units:
-                self._want_maintenance.set()
+            self.upkeep.look_at_units()
         self.shop.syncer.mark(self)
         return appended
 
@@ -366,8 +333,10 @@ class ShardHost:
                 if cached is not None:
                     return cached
             return await self.off_loop(lambda: self.shard.read_records(rows))
+        except Trimmed as error:
+            raise Refused("BUSY", f"{error}: consumed meanwhile, ask again", retry_after_ms=1) from error
         except (OSError, Damaged) as error:
-            self.fail(f"reading records: {error}")
+            self.fail(f"reading records: {error}", error)
             raise self._refusal("") from error
 
     async def receive(
@@ -393,6 +362,7 @@ class ShardHost:
             if found.readable(shard.queue, now):
                 delivery = shard.consumers.deliver(group, now, invisible_ms, most, most_bytes)
                 if len(delivery.offset):
+                    self.waiting.look(group)
                     await self.committed(shard.log_end)
                     if found.next_expiry < self._sleep_until:
                         self._alarm.set()
@@ -400,7 +370,7 @@ class ShardHost:
             left = deadline - time.monotonic()
             if left <= 0:
                 return Delivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
-            await self._news_or(min(left, max(0.001, (found.next_visible() - now) / 1000)))
+            await self.waiting.consumer(group, left)
 
     async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
         """Rows of dtype QUEUED from queue offset `offset`, which must not lie beyond the end."""
@@ -408,20 +378,18 @@ class ShardHost:
         queue = self.shard.queue
         if not 0 <= offset <= queue.visible:
             raise Refused("BAD_REQUEST", f"offset {offset} is outside the queue, [0, {queue.visible}]")
+        if offset < queue.start:
+            why = f"the messages below queue offset {queue.start} are consumed or outlived, and kept no longer"
+            raise Refused("OFFSET_TRIMMED", f"offset {offset}: {why}", start=queue.start)
         if offset == queue.visible and wait_ms:
-            await self._news_or(wait_ms / 1000)
+            await self.waiting.reader(wait_ms / 1000)
         rows = queue.read(offset, most)
         fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
         return offset, rows[:fits]
 
-    async def look_up(self, lookup: Lookup) -> None:
-        """Run a lookup's job; the caller applies it and then calls shard.end_lookup."""
-        if lookup.job is not None:
-            await self.off_loop(lookup.job.run)
-
     def woken(self) -> None:
         """Something became visible other than by a release: a retry, a redrive."""
-        self._tell_news()
+        self.waiting.tell()
         self._alarm.set()
 
     def changed(self, due_ms: int | None = None) -> None:

@@ -6,6 +6,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delaynode.metrics import NodeCollector, registry_of
+from delaynode.serve.conditions import conditions, state
 from delaynode.serve.node import Node
 
 
@@ -17,13 +18,16 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
 
     async def readyz(_: web.Request) -> web.Response:
         reason = node.not_ready()
-        return web.Response(text="ok\n") if reason is None else web.Response(status=503, text=f"{reason}\n")
+        text = "".join(f"{line}\n" for line in (reason or "ok", *(condition.text for condition in conditions(node))))
+        return web.Response(status=200 if reason is None else 503, text=text)
 
     collector = NodeCollector(node.metrics)
     registry = registry_of(collector)
 
     async def metrics(_: web.Request) -> web.Response:
         collector.loads = await node.loads()
+        collector.state = state(node)
+        collector.flow = await node.flow.figures()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

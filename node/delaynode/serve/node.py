@@ -18,28 +18,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from delaynode.clock import GuardedClock
+from delaynode.clock import MAX_CLOCK_SKEW_MS
 from delaynode.config import NodeConfig
 from delaynode.metrics import NodeMetrics, TopicLoad
 from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardStatus, TopicSpec
 from delaynode.registry.port import Conflict, Registry, RegistryError
+from delaynode.serve.clockwatch import ClockWatch
+from delaynode.serve.conditions import ConditionLog, conditions
 from delaynode.serve.datalock import lock_data
-from delaynode.serve.disk import DiskSpace
+from delaynode.serve.disk import DiskSpace, needed_bytes
+from delaynode.serve.flow import Flow
 from delaynode.serve.host import ShardHost, Workshop
+from delaynode.serve.scrub import Scrubber
 from delaynode.serve.syncer import Syncer
-from delaynode.store import persist
+from delaynode.store import persist, ratelimit
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.files import DiskFiles
+from delaynode.store.freeing import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig
 from delaynode.store.timerindex import DAY_MS
 
 WATCH_SECONDS = 0.05
 RENEW_SECONDS = 1.0
 RETRY_SECONDS = 0.2
+CLOCK_SECONDS = 0.25
 T = TypeVar("T")
 
 WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
 FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints
+PRODUCERS = 200_000  # that all shards together remember: 130 MB at most
+FEWEST_PRODUCERS = 1_000
 SMALLEST_SHARE = 65_536  # messages: of the window budget, or units before a flush
 
 
@@ -69,10 +77,13 @@ class Node:
         self.registry = registry
         self.log = log
         self.incarnation = secrets.token_hex(8)
-        self.clock = GuardedClock()
         self.metrics = NodeMetrics()
+        self.flow = Flow(config, log)
         self._lock = lock_data(config.data)
-        self.disk = DiskSpace(config.data, config.reserve_bytes)
+        self._clock_watch = ClockWatch(config.data, log, accept=config.accept_clock_step)
+        self.clock = self._clock_watch.clock
+        self._conditions = ConditionLog(log)
+        self.disk = DiskSpace(config.data, self._disk_reserve)
         self.objects: dict[tuple[str, int], ShardObject] = {}
         self.leases: dict[str, NodeLease] = {}
         self.cluster: ClusterSpec | None = None
@@ -92,7 +103,9 @@ class Node:
     async def start(self) -> None:
         """Register and begin to follow the registry."""
         await self._renew(0)
-        self._tasks = [asyncio.create_task(self._renew_loop()), asyncio.create_task(self._watch_loop())]
+        scrubber = Scrubber(self.hosts, self.metrics, self.log)
+        loops = (self._renew_loop, self._watch_loop, self._clock_loop, self.flow.receiving.watch, scrubber.run)
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
         for task in self._tasks:
             task.add_done_callback(self._ended)
 
@@ -112,6 +125,43 @@ class Node:
         self._registry_pool.shutdown()
         self.registry.close()
         self._files.close()
+
+    def oldest_write_seconds(self) -> float:
+        """How long the oldest write to a log takes already."""
+        return self._syncer.oldest_seconds()
+
+    def _disk_reserve(self) -> int:
+        """Bytes of the disk that new messages leave free."""
+        shards = (host.shard for host in self.hosts())
+        return max(self.config.reserve_bytes, needed_bytes(shards, self.config.in_flight_bytes))
+
+    # ------------------------------------------------------------ the clock
+    async def _clock_loop(self) -> None:
+        while True:
+            await self._look_at_clock()
+            await asyncio.sleep(CLOCK_SECONDS)
+
+    async def _look_at_clock(self) -> None:
+        watch = self._clock_watch
+        self._conditions.look(conditions(self))
+        if watch.look():
+            for host in self.hosts():  # they sleep until their next due
+                host.woken()
+        if watch.changed:
+            await asyncio.get_running_loop().run_in_executor(self._pool, watch.keep)
+
+    async def accept_clock(self, seen_ms: int) -> int:
+        """Believe the wall clock; returns by how many ms time moves ahead. `seen_ms`: what whoever accepts it saw.
+
+        Raises Refused CLOCK_CHANGED when it is another step by now.
+        """
+        self.clock.now_ms()
+        ahead_ms = self.clock.disbelieved_ms
+        if abs(ahead_ms - seen_ms) > MAX_CLOCK_SKEW_MS:
+            raise Refused("CLOCK_CHANGED", f"the clock is {ahead_ms} ms ahead of what is believed, not {seen_ms}")
+        moved_ms = self._clock_watch.accept()
+        await self._look_at_clock()
+        return moved_ms
 
     # ------------------------------------------------------------ the registry
     async def _renew(self, renewals: int) -> None:
@@ -163,6 +213,15 @@ class Node:
                 self._spawn(self._open(shard, copy, len(mine)))
             elif copy.shard is not None and copy.host is None and copy.refused is None:
                 self._spawn(self._reign(shard, copy))
+            elif copy.host is not None:
+                copy.host.set_release_rate(self._release_rate(shard))
+
+    def _release_rate(self, shard: ShardObject) -> int | None:
+        """The shard's part of its topic's maxReleasePerSecond."""
+        topic = self.cluster.topic(shard.spec.topic) if self.cluster else None
+        if topic is None or topic.max_release_per_second is None:
+            return None
+        return ratelimit.share(topic.max_release_per_second, topic.queues, shard.spec.queue)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -182,10 +241,19 @@ class Node:
             window_budget=max(SMALLEST_SHARE, self.config.window_budget // shards),
             flush_units=max(SMALLEST_SHARE, FLUSH_UNITS // shards),
             wheel_copy_units=max(SMALLEST_SHARE, WHEEL_COPY_UNITS // shards),
+            log_segment_bytes=self.config.log_segment_bytes,
+            max_producers=min(ShardConfig().max_producers, max(FEWEST_PRODUCERS, PRODUCERS // shards)),
         )
         if topic is None:
             return base
-        return replace(base, max_attempts=topic.max_attempts, max_delay_ms=topic.max_delay_ms)
+        alone = self.cluster is None or self.cluster.replicas == 1  # nobody catches up from this log
+        keep = KeepConfig(retention_ms=topic.retention_ms)
+        if alone:
+            keep = replace(keep, keep_log_bytes=0, keep_log_ms=0)
+        return replace(
+            base, max_attempts=topic.max_attempts, max_delay_ms=topic.max_delay_ms, keep=keep,
+            dlq_retention_ms=topic.dlq_retention_ms,
+        )  # fmt: skip
 
     def _durability(self) -> Durability:
         return self.config.durability or (self.cluster.durability if self.cluster else Durability.FSYNC)
@@ -234,9 +302,10 @@ class Node:
             return
         shop = Workshop(
             self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
-            fsync=self._durability() is Durability.FSYNC, log=self.log,
+            fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
         )  # fmt: skip
         host = copy.host = ShardHost(opened, copy.directory, shop)
+        host.set_release_rate(self._release_rate(shard))
         loop = asyncio.get_running_loop()
         try:
             accept = persist.accept_epoch
@@ -342,15 +411,19 @@ class Node:
     async def loads(self) -> dict[str, TopicLoad]:
         """Per topic: what is pending and due soon, from the wheels of the shards served here."""
         found: dict[str, list[int]] = {}
+        dead: dict[str, tuple[int, bool]] = {}
         now = self.clock.now_ms()
         for host in self.hosts():
             start, width, count = await host.off_loop(host.shard.index.begin_count())
             sums = found.setdefault(host.topic, [0, 0, 0, 0])
             sums[0] += host.shard.index.pending
+            kept, full = host.shard.consumers.letters()
+            before, was_full = dead.get(host.topic, (0, False))
+            dead[host.topic] = before + kept, was_full or full
             for at, seconds in enumerate((60, 300, 3600)):
                 part = ((now + seconds * 1000 - start) / width).clip(0.0, 1.0)  # slots are taken to be even
                 sums[at + 1] += int((part * count).sum())
-        return {topic: TopicLoad(s[0], (s[1], s[2], s[3])) for topic, s in found.items()}
+        return {topic: TopicLoad(s[0], (s[1], s[2], s[3]), *dead[topic]) for topic, s in found.items()}
 
 
 def open_registry(name: str) -> Registry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from typing import Any
 from zlib import crc32
 
@@ -10,16 +10,22 @@ import numpy as np
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from google.protobuf.message import DecodeError
 
+from delaynode.serve.budget import Answers
+from delaynode.serve.disk import RESCHEDULE_BYTES
 from delaynode.serve.dispatch import Dispatch
 from delaynode.serve.host import ShardHost
 from delaynode.serve.rpc import column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.intake import MAX_BATCH_MESSAGES
 from delaynode.store.shard import Lookup
-from delaynode.store.types import I64, Array, Bools, Pair, Records
+from delaynode.store.timerscan import Choice, Folds, OfKey
+from delaynode.store.types import I64, U8, Array, Pair, Records, at_or_below
+from delaynode.store.units import UNIT
 from delaynode.store.window import after
 
 MAX_PAGE = 10_000
+MAX_OF_KEY = 1_000_000  # messages that one cancel by key looks at
+SCANS_AT_ONCE = 2  # of the node: each needs memory, and a thread that loads and flushes wait for, too
 
 
 class PendingCalls:
@@ -27,6 +33,8 @@ class PendingCalls:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self.node = dispatch.node
+        self._folds = Folds()
+        self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
 
     def _handles(self, request: pb.CancelRequest | pb.RescheduleRequest, host: ShardHost) -> tuple[I64, I64]:
         due = column("due", request.due, "<i8")
@@ -42,43 +50,49 @@ class PendingCalls:
         return due, seq
 
     async def cancel(self, request: pb.CancelRequest, host: ShardHost) -> pb.CancelResponse:
-        by_key = bool(request.key)
-        due, seq = await self._with_key(request, host) if by_key else self._handles(request, host)
-        if not len(due):
-            return pb.CancelResponse()
+        if not request.key:
+            due, seq = self._handles(request, host)
+            return pb.CancelResponse(outcome=(await self._cancel(due, seq, host)).tobytes())
+        due, seq = await self._with_key(request, host)
+        outcomes = [
+            await self._cancel(due[low : low + MAX_BATCH_MESSAGES], seq[low : low + MAX_BATCH_MESSAGES], host)
+            for low in range(0, len(due), MAX_BATCH_MESSAGES)
+        ]
+        return pb.CancelResponse(outcome=b"".join(map(bytes, outcomes)), due=due.tobytes(), seq=seq.tobytes())
+
+    async def _cancel(self, due: I64, seq: I64, host: ShardHost) -> U8:
+        """At most MAX_BATCH_MESSAGES; the outcome of each, committed."""
         shard = host.shard
-        lookup = shard.begin_lookup(due, seq)
+        lookup = shard.begin_lookup(due, seq, self._folds)
         try:
-            await host.look_up(lookup)
-            host.check_serving()
+            await self._look_up(lookup, host)
             outcomes = shard.cancel(lookup, self.node.clock.now_ms())
         finally:
             shard.end_lookup(lookup)
         host.changed()
         await host.committed(shard.log_end)
         self.node.metrics.cancelled[host.topic] += int(np.count_nonzero(outcomes.outcome == pb.CANCELLED))
-        answer = pb.CancelResponse(outcome=outcomes.outcome.tobytes())
-        if by_key:
-            answer.due, answer.seq = due.tobytes(), seq.tobytes()
-        return answer
+        return outcomes.outcome
+
+    async def _look_up(self, lookup: Lookup, host: ShardHost) -> None:
+        if lookup.job is not None:
+            async with self._scans:
+                await host.off_loop(lookup.job.run)
+        host.check_serving()
 
     async def _with_key(self, request: pb.CancelRequest, host: ShardHost) -> tuple[I64, I64]:
         """Pending messages in the due range whose key is the request's: by hash first, then the key itself."""
-
         if request.from_ms >= request.to_ms:
             raise Refused("BAD_REQUEST", f"empty range: from_ms {request.from_ms} is not before to_ms {request.to_ms}")
-        wanted = crc32(request.key.encode())
-
-        def keep(rows: Records) -> Bools:
-            hit: Bools = (rows["key"] == wanted) | (
-                rows["magic"] != 1
-            )  # a ROLL or DELETE decides about one with the key
-            return hit
-
-        rows, _ = await self._pending(host, Pair(request.from_ms, 0), Pair(request.to_ms, 0), keep, None)
-        rows = rows[rows["key"] == wanted]
+        low, high = Pair(request.from_ms, 0), Pair(request.to_ms, 0)
+        rows, _ = await self._pending(host, low, high, OfKey(crc32(request.key.encode())), MAX_OF_KEY + 1)
+        if len(rows) > MAX_OF_KEY:
+            raise Refused(
+                "BATCH_TOO_LARGE",
+                f"more than {MAX_OF_KEY:,} pending messages of the range have this key: cancel a part of it at a time",
+            )
         same: list[bool] = []
-        while len(same) < len(rows):  # a key may have any number of messages: a few MiB of them at a time
+        while len(same) < len(rows):  # a few MiB of them at a time
             part = rows[len(same) :]
             part = part[: fitting(part["size"])]
             records = await host.read_records(part)
@@ -87,22 +101,25 @@ class PendingCalls:
         return np.ascontiguousarray(rows["due"]), np.ascontiguousarray(rows["seq"])
 
     async def _pending(
-        self, host: ShardHost, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None, most: int | None
+        self, host: ShardHost, low: Pair, high: Pair, choice: Choice | None, most: int | None
     ) -> tuple[Records, bool]:
         """Live rows of a range above the watermark, committed, by (due, seq); and whether there may be more behind."""
         index = host.shard.index
         low = max(low, after(index.watermark))
         if low >= high:
-            return index.window.find(np.empty(0, np.int64), np.empty(0, np.int64))[0], False
-        job = index.begin_scan(low, high, keep, most)
-        try:
-            await host.off_loop(job.run)
-            rows, live = job.result()
-        finally:
-            index.end_capture(job.capture)
+            return np.empty(0, UNIT), False
+        async with self._scans:
+            host.check_serving()
+            job = index.begin_scan(low, high, choice, most, self._folds)
+            try:
+                await host.off_loop(job.run)
+                rows, live = job.result()
+            finally:
+                index.end_capture(job.capture)
         host.check_serving()
         await host.committed(host.shard.log_end)
-        return rows[live], job.high < high
+        pending = live & ~at_or_below(rows["due"], rows["seq"], index.watermark)
+        return rows[pending], job.high < high
 
     async def reschedule(self, request: pb.RescheduleRequest, host: ShardHost) -> pb.RescheduleResponse:
         due, seq = self._handles(request, host)
@@ -110,11 +127,11 @@ class PendingCalls:
         relative = column("relative", request.relative, "u1", len(due)) if request.relative else np.empty(0, np.uint8)
         if int(new.min()) < 0 or (len(relative) and int(relative.max()) > 1):
             raise Refused("BAD_COLUMNS", "column time must not be negative, column relative must be 0 or 1")
+        self.node.disk.check(len(due) * RESCHEDULE_BYTES)  # a message may be moved any number of times
         shard = host.shard
-        lookup: Lookup = shard.begin_lookup(due, seq)
+        lookup = shard.begin_lookup(due, seq, self._folds)
         try:
-            await host.look_up(lookup)
-            host.check_serving()
+            await self._look_up(lookup, host)
             outcomes = shard.reschedule(lookup, new, relative, self.node.clock.now_ms())
         finally:
             shard.end_lookup(lookup)
@@ -123,7 +140,7 @@ class PendingCalls:
         await host.committed(shard.log_end)
         return pb.RescheduleResponse(outcome=outcomes.outcome.tobytes(), due=outcomes.due.tobytes())
 
-    async def list_pending(self, request: pb.ListPendingRequest, host: ShardHost) -> pb.PendingBatch:
+    async def list_pending(self, request: pb.ListPendingRequest, host: ShardHost, answers: Answers) -> pb.PendingBatch:
         limit = min(request.limit or 1000, MAX_PAGE)
         low = max(Pair(request.from_ms, 0), after(Pair(request.after_due, request.after_seq)))
         high = Pair(request.to_ms or host.shard.index.last_due_ms() + 1, 0)
@@ -137,6 +154,7 @@ class PendingCalls:
             size=rows["size"].tobytes(), more=more,
         )  # fmt: skip
         if request.with_records:
+            await answers.room(int(rows["size"].sum(dtype=np.int64)))
             answer.records = b"".join(await host.read_records(rows))
         return answer
 

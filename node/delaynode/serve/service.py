@@ -5,7 +5,6 @@ Every call comes and leaves as bytes: a call for a shard that is served elsewher
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -13,18 +12,20 @@ import numpy as np
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from google.protobuf.message import Message
 
+from delaynode.serve.budget import Answers
 from delaynode.serve.consuming import ConsumeCalls
-from delaynode.serve.dispatch import Body, Context, Dispatch, parse
+from delaynode.serve.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small
 from delaynode.serve.enqueueing import EnqueueCalls
-from delaynode.serve.forward import Passed
 from delaynode.serve.host import ShardHost
 from delaynode.serve.node import Elsewhere, Node
+from delaynode.serve.nodecalls import NodeCalls
 from delaynode.serve.pending import PendingCalls
-from delaynode.serve.rpc import abort
 from delaynode.store.errors import Refused
 from delaynode.store.types import MAX_SEQ
 
 SERVICE = "delay.v1.DelayService"
+SLOT_COLUMNS = 4  # of 8 bytes a slot
+MAX_WHEEL_BYTES = 32 << 20  # slots in an answer to GetWheel
 
 
 class DelayService:
@@ -33,55 +34,58 @@ class DelayService:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.dispatch = Dispatch(node)
-        self.enqueueing = EnqueueCalls(self.dispatch, node.config.in_flight_bytes)
+        self.enqueueing = EnqueueCalls(self.dispatch)
         self.consuming = ConsumeCalls(self.dispatch)
         self.pending = PendingCalls(self.dispatch)
+        self.nodes = NodeCalls(self.dispatch)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         consuming, pending = self.consuming, self.pending
-        unary: dict[str, tuple[type[Message], Callable[[Any, ShardHost], Awaitable[Message | Body]]]] = {
+        for_shards: dict[str, tuple[type[Message], ServeShard]] = {
             "Fetch": (pb.FetchRequest, consuming.fetch),
             "Receive": (pb.ReceiveRequest, consuming.receive),
-            "Ack": (pb.AckRequest, consuming.ack),
-            "Nack": (pb.NackRequest, consuming.nack),
-            "Cancel": (pb.CancelRequest, pending.cancel),
-            "Reschedule": (pb.RescheduleRequest, pending.reschedule),
+            "Ack": (pb.AckRequest, small(consuming.ack)),
+            "Nack": (pb.NackRequest, small(consuming.nack)),
+            "Cancel": (pb.CancelRequest, small(pending.cancel)),
+            "Reschedule": (pb.RescheduleRequest, small(pending.reschedule)),
             "ListPending": (pb.ListPendingRequest, pending.list_pending),
-            "DescribeGroup": (pb.DescribeGroupRequest, consuming.describe_group),
-            "DeleteGroup": (pb.DeleteGroupRequest, consuming.delete_group),
+            "DescribeGroup": (pb.DescribeGroupRequest, small(consuming.describe_group)),
+            "DeleteGroup": (pb.DeleteGroupRequest, small(consuming.delete_group)),
             "ListDeadLetters": (pb.ListDeadLettersRequest, consuming.list_dead_letters),
-            "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, consuming.resolve_dead_letters),
+            "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, small(consuming.resolve_dead_letters)),
         }
-        rpcs = {
-            name: grpc.unary_unary_rpc_method_handler(self.dispatch.unary(name, *how)) for name, how in unary.items()
-        }
-        rpcs["Enqueue"] = grpc.unary_unary_rpc_method_handler(self.enqueueing.enqueue)
+        calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
+        calls |= self.nodes.calls()
+        calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}
+        rpcs = {name: self.dispatch.received(serve) for name, serve in calls.items()}
+        rpcs["Enqueue"] = self.dispatch.received(self.enqueueing.enqueue, batch=True)
         rpcs["EnqueueStream"] = grpc.stream_stream_rpc_method_handler(self.enqueueing.enqueue_stream)
         rpcs["ReceiveStream"] = grpc.stream_stream_rpc_method_handler(consuming.receive_stream)
-        rpcs["QueryRoute"] = grpc.unary_unary_rpc_method_handler(self._query_route)
-        rpcs["GetWheel"] = grpc.unary_unary_rpc_method_handler(self._get_wheel)
         return grpc.method_handlers_generic_handler(SERVICE, rpcs)
 
-    async def _get_wheel(self, data: Body, context: Context) -> Body:
-        try:
-            request = parse(pb.GetWheelRequest, data)
-            if request.topic:
-                place = self.dispatch.place(request.topic, request.queue, context)
-                if isinstance(place, Elsewhere):
-                    return await self.dispatch.forwarder.call(
-                        place.endpoint, "GetWheel", data, context.time_remaining()
-                    )
-                hosts = [place]
-            else:
-                hosts = self.node.hosts()
-            answer = pb.GetWheelResponse(now_ms=self.node.clock.now_ms())
-            for host in hosts:
-                answer.shards.append(await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ))
-            return answer.SerializeToString()
-        except Refused as refused:
-            await abort(context, refused)
-        except Passed as passed:
-            await passed.abort(context)
+    async def _get_wheel(self, data: Body, context: Context, answers: Answers) -> Body:
+        request = parse(pb.GetWheelRequest, data)
+        if request.topic:
+            place = self.dispatch.place(request.topic, request.queue, context)
+            if isinstance(place, Elsewhere):
+                forwarder = self.dispatch.forwarder
+                return await forwarder.call(place.endpoint, "GetWheel", data, context.time_remaining())
+            hosts = [place]
+        else:
+            hosts = self.node.hosts()
+        answer, size = pb.GetWheelResponse(now_ms=self.node.clock.now_ms()), 0
+        for host in hosts:
+            shard = await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ)
+            size += SLOT_COLUMNS * len(shard.messages)
+            if size > MAX_WHEEL_BYTES:
+                raise Refused(
+                    "ANSWER_TOO_LARGE",
+                    f"the slots of {len(answer.shards) + 1} of {len(hosts)} shards have {size:,} bytes, an answer's "
+                    f"limit is {MAX_WHEEL_BYTES:,}: ask for a shorter range, or shard by shard",
+                )
+            await answers.room(SLOT_COLUMNS * len(shard.messages))
+            answer.shards.append(shard)
+        return answer.SerializeToString()
 
     async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
         shard, index = host.shard, host.shard.index
@@ -100,15 +104,12 @@ class DelayService:
         await host.committed(wheel.log_end)
         return wheel
 
-    async def _query_route(self, data: Body, context: Context) -> Body:
-        try:
-            request = parse(pb.QueryRouteRequest, data)
-            answer = pb.QueryRouteResponse()
-            for name in [request.topic] if request.topic else self.node.topics():
-                answer.topics.append(self._route(name, self.node.queues(name)))
-            return answer.SerializeToString()
-        except Refused as refused:
-            await abort(context, refused)
+    async def _query_route(self, data: Body, _: Context, __: Answers) -> Body:
+        request = parse(pb.QueryRouteRequest, data)
+        answer = pb.QueryRouteResponse()
+        for name in [request.topic] if request.topic else self.node.topics():
+            answer.topics.append(self._route(name, self.node.queues(name)))
+        return answer.SerializeToString()
 
     def _route(self, name: str, shards: list[Any]) -> pb.TopicRoute:
         cluster = self.node.cluster

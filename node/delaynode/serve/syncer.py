@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class Syncer:
         self._threads = [threading.Thread(target=self._lane, name=f"sync-{n}", daemon=True) for n in range(lanes)]
         self._free = lanes
         self._dirty: dict[Writer, None] = {}  # an ordered set
-        self._busy: set[Writer] = set()
+        self._busy: dict[Writer, float] = {}  # since when, time.monotonic()
         self._starting = False
         self._quiet: asyncio.Future[None] | None = None  # close() waits for it
         for thread in self._threads:
@@ -50,6 +51,10 @@ class Syncer:
             self._starting = True
             self._loop.call_soon(self._start)  # after this callback: what else it proposes goes along
 
+    def oldest_seconds(self) -> float:
+        """How long the oldest round under way has taken so far; 0 when there is none."""
+        return time.monotonic() - min(self._busy.values()) if self._busy else 0.0
+
     def _start(self) -> None:
         self._starting = False
         waiting = [writer for writer in self._dirty if writer not in self._busy]
@@ -61,7 +66,7 @@ class Syncer:
             batches = [(writer, batch) for writer in chosen if (batch := writer.take_writes()) is not None]
             if batches:
                 self._free -= 1
-                self._busy.update(writer for writer, _ in batches)
+                self._busy.update(dict.fromkeys((writer for writer, _ in batches), time.monotonic()))
                 self._work.put(batches)
         self._tell_quiet()
 
@@ -79,7 +84,7 @@ class Syncer:
     def _done(self, batches: Round, errors: list[Exception | None]) -> None:
         self._free += 1
         for writer, _ in batches:
-            self._busy.discard(writer)
+            self._busy.pop(writer, None)
         for (writer, batch), failure in zip(batches, errors, strict=True):
             if failure is not None:
                 writer.write_failed(failure)

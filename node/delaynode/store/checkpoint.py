@@ -1,12 +1,13 @@
 """The checkpoint: one log offset up to which all derived files are on disk, and the state that no file holds.
 
 file `checkpoint`: magic u32 | crc32 u32 (of all that follows) | size of the JSON u32 | 0 u32 | JSON | arrays
-the JSON names each array's dtype, shape and place; written to a new file, synced, renamed over the old one
+the JSON names the file and each array's dtype, shape and place; written to a new file, synced, renamed over the old one
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import struct
 import zlib
 from dataclasses import asdict, dataclass, field
@@ -30,8 +31,10 @@ class Checkpoint:
 
     uid: int
     log_offset: int
-    timer_end: int  # TimerLog position
-    queue_end: int  # queue offset
+    timer_start: int  # TimerLog position: the first flush of use
+    timer_end: int
+    queue_start: int  # queue offset: the first that is kept
+    queue_end: int
     watermark_due: int
     watermark_seq: int
     minute_bound_ms: int
@@ -41,20 +44,19 @@ class Checkpoint:
     epochs: list[list[int]]  # [epoch, start offset]
     wall_ms: int  # of the last frame
     groups: list[dict[str, object]] = field(default_factory=list)
-    producers: list[list[int]] = field(default_factory=list)  # [id, seen ms, then number, first seq, count, frame ...]
 
 
-def encode(checkpoint: Checkpoint, arrays: Arrays) -> bytes:
-    """The file's bytes."""
+def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> bytes:
+    """The bytes of the file of that name: in another's place it is refused."""
     places: dict[str, list[object]] = {}
     parts: list[bytes] = []
     at = 0
-    for name, array in arrays.items():
+    for key, array in arrays.items():
         raw = np.ascontiguousarray(array).tobytes()
-        places[name] = [array.dtype.descr if array.dtype.names else array.dtype.str, list(array.shape), at]
+        places[key] = [array.dtype.descr if array.dtype.names else array.dtype.str, list(array.shape), at]
         parts.append(raw)
         at += len(raw)
-    text = json.dumps({"version": VERSION, "state": asdict(checkpoint), "arrays": places}).encode()
+    text = json.dumps({"version": VERSION, "file": file, "state": asdict(checkpoint), "arrays": places}).encode()
     body = HEAD.pack(MAGIC, 0, len(text), 0)[8:] + text + b"".join(parts)
     return struct.pack("<II", MAGIC, zlib.crc32(body)) + body
 
@@ -66,20 +68,25 @@ def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
     magic, crc, size, _ = HEAD.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[8:]) != crc:
         raise Damaged(f"{what}: magic or crc32 differs")
-    content = json.loads(data[HEAD.size : HEAD.size + size])
-    if content["version"] != VERSION:
-        raise Damaged(f"{what}: version {content['version']}, this program reads {VERSION}")
-    arrays: Arrays = {}
-    base = HEAD.size + size
-    for name, (form, shape, at) in content["arrays"].items():
-        dtype = np.dtype([tuple(part) for part in form] if isinstance(form, list) else form)
-        count = int(np.prod(shape))
-        arrays[name] = np.frombuffer(data, dtype, count, base + at).reshape(shape)
-    return Checkpoint(**content["state"]), arrays
+    try:
+        content = json.loads(data[HEAD.size : HEAD.size + size])
+        if content["version"] != VERSION:
+            raise Damaged(f"{what}: version {content['version']}, this program reads {VERSION}")
+        if content["file"] != posixpath.basename(what):
+            raise Damaged(f"{what}: this is the file {content['file']!r}")
+        arrays: Arrays = {}
+        base = HEAD.size + size
+        for name, (form, shape, at) in content["arrays"].items():
+            dtype = np.dtype([tuple(part) for part in form] if isinstance(form, list) else form)
+            count = int(np.prod(shape))
+            arrays[name] = np.frombuffer(data, dtype, count, base + at).reshape(shape)
+        return Checkpoint(**content["state"]), arrays
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # well-sealed, but not by this program
+        raise Damaged(f"{what}: not what this program writes ({type(error).__name__}: {error})") from error
 
 
 def write(files: Files, path: str, checkpoint: Checkpoint, arrays: Arrays) -> None:
-    files.replace(path, encode(checkpoint, arrays))
+    files.replace(path, encode(checkpoint, arrays, posixpath.basename(path)))
 
 
 def read(files: Files, path: str) -> tuple[Checkpoint, Arrays] | None:

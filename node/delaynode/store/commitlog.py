@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from delaynode.store.checks import checks_in, checks_of, first_difference, join_padded, places_in, record_checks
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.files import Files
 from delaynode.store.frames import (
+    FLAG_NEW_SEGMENT,
     HEADER_BYTES,
     MAGIC,
     MAX_FRAME_BYTES,
@@ -25,11 +27,12 @@ from delaynode.store.frames import (
     parse,
 )
 from delaynode.store.segments import SegmentedFile
-from delaynode.store.types import I64, Buffer
+from delaynode.store.types import U32, Buffer, Records
 
 SCAN_BYTES = 8 << 20
 GAP_BYTES = 1024  # two records closer than this are read by one pread: less copying than the call would cost
 FEW_RUNS = 64  # so many reads are cheaper than sorting
+LONG_RUN = 32  # records in a run, on average, that are worth a look at each run by itself
 
 
 @dataclass(slots=True)
@@ -47,16 +50,17 @@ class WriteBatch:
         parts: list[Buffer] = []
         size = 0
         file = self.log.file
+        roll = False
         for frame in self.frames:
-            # a frame must not straddle two segments, so the call that fills one up ends there
-            if size and file.end - file.segment_start() + size + frame.length > file.segment_bytes:
-                file.append(parts, size)
-                parts, size = [], 0
+            if frame.flags & FLAG_NEW_SEGMENT:
+                if size:
+                    file.append(parts, size, roll=roll)
+                parts, size, roll = [], 0, True
             parts.append(frame.seal(synced))
             parts.extend(part for part in frame.payload if len(part))
             size += frame.length
         if size:
-            file.append(parts, size)
+            file.append(parts, size, roll=roll)
         if self.sync:
             file.sync()
 
@@ -70,13 +74,16 @@ class CommitLog:
     end: int = 0  # the next frame's offset
     written: int = 0  # in the page cache at least
     synced: int = 0  # known to be on disk
+    committed: int = 0  # known to be committed: never cut below it
+    segment: int = 0  # where the segment that the next frame goes into starts, if it fits
+    _roll: bool = False  # the next frame begins a segment
     pending: list[Unsealed] = field(default_factory=list)
 
     @classmethod
     def open(cls, files: Files, directory: str, uid: int, segment_bytes: int) -> CommitLog:
         """The log as its files stand; scan() and cut() decide what of it is valid."""
         file = SegmentedFile(files, directory, segment_bytes)
-        return cls(file, uid, end=file.end, written=file.end)
+        return cls(file, uid, end=file.end, written=file.end, segment=file.segment_start())
 
     def propose(
         self,
@@ -95,10 +102,18 @@ class CommitLog:
         length = HEADER_BYTES + sum(len(part) for part in payload)
         if length > MAX_FRAME_BYTES:
             raise Refused("BATCH_TOO_LARGE", f"this takes {length:,} bytes in the log, of at most {MAX_FRAME_BYTES:,}")
+        full = self._roll or self.end + length - self.segment > self.file.segment_bytes
+        if self.end == 0 or (full and self.end > self.segment):
+            flags |= FLAG_NEW_SEGMENT
+            self.segment, self._roll = self.end, False
         frame = Unsealed(kind, flags, self.uid, epoch, count, first_seq, wall_ms, self.end, payload, length)
         self.pending.append(frame)
         self.end += length
         return frame
+
+    def begin_segment(self) -> None:
+        """The next frame begins a segment."""
+        self._roll = True
 
     def take(self, *, sync: bool) -> WriteBatch | None:
         """What waits to be written, or None. One batch is under way at a time."""
@@ -167,45 +182,77 @@ class CommitLog:
                     at = data.find(magic, at + 1)
 
     def cut(self, end: int) -> None:
-        """Drop all frames at and after `end`; the log is on disk up to there when this returns."""
-        self.file.truncate(end)
+        """Drop all frames at and after `end`; the log is on disk up to there when this returns.
+
+        Raises Damaged where that would take a committed frame: somebody was told of it.
+        """
+        if end < self.committed:
+            raise Damaged(f"{self.file.directory}: not cut at {end}: all before {self.committed} is committed")
+        self.file.truncate(end, None)
         self.file.sync_all()
         self.end = self.written = self.synced = end
+        self.segment = self.file.segment_start()
         self.pending.clear()
 
     # ------------------------------------------------------------ records
-    def read_cached(self, offset: I64, size: I64) -> list[Buffer] | None:
+    def read_cached(self, rows: Records) -> list[Buffer] | None:
         """As read_records() for a few records, if no disk has to be waited for; else None."""
+        offset, size = rows["offset"], rows["size"].astype(np.int64)
         parts: list[Buffer] = []
         for at, length in zip(offset.tolist(), size.tolist(), strict=True):
             data = self.file.read_cached(at, length)
             if data is None:
                 return None
             parts.append(data)
+        self._verify(rows, checks_of(parts, offset, size, rows["seq"]))
         return parts
 
-    def read_records(self, offset: I64, size: I64) -> list[Buffer]:
-        """The records at log offsets `offset` of `size` bytes, in this order, as buffers to be joined.
+    def read_records(self, rows: Records) -> list[Buffer]:
+        """The records of rows of dtype QUEUED or UNIT, in this order, as buffers to be joined.
 
-        One pread serves an extent of records that lie close together, whatever their order in the request.
+        One pread serves an extent of records that lie close together, whatever their order in the request. Raises
+        Damaged where a record is not what its row's check says.
         """
-        if not len(offset):
+        if not len(rows):
             return []
+        offset, size = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
         stop = offset + size
         # records that follow each other in the log are one run: a herd is a few runs, scattered dues are one each
         breaks = np.flatnonzero(offset[1:] != stop[:-1])
-        begin, end = offset[np.concatenate(([0], breaks + 1))], stop[np.append(breaks, len(stop) - 1)]
+        first, last = np.concatenate(([0], breaks + 1)), np.append(breaks, len(stop) - 1)
+        begin, end = offset[first], stop[last]
         if len(begin) <= FEW_RUNS:
-            return [self.file.read(low, high - low) for low, high in zip(begin.tolist(), end.tolist(), strict=True)]
+            parts = [self.file.read(low, high - low) for low, high in zip(begin.tolist(), end.tolist(), strict=True)]
+            if len(rows) < LONG_RUN * len(parts):
+                which = np.repeat(np.arange(len(parts)), last - first + 1)
+                joined = join_padded(begin.tolist(), parts)
+                self._verify(rows, checks_in(joined, begin, end, which, offset, size, rows["seq"]))
+            else:  # in place: less to copy
+                for part, low, high in zip(parts, first.tolist(), (last + 1).tolist(), strict=True):
+                    of = slice(low, high)
+                    self._verify(rows[of], record_checks(part, int(offset[low]), size[of], rows["seq"][of]))
+            return list(parts)
         order = np.argsort(begin, kind="stable")
         start, reach = begin[order], np.maximum.accumulate(end[order])
-        first = np.flatnonzero(np.concatenate(([True], start[1:] > reach[:-1] + GAP_BYTES)))
-        low, high = start[first], reach[np.append(first[1:], len(start)) - 1]
-        extents = [self.file.read(at, to - at) for at, to in zip(low.tolist(), high.tolist(), strict=True)]
-        # where each extent lies among all of them, less where it lies in the log
-        moved = np.concatenate(([0], np.cumsum(high - low)[:-1])) - low
-        place = np.empty(len(begin), np.int64)
-        place[order] = start + np.repeat(moved, np.diff(np.append(first, len(start))))
-        joined = b"".join(extents)
+        segment = np.searchsorted(self.file.bases, start)  # what lies between two may have been dropped
+        apart = (start[1:] > reach[:-1] + GAP_BYTES) | (segment[1:] != segment[:-1])
+        opens = np.flatnonzero(np.concatenate(([True], apart)))
+        low, high = start[opens], reach[np.append(opens[1:], len(start)) - 1]
+        lows = low.tolist()
+        joined = join_padded(lows, [self.file.read(at, to - at) for at, to in zip(lows, high.tolist(), strict=True)])
+        extent = np.empty(len(begin), np.int64)
+        extent[order] = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(start))))
+        which = np.repeat(extent, last - first + 1)
+        self._verify(rows, checks_in(joined, low, high, which, offset, size, rows["seq"]))
+        place = begin + places_in(low, high)[extent]
         # C-level iteration: slice(a, b) and [] run without bytecode per message
         return [b"".join(map(joined.__getitem__, map(slice, place.tolist(), (place + end - begin).tolist())))]
+
+    def _verify(self, rows: Records, found: U32) -> None:
+        bad = first_difference(rows["check"], found)
+        if bad >= 0:
+            row = rows[bad]
+            raise Damaged(
+                f"{self.file.directory}: the record at {int(row['offset'])}, {int(row['size'])} bytes, of the message "
+                f"with seq {int(row['seq'])}, due {int(row['due'])} is not what its check says"
+            )

@@ -17,8 +17,16 @@ class Refused(Exception):
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
 
+class Unsynced(OSError):
+    """An fsync failed: what was written since the last one may not be on disk, whatever the page cache shows."""
+
+
 class Damaged(Exception):
     """This copy of the shard can't be trusted: bytes that were known to be on disk are missing or wrong.
 
     It must not serve; it is fetched again from another copy, or an operator decides.
     """
+
+
+class Trimmed(Exception):
+    """What was asked for has been dropped, as nobody needs it any more: it is consumed, or its time is over."""

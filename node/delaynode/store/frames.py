@@ -25,6 +25,7 @@ HEADER_BYTES = HEADER.size
 MAX_FRAME_BYTES = 16 << 20
 
 FLAG_DEAD_LETTERS = 1  # RETRY: of dead letters (a redrive); DEAD: drop them
+FLAG_NEW_SEGMENT = 2  # this frame begins a CommitLog segment, on every replica
 
 
 class Kind(IntEnum):
@@ -37,6 +38,8 @@ class Kind(IntEnum):
     RETRY = 7
     DEAD = 8
     EPOCH = 9
+    RELOCATE = 10
+    TRIM = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,7 @@ def _text(value: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """n messages. due i64[n] ms, size/key/tag u32[n]; `records_at` is the first record's log offset."""
+    """n messages. due i64[n] ms, size/key/tag u32[n]; the records, one after the other, begin at `records_at`."""
 
     producer: int
     number: int
@@ -177,6 +180,7 @@ class Append:
     size: U32
     key: U32
     tag: U32
+    records: Buffer
     records_at: int
 
 
@@ -190,7 +194,10 @@ def parse_append(frame: Frame) -> Append:
     n = frame.count
     due, size = columns.take("<i8", n), columns.take("<u4", n)
     key, tag = columns.take("<u4", n), columns.take("<u4", n)
-    return Append(producer, number, due, size, key, tag, frame.offset + HEADER_BYTES + columns.at)
+    if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
+        raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
+    records_at = frame.offset + HEADER_BYTES + columns.at
+    return Append(producer, number, due, size, key, tag, frame.payload[columns.at :], records_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,19 +220,21 @@ def parse_tick(frame: Frame) -> Tick:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """n live messages: seq, due i64[n]; size u32[n] keeps the byte counts exact on every replica."""
+    """n live messages: seq, due i64[n]; offset i64[n] and size u32[n] of their records keep the counts exact."""
 
     seq: I64
     due: I64
+    offset: I64
     size: U32
 
     def payload(self) -> tuple[Buffer, ...]:
-        return column_bytes(self.seq, self.due, self.size)
+        return column_bytes(self.seq, self.due, self.offset, self.size)
 
 
 def parse_cancel(frame: Frame) -> Cancel:
     columns, n = Columns(frame.payload), frame.count
-    return Cancel(columns.take("<i8", n), columns.take("<i8", n), columns.take("<u4", n))
+    eights = [columns.take("<i8", n) for _ in range(3)]
+    return Cancel(eights[0], eights[1], eights[2], columns.take("<u4", n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +248,18 @@ class Reschedule:
     size: U32
     key: U32
     tag: U32
+    check: U32
 
     def payload(self) -> tuple[Buffer, ...]:
-        return column_bytes(self.seq, self.old_due, self.new_due, self.offset, self.size, self.key, self.tag)
+        return column_bytes(
+            self.seq, self.old_due, self.new_due, self.offset, self.size, self.key, self.tag, self.check
+        )
 
 
 def parse_reschedule(frame: Frame) -> Reschedule:
     columns, n = Columns(frame.payload), frame.count
     eights = [columns.take("<i8", n) for _ in range(4)]
-    fours = [columns.take("<u4", n) for _ in range(3)]
+    fours = [columns.take("<u4", n) for _ in range(4)]
     return Reschedule(*eights, *fours)
 
 
@@ -299,3 +311,51 @@ def parse_progress(frame: Frame) -> Progress:
     attempt = columns.take("<u4", k)
     visible = columns.take("<i8", k) if frame.kind is Kind.RETRY else np.empty(0, np.int64)
     return Progress(group, start, end, attempt, visible)
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """n messages whose records are written again, so that an old segment can go.
+
+    seq, due, old_offset i64[n], size, key, tag u32[n]; `records`, one after the other, from log offset `records_at`.
+    Pending ones get a new place in the index; those at or below the watermark are dead letters.
+    """
+
+    seq: I64
+    due: I64
+    old_offset: I64
+    size: U32
+    key: U32
+    tag: U32
+    records: Buffer
+    records_at: int
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return (*column_bytes(self.seq, self.due, self.old_offset, self.size, self.key, self.tag), self.records)
+
+
+def parse_relocate(frame: Frame) -> Relocate:
+    columns, n = Columns(frame.payload), frame.count
+    seq, due, old_offset = (columns.take("<i8", n) for _ in range(3))
+    size, key, tag = (columns.take("<u4", n) for _ in range(3))
+    if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
+        raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
+    records_at = frame.offset + HEADER_BYTES + columns.at
+    return Relocate(seq, due, old_offset, size, key, tag, frame.payload[columns.at :], records_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Released messages below queue offset `queue_start` are kept no longer; segments at `bases` i64[n] go."""
+
+    queue_start: int
+    bases: I64
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return (struct.pack("<q", self.queue_start), *column_bytes(self.bases))
+
+
+def parse_trim(frame: Frame) -> Trim:
+    columns = Columns(frame.payload)
+    (queue_start,) = columns.unpack(struct.Struct("<q"))
+    return Trim(queue_start, columns.take("<i8", frame.count))

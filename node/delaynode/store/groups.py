@@ -5,6 +5,7 @@
 
 Inside the window each offset is FREE (to be handed out once visible), OUT (handed out, until its deadline) or DONE.
 What frames say (DONE, attempts, retry times, dead letters) is the same on every replica; OUT is memory of the master.
+Messages that died are DONE in the window and stand in the table of deadletters.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from delaynode.store.consumequeue import ConsumeQueue
-from delaynode.store.types import I64, U32, Bools
+from delaynode.store.deadletters import NEVER, Letters
+from delaynode.store.offsets import expand, rows_at
+from delaynode.store.types import I64, U32, Array, Bools
 
 FREE, OUT, DONE = 0, 1, 2
-NEVER = 2**63 - 1
 FILTER_STEP = 4096  # offsets taken into the window at a time under a tag filter that may leave most of them out
+COUNT_ROWS = 1 << 19  # units that counts() reads at most to learn which of them a tag filter takes
+MAX_ATTEMPT = 2**16 - 1  # a message that can't be buried is tried again for ever: its attempts stay here
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +40,7 @@ class GroupCounts:
     in_flight: int
     waiting_retry: int
     dead: int
-
-
-def as_ranges(offsets: I64) -> tuple[I64, I64]:
-    """Ascending offsets (n,) as k ranges: start i64[k], end i64[k] (exclusive)."""
-    if not len(offsets):
-        return offsets, offsets
-    breaks = np.flatnonzero(np.diff(offsets) != 1)
-    start = offsets[np.concatenate(([0], breaks + 1))]
-    end = offsets[np.append(breaks, len(offsets) - 1)] + 1
-    return start, end
-
-
-def expand(start: I64, end: I64) -> I64:
-    """The offsets in k ranges, in range order."""
-    length = end - start
-    total = int(length.sum())
-    at = np.repeat(start - np.concatenate(([0], np.cumsum(length)[:-1])), length)
-    offsets: I64 = at + np.arange(total)
-    return offsets
+    redriven: int  # dead letters at work again; the three above count them too
 
 
 class Group:
@@ -70,11 +56,13 @@ class Group:
         self._origin = floor  # the offset of row 0
         self._state = np.zeros(1024, np.uint8)
         self._attempt = np.ones(1024, np.uint16)
-        self._visible = np.zeros(1024, np.int64)  # ms: FREE: to be handed out from then on; OUT: until then
+        self._visible = np.zeros(1024, np.int64)  # ms: to be handed out from then on
+        self._until = np.zeros(1024, np.int64)  # ms: OUT until then
         self._next_look = NEVER  # no FREE row below `fresh` is visible before this
-        self.next_expiry = NEVER  # no OUT row expires before this
-        self.dead: dict[int, int] = {}  # queue offset of a dead letter -> attempts it had
-        self.redriven: dict[int, tuple[int, int, int]] = {}  # a dead letter at work again: attempt, state, visible ms
+        self._next_expiry = NEVER  # no OUT row expires before this
+        self.letters = Letters()
+        self._counted = floor  # under a filter: [fresh, _counted) was read for counts() ...
+        self._matches = 0  # ... and has so many messages that the filter takes
 
     # ------------------------------------------------------------ the window's rows
     def _reach(self, end: int, queue: ConsumeQueue) -> None:
@@ -83,9 +71,13 @@ class Group:
             self._take_in(min(end, self.fresh + FILTER_STEP) if len(self.tag_hashes) else end, queue)
             self._next_look = 0
 
-    def skip_filtered(self, queue: ConsumeQueue) -> None:
-        """Raise the floor over what the filter leaves out, as far as hand_out() may have done on another master."""
-        while len(self.tag_hashes) and self.floor == self.fresh < queue.visible:
+    def skip_filtered(self, queue: ConsumeQueue, most: int = NEVER) -> None:
+        """Raise the floor over what the filter leaves out, as far as hand_out() may have done on another master.
+
+        Looks at about `most` units.
+        """
+        last = min(queue.visible, self.fresh + min(most, queue.visible))
+        while len(self.tag_hashes) and self.floor == self.fresh < last:
             self._reach(min(queue.visible, self.fresh + min(FILTER_STEP, self.max_unacked)), queue)
 
     def _take_in(self, end: int, queue: ConsumeQueue) -> None:
@@ -94,8 +86,9 @@ class Group:
         rows = slice(self.fresh - self._origin, end - self._origin)
         self._state[rows], self._attempt[rows], self._visible[rows] = FREE, 1, 0
         if len(self.tag_hashes):
-            tags = queue.read(self.fresh, end - self.fresh)["tag"]
-            self._state[rows] = np.where(np.isin(tags, self.tag_hashes), FREE, DONE)
+            mine = np.isin(queue.read(self.fresh, end - self.fresh)["tag"], self.tag_hashes)
+            self._state[rows] = np.where(mine, FREE, DONE)
+            self._passed(end, int(np.count_nonzero(mine)))
         self.fresh = end
         if len(self.tag_hashes):
             self._raise_floor()
@@ -106,11 +99,11 @@ class Group:
         keep = slice(self.floor - self._origin, self.fresh - self._origin)
         size = max(1024, 1 << (2 * (end - self.floor) - 1).bit_length())
         columns = []
-        for column in (self._state, self._attempt, self._visible):
+        for column in (self._state, self._attempt, self._visible, self._until):
             grown = np.zeros(size, column.dtype)
             grown[: keep.stop - keep.start] = column[keep]
             columns.append(grown)
-        self._state, self._attempt, self._visible = columns
+        self._state, self._attempt, self._visible, self._until = columns
         self._origin = self.floor
 
     def _taken_by_filter(self, begin: int, end: int, queue: ConsumeQueue) -> int:
@@ -119,6 +112,13 @@ class Group:
             return end - begin
         parts = (queue.read(at, min(FILTER_STEP, end - at))["tag"] for at in range(begin, end, FILTER_STEP))
         return sum(int(np.count_nonzero(np.isin(tags, self.tag_hashes))) for tags in parts)
+
+    def _passed(self, end: int, matches: int) -> None:
+        """`fresh` goes up to `end`, over so many messages that the filter takes."""
+        if end < self._counted:
+            self._matches -= matches
+        else:
+            self._counted, self._matches = end, 0
 
     def _raise_floor(self) -> None:
         low, high = self.floor - self._origin, self.fresh - self._origin
@@ -135,27 +135,21 @@ class Group:
 
     # ------------------------------------------------------------ handing out (memory of the master)
     def hand_out(self, queue: ConsumeQueue, now_ms: int, until_ms: int, most: int) -> HandOut:
-        """Up to `most` visible messages, now OUT until `until_ms`; redriven ones and retries first."""
-        offsets: list[I64] = []
-        if self.redriven:
-            ready = [at for at, (_, state, visible) in self.redriven.items() if state == FREE and visible <= now_ms][
-                :most
-            ]
-            for at in ready:
-                self.redriven[at] = (self.redriven[at][0], OUT, until_ms)
-            if ready:
-                offsets.append(np.array(sorted(ready), np.int64))
-                most -= len(ready)
-        redriven = offsets[0] if offsets else np.empty(0, np.int64)
-        chosen = self._choose(queue, now_ms, most)
+        """Up to `most` visible messages, now OUT until `until_ms`; redriven ones first, then retries."""
+        again, attempts = self.letters.hand_out(now_ms, until_ms, most)
+        chosen = self._choose(queue, now_ms, most - len(again))
         rows = self._rows(chosen)
-        self._state[rows], self._visible[rows] = OUT, until_ms
-        if len(chosen) or len(redriven):
-            self.next_expiry = min(self.next_expiry, until_ms)
-        attempts = np.array([self.redriven[int(at)][0] for at in redriven], np.uint32)
+        self._state[rows], self._until[rows] = OUT, until_ms
+        if len(chosen):
+            self._next_expiry = min(self._next_expiry, until_ms)
         return HandOut(
-            np.concatenate((redriven, chosen)), np.concatenate((attempts, self._attempt[rows].astype(np.uint32)))
+            np.concatenate((again, chosen)), np.concatenate((attempts, self._attempt[rows].astype(np.uint32)))
         )
+
+    @property
+    def next_expiry(self) -> int:
+        """Nothing that is handed out expires before this, ms; NEVER when nothing is."""
+        return min(self._next_expiry, self.letters.next_expiry)
 
     def _choose(self, queue: ConsumeQueue, now_ms: int, most: int) -> I64:
         found = np.empty(0, np.int64)
@@ -185,46 +179,38 @@ class Group:
 
     def give_back(self, offsets: I64) -> None:
         """These were handed out but not sent: free again, same attempt."""
-        again = [at for at in offsets.tolist() if at in self.redriven] if self.redriven else []
-        for at in again:
-            self.redriven[at] = (self.redriven[at][0], FREE, 0)
-        inside = self._in_window(offsets[~np.isin(offsets, again)] if again else offsets)
+        places, again = self.letters.working(offsets)
+        self.letters.give_back(places[again])
+        inside = self._in_window(offsets[~again])
         rows = inside - self._origin
-        self._state[rows], self._visible[rows] = FREE, 0
+        self._state[rows] = FREE
         if len(rows):
             self._next_look = 0
 
     def readable(self, queue: ConsumeQueue, now_ms: int) -> bool:
         """Whether hand_out() could find something now (a filter may still leave it empty)."""
-        if self.fresh < min(queue.visible, self.floor + self.max_unacked) or self._next_look <= now_ms:
-            return True
-        return any(state == FREE and visible <= now_ms for _, state, visible in self.redriven.values())
+        return (
+            self.fresh < min(queue.visible, self.floor + self.max_unacked)
+            or self._next_look <= now_ms
+            or self.letters.next_look <= now_ms
+        )
 
     def next_visible(self) -> int:
         """When a waiting retry becomes visible at the earliest, ms; NEVER when none waits."""
-        waiting = [visible for _, state, visible in self.redriven.values() if state == FREE]
-        return min([self._next_look, *waiting])
+        return min(self._next_look, self.letters.next_look)
 
     def expired(self, now_ms: int) -> HandOut:
         """What was handed out and not answered by its deadline; it stays OUT until a frame says otherwise."""
-        if self.next_expiry > now_ms:
-            return HandOut(np.empty(0, np.int64), np.empty(0, np.uint32))
-        low, high = self.floor - self._origin, self.fresh - self._origin
-        out = np.flatnonzero(self._state[low:high] == OUT) + low
-        late = out[self._visible[out] <= now_ms]
-        later = self._visible[out]
-        later = later[later > now_ms]
-        redriven = [
-            (at, attempt)
-            for at, (attempt, state, visible) in self.redriven.items()
-            if state == OUT and visible <= now_ms
-        ]
-        waiting = [visible for _, state, visible in self.redriven.values() if state == OUT and visible > now_ms]
-        self.next_expiry = min([int(later.min(initial=NEVER)), *waiting])
-        offsets = np.concatenate((np.array([at for at, _ in redriven], np.int64), late + self._origin))
-        attempts = np.concatenate(
-            (np.array([a for _, a in redriven], np.uint32), self._attempt[late].astype(np.uint32))
-        )
+        again, attempts = self.letters.expired(now_ms)
+        late = np.empty(0, np.int64)
+        if self._next_expiry <= now_ms:
+            low, high = self.floor - self._origin, self.fresh - self._origin
+            out = np.flatnonzero(self._state[low:high] == OUT) + low
+            until = self._until[out]
+            late = out[until <= now_ms].astype(np.int64)
+            self._next_expiry = int(until[until > now_ms].min(initial=NEVER))
+        offsets = np.concatenate((again, late + self._origin))
+        attempts = np.concatenate((attempts, self._attempt[late].astype(np.uint32)))
         order = np.argsort(offsets)
         return HandOut(offsets[order], attempts[order])
 
@@ -238,9 +224,8 @@ class Group:
         inside = (offsets >= self.floor) & (offsets < self.fresh)
         rows = offsets[inside] - self._origin
         held[inside] = (self._state[rows] != DONE) & (self._attempt[rows] == attempts[inside])
-        for row, at in enumerate(offsets.tolist() if self.redriven else ()):
-            if at in self.redriven:
-                held[row] = self.redriven[at][0] == int(attempts[row])
+        places, again = self.letters.working(offsets)
+        held[again] = self.letters.attempts(places[again]) == attempts[again]
         return held
 
     # ------------------------------------------------------------ frames
@@ -252,8 +237,7 @@ class Group:
         whole = int(end[start <= self.floor].max(initial=0))
         if whole > self.fresh:  # a commit that goes past the window needs no rows
             open_rows = self._state[self.floor - self._origin : self.fresh - self._origin] != DONE
-            done = int(np.count_nonzero(open_rows)) + self._taken_by_filter(self.fresh, whole, queue)
-            self.floor = self.fresh = self._origin = whole
+            done = int(np.count_nonzero(open_rows)) + self._jump(whole, queue)
         self._reach(min(int(end.max()), queue.end), queue)
         offsets = expand(
             np.maximum(start, self.floor), np.maximum(np.minimum(end, self.fresh), np.maximum(start, self.floor))
@@ -262,11 +246,28 @@ class Group:
         done += int(np.count_nonzero(self._state[rows] != DONE))
         self._state[rows] = DONE
         self._raise_floor()
-        if self.redriven:
-            for at in [at for at in self.redriven if bool(((start <= at) & (at < end)).any())]:
-                del self.redriven[at]
-                done += 1
-        return done
+        again = self.letters.within(start, end)
+        self.letters.remove(again)
+        return done + len(again)
+
+    def _jump(self, end: int, queue: ConsumeQueue) -> int:
+        """Floor and window go to `end`, above the window; how many messages that skips unseen."""
+        skipped = self._taken_by_filter(self.fresh, end, queue)
+        self._passed(end, skipped)
+        self.floor = self.fresh = self._origin = end
+        return skipped
+
+    def forget_below(self, start: int, queue: ConsumeQueue) -> int:
+        """TRIM: the queue starts at `start` now; returns how many messages that takes from the group."""
+        if start <= self.floor:
+            return 0
+        low, high = self.floor - self._origin, min(start, self.fresh) - self._origin
+        lost = int(np.count_nonzero(self._state[low:high] != DONE))
+        if start > self.fresh:
+            return lost + self._jump(start, queue)
+        self.floor = start
+        self._raise_floor()
+        return lost
 
     def retry(self, start: I64, end: I64, attempt: U32, visible: I64, queue: ConsumeQueue) -> None:
         """RETRY: each offset whose current attempt is `attempt` gets the next one, visible at `visible` ms."""
@@ -274,60 +275,75 @@ class Group:
         lengths = end - start
         offsets = expand(start, end)
         attempts, times = np.repeat(attempt, lengths), np.repeat(visible, lengths)
-        if self.redriven:
-            for at, ended, when in zip(offsets.tolist(), attempts.tolist(), times.tolist(), strict=True):
-                if at in self.redriven and self.redriven[at][0] == ended:
-                    self.redriven[at] = (ended + 1, FREE, when)
+        places, again = self.letters.working(offsets)
+        if again.any():
+            again &= self.letters.attempts(places) == attempts
+            self.letters.retry(places[again], times[again])
         inside = (offsets >= self.floor) & (offsets < self.fresh)
         rows = self._rows(offsets[inside])
         match = (self._state[rows] != DONE) & (self._attempt[rows] == attempts[inside])
         rows, when_ms = rows[match], times[inside][match]
         self._state[rows], self._visible[rows] = FREE, when_ms
-        self._attempt[rows] += 1
+        self._attempt[rows] = np.minimum(self._attempt[rows], MAX_ATTEMPT - 1) + 1
         if len(rows):
             self._next_look = min(self._next_look, int(when_ms.min()))
 
-    def bury(self, start: I64, end: I64, attempt: U32, queue: ConsumeQueue) -> None:
+    def bury(self, start: I64, end: I64, attempt: U32, now_ms: int, queue: ConsumeQueue) -> None:
         """DEAD: offsets that used up their attempts become dead letters; done for the group."""
         self._reach(min(int(end.max()), queue.end), queue)
         offsets, attempts = expand(start, end), np.repeat(attempt, end - start)
-        for at, had in [
-            (at, had) for at, had in zip(offsets.tolist(), attempts.tolist(), strict=True) if at in self.redriven
-        ]:
-            del self.redriven[at]
-            self.dead[at] = had
-        inside = (offsets >= self.floor) & (offsets < self.fresh)
-        rows = self._rows(offsets[inside])
-        open_rows = self._state[rows] != DONE
-        self._state[rows] = DONE
-        self.dead.update(zip(offsets[inside][open_rows].tolist(), attempts[inside][open_rows].tolist(), strict=True))
+        places, again = self.letters.working(offsets)
+        self.letters.die(places[again], attempts[again], now_ms)
+        inside = np.flatnonzero((offsets >= self.floor) & (offsets < self.fresh))
+        inside = inside[self._state[self._rows(offsets[inside])] != DONE]
+        dying = offsets[inside]
+        self.letters.bury(dying, attempts[inside], rows_at(queue, dying), now_ms)
+        self._state[self._rows(dying)] = DONE
         self._raise_floor()
 
-    def redrive(self, offsets: I64) -> None:
+    def redrive(self, offsets: I64, now_ms: int) -> None:
         """RETRY of dead letters: they are handed out again, attempts start anew."""
-        for at in offsets.tolist():
-            if self.dead.pop(at, None) is not None:
-                self.redriven[at] = (1, FREE, 0)
+        self.letters.redrive(offsets, now_ms)
 
     def drop(self, offsets: I64) -> None:
-        """DEAD of dead letters: forget them."""
-        for at in offsets.tolist():
-            self.dead.pop(at, None)
+        """DEAD of letters: forget them."""
+        places, found = self.letters.places(offsets)
+        self.letters.remove(places[found])
 
     # ------------------------------------------------------------ views and checkpoint
-    def counts(self, queue_end: int, now_ms: int) -> GroupCounts:
-        low, high = self.floor - self._origin, self.fresh - self._origin
-        state, visible = self._state[low:high], self._visible[low:high]
-        free = state == FREE
-        again = self.redriven.values()
-        redriven_out = sum(state == OUT for _, state, _ in again)
-        waiting = int(np.count_nonzero(free & (visible > now_ms)))
-        waiting += sum(state == FREE and visible > now_ms for _, state, visible in again)
-        available = int(np.count_nonzero(free)) + len(again) - redriven_out - waiting
-        available += max(0, queue_end - self.fresh)
-        return GroupCounts(available, int(np.count_nonzero(state == OUT)) + redriven_out, waiting, len(self.dead))
+    def counts(self, queue: ConsumeQueue, now_ms: int) -> GroupCounts:
+        """Exact, but for this: under a filter, units that no call has read yet count as available.
 
-    def snapshot(self) -> tuple[dict[str, object], dict[str, npt.NDArray[np.generic]]]:
+        A call reads COUNT_ROWS further, so those after it are exact.
+        """
+        low, high = self.floor - self._origin, self.fresh - self._origin
+        state = self._state[low:high]
+        free = state == FREE
+        waiting = int(np.count_nonzero(free & (self._visible[low:high] > now_ms)))
+        again, again_out, again_waiting = self.letters.counts(now_ms)
+        return GroupCounts(
+            available=int(np.count_nonzero(free)) - waiting + again + self._ahead(queue),
+            in_flight=int(np.count_nonzero(state == OUT)) + again_out,
+            waiting_retry=waiting + again_waiting,
+            dead=self.letters.dead,
+            redriven=len(self.letters) - self.letters.dead,
+        )
+
+    def _ahead(self, queue: ConsumeQueue) -> int:
+        """How many released messages of this group the window has not reached."""
+        if not len(self.tag_hashes):
+            return max(0, queue.visible - self.fresh)
+        end = max(self._counted, min(queue.visible, self._counted + COUNT_ROWS))
+        self._matches += self._taken_by_filter(self._counted, end, queue)
+        self._counted = end
+        return self._matches + max(0, queue.visible - end)
+
+    def oldest(self, queue: ConsumeQueue) -> int | None:
+        """The offset of the oldest message that is not done; under a filter the search is as long as counts()'s."""
+        self.skip_filtered(queue, COUNT_ROWS)
+        return self.floor if self.floor < queue.visible else None
+
+    def snapshot(self) -> tuple[dict[str, object], dict[str, Array]]:
         """What frames have said, as JSON-able fields and arrays; hand-outs are left out."""
         low, high = self.floor - self._origin, self.fresh - self._origin
         state = self._state[low:high]
@@ -338,23 +354,20 @@ class Group:
             "floor": self.floor,
             "fresh": self.fresh,
         }
-        arrays: dict[str, npt.NDArray[np.generic]] = {
+        arrays: dict[str, Array] = {
             "done": np.packbits(state == DONE),
             "tried": tried + self.floor,
             "attempt": self._attempt[low:high][tried].astype(np.uint32),
-            "visible": np.where(state[tried] == FREE, self._visible[low:high][tried], 0),
-            "dead": np.array([[k, v] for k, v in self.dead.items()], np.int64).reshape(-1, 2),
-            "redriven": np.array(
-                [[k, a, v if s == FREE else 0] for k, (a, s, v) in self.redriven.items()], np.int64
-            ).reshape(-1, 3),
+            "visible": self._visible[low:high][tried],
+            **self.letters.snapshot(),
         }
         return fields, arrays
 
-    def restore(self, fresh: int, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+    def restore(self, fresh: int, arrays: dict[str, Array]) -> None:
         """Into a new group at its floor, from a snapshot."""
         count = fresh - self.floor
         self._make_room(fresh)
-        self.fresh = fresh
+        self.fresh = self._counted = fresh
         done = np.unpackbits(arrays["done"].astype(np.uint8), count=count)
         self._state[:count] = np.where(done == 1, DONE, FREE)
         self._attempt[:count] = 1
@@ -362,5 +375,4 @@ class Group:
         self._attempt[rows] = arrays["attempt"].astype(np.uint16)
         self._visible[rows] = arrays["visible"].astype(np.int64)
         self._next_look = 0
-        self.dead = {int(at): int(attempts) for at, attempts in arrays["dead"]}
-        self.redriven = {int(at): (int(attempt), FREE, int(visible)) for at, attempt, visible in arrays["redriven"]}
+        self.letters.restore(arrays)

@@ -5,6 +5,7 @@
                     that the directory is whole
       checkpoint    see checkpoint.py
       wheels        a copy of both wheels as of a TimerLog position, at least every 5 million units
+      damaged       only when the copy has failed, see marker.py
       log/  timerlog/  queue/     segmented files
 
 Recovery: the derived files are cut to the checkpoint's ends, the wheels rebuilt from the TimerLog after their copy,
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import secrets
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -23,14 +25,15 @@ import numpy as np
 from delaynode.store import checkpoint as ck
 from delaynode.store.checkpoint import Checkpoint
 from delaynode.store.commitlog import CommitLog
-from delaynode.store.consumequeue import ConsumeQueue
-from delaynode.store.consumers import tag_hash
+from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.errors import Damaged
 from delaynode.store.files import Files
-from delaynode.store.groups import Group
-from delaynode.store.producers import FirstAnswer, Producer
+from delaynode.store.ledger import Ledger
+from delaynode.store.marker import check_unmarked, mark_damaged, outlasts_a_restart
+from delaynode.store.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
 from delaynode.store.shard import Identity, Shard, ShardConfig
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, FlushJob, TimerIndex
+from delaynode.store.timerindex import DAY_MS, HOUR_MS, TimerIndex
+from delaynode.store.timerjobs import FlushJob
 from delaynode.store.timerlog import TimerLog
 from delaynode.store.timerwheel import SLOT, TimerWheel
 from delaynode.store.types import MAX_SEQ, Pair, Records
@@ -76,8 +79,9 @@ def accept_epoch(files: Files, directory: str, shard: Shard, epoch: int) -> None
     """Persist a higher epoch; after this the copy refuses lower ones for ever."""
     if epoch <= shard.identity.epoch:
         raise Damaged(f"{directory}: epoch {epoch} does not follow {shard.identity.epoch}")
-    shard.identity = replace(shard.identity, epoch=epoch)
-    write_identity(files, directory, shard.identity, shard.config.horizon_ms)
+    identity = replace(shard.identity, epoch=epoch)
+    write_identity(files, directory, identity, shard.config.horizon_ms)
+    shard.identity = identity
 
 
 def create(files: Files, directory: str, uid: int, topic: str, queue: int, config: ShardConfig, now_ms: int) -> Shard:
@@ -85,7 +89,8 @@ def create(files: Files, directory: str, uid: int, topic: str, queue: int, confi
     identity = Identity(uid, secrets.token_hex(8), topic, queue, 0)
     hour = now_ms - now_ms % HOUR_MS
     empty = Checkpoint(
-        uid=uid, log_offset=0, timer_end=0, queue_end=0, watermark_due=now_ms, watermark_seq=MAX_SEQ,
+        uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
+        watermark_seq=MAX_SEQ,
         minute_bound_ms=hour + DAY_MS + HOUR_MS, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=now_ms,
     )  # fmt: skip
     ck.write(files, f"{directory}/checkpoint", empty, {})
@@ -95,6 +100,7 @@ def create(files: Files, directory: str, uid: int, topic: str, queue: int, confi
 
 def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, Recovery]:
     """Open a copy and bring it to its log's end. Raises Damaged, and has touched derived files only then."""
+    check_unmarked(files, directory)
     identity, horizon_ms = read_identity(files, directory)
     config = replace(config, horizon_ms=horizon_ms)
     read = ck.read(files, f"{directory}/checkpoint")
@@ -106,48 +112,76 @@ def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, R
     log = CommitLog.open(files, f"{directory}/log", identity.uid, config.log_segment_bytes)
     if log.end < state.log_offset:
         raise Damaged(f"{log.file.directory}: ends at {log.end}, the checkpoint is at {state.log_offset}")
-    timer_log = TimerLog(files, f"{directory}/timerlog", config.timer_segment_bytes)
-    timer_log.file.truncate(state.timer_end)
-    queue = ConsumeQueue(files, f"{directory}/queue", config.queue_segment_bytes)
-    queue.cut(state.queue_end)
+    ledger = Ledger(arrays.get("ledger"))
+    timer_log = TimerLog(files, f"{directory}/timerlog", config.timer_segment_bytes, identity.uid)
+    queue = ConsumeQueue(files, f"{directory}/queue", config.queue_segment_bytes, identity.uid)
+    _match_files(files, state, ledger, log, timer_log, queue)
 
     watermark = Pair(state.watermark_due, state.watermark_seq)
-    index = TimerIndex(timer_log, horizon_ms, watermark, state.minute_bound_ms)
+    index = TimerIndex(timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget)
     index.pending, index.pending_bytes = state.pending, state.pending_bytes
-    units = index.rebuild(_read_wheels(files, f"{directory}/wheels", index, state.timer_end))
+    units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)))
     shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
-    _restore(shard, state, arrays)
+    _restore(shard, state, arrays, ledger)
 
     end, frames = state.log_offset, 0
     for frame in log.scan(state.log_offset):
         shard.commit(frame.offset)
         shard.apply(frame)
         end, frames = frame.end, frames + 1
+    if shard.epoch > identity.epoch:
+        raise Damaged(f"{directory}/shard.json: epoch {identity.epoch} is persisted, the log is at {shard.epoch}")
     dropped = log.end - end
-    log.cut(end)
+    try:
+        log.cut(end)
+    except OSError as error:
+        if outlasts_a_restart(error):
+            with suppress(OSError):
+                mark_damaged(files, directory, f"recovery: {error}", shard.wall_ms, state.log_offset)
+        raise
     shard.commit(end)
-    for file in (log.file, timer_log.file, queue.file):
-        if file.start:
-            raise Damaged(f"{file.directory}: starts at {file.start}, what lies before is missing")
     return shard, Recovery(units, frames, dropped)
 
 
-def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays) -> None:
-    for at, fields in enumerate(state.groups):
-        tags = tuple(str(tag) for tag in fields["tags"])  # type: ignore[attr-defined]
-        hashes = np.array([tag_hash(tag) for tag in tags], np.uint32)
-        floor, fresh = int(fields["floor"]), int(fields["fresh"])  # type: ignore[call-overload]
-        group = Group(str(fields["name"]), tags, hashes, floor, shard.config.max_unacked)
-        prefix = f"g{at}."
-        group.restore(fresh, {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)})
-        shard.consumers.groups[group.name] = group
-    for producer, seen_ms, *flat in state.producers:
-        known = shard.producers.by_id[producer] = Producer(seen_ms=seen_ms)
-        known.answers.extend(FirstAnswer(*flat[i : i + 4]) for i in range(0, len(flat), 4))
+def _match_files(
+    files: Files, state: Checkpoint, ledger: Ledger, log: CommitLog, timer_log: TimerLog, queue: ConsumeQueue
+) -> None:
+    """Make the files what the checkpoint says: remove those it did without, cut the derived ones to its ends.
+
+    Raises Damaged when something is missing.
+    """
+    known = ledger.segments
+    expected = [(int(row["base"]), int(row["end"]) or state.log_offset) for row in known]
+    spare = {base for base in log.file.bases if base < state.log_offset} - {base for base, _ in expected}
+    _remove(files, log.file.drop(spare))
+    log.file.check_whole(0, state.log_offset, expected)
+    timer_log.start, queue.start = state.timer_start, state.queue_start
+    for file, start, end in (
+        (timer_log.file, state.timer_start, state.timer_end),
+        (queue.file, state.queue_start * QUEUED_BYTES, state.queue_end * QUEUED_BYTES),
+    ):
+        _remove(files, file.drop(file.closed_below(start)))
+        file.truncate(end, start)
+    queue.cut(state.queue_end)
+
+
+def _remove(files: Files, paths: list[str]) -> None:
+    for path in paths:
+        files.remove(path)
+
+
+def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Ledger) -> None:
+    shard.checkpointed = state.log_offset
+    shard.freeing.ledger = ledger
+    times = arrays["release_times"].tolist() if "release_times" in arrays else []
+    shard.freeing.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
+    shard.consumers.restore(state.groups, arrays)
+    if "producers" in arrays:
+        shard.producers.restore(arrays["producers"])
 
 
 # ---------------------------------------------------------------- wheels
-def _read_wheels(files: Files, path: str, index: TimerIndex, timer_end: int) -> int:
+def _read_wheels(files: Files, path: str, index: TimerIndex, now: Checkpoint) -> int:
     """Load the copy if it is good; returns the TimerLog position from which to rebuild."""
     try:
         read = ck.read(files, path)
@@ -156,11 +190,15 @@ def _read_wheels(files: Files, path: str, index: TimerIndex, timer_end: int) -> 
     if read is None:
         return 0
     state, arrays = read
+    if state.uid != now.uid or not {"minute", "hour"} <= arrays.keys():
+        return 0
     for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
         if arrays[name].dtype != SLOT or len(arrays[name]) != len(wheel.slots):
             return 0
-    if state.timer_end > timer_end or state.minute_bound_ms > index.minute_bound_ms:
+    if state.timer_end > now.timer_end or state.minute_bound_ms > index.minute_bound_ms:
         return 0  # of a later time than the checkpoint: an hour may be cascaded in it whose ROLLs are not flushed
+    if state.timer_start != now.timer_start:
+        return 0  # files have gone since, and later COUNT units say what they had counted
     for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
         wheel.slots[:] = arrays[name]
     return state.timer_end
@@ -182,6 +220,8 @@ class CheckpointJob:
         self._files, self._directory = files, directory
         self._shard = shard
         self._state, self._arrays = state, arrays
+        self.queue_start, self.timer_start = state.queue_start, state.timer_start
+        self.doomed = list(shard.freeing.doomed)  # CommitLog segments that this checkpoint does without
 
     def run(self) -> None:
         """Raises OSError: the copy is damaged then."""
@@ -196,37 +236,48 @@ class CheckpointJob:
 def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJob:
     """Capture the state at the log's end. One at a time, and none while an hour is cascaded."""
     shard.producers.expire(shard.wall_ms)
-    groups, arrays = [], {}
-    for at, group in enumerate(shard.consumers.groups.values()):
-        fields, columns = group.snapshot()
-        groups.append(fields)
-        arrays.update({f"g{at}.{name}": column for name, column in columns.items()})
-    producers = [
-        [key, p.seen_ms, *(value for answer in p.answers for value in answer)]
-        for key, p in shard.producers.by_id.items()
-    ]
-    index = shard.index
+    groups, arrays = shard.consumers.snapshot()
+    if len(shard.producers):
+        arrays["producers"] = shard.producers.rows().copy()
+    index, freeing = shard.index, shard.freeing
+    flush = index.begin_flush((shard.checkpointed, shard.log.end))  # may move the TimerLog's start
+    arrays["ledger"] = freeing.ledger.segments.copy()
+    arrays["release_times"] = np.array(freeing.release_times, np.int64).reshape(-1, 2)
     state = Checkpoint(
-        uid=shard.identity.uid, log_offset=shard.log.end, timer_end=index.log.end, queue_end=shard.queue.end,
+        uid=shard.identity.uid, log_offset=shard.log.end, timer_start=index.log.start, timer_end=index.log.end,
+        queue_start=shard.queue.start, queue_end=shard.queue.end,
         watermark_due=index.watermark.due, watermark_seq=index.watermark.seq, minute_bound_ms=index.minute_bound_ms,
         next_seq=shard.next_seq, pending=index.pending, pending_bytes=index.pending_bytes,
-        epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups, producers=producers,
+        epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups,
     )  # fmt: skip
-    flush = index.begin_flush((0, shard.log.end))
     return CheckpointJob(files, directory, shard, flush, state, arrays)
 
 
-def finish_checkpoint(job: CheckpointJob) -> None:
-    """On the owner's thread, after run()."""
-    job._shard.index.finish_flush(job.flush)
+def finish_checkpoint(job: CheckpointJob) -> list[str]:
+    """On the owner's thread, after run(). Returns files that are needed no more, for remove_files()."""
+    shard, index = job._shard, job._shard.index
+    index.finish_flush(job.flush)
+    shard.checkpointed = job.log_offset
+    shard.freeing.doomed = [base for base in shard.freeing.doomed if base not in job.doomed]
+    queue, timer = shard.queue.file, index.log.file
+    return [
+        *shard.log.file.drop(job.doomed),
+        *queue.drop(queue.closed_below(job.queue_start * QUEUED_BYTES)),
+        *timer.drop(timer.closed_below(min(job.timer_start, index.unread_below()))),
+    ]
+
+
+def remove_files(files: Files, paths: list[str]) -> None:
+    """Delete them, on any thread, once no read that began before they were dropped is under way."""
+    _remove(files, paths)
 
 
 def copy_wheels(files: Files, directory: str, shard: Shard) -> None:
     """Write the copy of the wheels, while no checkpoint runs. Just after one: a copy that knows more is not used."""
     arrays: ck.Arrays = {"minute": _dump(shard.index.minute), "hour": _dump(shard.index.hour)}
     state = Checkpoint(
-        uid=shard.identity.uid, log_offset=0, timer_end=shard.index.log.end, queue_end=0,
-        watermark_due=0, watermark_seq=0,
+        uid=shard.identity.uid, log_offset=0, timer_start=shard.index.log.start, timer_end=shard.index.log.end,
+        queue_start=0, queue_end=0, watermark_due=0, watermark_seq=0,
         minute_bound_ms=shard.index.minute_bound_ms, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=0,
     )  # fmt: skip
     ck.write(files, f"{directory}/wheels", state, arrays)

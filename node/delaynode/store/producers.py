@@ -1,64 +1,125 @@
-"""Idempotent producers: which batches of which producer are stored, and what they were answered."""
+"""Idempotent producers: which batches of which producer are stored, and what they were answered.
+
+A row for each producer: the number of its last batch, when that was stored, and its last 16 answers in a ring, the
+one of number n at n % 16. Only last + 1 is stored. An unseen producer is forgotten after a day, by frame time; within
+the day it never is, so a shard that remembers `limit` producers takes no further ones.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from delaynode.store.errors import Refused
+from delaynode.store.types import Array, Records
 
 ANSWERS_KEPT = 16
 EXPIRY_MS = 86_400_000
+LIMIT = 10_000
+RETRY_MS = 10_000
+FIRST_ROWS = 16
+
+ROW = np.dtype(
+    [
+        ("id", "<u8"), ("last", "<u8"), ("seen_ms", "<i8"), ("first_seq", "<i8", ANSWERS_KEPT),
+        ("wall_ms", "<i8", ANSWERS_KEPT), ("messages", "<u4", ANSWERS_KEPT),
+    ]
+)  # fmt: skip
+"""344 bytes. messages 0: no answer of that number, the producer began later."""
 
 
 class FirstAnswer(NamedTuple):
-    """What batch `number` was answered, and the log offset of its frame."""
+    """What batch `number` was answered, and its frame's wall time, from which its delays were counted."""
 
     number: int
     first_seq: int
     messages: int
-    frame: int
-
-
-@dataclass(slots=True)
-class Producer:
-    answers: deque[FirstAnswer] = field(default_factory=lambda: deque(maxlen=ANSWERS_KEPT))
-    seen_ms: int = 0  # wall time of its last frame
+    wall_ms: int
 
 
 class Producers:
-    """By producer id. Only last + 1 is stored; the last 16 get their first answer again."""
+    """By producer id."""
 
-    def __init__(self) -> None:
-        self.by_id: dict[int, Producer] = {}
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self._place: dict[int, int] = {}  # id -> row
+        self._rows: Records = np.zeros(FIRST_ROWS, ROW)
+        self._none_expires_before_ms = 0
 
-    def check(self, producer: int, number: int) -> FirstAnswer | None:
-        """The first answer of a batch that is stored already; None when it is next in order. Raises Refused."""
-        known = self.by_id.get(producer)
-        if known is None:
-            if number:
-                raise Refused(
-                    "UNKNOWN_PRODUCER",
-                    f"producer {producer:x} is not known here (it expires after a day unseen); start at number 0",
-                    expected=0,
-                )
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def check(self, producer: int, number: int, now_ms: int) -> FirstAnswer | None:
+        """The first answer of a batch that is stored already; None when it is next in order. Raises Refused.
+
+        now_ms: of the newest frame.
+        """
+        place = self._place.get(producer)
+        if place is None:
+            self._check_unknown(producer, number, now_ms)
             return None
-        last = known.answers[-1].number
+        row = self._rows[place]
+        last = int(row["last"])
         if number == last + 1:
             return None
-        for answer in known.answers:
-            if answer.number == number:
-                return answer
+        if last - ANSWERS_KEPT < number <= last:
+            at = number % ANSWERS_KEPT
+            if row["messages"][at]:
+                return FirstAnswer(number, int(row["first_seq"][at]), int(row["messages"][at]), int(row["wall_ms"][at]))
         raise Refused("OUT_OF_ORDER", f"producer {producer:x}: batch {number}, expected {last + 1}", expected=last + 1)
 
-    def store(self, producer: int, answer: FirstAnswer, wall_ms: int) -> None:
-        known = self.by_id.setdefault(producer, Producer())
-        if not answer.number:  # it had expired; a replay from an older checkpoint may still know its former numbers
-            known.answers.clear()
-        known.answers.append(answer)
-        known.seen_ms = wall_ms
+    def _check_unknown(self, producer: int, number: int, now_ms: int) -> None:
+        if number:
+            raise Refused(
+                "UNKNOWN_PRODUCER",
+                f"producer {producer:x} is not known here (it expires after a day unseen); start at number 0",
+                expected=0,
+            )
+        if len(self._place) >= self.limit and now_ms >= self._none_expires_before_ms:
+            self.expire(now_ms)
+        if len(self._place) >= self.limit:
+            raise Refused(
+                "TOO_MANY_PRODUCERS",
+                f"the shard remembers {len(self._place):,} producers of the last day, at most {self.limit:,}",
+                retry_after_ms=RETRY_MS,
+            )
 
-    def expire(self, wall_ms: int) -> None:
-        """Forget those unseen for a day, by frame time."""
-        self.by_id = {key: p for key, p in self.by_id.items() if p.seen_ms + EXPIRY_MS > wall_ms}
+    def store(self, producer: int, answer: FirstAnswer) -> None:
+        """The batch was stored."""
+        place = self._place.get(producer)
+        if place is None:
+            place = self._place[producer] = len(self._place)
+            if place == len(self._rows):
+                self._rows = np.concatenate((self._rows, np.zeros(place, ROW)))
+            self._rows[place] = np.zeros((), ROW)
+        row = self._rows[place]
+        if not answer.number:  # it had expired; a replay from an older checkpoint may still know its former numbers
+            row["messages"] = 0
+        row["id"], row["last"], row["seen_ms"] = producer, answer.number, answer.wall_ms
+        at = answer.number % ANSWERS_KEPT
+        row["first_seq"][at], row["wall_ms"][at] = answer.first_seq, answer.wall_ms
+        row["messages"][at] = answer.messages
+
+    def expire(self, now_ms: int) -> None:
+        """Forget those unseen for a day."""
+        rows = self.rows()
+        kept = rows[rows["seen_ms"] + EXPIRY_MS > now_ms]
+        if len(kept) < len(rows):
+            self.restore(kept)
+        self._none_expires_before_ms = int(kept["seen_ms"].min()) + EXPIRY_MS if len(kept) else 0
+
+    def rows(self) -> Records:
+        """All that is known, of dtype ROW: what a checkpoint keeps. A view until the next change."""
+        return self._rows[: len(self._place)]
+
+    def restore(self, rows: Array) -> None:
+        """Know what rows() was, and nothing else."""
+        self._rows = np.zeros(max(FIRST_ROWS, len(rows)), ROW)
+        self._rows[: len(rows)] = rows
+        self._place = {producer: place for place, producer in enumerate(rows["id"].tolist())}
+
+    def seen_ms(self, producer: int) -> int | None:
+        """When the producer's last batch was stored; None when it is not known."""
+        place = self._place.get(producer)
+        return None if place is None else int(self._rows["seen_ms"][place])

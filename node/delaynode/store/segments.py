@@ -3,17 +3,27 @@
     <directory>/00000000000000000000   bytes [0, 64 MiB)
     <directory>/00000000000067108864   bytes [64 MiB, ...)   named by its start offset
 
-A segment ends where the next one starts; what is appended in one call never straddles two.
+What is appended in one call never straddles two segments. A closed segment may be dropped, in any order: what it held
+reads as Trimmed from then on, and the others stay where they are.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, Trimmed, Unsynced
 from delaynode.store.files import Files
 from delaynode.store.types import Buffers
+
+
+class Segments(NamedTuple):
+    """Where each segment begins and ends, by offset. The last one may have grown since."""
+
+    bases: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 class SegmentedFile:
@@ -23,21 +33,43 @@ class SegmentedFile:
         self.files = files
         self.directory = directory
         self.segment_bytes = segment_bytes
-        self._bases = tuple(int(name) for name in files.list(directory) if name.isdigit())
+        names = [name for name in files.list(directory) if len(name) == 20 and name.isascii() and name.isdigit()]
+        bases = tuple(map(int, names))
+        ends = tuple(base + files.size(self._path(base)) for base in bases)
+        self._segments = Segments(bases, ends)  # replaced whole: a reader on another thread sees one or the other
         self._dirty: dict[int, int] = {}  # base -> `end` after its last append that may not be on disk
-        self._lock = threading.Lock()  # of _dirty: one thread may append while another syncs
-        self.start = self._bases[0] if self._bases else 0
-        self.end = self._bases[-1] + files.size(self._path(self._bases[-1])) if self._bases else 0
+        self._lock = threading.Lock()  # of _dirty and of replacing _segments: one thread appends, others sync or drop
+        self.end = ends[-1] if ends else 0
 
     def _path(self, base: int) -> str:
         return f"{self.directory}/{base:020d}"
 
-    def append(self, buffers: Buffers, size: int) -> int:
-        """Append `size` bytes; returns their offset."""
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Where each segment starts, ascending."""
+        return self._segments.bases
+
+    @property
+    def start(self) -> int:
+        """The first offset that is there; the end when nothing is."""
+        return self._segments.bases[0] if self._segments.bases else self.end
+
+    def append(self, buffers: Buffers, size: int, *, roll: bool | None = None) -> int:
+        """Append `size` bytes; returns their offset.
+
+        roll: whether they begin a segment; None: when the open one would grow above `segment_bytes`.
+        """
         offset = self.end
-        if not self._bases or (offset > self._bases[-1] and offset + size - self._bases[-1] > self.segment_bytes):
-            self._bases = (*self._bases, offset)
-        base = self._bases[-1]
+        bases, ends = self._segments
+        if roll is None:
+            roll = bool(bases) and offset > bases[-1] and offset + size - bases[-1] > self.segment_bytes
+        if roll or not bases:
+            with self._lock:
+                bases, ends = self._segments
+                self._segments = Segments((*bases, offset), (*ends[:-1], offset, offset) if bases else (offset,))
+            base = offset
+        else:
+            base = bases[-1]
         self.files.append(self._path(base), buffers)
         with self._lock:
             self._dirty[base] = offset + size
@@ -49,20 +81,27 @@ class SegmentedFile:
         with self._lock:
             dirty = sorted(self._dirty.items())
         for base, end in dirty:
-            self.files.sync(self._path(base))
+            self._sync(base)
             with self._lock:
                 if self._dirty.get(base) == end:  # else it was appended to meanwhile, and that may not be on disk
                     del self._dirty[base]
 
+    def _limit(self, segments: Segments, at: int) -> int:
+        """Where segment `at` ends."""
+        return segments.ends[at] if at + 1 < len(segments.bases) else self.end
+
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`; Damaged when they are not there."""
-        bases = self._bases
-        at = bisect_right(bases, offset) - 1
-        if at < 0:
-            raise Damaged(f"{self.directory}: no segment holds offset {offset}")
-        base = bases[at]
-        limit = bases[at + 1] if at + 1 < len(bases) else offset + length
-        here = min(length, limit - offset)
+        """Exactly `length` bytes at `offset`. Raises Trimmed when they were dropped, Damaged when they are missing."""
+        if not length:
+            return b""
+        segments = self._segments
+        at = bisect_right(segments.bases, offset) - 1
+        if at < 0 or offset >= self._limit(segments, at):
+            if 0 <= offset < self.end:
+                raise Trimmed(f"{self.directory}: what offset {offset} held is dropped")
+            raise Damaged(f"{self.directory}: no segment holds offset {offset}, the end is {self.end}")
+        base = segments.bases[at]
+        here = min(length, self._limit(segments, at) - offset)
         try:
             data = self.files.read(self._path(base), offset - base, here)
         except FileNotFoundError as error:
@@ -73,7 +112,7 @@ class SegmentedFile:
 
     def read_some(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes at `offset`: fewer where a segment is missing or ends before the next one starts."""
-        bases = self._bases
+        bases = self._segments.bases
         parts: list[bytes] = []
         for at in range(max(0, bisect_right(bases, offset) - 1), len(bases)):
             if not length or offset < bases[at]:
@@ -89,40 +128,95 @@ class SegmentedFile:
 
     def extents(self, offset: int) -> list[tuple[int, int]]:
         """[low, high) of what each segment holds at or after `offset`."""
-        ends = [(base, base + self.files.size(self._path(base))) for base in self._bases]
+        ends = [(base, base + self.files.size(self._path(base))) for base in self._segments.bases]
         return [(max(base, offset), end) for base, end in ends if end > offset]
+
+    def spans(self) -> list[tuple[int, int]]:
+        """[base, end) of each segment as it was written."""
+        bases, ends = self._segments
+        return list(zip(bases, (*ends[:-1], self.end), strict=True)) if bases else []
 
     def sync_all(self) -> None:
         """As sync(), also for what an earlier process wrote."""
-        for base in self._bases:
-            self.files.sync(self._path(base))
+        for base in self._segments.bases:
+            self._sync(base)
         self._dirty.clear()
+
+    def _sync(self, base: int) -> None:
+        try:
+            self.files.sync(self._path(base))
+        except OSError as error:
+            raise Unsynced(error.errno, error.strerror, self._path(base)) from error
 
     def segment_start(self) -> int:
         """Where the segment that is being appended to starts."""
-        return self._bases[-1] if self._bases else self.end
+        return self._segments.bases[-1] if self._segments.bases else self.end
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """The bytes if they lie in one segment and no disk has to be waited for; else None."""
-        bases = self._bases
-        at = bisect_right(bases, offset) - 1
-        if at < 0 or (at + 1 < len(bases) and offset + length > bases[at + 1]):
+        segments = self._segments
+        at = bisect_right(segments.bases, offset) - 1
+        if at < 0 or offset + length > self._limit(segments, at):
             return None
-        return self.files.read_cached(self._path(bases[at]), offset - bases[at], length)
+        base = segments.bases[at]
+        return self.files.read_cached(self._path(base), offset - base, length)
 
-    def truncate(self, end: int) -> None:
-        """Drop everything at and after `end`. Raises Damaged when the file is shorter than that."""
-        keep = tuple(base for base in self._bases if base < end)
-        if end and not keep:
+    # ------------------------------------------------------------ dropping
+    def closed_below(self, offset: int) -> list[int]:
+        """The segments, but for the one that is appended to, that end at or below `offset`."""
+        bases, ends = self._segments
+        return [base for base, end in zip(bases[:-1], ends[:-1], strict=True) if end <= offset]
+
+    def drop(self, bases: Iterable[int]) -> list[str]:
+        """Forget closed segments: from here on they read as Trimmed. Returns the paths, for the caller to remove."""
+        gone = set(bases)
+        with self._lock:
+            kept = [pair for pair in zip(*self._segments, strict=True) if pair[0] not in gone]
+            dropped = [base for base in self._segments.bases if base in gone]
+            self._segments = Segments(tuple(base for base, _ in kept), tuple(end for _, end in kept))
+            for base in dropped:
+                self._dirty.pop(base, None)
+        return [self._path(base) for base in dropped]
+
+    def check_whole(self, start: int, end: int, expected: Sequence[tuple[int, int]] | None = None) -> None:
+        """Raises Damaged unless all of [start, end) is there once, or just the `expected` (base, end) of it."""
+        bases, ends = self._segments
+        ends = (*ends[:-1], self.end) if ends else ()
+        for base, before in zip(bases[1:], ends[:-1], strict=True):
+            if base < before:
+                raise Damaged(f"{self._path(base)}: the segment before ends at {before}")
+        have = dict(zip(bases, ends, strict=True))
+        if expected is None:
+            at = max((base for base in have if base <= start), default=start)
+            while at < end:
+                if at not in have or have[at] <= at:
+                    raise Damaged(f"{self._path(at)}: missing")
+                at = have[at]
+            return
+        for base, to in expected:
+            if base not in have:
+                raise Damaged(f"{self._path(base)}: missing")
+            if have[base] < min(to, end):
+                raise Damaged(f"{self._path(base)}: ends at {have[base]}, {min(to, end)} was on disk")
+
+    def truncate(self, end: int, start: int | None = 0) -> None:
+        """Drop everything at and after `end`. Raises Damaged unless all of [start, end) is there.
+
+        start: None when segments may have been dropped anywhere.
+        """
+        if start is not None:
+            self.check_whole(start, end)
+        bases, ends = self._segments
+        keep = tuple(base for base in bases if base < end)
+        if end > (start or 0) and not keep:
             raise Damaged(f"{self.directory}: nothing of what lies below {end} is there")
-        for base, limit in zip(keep, (*keep[1:], end), strict=False):
-            if self.files.size(self._path(base)) < limit - base:
-                raise Damaged(f"{self._path(base)}: ends before offset {limit}")
-        for base in reversed(self._bases[len(keep) :]):
+        held = self._limit(self._segments, len(keep) - 1) if keep else end
+        if held < end:
+            raise Damaged(f"{self._path(keep[-1])}: ends before offset {end}")
+        for base in reversed(bases[len(keep) :]):
             self.files.remove(self._path(base))
-        if keep and self.files.size(self._path(keep[-1])) > end - keep[-1]:
+        if held > end:
             self.files.truncate(self._path(keep[-1]), end - keep[-1])
-        self._bases = keep
+        self._segments = Segments(keep, (*ends[: len(keep) - 1], end) if keep else ())
         self._dirty = {base: at for base, at in self._dirty.items() if base in keep}
-        self.start = keep[0] if keep else end
         self.end = end

@@ -10,16 +10,17 @@ watermark and epoch only grow; seq is never reused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from delaynode.store.checks import record_checks
 from delaynode.store.commitlog import CommitLog, WriteBatch
-from delaynode.store.consumequeue import ConsumeQueue
-from delaynode.store.consumers import Consumers
+from delaynode.store.consumequeue import ConsumeQueue, Released
+from delaynode.store.consumers import Consumers, GroupLimits
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.frames import (
-    HEADER_BYTES,
+    FLAG_NEW_SEGMENT,
     Append,
     Cancel,
     Frame,
@@ -32,17 +33,23 @@ from delaynode.store.frames import (
     parse_cancel,
     parse_group,
     parse_progress,
+    parse_relocate,
     parse_reschedule,
     parse_tick,
+    parse_trim,
 )
+from delaynode.store.freeing import Freeing, KeepConfig
 from delaynode.store.intake import Batch, resolve_due
 from delaynode.store.producers import FirstAnswer, Producers
-from delaynode.store.timerindex import DAY_MS, MINUTE_MS, ScanJob, TimerIndex
+from delaynode.store.timerindex import DAY_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timerscan import Folds, ScanJob
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
 from delaynode.store.units import DEFAULT, DELETE, MOVED, UNIT, units
 from delaynode.store.window import Run, before
 
 IDLE_TICK_MS = 60_000
+MAX_DUE_MS = 1 << 62
+FEW_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
 
 # what Cancel and Reschedule answer (delay.v1.Outcome)
 CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2, 3, 4, 5, 6
@@ -56,14 +63,23 @@ class ShardConfig:
     max_delay_ms: int | None = None  # the topic's own limit, below the horizon
     max_attempts: int = 16
     max_unacked: int = 100_000  # queue offsets above a group's floor
+    max_dead_letters: int = 100_000  # of a group, those that were redriven included
+    dlq_retention_ms: int = 7 * DAY_MS  # a letter is kept for so long after it died or was redriven
     max_tick: int = 131_072  # messages a tick releases at most
     window_budget: int = 4_000_000  # messages in the due window, about
     lookahead_ms: int = 2 * MINUTE_MS  # how far ahead the window is kept loaded
+    max_producers: int = 10_000  # idempotent producers seen within a day
     flush_units: int = 1_000_000  # unflushed units that call for a checkpoint
     wheel_copy_units: int = 5_000_000  # units flushed between two copies of the wheels
     log_segment_bytes: int = 64 << 20
     timer_segment_bytes: int = 64 << 20
     queue_segment_bytes: int = 16 << 20
+    keep: KeepConfig = field(default_factory=KeepConfig)
+    scrub_days: float = 7.0  # in which everything on disk is read again and checked
+
+    @property
+    def group_limits(self) -> GroupLimits:
+        return GroupLimits(self.max_unacked, self.max_attempts, self.max_dead_letters, self.dlq_retention_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +95,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What an Enqueue is answered once `log_end` is committed. `due` is None for a duplicate: see Shard.first_due."""
+    """What an Enqueue is answered once `log_end` is committed: the first answer again for a duplicate.
+
+    due: i64[n] ms; None for a duplicate that has not as many messages as the first had: it is another batch.
+    """
 
     first_seq: int
     count: int
     due: I64 | None
-    frame: int
     log_end: int
+    duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +117,10 @@ class Outcomes:
 
 @dataclass(slots=True)
 class Lookup:
-    """Where messages stand: asked by (due, seq); `rows` were `found` in the window, `job` reads the others."""
+    """Where messages stand: asked by (due, seq); `job` reads those that are not in the window, None: all are."""
 
     due: I64
     seq: I64
-    rows: Records
-    found: Bools
     job: ScanJob | None
 
 
@@ -126,12 +143,14 @@ class Shard:
         self.log = log
         self.index = index
         self.queue = queue
-        self.consumers = Consumers(queue, self._propose_progress, config.max_unacked, config.max_attempts)
-        self.producers = Producers()
+        self.consumers = Consumers(queue, self._propose_progress, config.group_limits)
+        self.producers = Producers(config.max_producers)
+        self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
         self.epochs = epochs  # [epoch, start offset], ascending
         self.wall_ms = wall_ms  # of the last frame applied
         self.committed = 0
+        self.checkpointed = 0  # log offset: a recovery needs no frame before it
         self.damaged: str | None = None
 
     # ------------------------------------------------------------ the log
@@ -149,9 +168,9 @@ class Shard:
     def finish_writes(self, batch: WriteBatch) -> None:
         self.log.finish(batch)
 
-    def commit(self, offset: int) -> list[Records]:
-        """Frames up to log offset `offset` are committed. Returns what became visible, rows of dtype QUEUED."""
-        self.committed = max(self.committed, offset)
+    def commit(self, offset: int) -> list[Released]:
+        """Frames up to log offset `offset` are committed. Returns what became visible, by frame."""
+        self.committed = self.log.committed = max(self.committed, offset)
         return self.queue.commit(self.committed)
 
     def _propose(
@@ -160,6 +179,8 @@ class Shard:
         """Append a frame; returns its log offset and its end."""
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
         self.wall_ms = max(self.wall_ms, now_ms)
+        if frame.flags & FLAG_NEW_SEGMENT:
+            self.freeing.ledger.open(frame.offset, now_ms)
         return frame.offset, frame.offset + frame.length
 
     def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> None:
@@ -181,9 +202,11 @@ class Shard:
     def enqueue(self, batch: Batch, now_ms: int) -> Appended:
         """Store a batch whole, or raise Refused and store nothing."""
         if batch.producer:
-            first = self.producers.check(batch.producer, batch.number)
-            if first is not None:
-                return Appended(first.first_seq, first.messages, None, first.frame, self.log.end)
+            first = self.producers.check(batch.producer, batch.number, max(self.wall_ms, now_ms))
+            if first is not None:  # its frame may be gone by now
+                same = len(batch.time) == first.messages
+                due = resolve_due(batch.time, batch.relative, first.wall_ms, MAX_DUE_MS) if same else None
+                return Appended(first.first_seq, first.messages, due, self.log.end, duplicate=True)
         due = resolve_due(batch.time, batch.relative, now_ms, self.max_delay_ms)
         self._check_wheel(due, now_ms)
         n = len(due)
@@ -192,9 +215,9 @@ class Shard:
         first_seq = self.next_seq
         offset, end = self._propose(Kind.APPEND, n, (prefix, *columns, batch.records), now_ms, first_seq=first_seq)
         records_at = end - len(batch.records)
-        append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, records_at)
+        append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, batch.records, records_at)
         self._apply_append(append, first_seq, now_ms, offset, end)
-        return Appended(first_seq, n, due, offset, end)
+        return Appended(first_seq, n, due, end)
 
     def _check_wheel(self, due: I64, now_ms: int) -> None:
         latest = int(due.max())
@@ -213,30 +236,29 @@ class Shard:
         seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
         reach = np.cumsum(a.size, dtype=np.int64)
         at = reach - a.size + a.records_at
+        check = record_checks(a.records, a.records_at, a.size, seq)
+        self.freeing.ledger.hold(n, int(reach[-1]))
         over = (a.due <= wall_ms) | at_or_below(a.due, seq, self.index.watermark)
         if over.any():
-            self.queue.stage(end, a.due[over], seq[over], at[over], a.size[over], a.tag[over])
+            self.freeing.releases(wall_ms)
+            self.queue.stage(end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over], wall_ms)
         if not over.all():
-            rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT)
+            rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT, check)
             self.index.insert(rows[~over] if over.any() else rows)
         self.next_seq = first_seq + n
         if a.producer:
-            self.producers.store(a.producer, FirstAnswer(a.number, first_seq, n, offset), wall_ms)
-
-    def first_due(self, frame: int, count: int) -> I64:
-        """The due column of a stored APPEND: what its first answer carried. The frame must be written."""
-        data = self.log.file.read(frame + HEADER_BYTES + 16, 8 * count)
-        return np.frombuffer(data, "<i8")
+            self.producers.store(a.producer, FirstAnswer(a.number, first_seq, n, wall_ms))
 
     # ------------------------------------------------------------ messages out
     def next_tick(self) -> int:
         """When tick() has something to do, ms: the next due, or the idle tick."""
         return min(self.index.window.next_due(), self.index.watermark.due + IDLE_TICK_MS)
 
-    def tick(self, now_ms: int) -> int:
+    def tick(self, now_ms: int, most: int | None = None) -> int:
         """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.
 
-        Never goes past the loaded part of the window.
+        Never goes past the loaded part of the window. most: messages that may be released, at least 1; None: no limit
+        but maxTick.
         """
         index = self.index
         target = min(Pair(now_ms, MAX_SEQ), before(index.window.bound))
@@ -244,11 +266,14 @@ class Shard:
             return -1
         if index.window.next_due() > target.due and target.due - index.watermark.due < IDLE_TICK_MS:
             return -1
-        taken = index.release(target, self.config.max_tick)
+        rows = self.config.max_tick if most is None else min(self.config.max_tick, max(FEW_ROWS, 4 * most))
+        taken = index.release(target, rows, most)
         tick = Tick(taken.watermark.due, taken.watermark.seq, len(taken), self.queue.end + len(taken))
         _, end = self._propose(Kind.TICK, len(taken), tick.payload(), now_ms)
+        self.freeing.passes(now_ms)
         if len(taken):
-            self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag)
+            self.freeing.releases(now_ms)
+            self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
         return len(taken)
 
     def wants_load(self, now_ms: int) -> bool:
@@ -263,14 +288,14 @@ class Shard:
         return target - target % MINUTE_MS + MINUTE_MS
 
     # ------------------------------------------------------------ cancel, reschedule
-    def begin_lookup(self, due: I64, seq: I64) -> Lookup:
+    def begin_lookup(self, due: I64, seq: I64, folds: Folds | None = None) -> Lookup:
         """Start to find messages; run `job` on any thread, then cancel() or reschedule(), then end_lookup().
 
         Without a job, go on before anything else is done to the shard.
         """
         rows, found = self.index.window.find(due, seq)
         away = ~found & (seq >= 0) & (seq < self.next_seq)
-        return Lookup(due, seq, rows, found, self.index.begin_lookup(due, seq, away) if away.any() else None)
+        return Lookup(due, seq, self.index.begin_lookup(due, seq, away, rows[found], folds) if away.any() else None)
 
     def end_lookup(self, lookup: Lookup) -> None:
         """Always, also when the job failed."""
@@ -291,9 +316,6 @@ class Shard:
                 hit = ~found & (place >= 0)
                 rows[hit] = words[place[hit]]
                 found |= hit
-        gone = lookup.found & ~found  # the watermark has passed them since
-        rows[gone] = lookup.rows[gone]
-        found |= gone
         released = at_or_below(due, seq, self.index.watermark)
         dead = found & ((rows["magic"] & DELETE) != 0)
         moved = dead & ((rows["magic"] & MOVED) != 0)
@@ -325,7 +347,7 @@ class Shard:
         first = self._first_named(rows, live)
         if first.any():
             chosen = rows[first]
-            cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "size")))
+            cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "offset", "size")))
             self._propose(Kind.CANCEL, len(chosen), cancel.payload(), now_ms)
             self._apply_cancel(cancel)
         why[live] = ALREADY_CANCELLED
@@ -334,6 +356,7 @@ class Shard:
 
     def _apply_cancel(self, cancel: Cancel) -> None:
         self.index.delete(cancel.due, cancel.seq, cancel.size, moved=False)
+        self.freeing.ledger.release(cancel.offset, cancel.size)
 
     def reschedule(self, lookup: Lookup, time: I64, relative: U8, now_ms: int) -> Outcomes:
         """Give live messages a new due under the rules of enqueue; all or none where a new due is refused."""
@@ -345,8 +368,9 @@ class Shard:
             chosen, due = rows[first], new_due[first]
             columns = {name: np.ascontiguousarray(chosen[name]) for name in UNIT.names or ()}
             change = Reschedule(
-                columns["seq"], columns["due"], due, columns["offset"], columns["size"], columns["key"], columns["tag"]
-            )
+                columns["seq"], columns["due"], due, columns["offset"], columns["size"], columns["key"],
+                columns["tag"], columns["check"],
+            )  # fmt: skip
             _, end = self._propose(Kind.RESCHEDULE, len(chosen), change.payload(), now_ms)
             self._apply_reschedule(change, now_ms, end)
         why[live] = RESCHEDULED
@@ -358,9 +382,13 @@ class Shard:
         over = (r.new_due <= wall_ms) | at_or_below(r.new_due, r.seq, self.index.watermark)
         if over.any():
             order = np.flatnonzero(over)[np.lexsort((r.seq[over], r.new_due[over]))]
-            self.queue.stage(end, r.new_due[order], r.seq[order], r.offset[order], r.size[order], r.tag[order])
+            self.freeing.releases(wall_ms)
+            self.queue.stage(
+                end, r.new_due[order], r.seq[order], r.offset[order], r.size[order], r.tag[order], r.check[order],
+                wall_ms,
+            )  # fmt: skip
         if not over.all():
-            rows = units(r.new_due, r.seq, r.offset, r.size, r.key, r.tag, DEFAULT)
+            rows = units(r.new_due, r.seq, r.offset, r.size, r.key, r.tag, DEFAULT, r.check)
             self.index.reinsert(rows[~over])
 
     # ------------------------------------------------------------ replay
@@ -368,6 +396,8 @@ class Shard:
         """Apply a frame from the log, as the master that wrote it did. Raises Damaged where the two differ."""
         kind = frame.kind
         self.wall_ms = max(self.wall_ms, frame.wall_ms)
+        if frame.flags & FLAG_NEW_SEGMENT:
+            self.freeing.ledger.open(frame.offset, frame.wall_ms)
         if kind is Kind.APPEND:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.offset, frame.end)
         elif kind is Kind.TICK:
@@ -378,10 +408,14 @@ class Shard:
             self._apply_reschedule(parse_reschedule(frame), frame.wall_ms, frame.end)
         elif kind is Kind.GROUP:
             self.consumers.apply_group(parse_group(frame))
+        elif kind is Kind.RELOCATE:
+            self.freeing.apply_relocate(parse_relocate(frame))
+        elif kind is Kind.TRIM:
+            self.freeing.apply_trim(parse_trim(frame))
         elif kind is Kind.EPOCH:
             self.epochs.append([frame.epoch, frame.offset])
         else:
-            self.consumers.apply_progress(kind, frame.flags, parse_progress(frame))
+            self.consumers.apply_progress(kind, frame.flags, parse_progress(frame), frame.wall_ms)
 
     def _apply_tick(self, tick: Tick, frame: Frame) -> None:
         mark = Pair(tick.due, tick.seq)
@@ -389,8 +423,10 @@ class Shard:
             raise Damaged(f"frame at {frame.offset}: its watermark {mark} is below {self.index.watermark}")
         self.load_through(mark)
         taken = self.index.release(mark, MAX_SEQ)
+        self.freeing.passes(frame.wall_ms)
         if len(taken):
-            self.queue.stage(frame.end, taken.due, taken.seq, taken.offset, taken.size, taken.tag)
+            self.freeing.releases(frame.wall_ms)
+            self.queue.stage(frame.end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
         if len(taken) != tick.released or self.queue.end != tick.queue_end:
             raise Damaged(
                 f"frame at {frame.offset}: releases {tick.released} messages up to queue offset {tick.queue_end}, "
@@ -416,13 +452,8 @@ class Shard:
     # ------------------------------------------------------------ views
     def read_cached(self, rows: Records) -> Buffers | None:
         """As read_records(), for a few rows, when it can be done at once; else None."""
-        return self.log.read_cached(rows["offset"], rows["size"].astype(np.int64))
+        return self.log.read_cached(rows)
 
     def read_records(self, rows: Records) -> Buffers:
         """The records of rows of dtype QUEUED or UNIT, in order; on any thread, for committed frames."""
-        return self.log.read_records(rows["offset"].astype(np.int64), rows["size"].astype(np.int64))
-
-
-def next_wakeup(shard: Shard) -> int:
-    """The earliest time at which tick() or expire() has something to do, ms."""
-    return min(shard.next_tick(), shard.consumers.next_expiry())
+        return self.log.read_records(rows)

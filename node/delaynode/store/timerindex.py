@@ -12,30 +12,26 @@ whole hours, when the hour at it has been cascaded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from delaynode.store.timerlog import Flush, TimerLog, as_units, build_flush
+from delaynode.store.timercleaning import STEP_UNITS, CleanJob, Cycle
+from delaynode.store.timerjobs import Capture, CascadeJob, FlushJob, LoadJob, SlotRef
+from delaynode.store.timerlog import UNIT_BYTES, Flush, TimerLog, build_flush
+from delaynode.store.timerscan import Choice, Folds, Named, ScanJob
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, U32, Bools, Pair, Records, at_or_below
-from delaynode.store.units import (
-    DELETE,
-    DELETE_MOVED,
-    ROLL,
-    UNIT,
-    change_of,
-    concatenated,
-    last_words,
-    live_units,
-    units,
-)
-from delaynode.store.window import CANCELLED_AT, MOVED_AT, DueWindow, Released, after, before
+from delaynode.store.units import DELETE, DELETE_MOVED, UNIT, change_of, concatenated, live_units, units
+from delaynode.store.window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, Released, after
 
+CLEAN_SEGMENTS = 2  # TimerLog files that may be of no use before a cleaning is worth its reads
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+TOLD_MS = HOUR_MS  # so long after its due, at least, a late Cancel is told that a message was cancelled or rescheduled
 MINUTE_SLOTS = 2 * 1440
 MINUTE_MARGIN_MS = 2 * HOUR_MS  # the minute level ends this much before it would lap the watermark
 CASCADE_AHEAD_MS = DAY_MS
+LOAD_UNITS = 524_288  # that the window is extended by at a time; being sorted they take four times their memory
+MANY_PARTS, SMALL_PART = 64, 4096  # arrays of unflushed units: so many are worth joining those with so few units
 
 
 def hour_slots(horizon_ms: int) -> int:
@@ -43,195 +39,23 @@ def hour_slots(horizon_ms: int) -> int:
     return (horizon_ms + 7 * DAY_MS) // HOUR_MS + 2
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRef:
-    """A slot as it stood at capture: its chain never changes below `last`."""
-
-    time: int  # ms
-    width_ms: int
-    last: int  # TimerLog position, or NOWHERE
-    num: int  # live units in the chain
-
-
-@dataclass(slots=True, eq=False)
-class Capture:
-    """What a job reads: slots in time order, the units not in the TimerLog, and `since`, where later ones gather."""
-
-    log: TimerLog
-    slots: list[SlotRef]
-    unflushed: list[Records]
-    since: list[Records] = field(default_factory=list)
-
-    def collect(self, slot: SlotRef, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
-        """The slot's units with low <= (due, seq) < high that `keep` accepts, in TimerLog order."""
-        parts: list[Records] = []
-        if slot.last != NOWHERE:
-            for block in self.log.walk(slot.last, slot.time, slot.width_ms):
-                parts.append(as_units(_within(block, low, high, keep)))
-            parts.reverse()
-        begin, end = max(low, Pair(slot.time, 0)), min(high, Pair(slot.time + slot.width_ms, 0))
-        parts.extend(_within(part, begin, end, keep) for part in self.unflushed)
-        return concatenated([part for part in parts if len(part)])
-
-    def arrived(self, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> list[Records]:
-        """Units of the range that came after the capture."""
-        return [found for part in self.since if len(found := _within(part, low, high, keep))]
-
-
-def _within(rows: Records, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
-    due = rows["due"]
-    inside: Bools
-    if low.seq == 0 and high.seq == 0:
-        inside = (due >= low.due) & (due < high.due)
-    else:
-        seq = rows["seq"]
-        inside = at_or_below(due, seq, before(high)) & ~at_or_below(due, seq, before(low))
-    if keep is not None:
-        inside &= keep(rows)
-    return rows if inside.all() else rows[inside]
-
-
-class LoadJob:
-    """Reads the live messages between the window's bound and a target, as many as fit the budget."""
-
-    def __init__(self, capture: Capture, low: Pair, target_ms: int, budget: int) -> None:
-        self.capture = capture
-        self.low = low
-        self.high = Pair(target_ms, 0)
-        self.budget = budget
-        self.loaded: list[Records] = []
-
-    def run(self) -> None:
-        room = self.budget
-        for slot in self.capture.slots:
-            low, high = max(self.low, Pair(slot.time, 0)), min(self.high, Pair(slot.time + slot.width_ms, 0))
-            expected = slot.num + sum(len(part) for part in self.capture.unflushed)
-            cut = self._part_that_fits(slot, low, high, room) if expected > room else high
-            part = live_units(self.capture.collect(slot, low, cut))
-            if len(part):
-                self.loaded.append(part)
-                room -= len(part)
-            if cut < high:
-                self.high = cut
-                return
-
-    def _part_that_fits(self, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
-        """Where to stop in a slot that may be larger than the room: a histogram of its dues, then of one ms's seqs."""
-        room = max(room, 1)
-        counts = np.zeros(slot.width_ms, np.int64)
-        for block in self._blocks(slot, low, high):
-            counts += np.bincount(block["due"] - slot.time, minlength=slot.width_ms)
-        reach = np.cumsum(counts)
-        if not len(reach) or reach[-1] <= room:
-            return high
-        due = slot.time + int(np.searchsorted(reach, room, "right"))
-        if due > low.due:
-            return Pair(due, 0)
-        # more than fits in one millisecond: a herd
-        herd = [block["seq"][block["due"] == due] for block in self._blocks(slot, low, high)]
-        seqs = np.concatenate(herd)
-        return Pair(due, int(np.partition(seqs, room - 1)[room - 1]) + 1) if len(seqs) > room else Pair(due + 1, 0)
-
-    def _blocks(self, slot: SlotRef, low: Pair, high: Pair) -> list[Records]:
-        chain = self.capture.log.walk(slot.last, slot.time, slot.width_ms) if slot.last != NOWHERE else ()
-        begin, end = max(low, Pair(slot.time, 0)), min(high, Pair(slot.time + slot.width_ms, 0))
-        columns = ["due", "seq"]
-        return [_within(part, begin, end)[columns].copy() for part in (*chain, *self.capture.unflushed)]
-
-
-class CascadeJob:
-    """Takes one hour slot's last words to the minute level as ROLL units: live, or dead and why."""
-
-    def __init__(self, capture: Capture) -> None:
-        self.capture = capture
-        self.rolls = np.empty(0, UNIT)
-
-    def run(self) -> None:
-        slot = self.capture.slots[0]
-        chain = Capture(self.capture.log, [slot], [])
-        rows, live = last_words(chain.collect(slot, *self._range(slot)))
-        rows = rows.copy()
-        rows["magic"] = np.where(live, ROLL, rows["magic"] | ROLL)
-        self.rolls = self._still_true(rows, self.capture.unflushed)
-
-    def _range(self, slot: SlotRef) -> tuple[Pair, Pair]:
-        return Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
-
-    def _still_true(self, rolls: Records, later: list[Records]) -> Records:
-        """`rolls` without the dead that a later unit speaks of: it goes to the minute level by itself, and before them.
-
-        The live ones stay, whatever came later: they never revive, and the slot's count needs them.
-        """
-        dead = rolls["magic"] != ROLL
-        spoken = [part for other in later if len(part := _within(other, *self._range(self.capture.slots[0])))]
-        if not spoken or not dead.any():
-            return rolls
-        rows, _ = last_words(np.concatenate([rolls[dead], *spoken]))
-        return np.concatenate([rolls[~dead], rows[(rows["magic"] & ROLL) != 0]])
-
-    def result(self) -> Records:
-        return self._still_true(self.rolls, self.capture.since)
-
-
-class ScanJob:
-    """Reads rows of a due range out of wheel and arrivals, live and dead, in (due, seq) order.
-
-    keep: which units to look at, (n,) -> bools (n,); None: all. most: stop after the slot that reaches it.
-    """
-
-    def __init__(
-        self, capture: Capture, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None, most: int | None
-    ) -> None:
-        self.capture = capture
-        self.low, self.high = low, high
-        self.keep = keep
-        self.most = most
-        self._units: list[Records] = []
-
-    def run(self) -> None:
-        found = 0
-        for slot in self.capture.slots:
-            part = self.capture.collect(slot, self.low, self.high, self.keep)
-            if len(part):
-                self._units.append(part)
-                found += int(np.count_nonzero(last_words(part)[1]))
-            if self.most is not None and found >= self.most:
-                self.high = min(self.high, Pair(slot.time + slot.width_ms, 0))
-                return
-
-    def result(self) -> tuple[Records, Bools]:
-        """(rows (k,) of dtype UNIT, live bools (k,)) as of now; `high` says how far it goes."""
-        return last_words(concatenated([*self._units, *self.capture.arrived(self.low, self.high, self.keep)]))
-
-
-class FlushJob:
-    """Writes units to the TimerLog and syncs it."""
-
-    def __init__(self, log: TimerLog, rows: Records, build: Callable[[Records], Flush]) -> None:
-        self.log = log
-        self.rows = rows
-        self._build = build
-        self.flush: Flush | None = None
-
-    def run(self) -> None:
-        if len(self.rows):
-            self.flush = self._build(self.rows)
-            self.log.write(self.flush)
-
-
 class TimerIndex:
     """Owned by one thread; jobs' run() may leave it. At most one flush or cascade at a time."""
 
-    def __init__(self, log: TimerLog, horizon_ms: int, watermark: Pair, minute_bound_ms: int) -> None:
+    def __init__(
+        self, log: TimerLog, horizon_ms: int, watermark: Pair, minute_bound_ms: int, window_budget: int = NEVER
+    ) -> None:
         self.log = log
         self.minute = TimerWheel(MINUTE_MS, MINUTE_SLOTS)
         self.hour = TimerWheel(HOUR_MS, hour_slots(horizon_ms))
         self.watermark = watermark
         self.minute_bound_ms = minute_bound_ms
-        self.window = DueWindow(after(watermark))
+        self.window = DueWindow(after(watermark), window_budget)
         self._arrivals: list[Records] = []
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
+        self._cycle: Cycle | None = None  # the cleaning under way
+        self._needed_bytes = 0  # of the TimerLog, as the last cycle found it
         self.unflushed = 0  # units in _arrivals
         self.pending = 0  # live messages above the watermark
         self.pending_bytes = 0
@@ -258,9 +82,14 @@ class TimerIndex:
         self.window.add(self.window.revive(rows[inside]))
         self._count(rows, 1)
 
-    def release(self, target: Pair, most: int) -> Released:
+    def relocate(self, rows: Records) -> None:
+        """The records of these live messages lie elsewhere from here on: units of ROLL and SAME."""
+        self._arrive(rows)
+        self.window.relocate(rows)
+
+    def release(self, target: Pair, most: int, most_live: int | None = None) -> Released:
         """Take what is at or below `target` (which must be loaded) out of the window; moves the watermark."""
-        taken = self.window.take(target, most)
+        taken = self.window.take(target, most, most_live)
         self.watermark = taken.watermark
         self.pending -= len(taken)
         self.pending_bytes -= int(taken.size.sum(dtype=np.int64))
@@ -283,8 +112,13 @@ class TimerIndex:
         return self.hour.slot_time(self.watermark.due) + self.hour.span_ms - 2 * HOUR_MS - 1
 
     # ------------------------------------------------------------ jobs
-    def _capture(self, low_ms: int, high_ms: int) -> Capture:
-        """Slots that overlap [low_ms, high_ms), with heads, and the unflushed units."""
+    def capture(self, low_ms: int, high_ms: int, starts: I64 | None = None) -> Capture:
+        """Slots that overlap [low_ms, high_ms) and hold any unit, with heads, and the unflushed units.
+
+        starts: i64[k] ms, only of slots that start at one of these. end_capture() is owed.
+        """
+        self._arrivals = joined(self._arrivals)
+        unflushed = [*self._flushing, *self._arrivals]
         refs: list[SlotRef] = []
         for wheel, low, high in (
             (self.minute, max(low_ms, self.minute_bound_ms - self.minute.span_ms), min(high_ms, self.minute_bound_ms)),
@@ -298,11 +132,18 @@ class TimerIndex:
             rows = wheel.slots[times // wheel.width_ms % len(wheel.slots)]
             own = rows["time"] == times
             heads, nums = np.where(own, rows["last"], NOWHERE), np.where(own, rows["num"], 0)
+            held = heads != NOWHERE
+            for part in unflushed:
+                due = part["due"]
+                due = due[(due >= first) & (due < last + wheel.width_ms)]
+                held[(due - first) // wheel.width_ms] = True
+            if starts is not None:
+                held &= np.isin(times, starts)
             refs.extend(
                 SlotRef(time, wheel.width_ms, head, num)
-                for time, head, num in zip(times.tolist(), heads.tolist(), nums.tolist(), strict=True)
+                for time, head, num in zip(times[held].tolist(), heads[held].tolist(), nums[held].tolist(), strict=True)
             )
-        capture = Capture(self.log, refs, [*self._flushing, *self._arrivals])
+        capture = Capture(self.log, refs, unflushed, start=self.log.start)
         self._captures.append(capture)
         return capture
 
@@ -316,12 +157,13 @@ class TimerIndex:
         bound = self.window.bound
         if target_ms <= bound.due:
             return None
-        capture = self._capture(bound.due, target_ms)
-        capture.slots = self._with_units(capture)
-        return LoadJob(capture, bound, target_ms, budget)
+        capture = self.capture(bound.due, target_ms)
+        return LoadJob(capture, bound, target_ms, min(budget, LOAD_UNITS))
 
     def finish_load(self, job: LoadJob) -> None:
         self.end_capture(job.capture)
+        if self.window.bound != job.low:
+            return  # it has become too full for its far end: what was loaded comes after a gap
         late = job.capture.arrived(job.low, job.high)
         loaded = concatenated(job.loaded)
         self.window.extend(live_units(np.concatenate([loaded, *late])) if late else loaded, job.high)
@@ -336,8 +178,8 @@ class TimerIndex:
 
     def begin_cascade(self) -> CascadeJob | None:
         """For the hour at the bound; None when it was empty, and the bound has moved."""
-        capture = self._capture(self.minute_bound_ms, self.minute_bound_ms + HOUR_MS)
-        if capture.slots[0].last == NOWHERE:
+        capture = self.capture(self.minute_bound_ms, self.minute_bound_ms + HOUR_MS)
+        if not capture.slots or capture.slots[0].last == NOWHERE:
             self.end_capture(capture)
             self.minute_bound_ms += HOUR_MS
             return None
@@ -349,37 +191,91 @@ class TimerIndex:
         self.hour.empty(self.minute_bound_ms)
         self.minute_bound_ms += HOUR_MS
 
+    # ------------------------------------------------------------ cleaning
+    def clean_due(self) -> bool:
+        """Whether a cycle is under way, or half of the TimerLog is of no use any more."""
+        needed = max(self.pending * UNIT_BYTES, self._needed_bytes)
+        size = self.log.end - self.log.start
+        if self._cycle is not None:
+            return self._cycle.low is not None
+        return size > 2 * needed + CLEAN_SEGMENTS * self.log.file.segment_bytes
+
+    def begin_clean(self) -> CleanJob | None:
+        """A step of the cycle; None when no file is closed, or the cycle waits for its flush.
+
+        Not while an hour is cascaded or a flush runs.
+        """
+        if self._cycle is None:
+            end = self.log.file.segment_start()
+            if end <= self.log.start:
+                return None
+            self._cycle = Cycle(end, Pair(0, 0))
+        if self._cycle.low is None:
+            return None
+        low = self._cycle.low = max(self._cycle.low, Pair(self.minute.slot_time(self.watermark.due - TOLD_MS), 0))
+        capture = self.capture(low.due, self.last_due_ms() + 1)
+        capture.slots = [slot for slot in capture.slots if slot.last >= self.log.start]
+        return CleanJob(capture, self._cycle.end, low, STEP_UNITS, self.watermark)
+
+    def finish_clean(self, job: CleanJob) -> None:
+        self.end_capture(job.capture)
+        cycle = self._cycle
+        assert cycle is not None, "a step belongs to a cycle"
+        words, counts = job.result()
+        self._arrive(words)
+        cycle.counts.append(counts)
+        cycle.appended += len(words)
+        cycle.low = job.next
+
+    def _end_cycle(self) -> Records:
+        """With the flush: all has been said again, so chains end at the cycle's end. Returns COUNT units for the flush.
+
+        Not before: what the old files alone had counted must reach the new ones together with the units that end it.
+        """
+        cycle, self._cycle = self._cycle, None
+        if cycle is None or cycle.low is not None:
+            self._cycle = cycle
+            return np.empty(0, UNIT)
+        self.log.start = cycle.end
+        self._needed_bytes = cycle.appended * UNIT_BYTES
+        counts = concatenated(cycle.counts)
+        # of slots that are still there: unreleased, and at the level that they were counted at
+        hours = counts["size"] == HOUR_MS  # the width of its slot
+        low = np.where(hours, self.minute_bound_ms, self.minute.slot_time(self.watermark.due))
+        return counts[counts["due"] >= low]
+
+    def unread_below(self) -> int:
+        """The TimerLog position below which no job reads."""
+        return min((capture.start for capture in self._captures), default=self.log.start)
+
+    # ------------------------------------------------------------ ranges
     def begin_scan(
-        self, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None, most: int | None = None
+        self,
+        low: Pair,
+        high: Pair,
+        choice: Choice | None = None,
+        most: int | None = None,
+        folds: Folds | None = None,
     ) -> ScanJob:
-        """Rows with low <= (due, seq) < high. The caller finishes with result() and end_capture()."""
-        capture = self._capture(low.due, high.due + (high.seq > 0))
-        capture.slots = self._with_units(capture)
-        return ScanJob(capture, low, high, keep, most)
+        """Rows with low <= (due, seq) < high, of `choice` or all, until `most` live ones are found.
 
-    def begin_lookup(self, due: I64, seq: I64, away: Bools) -> ScanJob:
-        """Every unit of those messages (k,) that are `away` from the window, and what comes later of any of them.
+        The caller finishes with result() and end_capture().
+        """
+        capture = self.capture(low.due, high.due + (high.seq > 0))
+        return ScanJob(capture, low, high, choice, most, folds)
 
-        Of any: one that is in the window now may be cancelled and passed by the watermark while the job runs. The
-        caller finishes as with a scan.
+    def begin_lookup(self, due: I64, seq: I64, away: Bools, known: Records, folds: Folds | None = None) -> ScanJob:
+        """Last words of messages (k,): of those that are `away` from the window, and of those that it knows.
+
+        Of those too: one that is in the window now may be cancelled or relocated, and then released or pushed out of
+        the window, while the job runs. The caller finishes as with a scan.
         """
         far = due[away]
-        capture = self._capture(int(far.min()), int(far.max()) + 1)
-        wanted = np.unique(np.where(far < self.minute_bound_ms, far - far % MINUTE_MS, far - far % HOUR_MS))
-        times = np.fromiter((ref.time for ref in capture.slots), np.int64, len(capture.slots))
-        capture.slots = [ref for ref, keep in zip(capture.slots, np.isin(times, wanted).tolist(), strict=True) if keep]
-        return ScanJob(capture, Pair(int(due.min()), 0), Pair(int(due.max()) + 1, 0), by_identity(seq), None)
-
-    def _with_units(self, capture: Capture) -> list[SlotRef]:
-        """The capture's slots that hold any unit."""
-        if not capture.slots:
-            return []
-        times = np.fromiter((ref.time for ref in capture.slots), np.int64, len(capture.slots))
-        held = np.fromiter((ref.last != NOWHERE for ref in capture.slots), bool, len(capture.slots))
-        for part in capture.unflushed:
-            at = np.searchsorted(times, part["due"], "right") - 1
-            held[at[at >= 0]] = True
-        return [ref for ref, keep in zip(capture.slots, held.tolist(), strict=True) if keep]
+        starts = np.unique(np.where(far < self.minute_bound_ms, far - far % MINUTE_MS, far - far % HOUR_MS))
+        capture = self.capture(int(far.min()), int(far.max()) + 1, starts)
+        return ScanJob(
+            capture, Pair(int(due.min()), 0), Pair(int(due.max()) + 1, 0), Named(due, seq), None, folds, known
+        )
 
     def begin_flush(self, log_range: tuple[int, int]) -> FlushJob:
         """Flush every unflushed unit but those of messages released meanwhile: a short delay never costs a unit."""
@@ -393,10 +289,11 @@ class TimerIndex:
             if ended.any():  # what became of a message that was cancelled or moved takes all that was said of it
                 over &= ~np.isin(rows["seq"], rows["seq"][ended])
             rows = rows[~over] if over.any() else rows
+        rows = concatenated([part for part in (rows, self._end_cycle()) if len(part)])
         bound, minute, hour, position = self.minute_bound_ms, self.minute, self.hour, self.log.end
 
         def build(units_: Records) -> Flush:
-            return build_flush(units_, bound, position, minute, hour, log_range)
+            return build_flush(units_, bound, position, minute, hour, log_range, self.log.uid)
 
         return FlushJob(self.log, rows, build)
 
@@ -452,13 +349,17 @@ class TimerIndex:
         return run
 
 
-def by_identity(seq: I64) -> Callable[[Records], Bools]:
-    """A filter for the units of messages with these seqs."""
-    wanted = np.unique(seq)
-
-    def keep(rows: Records) -> Bools:
-        at = np.minimum(np.searchsorted(wanted, rows["seq"]), len(wanted) - 1)
-        hit: Bools = wanted[at] == rows["seq"]
-        return hit
-
-    return keep
+def joined(parts: list[Records]) -> list[Records]:
+    """The same units in fewer arrays: single messages come as arrays of one, thousands between two flushes."""
+    if len(parts) <= MANY_PARTS:
+        return parts
+    made: list[Records] = []
+    small: list[Records] = []
+    for part in parts:
+        if len(part) < SMALL_PART:
+            small.append(part)
+            continue
+        made.extend([concatenated(small)] if small else [])
+        made.append(part)
+        small = []
+    return [*made, concatenated(small)] if small else made

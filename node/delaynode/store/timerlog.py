@@ -1,37 +1,41 @@
 """TimerLog: units of 52 bytes, appended in flushes and chained per slot through prevPos.
 
 unit (RocketMQ's fields, the due absolute)
-  0 size i32 = 52 | 4 prevPos i64 | 12 magic i32 | 16 due i64 ms | 24 offset i64 | 32 record size i32
- 36 key hash u32 | 40 tag hash u32 | 44 seq i64
+  0 record's check u32 | 4 prevPos i64 | 12 magic u16 | 14 own check u16, of the unit and its position | 16 due i64 ms
+ 24 offset i64 | 32 record size u32 | 36 key hash u32 | 40 tag hash u32 | 44 seq i64      (see checks.py)
 a flush: one header unit, then its units: those of the minute level, then those of the hour level, each sorted by
 due, so a slot's units lie side by side (prevPos == pos - 52) and a chain is read a run at a time
 header unit: magic HEADER | prevPos = log offset before | due = log offset after | offset = count of all units
-  record size = count of minute-level units | key hash = crc32 of this unit, with 0 here, and the units
+  record size = count of minute-level units | key hash = crc32 of uid, position, this unit (with 0 here) and the units
+a chain ends where it leads below `start`: the oldest files are cleaned (see timercleaning.py) and removed
 """
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from delaynode.store.checks import first_difference, unit_checks
 from delaynode.store.errors import Damaged
 from delaynode.store.files import Files
 from delaynode.store.segments import SegmentedFile
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, Array, Records, raw
-from delaynode.store.units import UNIT, change_of
+from delaynode.store.units import COUNT, UNIT, change_of
 
 UNIT_BYTES = 52
-HEADER = 0x44454148  # "HAED"
+HEADER = 0x4148  # "HA"
 
 STORED = np.dtype(
     [
-        ("bytes", "<i4"),
+        ("check", "<u4"),
         ("prev", "<i8"),
-        ("magic", "<i4"),
+        ("magic", "<u2"),
+        ("own", "<u2"),
         ("due", "<i8"),
         ("offset", "<i8"),
         ("size", "<u4"),
@@ -42,7 +46,20 @@ STORED = np.dtype(
 )
 assert STORED.itemsize == UNIT_BYTES
 
+_PLACE = struct.Struct("<Qq")
+OWN_WORD = 3  # of a unit's 32-bit words
+
 FIRST_BLOCK, LARGEST_BLOCK = 256, 1 << 16  # units read at a time while walking a chain
+
+
+def own_checks(stored: Records, place: I64, uid: int) -> Array:
+    """The own checks u16 (n,) that a shard's units at positions `place` (n,) should have, whatever they say."""
+    return unit_checks(stored, place, OWN_WORD, 16, uid)
+
+
+def flush_crc(position: int, uid: int) -> int:
+    """What the crc32 of the flush at `position` goes on from: one of another place or shard has another."""
+    return zlib.crc32(_PLACE.pack(uid, position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +76,15 @@ class SlotRuns:
             wheel.extend(self.times, self.first, self.last, self.more)
 
 
-def _runs(due: I64, magic: Array, position: I64, wheel: TimerWheel) -> tuple[SlotRuns, I64]:
-    """The slot runs of units sorted by due at `position`, and the row at which each run starts."""
+def _runs(due: I64, change: I64, position: I64, wheel: TimerWheel) -> tuple[SlotRuns, I64]:
+    """The slot runs of units sorted by due at `position`, and the row at which each run starts.
+
+    change: what each unit adds to its slot's count.
+    """
     slot = due - due % wheel.width_ms
     starts = np.flatnonzero(np.concatenate(([True], slot[1:] != slot[:-1]))) if len(due) else np.empty(0, np.int64)
     last = np.append(starts[1:], len(due)) - 1 if len(due) else starts
-    more = np.add.reduceat(change_of(magic), starts) if len(due) else np.empty(0, np.int64)
+    more = np.add.reduceat(change, starts) if len(due) else np.empty(0, np.int64)
     return SlotRuns(slot[starts], position[starts], position[last], more), starts
 
 
@@ -78,9 +98,15 @@ class Flush:
 
 
 def build_flush(
-    units: Records, bound_ms: int, position: int, minute: TimerWheel, hour: TimerWheel, log_range: tuple[int, int]
+    units: Records,
+    bound_ms: int,
+    position: int,
+    minute: TimerWheel,
+    hour: TimerWheel,
+    log_range: tuple[int, int],
+    uid: int = 0,
 ) -> Flush:
-    """Lay out units (n,) of dtype UNIT, in arrival order, as a flush at TimerLog `position`.
+    """Lay out units (n,) of dtype UNIT, in arrival order, as a flush at TimerLog `position` of shard `uid`.
 
     Units due before `bound_ms` go to the minute level, others to the hour level. One sort by due, arrival order
     kept among equals, sorts both levels by slot.
@@ -96,8 +122,7 @@ def build_flush(
     rows = units[order]
     stored = np.empty(n + 1, STORED)
     body = stored[1:]
-    body["bytes"] = UNIT_BYTES
-    for name in ("magic", "due", "offset", "size", "key", "tag", "seq"):
+    for name in ("check", "magic", "due", "offset", "size", "key", "tag", "seq"):
         body[name] = rows[name]
     place = position + UNIT_BYTES * np.arange(1, n + 1, dtype=np.int64)
     body["prev"] = place - UNIT_BYTES
@@ -105,19 +130,23 @@ def build_flush(
     split = int(np.searchsorted(sorted_due, bound_ms, "left"))
     levels = []
     for wheel, low, high in ((minute, 0, split), (hour, split, n)):
-        runs, starts = _runs(sorted_due[low:high], rows["magic"][low:high], place[low:high], wheel)
+        runs, starts = _runs(sorted_due[low:high], change_of(rows["magic"][low:high]), place[low:high], wheel)
         body["prev"][low + starts] = wheel.last_positions(runs.times) if len(starts) else NOWHERE
         levels.append(runs)
-    stored[0] = (UNIT_BYTES, log_range[0], HEADER, log_range[1], n, split, 0, 0, 0)
-    stored[0]["key"] = zlib.crc32(raw(stored))
+    body["own"] = own_checks(body, place, uid)
+    stored[0] = (0, log_range[0], HEADER, 0, log_range[1], n, split, 0, 0, 0)
+    stored[0]["key"] = zlib.crc32(raw(stored), flush_crc(position, uid))
     return Flush(stored, *levels)
 
 
 class TimerLog:
     """Appended to by flushes, one at a time; read from any thread."""
 
-    def __init__(self, files: Files, directory: str, segment_bytes: int) -> None:
+    def __init__(self, files: Files, directory: str, segment_bytes: int, uid: int = 0) -> None:
+        self.uid = uid
         self.file = SegmentedFile(files, directory, segment_bytes)
+
+        self.start = self.file.start  # position of the first flush that is still of use: below it all chains end
 
     @property
     def end(self) -> int:
@@ -132,22 +161,34 @@ class TimerLog:
         data = self.file.read(position, count * UNIT_BYTES)
         return np.frombuffer(data, STORED)
 
-    def walk(self, last_position: int, slot_time: int, width_ms: int) -> Iterator[Records]:
-        """A slot's stored units, newest run first (in file order within a block). Raises Damaged."""
+    def walk(self, last_position: int, slot_time: int, width_ms: int, start: int = 0) -> Iterator[Records]:
+        """A slot's stored units from position `start` on, newest run first (in file order within a block).
+
+        Raises Damaged.
+        """
+        for _, run in self.runs(last_position, slot_time, width_ms, start):
+            counts = (run["magic"] & COUNT) != 0
+            yield run[~counts] if counts.any() else run
+
+    def runs(self, last_position: int, slot_time: int, width_ms: int, start: int) -> Iterator[tuple[int, Records]]:
+        """As walk(), COUNT units too, each run with the position of its first unit."""
         position, block = last_position, FIRST_BLOCK
-        while position != NOWHERE:
+        while position != NOWHERE and not 0 <= position < start:
             if not 0 < position < self.end or position % UNIT_BYTES:
                 raise Damaged(f"{self.file.directory}: the chain of slot {slot_time} leads to {position}")
-            low = max(0, position - (block - 1) * UNIT_BYTES)
+            low = max(start, position - (block - 1) * UNIT_BYTES)
             stored = self._read(low, (position - low) // UNIT_BYTES + 1)
             place = low + UNIT_BYTES * np.arange(len(stored), dtype=np.int64)
             breaks = np.flatnonzero(stored["prev"] != place - UNIT_BYTES)
             first = int(breaks[-1]) if len(breaks) else 0
             run = stored[first:]
+            bad = first_difference(run["own"], own_checks(run, place[first:], self.uid))
+            if bad >= 0:
+                raise Damaged(f"{self.file.directory}: the check of the unit at {int(place[first + bad])} differs")
             due = run["due"]
-            if bool(((due < slot_time) | (due >= slot_time + width_ms) | (run["bytes"] != UNIT_BYTES)).any()):
+            if bool(((due < slot_time) | (due >= slot_time + width_ms)).any()):
                 raise Damaged(f"{self.file.directory}: a chain of slot {slot_time} holds a unit that is not its own")
-            yield run
+            yield low + first * UNIT_BYTES, run
             previous = int(run["prev"][0])
             if previous >= low + first * UNIT_BYTES:
                 raise Damaged(f"{self.file.directory}: the chain of slot {slot_time} does not go back at {previous}")
@@ -168,12 +209,14 @@ class TimerLog:
             if head["magic"] != HEADER or count < 0 or position + (count + 1) * UNIT_BYTES > self.end:
                 raise Damaged(f"{self.file.directory}: no flush header at {position}")
             body = self._read(position + UNIT_BYTES, count)
-            if zlib.crc32(raw(body), zlib.crc32(raw(header))) != int(head["key"]):
+            if zlib.crc32(raw(body), zlib.crc32(raw(header), flush_crc(position, self.uid))) != int(head["key"]):
                 raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
             place = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
             for wheel, low, high in ((minute, 0, split), (hour, split, count)):
                 due = np.ascontiguousarray(body["due"][low:high])
-                runs, _ = _runs(due, body["magic"][low:high], place[low:high], wheel)
+                magic = body["magic"][low:high]
+                change = change_of(magic) + np.where((magic & COUNT) != 0, body["seq"][low:high], 0)
+                runs, _ = _runs(due, change, place[low:high], wheel)
                 runs.hang(wheel)
             total += count
             position += (count + 1) * UNIT_BYTES

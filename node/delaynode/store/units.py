@@ -5,6 +5,9 @@ A unit says one thing about (due, seq), and later units win:
     ROLL     its record or its slot has moved; live only if it was
     DELETE   dead: cancelled; with MOVED: rescheduled away; with ROLL: dead before its slot moved, so a late Cancel
              is still told why
+With SAME the unit takes the place of an earlier one in the same slot (a record relocated, a TimerLog file cleaned), so
+it changes no count. COUNT is of no message: `seq` is what the slot's units in a cleaned file, gone by now, had added
+to its count.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import numpy as np
 
 from delaynode.store.types import I64, U32, Array, Bools, Records, release_order
 
-DEFAULT, ROLL, DELETE, MOVED = 1, 2, 4, 8
+DEFAULT, ROLL, DELETE, MOVED, SAME, COUNT = 1, 2, 4, 8, 16, 32
+MAGIC_MASK = 0xFFFF  # a stored unit has its own check above
 DELETE_MOVED = DELETE | MOVED
 
 UNIT = np.dtype(
@@ -25,25 +29,35 @@ UNIT = np.dtype(
         ("key", "<u4"),  # crc32 of the key
         ("tag", "<u4"),  # crc32 of the tag
         ("magic", "<i4"),
+        ("check", "<u4"),  # of the record, see checks.py; 0 with DELETE
     ]
 )
-"""One unit in memory, 40 bytes."""
+"""One unit in memory, 44 bytes."""
 
 
 def units(
-    due: I64, seq: I64, offset: I64 | int, size: U32 | int, key: U32 | int, tag: U32 | int, magic: int
+    due: I64,
+    seq: I64,
+    offset: I64 | int,
+    size: U32 | int,
+    key: U32 | int,
+    tag: U32 | int,
+    magic: int,
+    check: U32 | int = 0,
 ) -> Records:
     """n units of one kind from their columns; scalars are repeated."""
     made = np.empty(len(due), UNIT)
     made["due"], made["seq"], made["offset"], made["size"] = due, seq, offset, size
-    made["key"], made["tag"], made["magic"] = key, tag, magic
+    made["key"], made["tag"], made["magic"], made["check"] = key, tag, magic, check
     return made
 
 
 def change_of(magic: Array) -> I64:
     """What each unit (n,) adds to its slot's count of live messages: 1, -1 or 0. Shapes (n,) -> (n,)."""
     dead = (magic & DELETE) != 0
-    return np.where(dead, np.where((magic & ROLL) != 0, 0, -1), 1).astype(np.int64)
+    change = np.where(dead, np.where((magic & ROLL) != 0, 0, -1), 1).astype(np.int64)
+    change[(magic & (SAME | COUNT)) != 0] = 0
+    return change
 
 
 def concatenated(parts: list[Records]) -> Records:
@@ -68,7 +82,8 @@ def last_words(ordered: Records) -> tuple[Records, Bools]:
         return rows, (magic & DELETE) == 0
     last = np.append(starts[1:], len(rows)) - 1
     at = np.arange(len(rows))
-    decided = np.maximum.reduceat(np.where(magic != ROLL, at, -1), starts)  # the last DEFAULT or DELETE, -1: none
+    told = (magic & ~SAME) != ROLL
+    decided = np.maximum.reduceat(np.where(told, at, -1), starts)  # the last DEFAULT or DELETE, -1: none
     live = (decided < 0) | ((magic[decided] & DELETE) == 0)
     return rows[np.where(live, last, decided)], live
 

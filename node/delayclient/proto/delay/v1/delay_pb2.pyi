@@ -409,13 +409,15 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class DescribeGroupResponse(_message.Message):
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "now_ms")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
-    def __init__(self, groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ...) -> None: ...
+    now_ms: int
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "tags", "floor", "end_offset", "available", "in_flight", "waiting_retry", "dead")
+    __slots__ = ("group", "tags", "floor", "end_offset", "available", "in_flight", "waiting_retry", "dead", "redriven", "dead_limit", "oldest_ms")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +426,9 @@ class GroupState(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     WAITING_RETRY_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
     group: str
     tags: _containers.RepeatedScalarFieldContainer[str]
     floor: int
@@ -432,7 +437,10 @@ class GroupState(_message.Message):
     in_flight: int
     waiting_retry: int
     dead: int
-    def __init__(self, group: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., floor: _Optional[int] = ..., end_offset: _Optional[int] = ..., available: _Optional[int] = ..., in_flight: _Optional[int] = ..., waiting_retry: _Optional[int] = ..., dead: _Optional[int] = ...) -> None: ...
+    redriven: int
+    dead_limit: int
+    oldest_ms: int
+    def __init__(self, group: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., floor: _Optional[int] = ..., end_offset: _Optional[int] = ..., available: _Optional[int] = ..., in_flight: _Optional[int] = ..., waiting_retry: _Optional[int] = ..., dead: _Optional[int] = ..., redriven: _Optional[int] = ..., dead_limit: _Optional[int] = ..., oldest_ms: _Optional[int] = ...) -> None: ...
 
 class DeleteGroupRequest(_message.Message):
     __slots__ = ("topic", "queue", "group")
@@ -445,8 +453,12 @@ class DeleteGroupRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class DeleteGroupResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unfinished", "dead")
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    unfinished: int
+    dead: int
+    def __init__(self, unfinished: _Optional[int] = ..., dead: _Optional[int] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "queue", "group", "after_offset", "limit")
@@ -489,3 +501,49 @@ class ResolveDeadLettersResponse(_message.Message):
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
     resolved: int
     def __init__(self, resolved: _Optional[int] = ...) -> None: ...
+
+class DescribeNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class NodeState(_message.Message):
+    __slots__ = ("node", "endpoint", "now_ms", "clock_disbelieved_ms", "clock_behind_ms", "disk_free_bytes", "disk_reserve_bytes", "not_ready", "conditions", "nodes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_DISBELIEVED_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    endpoint: str
+    now_ms: int
+    clock_disbelieved_ms: int
+    clock_behind_ms: int
+    disk_free_bytes: int
+    disk_reserve_bytes: int
+    not_ready: str
+    conditions: _containers.RepeatedScalarFieldContainer[str]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ..., now_ms: _Optional[int] = ..., clock_disbelieved_ms: _Optional[int] = ..., clock_behind_ms: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_reserve_bytes: _Optional[int] = ..., not_ready: _Optional[str] = ..., conditions: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AcceptClockRequest(_message.Message):
+    __slots__ = ("node", "disbelieved_ms")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DISBELIEVED_MS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    disbelieved_ms: int
+    def __init__(self, node: _Optional[str] = ..., disbelieved_ms: _Optional[int] = ...) -> None: ...
+
+class AcceptClockResponse(_message.Message):
+    __slots__ = ("moved_ms", "now_ms")
+    MOVED_MS_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    moved_ms: int
+    now_ms: int
+    def __init__(self, moved_ms: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...

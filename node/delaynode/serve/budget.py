@@ -1,0 +1,232 @@
+"""What clients may make the node hold, in bytes: a budget for the node, and a part of it for each connection.
+
+gRPC itself bounds nothing here: it takes a whole message into memory before a handler sees it, and an answer stays in
+memory until the client reads it. So a call reads its request through the ReadingGate, a batch counts in the budget for
+what comes in until it is committed, and an answer in the budget for what goes out until the client has taken it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import FIRST_COMPLETED
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from delaynode.store.errors import Refused
+
+SMALL_ANSWER_BYTES = 4 << 10  # not counted: cheaper, and there are at most so many calls
+ANSWER_COPIES = 2  # while a client does not read, Python's and gRPC's
+WAIT_SECONDS = 1.0  # for room that does not come: then somebody does not read
+AGAIN_SECONDS = 0.5  # between two looks for those to be given up
+UNREAD_SECONDS = 3.0  # an answer that has waited for so long may be given up for those of others
+FIRST_ANSWER_BYTES = 256 << 10  # to a new connection; each answer that it reads doubles the next one
+MANY_PEERS = 20_000
+BUSY_RETRY_MS = 20
+READERS = 8  # calls that receive a large request at once
+SLOW_READERS = 24
+SLOW_SECONDS = 1.0  # a request that takes longer has a slow client, which must not keep others out
+TOO_SLOW_SECONDS = 10.0  # nor other slow ones
+SLOW_RETRY_MS = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Bytes held for a connection."""
+
+    peer: str
+    size: int
+    since: float  # time.monotonic()
+
+
+class Budget:
+    """Bytes held for the node, at most `limit`, and for each connection, at most `each`; one alone may be larger.
+
+    give_up: called with the connections that keep others waiting and do not read their answers; they are to be cut.
+    """
+
+    def __init__(self, what: str, limit: int, each: int, give_up: Callable[[set[str]], None] | None = None) -> None:
+        self.limit, self.each = limit, each
+        self.used = 0
+        self._what = what
+        self._give_up = give_up
+        self._reads: dict[str, int] = {}  # per connection: the largest answer it has shown that it reads, doubled
+        self._gave_up_at = 0.0  # time.monotonic()
+        self._holds: dict[Hold, None] = {}  # an ordered set, oldest first
+        self._by_peer: dict[str, int] = {}
+        self._waiting: dict[asyncio.Future[Hold], tuple[str, int]] = {}  # in the order in which they came
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def window(self, peer: str) -> int:
+        """How many bytes of messages to give a connection in an answer: it must show first that it reads."""
+        return self._reads.get(peer, FIRST_ANSWER_BYTES)
+
+    def has_read(self, peer: str, size: int) -> None:
+        """The connection took an answer of `size` bytes."""
+        if 2 * size > self.window(peer):
+            if len(self._reads) >= MANY_PEERS:  # of most the connections are long closed; the others begin anew
+                self._reads.clear()
+            self._reads[peer] = min(2 * size, self.each)
+
+    def _fits_node(self, size: int) -> bool:
+        return not self.used or self.used + size <= self.limit
+
+    def _fits_peer(self, peer: str, size: int) -> bool:
+        mine = self._by_peer.get(peer, 0)
+        return not mine or mine + size <= self.each
+
+    def _take(self, peer: str, size: int) -> Hold:
+        hold = Hold(peer, size, time.monotonic())
+        self._holds[hold] = None
+        self.used += size
+        self._by_peer[peer] = self._by_peer.get(peer, 0) + size
+        return hold
+
+    def take_now(self, peer: str, size: int) -> Hold:
+        """Raises Refused BUSY."""
+        if not self._fits_node(size):
+            raise self._busy("in this node", self.used, self.limit)
+        if not self._fits_peer(peer, size):
+            raise self._busy("for this connection", self._by_peer[peer], self.each)
+        return self._take(peer, size)
+
+    def _busy(self, where: str, used: int, limit: int) -> Refused:
+        return Refused(
+            "BUSY", f"{used:,} bytes {self._what} {where}, the limit is {limit:,}", retry_after_ms=BUSY_RETRY_MS
+        )
+
+    async def take(self, peer: str, size: int) -> Hold:
+        """Waits for room. Who waits only for its own connection's part keeps nobody else waiting."""
+        if not self._waiting and self._fits_node(size) and self._fits_peer(peer, size):
+            return self._take(peer, size)
+        future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = (peer, size)
+        self._serve()
+        try:
+            while not future.done():
+                await asyncio.wait([future], timeout=WAIT_SECONDS)
+                if not future.done():
+                    self._relieve(size)
+            return future.result()
+        except asyncio.CancelledError:
+            if future.done():
+                self.give(future.result())
+            raise
+        finally:
+            self._waiting.pop(future, None)
+
+    def give(self, hold: Hold) -> None:
+        """Once for each hold."""
+        del self._holds[hold]
+        self.used -= hold.size
+        left = self._by_peer[hold.peer] - hold.size
+        if left:
+            self._by_peer[hold.peer] = left
+        else:
+            del self._by_peer[hold.peer]
+        if self._waiting:
+            self._serve()
+
+    def _serve(self) -> None:
+        for future, (peer, size) in list(self._waiting.items()):
+            if not self._fits_node(size):
+                return
+            if self._fits_peer(peer, size):
+                del self._waiting[future]
+                if not future.done():
+                    future.set_result(self._take(peer, size))
+
+    def _relieve(self, size: int) -> None:
+        if self._give_up is None or self._fits_node(size):
+            return
+        now = time.monotonic()
+        if now - self._gave_up_at < AGAIN_SECONDS:
+            return
+        self._gave_up_at = now
+        unread = {hold.peer for hold in self._holds if now - hold.since > UNREAD_SECONDS}
+        if unread:
+            self._give_up(unread)
+
+
+class Answers:
+    """What the answers of one call hold in the budget for what goes out. context: the call's."""
+
+    def __init__(self, budget: Budget, context: Any) -> None:
+        self._budget = budget
+        self._context = context
+        self._holds: list[Hold] = []
+
+    @property
+    def window(self) -> int:
+        """How many bytes of messages the answer should have at most."""
+        return self._budget.window(self._context.peer())
+
+    async def room(self, size: int) -> None:
+        """Wait for room for an answer of about `size` bytes. Call it before they are in memory."""
+        if size > SMALL_ANSWER_BYTES:
+            self._holds.append(await self._budget.take(self._context.peer(), size * ANSWER_COPIES))
+
+    def sent(self) -> None:
+        """gRPC holds no answer of this call any more."""
+        holds, self._holds = self._holds, []
+        for hold in holds:
+            self._budget.give(hold)
+            self._budget.has_read(hold.peer, hold.size // ANSWER_COPIES)
+
+    def sent_when_done(self) -> None:
+        """The last answer is on its way: it is sent when the call is over."""
+        if self._holds:
+            self._context.add_done_callback(lambda _: self.sent())
+
+
+class ReadingGate:
+    """Lets few calls at a time receive their request: until then gRPC takes no more of it than a stream's window.
+
+    What is small passes in microseconds. Who is slow leaves its place to others after a second and reads on among the
+    slow ones; where these are too many, the one that has taken longest is refused.
+    """
+
+    def __init__(self, places: int = READERS, slow_places: int = SLOW_READERS) -> None:
+        self._places = asyncio.Semaphore(places)
+        self._slow_places = slow_places
+        self._slow: dict[asyncio.Future[Any], float] = {}  # by when they began, time.monotonic()
+
+    async def read(self, read: Callable[[], Awaitable[Any]]) -> Any:
+        """What `read` gives. Raises Refused BUSY."""
+        async with self._places:
+            began = time.monotonic()
+            reading = asyncio.ensure_future(read())
+            try:
+                await asyncio.wait([reading], timeout=SLOW_SECONDS)
+                while not reading.done() and not self._room_for_slow():
+                    await asyncio.wait([reading, *self._slow], timeout=SLOW_SECONDS, return_when=FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                reading.cancel()
+                raise
+            self._slow[reading] = began
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            if reading in self._slow:
+                reading.cancel()
+                raise
+            seconds = int(time.monotonic() - began)
+            raise Refused(
+                "BUSY", f"the request was not here after {seconds} s, and others wait", retry_after_ms=SLOW_RETRY_MS
+            ) from None
+        finally:
+            self._slow.pop(reading, None)
+
+    def _room_for_slow(self) -> bool:
+        """Makes room, where somebody has been slow for too long."""
+        if len(self._slow) >= self._slow_places:
+            reading, began = next(iter(self._slow.items()))
+            if time.monotonic() - began < TOO_SLOW_SECONDS:
+                return False
+            del self._slow[reading]
+            reading.cancel()
+        return True

@@ -1,0 +1,257 @@
+"""Upkeep of a shard that is served here: what it does in the background so that it goes on being quick and small.
+
+    load         the due window, ahead of the ticks
+    cascade      the hour that comes within a day, to the minute level
+    checkpoint   each 30 s, or when many units wait; then files that it does without are removed
+    free         TRIM what nobody needs; empty mostly dead segments; clean the TimerLog
+
+All but the load run one after the other: a flush, a cascade and a cleaning must not overlap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delaynode.memory import give_back
+from delaynode.store import cleaning, persist
+from delaynode.store.errors import Trimmed
+from delaynode.store.types import Records
+
+if TYPE_CHECKING:
+    from delaynode.serve.host import ShardHost
+
+MAINTAIN_SECONDS = 0.25
+CHECKPOINT_SECONDS = 30.0
+IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
+IDLE_BYTES = 64 << 10
+UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
+TRIM_SECONDS = 5.0  # between two TRIMs of a few queue entries
+EMPTY_AGAIN_SECONDS = 60.0  # a segment that could not be emptied is not looked at again before
+EMPTY_BYTES = 16 << 20  # written again at once, about: memory, and a segment of its own
+TIGHT_SHARE = 0.75  # with little disk left a segment is emptied as soon as so much of it, or less, is needed
+
+
+class Upkeep:
+    """Owned by the event loop; one a shard's host."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host, self._shard, self._shop = host, host.shard, host.shop
+        self._want_load = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
+        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._checkpointed = time.monotonic()
+        self._trimmed = 0.0  # time.monotonic() of the last TRIM
+        self._units_copied = 0  # flushed since the last copy of the wheels
+        self._timer_start = self._shard.index.log.start  # as of that copy
+        self._not_before: dict[int, float] = {}  # segment -> time.monotonic()
+
+    def loops(self) -> list[Callable[[], Coroutine[None, None, None]]]:
+        """To be run while the shard is served."""
+        return [self._load_loop, self._maintain_loop]
+
+    def look(self, now_ms: int) -> None:
+        """The watermark has moved, or messages have come: is there something to do?"""
+        if self._shard.wants_load(now_ms):
+            self._want_load.set()
+        if self._shard.index.cascade_due(now_ms):
+            self._wanted.set()
+        self.look_at_units()
+
+    def look_at_units(self) -> None:
+        """Messages have come: is a flush due?"""
+        if self._many_units():
+            self._wanted.set()
+
+    def _many_units(self) -> bool:
+        return self._shard.index.unflushed >= self._shard.config.flush_units
+
+    # ------------------------------------------------------------ the due window
+    async def _load_loop(self) -> None:
+        while True:
+            if self._shard.wants_load(self._shop.clock.now_ms()):
+                await self.load()
+            else:
+                await _wait(self._want_load, 1.0)
+
+    async def load(self) -> None:
+        """Load the due window further."""
+        shard = self._shard
+        room = max(1, shard.config.window_budget - len(shard.index.window))
+        job = shard.index.begin_load(shard.load_target(self._shop.clock.now_ms()), room)
+        if job is None:
+            return
+        try:
+            await self._host.off_loop(job.run)
+        except BaseException:
+            shard.index.end_capture(job.capture)
+            raise
+        shard.index.finish_load(job)
+        self._host.alarm()
+
+    # ------------------------------------------------------------ one after the other
+    async def _maintain_loop(self) -> None:
+        shard = self._shard
+        while True:
+            while shard.index.cascade_due(self._shop.clock.now_ms()):
+                await self._cascade()
+            if self._checkpoint_due():
+                await self._checkpoint()
+                continue
+            await self._free()
+            if shard.index.clean_due() and await self._clean_step():
+                continue
+            shard.index.window.settle()  # now, not when a herd is due
+            await _wait(self._wanted, MAINTAIN_SECONDS)
+
+    async def _cascade(self) -> None:
+        job = self._shard.index.begin_cascade()
+        if job is None:
+            return
+        try:
+            await self._host.off_loop(job.run)
+        except BaseException:
+            self._shard.index.end_capture(job.capture)
+            raise
+        self._shard.index.finish_cascade(job)
+        self._want_load.set()
+
+    # ------------------------------------------------------------ checkpoints
+    def _checkpoint_due(self) -> bool:
+        shard = self._shard
+        age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
+        doomed = bool(shard.freeing.doomed)
+        idle = grown < IDLE_BYTES and not shard.index.unflushed and not doomed
+        old = grown > 0 and age > (IDLE_CHECKPOINT_SECONDS if idle else CHECKPOINT_SECONDS)
+        return old or self._many_units() or (doomed and self._shop.disk_tight())
+
+    async def _checkpoint(self) -> None:
+        self._checkpoint_task = asyncio.ensure_future(self.persist(copy_wheels=False))
+        await asyncio.shield(self._checkpoint_task)  # stop() lets it end: half of one must not be left
+        self._checkpointed = time.monotonic()
+
+    async def end_checkpoint(self) -> None:
+        """Wait for the one under way."""
+        if self._checkpoint_task is not None:
+            await asyncio.gather(self._checkpoint_task, return_exceptions=True)
+
+    async def persist(self, *, copy_wheels: bool) -> None:
+        """Write a checkpoint, and a copy of the wheels when it is time for one."""
+        host, shard, files = self._host, self._shard, self._shop.files
+        async with self._shop.checkpoints:
+            job = persist.begin_checkpoint(files, host.directory, shard)
+            self._tell_flushing()
+            await host.written(job.log_offset)
+            await host.off_loop(job.run)
+            paths = persist.finish_checkpoint(job)
+            readers = host.jobs()
+            self._units_copied += len(job.flush.rows)
+            # with another start of the TimerLog the copy before would not be used
+            stale = self._timer_start != shard.index.log.start
+            if copy_wheels or stale or self._units_copied >= shard.config.wheel_copy_units:
+                await host.off_loop(lambda: persist.copy_wheels(files, host.directory, shard))
+                self._units_copied, self._timer_start = 0, shard.index.log.start
+            if paths:
+                await asyncio.gather(*readers, return_exceptions=True)  # they may still read what goes
+                await host.off_loop(lambda: persist.remove_files(files, paths))
+            await host.off_loop(give_back)  # the flush's buffers were the largest there are
+
+    async def room(self) -> None:
+        """Wait while flushes are behind: units that are not flushed are memory. Raises Refused."""
+        while self._shard.index.unflushed >= UNFLUSHED_FLUSHES * self._shard.config.flush_units:
+            self._host.check_serving()
+            self._wanted.set()
+            if self._flushing is None:
+                self._flushing = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._flushing])
+
+    def _tell_flushing(self) -> None:
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None and not flushing.done():
+            flushing.set_result(None)
+
+    def end(self) -> None:
+        """The shard is served no more: whoever waits for room goes and sees."""
+        self._tell_flushing()
+
+    # ------------------------------------------------------------ freeing disk
+    async def _free(self) -> None:
+        shard, now = self._shard, self._shop.clock.now_ms()
+        if shard.consumers.expire_dead(now):
+            self._host.changed()
+        small = time.monotonic() - self._trimmed > TRIM_SECONDS
+        end, more = shard.log_end, True
+        while more:
+            more = shard.freeing.trim(now, shard.checkpointed, small=small)
+            if shard.log_end > end:
+                self._trimmed, end = time.monotonic(), shard.log_end
+                self._host.changed()
+                await self._host.committed(end)
+        segments = self._to_empty(now)
+        if segments:
+            await self._empty(segments)
+
+    def _to_empty(self, now_ms: int) -> list[Records]:
+        """The emptiest segments worth it, as many as are emptied at once."""
+        tight = self._shop.disk_tight()
+        candidates = self._shard.freeing.mostly_dead(
+            self._shard.checkpointed, now_ms, share=TIGHT_SHARE if tight else None
+        )
+        now = time.monotonic()
+        self._not_before = {base: at for base, at in self._not_before.items() if at > now}
+        found: list[Records] = []
+        size = 0
+        for row in candidates:
+            size += int(row["bytes"])
+            if found and size > EMPTY_BYTES:
+                break
+            if int(row["base"]) not in self._not_before:
+                found.append(row)
+        return found
+
+    async def _empty(self, segments: list[Records]) -> None:
+        """Write what the segments still hold again, so that the next TRIM frees them."""
+        shard, host = self._shard, self._host
+        again = time.monotonic() + EMPTY_AGAIN_SECONDS
+        self._not_before |= {int(segment["base"]): again for segment in segments}
+        async with self._shop.checkpoints:
+            jobs = [cleaning.begin_emptying(shard, segment) for segment in segments]
+            try:
+                for job in jobs:
+                    with suppress(Trimmed):  # it went while it was looked at
+                        await host.off_loop(job.run)
+                if cleaning.relocate(shard, jobs, self._shop.clock.now_ms()):
+                    host.changed()
+                    await host.committed(shard.log_end)
+            finally:
+                for job in jobs:
+                    cleaning.end_emptying(shard, job)
+
+    async def _clean_step(self) -> bool:
+        """A step of cleaning the TimerLog; False when there was nothing to clean."""
+        shard = self._shard
+        async with self._shop.checkpoints:
+            job = shard.index.begin_clean()
+            if job is None:
+                return False
+            try:
+                await self._host.off_loop(job.run)
+            except BaseException:
+                shard.index.end_capture(job.capture)
+                raise
+            shard.index.finish_clean(job)
+        return True
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until somebody sets it, at most `seconds`; clear from then on."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
+    finally:
+        event.clear()

@@ -1,0 +1,226 @@
+"""Checks that travel with a record, an index unit and a queue entry, so that a flipped bit is noticed on read.
+
+record  32 bits, in every unit and queue entry that names the record. On the grid of 8-byte words at CommitLog offsets
+        that are multiples of 8, bytes of other records masked to 0:
+            h = sum over words w at index i = log offset / 8 of (w ^ w >> 32) * (2 i + 1), mod 2^64
+        then size and seq are mixed in: a whole body that belongs to another message is noticed too.
+unit    the unit as 32-bit words w, its place and its shard's uid: sum of w * FACTORS, mod 2^64, of which the highest
+        bits are kept: 16 in a TimerLog unit, 32 in a queue entry; a unit that stands in another's place, or is another
+        shard's, is noticed.
+
+A flipped bit always changes the sum: the factors are odd, and w ^ w >> 32 keeps the highest bit from being shifted
+out. So do two in one record, as the factors of its words differ. In a unit the bits that are kept change for certain
+when one flips; for the rest a change is missed once in 2^32 (2^16) times. A crc32 a record would need a loop per
+message and cost five times as much.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from delaynode.store.types import I64, U32, Array, Buffer, Records
+
+U64 = npt.NDArray[np.uint64]
+
+PIECE_BYTES = 256 << 10  # records of so many bytes are looked at together: what they need stays in the cache
+PIECE_WORDS = PIECE_BYTES // 8 + 2
+PIECE_UNITS = 1024
+FEW_RECORDS = 3  # so many are quicker one by one
+HALF = np.uint64(32)
+EVEN = np.arange(0, 2 * PIECE_WORDS, 2, dtype=np.uint64)
+WORD = 2**64 - 1
+LOW_BYTES = np.array([(1 << 8 * k) - 1 for k in range(8)], np.uint64)  # masks of a word's first k bytes
+PADS = [bytes(k) for k in range(9)]
+MIX = [np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)]
+MIX_INTS = [int(odd) for odd in MIX]
+FACTORS = np.array(
+    [
+        0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3, 0x1D8E4E27C47D124F,
+        0xEB44ACCAB455D165, 0x9C9E3D5F1A7B8C2D, 0x6C62272E07BB0143, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5,
+        0x85EBCA77C2B2AE63, 0xAEF17502108EF2D9, 0xD1310BA698DFB5AD, 0x2FFD72DBD01ADFB7,
+    ],
+    np.uint64,
+)  # fmt: skip
+"""Odd; no power of two below 2^32 times one of them is near 0 in its highest 16 bits, so every flip reaches these."""
+
+
+class _Scratch(threading.local):
+    """A thread's arrays for one piece: allocated anew each time, their page faults would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self.words, self.sums, self.factors = (np.empty(PIECE_WORDS, np.uint64) for _ in range(3))
+        self.units = np.empty(PIECE_UNITS * len(FACTORS), np.uint64)
+
+
+_scratch = _Scratch()
+
+
+# ---------------------------------------------------------------- records
+def record_checks(records: Buffer, start: int, size: U32 | I64, seq: I64) -> U32:
+    """The checks (n,) of records that lie one after the other from log offset `start` on; sizes (n,) bytes."""
+    size = size.astype(np.int64)
+    if len(size) <= FEW_RECORDS:
+        view, at = memoryview(records), np.cumsum(size) - size
+        parts = [view[low : low + length] for low, length in zip(at.tolist(), size.tolist(), strict=True)]
+        return _few(parts, at + start, seq)
+    if len(records) <= PIECE_BYTES:
+        return _piece(records, start, size, seq)
+    stop = np.cumsum(size)
+    view, checks = memoryview(records), np.empty(len(size), np.uint32)
+    low = 0
+    while low < len(size):
+        begin = int(stop[low] - size[low])
+        high = max(low + 1, int(np.searchsorted(stop, begin + PIECE_BYTES, "right")))
+        part = view[begin : int(stop[high - 1])]
+        checks[low:high] = _piece(part, start + begin, size[low:high], seq[low:high])
+        low = high
+    return checks
+
+
+def _piece(records: Buffer, start: int, size: I64, seq: I64) -> U32:
+    low, pad, length = start >> 3, start & 7, len(records)
+    count = (pad + length >> 3) + 1
+    if count <= PIECE_WORDS:
+        words, sums, factors = (array[:count] for array in (_scratch.words, _scratch.sums, _scratch.factors))
+        np.add(EVEN[:count], np.uint64(2 * low + 1), out=factors)
+    else:  # one record of megabytes
+        words, sums = np.empty(count, np.uint64), np.empty(count, np.uint64)
+        factors = np.arange(2 * low + 1, 2 * (low + count) + 1, 2, dtype=np.uint64)
+    words.view(np.uint8)[pad : pad + length] = np.frombuffer(records, np.uint8)
+    begin = np.cumsum(size)
+    begin -= size
+    begin += pad
+    return _checks(words, sums, factors, begin, size, seq)
+
+
+def checks_of(records: Sequence[Buffer], offset: I64, size: I64, seq: I64) -> U32:
+    """The checks (n,) of records, each in a buffer of its own, from log offsets (n,)."""
+    if len(records) <= FEW_RECORDS:
+        return _few(records, offset, seq)
+    joined = join_padded(offset.tolist(), records)
+    return checks_in(joined, offset, offset + size, np.arange(len(records)), offset, size, seq)
+
+
+def _few(records: Sequence[Buffer], offset: I64, seq: I64) -> U32:
+    checks = [_one(record, at, of) for record, at, of in zip(records, offset.tolist(), seq.tolist(), strict=True)]
+    return np.array(checks, np.uint32)
+
+
+def _one(record: Buffer, offset: int, seq: int) -> int:
+    """_checks() and _mixed() of one record, as plain numbers but for its words."""
+    words = np.frombuffer(b"".join((PADS[offset & 7], record, PADS[-(offset + len(record)) & 7])), "<u8")
+    words = words ^ (words >> HALF)
+    even = EVEN[: len(words)] if len(words) <= PIECE_WORDS else np.arange(0, 2 * len(words), 2, dtype=np.uint64)
+    total = (2 * (offset >> 3) + 1) * int(words.sum()) + int(words @ even)
+    first, second, third, fourth = MIX_INTS
+    total = total * first & WORD
+    total = (total ^ total >> 32) + len(record) * second + seq * third & WORD
+    return (total ^ total >> 32) * fourth >> 32 & 0xFFFFFFFF
+
+
+def join_padded(low: Sequence[int], extents: Sequence[Buffer]) -> bytes:
+    """Extents of the log from offsets `low` on as one buffer, in which each begins as far into a word as in the log."""
+    parts: list[Buffer] = []
+    for at, data in zip(low, extents, strict=True):
+        parts += PADS[at & 7], data, PADS[8 - (at + len(data) & 7)]
+    return b"".join(parts)
+
+
+def places_in(low: I64, high: I64) -> I64:
+    """What to add to a log offset to find it in the join_padded() extents [low, high) (k,), by extent (k,): bytes."""
+    counts = (high >> 3) - (low >> 3) + 1
+    moved: I64 = 8 * (np.cumsum(counts) - counts - (low >> 3))
+    return moved
+
+
+def checks_in(joined: bytes, low: I64, high: I64, which: I64, offset: I64, size: I64, seq: I64) -> U32:
+    """The checks (n,) of records at log offsets (n,) out of the join_padded() extents [low, high) (k,).
+
+    which: the extent (n,) in which each record lies whole.
+    """
+    words = np.frombuffer(joined, "<u8")
+    moved = places_in(low, high)
+    index = np.arange(len(words), dtype=np.int64)
+    index -= np.repeat(moved >> 3, (high >> 3) - (low >> 3) + 1)
+    factors = (2 * index + 1).view(np.uint64)
+    return _checks(words, np.empty_like(words), factors, offset + moved[which], size, seq)
+
+
+def _checks(words: U64, sums: U64, factors: U64, begin: I64, size: I64, seq: I64) -> U32:
+    """Of records at bytes `begin` (n,) of `words` (m,), the last of which lies behind every record's end.
+
+    sums, factors: (m,), the former to be overwritten.
+    """
+    np.right_shift(words, HALF, out=sums)
+    sums ^= words
+    sums *= factors
+    np.add.accumulate(sums, out=sums)
+    end = begin + size
+    first, last = begin >> 3, end >> 3
+    whole = sums[last - 1] - sums[first]  # of the words that hold nothing but the record
+    head = words[first] & ~LOW_BYTES[begin & 7]
+    kept = LOW_BYTES[end & 7]
+    if (within := first == last).any():  # parts of one word
+        head[within] &= kept[within]
+        whole[within] = kept[within] = 0
+    tail = words[last] & kept
+    head ^= head >> HALF
+    head *= factors[first]
+    tail ^= tail >> HALF
+    tail *= factors[last]
+    whole += head
+    whole += tail
+    return _mixed(whole, size, seq)
+
+
+def _mixed(sums: U64, size: I64, seq: I64) -> U32:
+    """The sums with size and seq, 64 bits to 32; overwrites `sums`."""
+    sums *= MIX[0]
+    sums ^= sums >> HALF
+    sums += size.astype(np.uint64) * MIX[1]
+    sums += seq.astype(np.uint64) * MIX[2]
+    sums ^= sums >> HALF
+    sums *= MIX[3]
+    sums >>= HALF
+    return sums.astype(np.uint32)
+
+
+# ---------------------------------------------------------------- units
+def unit_checks(units: Records, place: I64, own: int, bits: int, uid: int = 0) -> U64:
+    """The own checks (n,) of units (n,) as they are stored, at `place` (n,) of shard `uid`: the highest `bits` of 64.
+
+    own: which of a unit's 32-bit words has the own check as its highest `bits`; they count as 0.
+    """
+    width = units.dtype.itemsize // 4
+    words = units.view("<u4").reshape(len(units), width)
+    factors, scratch = _factors(width, own), _scratch.units
+    sums = place.astype(np.uint64)
+    sums += np.uint64(uid)
+    sums *= FACTORS[width]
+    for low in range(0, len(units), PIECE_UNITS):
+        part = words[low : low + PIECE_UNITS]
+        wide = scratch[: part.size].reshape(part.shape)
+        wide[:] = part
+        sums[low : low + PIECE_UNITS] += wide @ factors
+    if bits < 32:
+        sums += (words[:, own] & np.uint32((1 << 32 - bits) - 1)) * FACTORS[own]
+    sums >>= np.uint64(64 - bits)
+    return sums
+
+
+@lru_cache
+def _factors(width: int, own: int) -> U64:
+    factors = FACTORS[:width].copy()
+    factors[own] = 0
+    return factors
+
+
+def first_difference(found: Array, expected: Array) -> int:
+    """The first row at which two columns (n,) differ; -1: none."""
+    differs = found != expected
+    return int(np.argmax(differs)) if differs.any() else -1

@@ -1,0 +1,114 @@
+"""The ledger: how many of each CommitLog segment's messages are still needed.
+
+A message is needed while it is pending, or released and kept for its groups, or a dead letter. Every frame that ends
+one of these counts it off, so the ledger is the same on every replica and a segment whose count is 0 can go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from delaynode.store.errors import Damaged
+from delaynode.store.types import I64, Array, Bools, Records
+
+SEGMENT = np.dtype(
+    [
+        ("base", "<i8"),  # log offset
+        ("end", "<i8"),  # log offset; of the open segment: 0
+        ("count", "<i8"),  # messages still needed
+        ("bytes", "<i8"),  # of their records
+        ("closed_ms", "<i8"),  # wall time of the frame that began the next one; of the open segment: 0
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes of the closed segments, and how much of it is needed."""
+
+    closed_bytes: int
+    needed_bytes: int
+
+
+class Ledger:
+    """Owned by the shard's thread. Segments are in log order; the last one is open."""
+
+    def __init__(self, segments: Array | None = None) -> None:
+        if segments is not None and segments.dtype != SEGMENT:
+            raise Damaged("the ledger's segments are not of this version's form")
+        self.segments: Records = np.zeros(0, SEGMENT) if segments is None else segments.copy()
+
+    def open(self, base: int, wall_ms: int) -> None:
+        """A frame begins a segment at `base`."""
+        if len(self.segments):
+            self.segments["end"][-1], self.segments["closed_ms"][-1] = base, wall_ms
+        self.segments = np.append(self.segments, np.array([(base, 0, 0, 0, 0)], SEGMENT))
+
+    def hold(self, count: int, size: int) -> None:
+        """The open segment got `count` messages of `size` bytes in all."""
+        last = self.segments[-1]
+        last["count"] += count
+        last["bytes"] += size
+
+    def release(self, offset: Array, size: Array) -> None:
+        """The messages (n,) whose records lie at `offset` are needed no more there. Raises Damaged when none were."""
+        if not len(offset):
+            return
+        at = self._rows(offset)
+        known = len(self.segments)
+        self.segments["count"] -= np.bincount(at, minlength=known).astype(np.int64)
+        self.segments["bytes"] -= np.bincount(at, weights=size, minlength=known).astype(np.int64)
+        touched = np.unique(at)
+        if int(self.segments["count"][touched].min()) < 0:
+            base = int(self.segments["base"][touched[np.argmin(self.segments["count"][touched])]])
+            raise Damaged(f"CommitLog segment {base}: more messages have gone than it held")
+
+    def _rows(self, offset: Array) -> I64:
+        at = np.searchsorted(self.segments["base"], offset, "right") - 1
+        bad = at < 0
+        if not bad.any():
+            end = self.segments["end"][at]
+            bad = (end > 0) & (offset >= end)
+        if bad.any():
+            raise Damaged(f"no CommitLog segment holds offset {int(offset[np.argmax(bad)])}, where a message should be")
+        return at.astype(np.int64)
+
+    def remove(self, bases: I64) -> None:
+        """These segments are freed. Raises Damaged when one is needed, open or unknown."""
+        gone = np.isin(self.segments["base"], bases)
+        found = self.segments[gone]
+        if len(found) != len(bases) or int(found["end"].min(initial=1)) == 0 or int(found["count"].max(initial=0)):
+            raise Damaged(f"can't free CommitLog segments {bases.tolist()}: {found.tolist()} is what is known of them")
+        self.segments = self.segments[~gone]
+
+    # ------------------------------------------------------------ what can go
+    def closed(self, limit: int) -> Bools:
+        """Which segments (k,) end at or below log offset `limit`."""
+        end = self.segments["end"]
+        below: Bools = (end > 0) & (end <= limit)
+        return below
+
+    def empty(self, limit: int) -> I64:
+        """The bases of those that nobody needs, ending at or below `limit`."""
+        rows = self.segments[self.closed(limit) & (self.segments["count"] == 0)]
+        return np.ascontiguousarray(rows["base"])
+
+    def kept_from(self, log_end: int, now_ms: int, keep_bytes: int, keep_ms: int) -> int:
+        """The log offset from which on the log is kept for being recent: less than `keep_bytes` back, and `keep_ms`."""
+        old = self.segments["end"][(self.segments["end"] > 0) & (self.segments["closed_ms"] <= now_ms - keep_ms)]
+        return max(int(old.max(initial=0)), log_end - keep_bytes)
+
+    def mostly_dead(self, limit: int, before_ms: int, share: float) -> Records:
+        """Closed segments (k,) of dtype SEGMENT, the emptiest first, closed before `before_ms`, of whose bytes at most
+        `share` are needed (and some are).
+        """
+        rows = self.segments[self.closed(limit) & (self.segments["count"] > 0)]
+        rows = rows[(rows["closed_ms"] <= before_ms) & (rows["bytes"] <= share * (rows["end"] - rows["base"]))]
+        emptiest: Records = rows[np.argsort(rows["bytes"] / (rows["end"] - rows["base"]), kind="stable")]
+        return emptiest
+
+    def usage(self) -> Usage:
+        rows = self.segments[self.segments["end"] > 0]
+        return Usage(int((rows["end"] - rows["base"]).sum()), int(rows["bytes"].sum()))

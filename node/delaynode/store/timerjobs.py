@@ -1,0 +1,250 @@
+"""Jobs on the timer index: each reads a capture, on any thread, and is finished by the index's owner.
+
+A capture is the index as it stood: slots with the heads of their chains, which never change below, and the units that
+were not in the TimerLog; what arrives later gathers in `since`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain as chained
+
+import numpy as np
+
+from delaynode.store.timerlog import Flush, TimerLog, as_units
+from delaynode.store.types import I64, Bools, Pair, Records, at_or_below
+from delaynode.store.units import DELETE, ROLL, SAME, UNIT, concatenated, last_words, live_units
+from delaynode.store.window import Run, after, before
+
+HERD_BINS = 1 << 16
+SORTED_FROM = 4  # looks at the unflushed units: from then on it pays to sort them
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRef:
+    """A slot as it stood at capture: its chain never changes below `last`."""
+
+    time: int  # ms
+    width_ms: int
+    last: int  # TimerLog position, or NOWHERE
+    num: int  # live units in the chain
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """What a job reads: slots in time order, the units not in the TimerLog, and `since`, where later ones gather."""
+
+    log: TimerLog
+    slots: list[SlotRef]
+    unflushed: list[Records]
+    since: list[Records] = field(default_factory=list)
+    start: int = 0  # TimerLog position at which chains end
+    _asked: int = 0
+    _by_due: tuple[I64, Records] | None = None  # the unflushed units in order of due, once it pays
+
+    def collect(self, slot: SlotRef, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
+        """The slot's units with low <= (due, seq) < high that `keep` accepts, each message's in TimerLog order."""
+        begin, end = max(low, Pair(slot.time, 0)), min(high, Pair(slot.time + slot.width_ms, 0))
+        parts = [self.recent(begin, end, keep)]
+        for block in self.log.walk(slot.last, slot.time, slot.width_ms, self.start):
+            parts.append(as_units(within(block, low, high, keep)))
+        parts.reverse()
+        return concatenated([part for part in parts if len(part)])
+
+    def collect_some(
+        self, limit: int, slot: SlotRef, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None
+    ) -> tuple[Records, Pair]:
+        """As collect(), of the first messages only, as many as have about `limit` units; and where they end.
+
+        One pass over the chain, however long: at most twice the limit is held, the latest go first.
+        """
+        end, many = high, 2 * limit
+        begin = max(low, Pair(slot.time, 0))
+        parts = [self.recent(begin, min(high, Pair(slot.time + slot.width_ms, 0)), keep)]
+        total = len(parts[0])
+        for block in self.log.walk(slot.last, slot.time, slot.width_ms, self.start):
+            if total > many:
+                parts, end = first_of(parts, limit)
+                total = sum(map(len, parts))
+                many = 2 * max(limit, total)
+            parts.append(as_units(within(block, low, end, keep)))
+            total += len(parts[-1])
+        if total > limit:
+            parts, cut = first_of(parts, limit)
+            end = min(end, cut) if sum(map(len, parts)) < total else end
+        parts.reverse()
+        return concatenated([part for part in parts if len(part)]), end
+
+    def recent(self, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
+        """The units of [low, high) that were not in the TimerLog, those of one message in order of arrival."""
+        self._asked += 1
+        if self._asked > SORTED_FROM and self._by_due is None:
+            rows = concatenated(self.unflushed)
+            rows = rows[np.argsort(rows["due"], kind="stable")]
+            self._by_due = np.ascontiguousarray(rows["due"]), rows
+        if self._by_due is None:
+            return concatenated([found for part in self.unflushed if len(found := within(part, low, high, keep))])
+        due, rows = self._by_due
+        end = np.searchsorted(due, high.due, "right" if high.seq else "left")
+        return within(rows[np.searchsorted(due, low.due, "left") : end], low, high, keep)
+
+    def arrived(self, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> list[Records]:
+        """Units of the range that came after the capture."""
+        return [found for part in self.since if len(found := within(part, low, high, keep))]
+
+
+def within(rows: Records, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
+    due = rows["due"]
+    inside: Bools
+    if low.seq == 0 and high.seq == 0:
+        inside = (due >= low.due) & (due < high.due)
+    else:
+        seq = rows["seq"]
+        inside = at_or_below(due, seq, before(high)) & ~at_or_below(due, seq, before(low))
+    if keep is not None:
+        inside &= keep(rows)
+    return rows if inside.all() else rows[inside]
+
+
+def first_of(parts: list[Records], most: int) -> tuple[list[Records], Pair]:
+    """Of n units those of the first messages, as many as have `most` units, at least one; and where they end."""
+    due = np.concatenate([part["due"] for part in parts])
+    last_due = int(np.partition(due, most - 1)[most - 1])
+    herd = np.concatenate([part["seq"][part["due"] == last_due] for part in parts])
+    rank = most - 1 - int(np.count_nonzero(due < last_due))
+    end = after(Pair(last_due, int(np.partition(herd, rank)[rank])))
+    return [within(part, Pair(0, 0), end) for part in parts], end
+
+
+def part_that_fits(capture: Capture, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
+    """Where to stop in a slot that may be larger than the room: a histogram of its dues, then of one ms's seqs."""
+    room = max(room, 1)
+    counts = np.zeros(slot.width_ms, np.int64)
+    for block in _blocks(capture, slot, low, high):
+        counts += np.bincount(block["due"] - slot.time, minlength=slot.width_ms)
+    reach = np.cumsum(counts)
+    if not len(reach) or reach[-1] <= room:
+        return high
+    due = slot.time + int(np.searchsorted(reach, room, "right"))
+    if due > low.due:
+        return Pair(due, 0)
+    return _part_of_herd(capture, slot, low, min(high, Pair(due + 1, 0)), room)
+
+
+def _part_of_herd(capture: Capture, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
+    """Where to stop in one millisecond that holds more than fits: histograms of its seqs, finer and finer."""
+    ends = [(int(s.min()), int(s.max())) for b in _blocks(capture, slot, low, high) if len(s := b["seq"])]
+    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    while True:
+        width = -(-(last - first + 1) // HERD_BINS)
+        counts = np.zeros(HERD_BINS, np.int64)
+        for block in _blocks(capture, slot, low, high):
+            seq = block["seq"]
+            counts += np.bincount((seq[seq <= last] - first) // width, minlength=HERD_BINS)
+        whole = int(np.searchsorted(np.cumsum(counts), room, "right"))  # bins that fit
+        if whole == HERD_BINS:
+            return Pair(low.due, last + 1)
+        if whole or width == 1:
+            return Pair(low.due, first + max(1, whole) * width)
+        last = first + width - 1
+
+
+def _blocks(capture: Capture, slot: SlotRef, low: Pair, high: Pair) -> Iterator[Records]:
+    """(due, seq) of the slot's units of [low, high), block by block."""
+    blocks = capture.log.walk(slot.last, slot.time, slot.width_ms, capture.start)
+    begin, end = max(low, Pair(slot.time, 0)), min(high, Pair(slot.time + slot.width_ms, 0))
+    columns = ["due", "seq"]
+    for part in chained(blocks, [capture.recent(begin, end)]):
+        yield within(part, begin, end)[columns].copy()
+
+
+class LoadJob:
+    """Reads the live messages between the window's bound and a target, as many as fit the budget."""
+
+    def __init__(self, capture: Capture, low: Pair, target_ms: int, budget: int) -> None:
+        self.capture = capture
+        self.low = low
+        self.high = Pair(target_ms, 0)
+        self.budget = budget
+        self.loaded: list[Records] = []
+
+    def run(self) -> None:
+        room = self.budget
+        for slot in self.capture.slots:
+            low, high = max(self.low, Pair(slot.time, 0)), min(self.high, Pair(slot.time + slot.width_ms, 0))
+            units, cut = self.capture.collect_some(max(1, room), slot, low, high)
+            part = live_units(units)
+            if len(part):
+                self.loaded.append(part)
+                room -= len(part)
+            if cut < high:
+                self.high = cut
+                return
+
+
+class CascadeJob:
+    """Takes one hour slot's last words to the minute level as ROLL units: live, or dead and why."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.rolls = np.empty(0, UNIT)
+
+    def run(self) -> None:
+        slot = self.capture.slots[0]
+        chain = Capture(self.capture.log, [slot], [], start=self.capture.start)
+        rows, live = last_words(chain.collect(slot, *self._range(slot)))
+        rows = rows.copy()
+        rows["magic"] = np.where(live, ROLL, rows["magic"] | ROLL)
+        self.rolls = self._still_true(rows, self.capture.unflushed)
+
+    def _range(self, slot: SlotRef) -> tuple[Pair, Pair]:
+        return Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
+
+    def _still_true(self, rolls: Records, later: list[Records]) -> Records:
+        """`rolls` without the dead that a later unit speaks of: it goes to the minute level by itself, and before them.
+
+        The live ones stay, whatever came later: they never revive, and the slot's count needs them; where a record was
+        relocated meanwhile, they say its new place.
+        """
+        spoken = [part for other in later if len(part := within(other, *self._range(self.capture.slots[0])))]
+        if not spoken:
+            return rolls
+        said = np.concatenate(spoken)
+        dead = rolls["magic"] != ROLL
+        live = relocated(rolls[~dead], said[said["magic"] == ROLL | SAME])
+        if not dead.any():
+            return live
+        rows, _ = last_words(np.concatenate([rolls[dead], said]))
+        return np.concatenate([live, rows[(rows["magic"] & (ROLL | DELETE)) == ROLL | DELETE]])
+
+    def result(self) -> Records:
+        return self._still_true(self.rolls, self.capture.since)
+
+
+class FlushJob:
+    """Writes units to the TimerLog and syncs it."""
+
+    def __init__(self, log: TimerLog, rows: Records, build: Callable[[Records], Flush]) -> None:
+        self.log = log
+        self.rows = rows
+        self._build = build
+        self.flush: Flush | None = None
+
+    def run(self) -> None:
+        if len(self.rows):
+            self.flush = self._build(self.rows)
+            self.log.write(self.flush)
+
+
+def relocated(rows: Records, moves: Records) -> Records:
+    """Rows (n,) sorted by (due, seq) with the place that the last of `moves` of the same (due, seq) gives them."""
+    if not len(moves) or not len(rows):
+        return rows
+    latest = last_words(moves)[0]
+    at = Run.of(latest).places(rows["due"], rows["seq"])
+    hit = at >= 0
+    made = rows.copy()
+    for name in ("offset", "check"):
+        made[name][hit] = latest[name][at[hit]]
+    return made

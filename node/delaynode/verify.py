@@ -1,0 +1,156 @@
+"""`delaynode verify DIR`: says what is wrong, and where, with the files of a stopped node or of one of its shards.
+
+DIR: a node's data directory, a shard's directory, or any directory above some. Reads only, but for --clear-damaged.
+Exit status: 0 all is well, 1 something is damaged, 2 wrong usage or a node is running there.
+
+With --json a line each: {"event": "shard" | "progress" | "finding" | "summary" | "total", ...}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from delaynode.serve.datalock import DataInUse, lock_data
+from delaynode.store import persist
+from delaynode.store.files import DiskFiles
+from delaynode.store.verify import Finding, ReadOnlyFiles, Summary, size_of, verify_shard
+
+WELL, DAMAGED, USAGE = 0, 1, 2
+DEPTH = 5  # of directories below DIR in which shards are looked for
+PROGRESS_SECONDS = 0.2
+
+Tell = Callable[[str, dict[str, object]], None]
+"""tell(event, fields)."""
+
+
+def shards_below(directory: Path) -> list[Path]:
+    """The shards' directories at or below this one, by name."""
+    found: list[Path] = []
+
+    def look(at: Path, depth: int) -> None:
+        if any((at / name).exists() for name in ("shard.json", "checkpoint")) or (at / "log").is_dir():
+            found.append(at)
+        elif depth:
+            for below in sorted(path for path in at.iterdir() if path.is_dir()):
+                look(below, depth - 1)
+
+    look(directory, DEPTH)
+    return found
+
+
+def lock_above(shard: Path, stack: ExitStack, held: set[Path]) -> None:
+    """Take the lock of the node whose data the shard is part of, if any. Raises DataInUse, OSError."""
+    for directory in list(shard.resolve().parents)[:2]:
+        if directory not in held and (directory / "lock").is_file():
+            held.add(directory)
+            stack.enter_context(lock_data(str(directory)))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="delaynode verify", description="Check the files of a stopped node or shard.")
+    parser.add_argument("directory", type=Path, help="a node's data directory, or a shard's")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.add_argument(
+        "--clear-damaged",
+        action="store_true",
+        help="let a shard serve again that is marked damaged, if nothing else is wrong",
+    )
+    args = parser.parse_args(argv)
+    tell = _json_line if args.json else _text
+    with ExitStack() as stack:
+        try:
+            shards = shards_below(args.directory)
+            held: set[Path] = set()
+            for shard in shards:
+                lock_above(shard, stack, held)
+        except DataInUse as error:
+            return _refuse(f"{error}: stop the node first")
+        except OSError as error:
+            return _refuse(str(error))
+        if not shards:
+            return _refuse(f"{args.directory}: no shard here")
+        damaged = [shard for shard in shards if not verify(shard, tell, clear_damaged=args.clear_damaged)]
+    tell("total", {"shards": len(shards), "damaged": [str(shard) for shard in damaged]})
+    return DAMAGED if damaged else WELL
+
+
+def _refuse(why: str) -> int:
+    print(f"delaynode verify: {why}", file=sys.stderr)
+    return USAGE
+
+
+def verify(shard: Path, tell: Tell, *, clear_damaged: bool) -> bool:
+    """Look at one shard; True when it is well, or was made so by removing its marker."""
+    files = ReadOnlyFiles()
+    directory = str(shard)
+    tell("shard", {"directory": directory, "bytes": size_of(files, directory)})
+    told = time.monotonic()
+
+    def progress(read: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > PROGRESS_SECONDS:
+            told = time.monotonic()
+            tell("progress", {"read": read})
+
+    def found(finding: Finding) -> None:
+        tell("finding", {"text": str(finding), **asdict(finding)})
+
+    try:
+        summary = verify_shard(files, directory, found, progress)
+    except OSError as error:
+        found(Finding(error.filename or directory, -1, "", f"can't be read: {error.strerror or error}"))
+        summary = Summary(damage=1)
+    finally:
+        files.close()
+    if clear_damaged and summary.marked and summary.damage == 1:
+        persist.clear_damaged(DiskFiles(), directory)
+        summary.damage = 0
+        tell("cleared", {"directory": directory})
+    tell("summary", {"directory": directory, **asdict(summary)})
+    return not summary.damage
+
+
+def _json_line(event: str, fields: dict[str, object]) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def _text(event: str, fields: dict[str, object]) -> None:
+    match event:
+        case "finding":
+            print(f"  {'note' if fields['note'] else 'DAMAGE'}: {fields['text']}", flush=True)
+        case "cleared":
+            print("  nothing else is wrong: the mark is removed", flush=True)
+        case "shard":
+            print(f"{fields['directory']}", flush=True)
+        case "summary":
+            print(f"  {in_words(fields)}", flush=True)
+
+
+def in_words(summary: dict[str, object]) -> str:
+    """A summary event as a sentence."""
+
+    def number(name: str) -> str:
+        value = summary[name]
+        assert isinstance(value, int)
+        return f"{value:,}"
+
+    state = f"{number('damage')} findings of damage" if summary["damage"] else "well"
+    seconds, size = summary["seconds"], summary["bytes"]
+    assert isinstance(seconds, float)
+    assert isinstance(size, int)
+    return (
+        f"{state}: {number('frames')} frames with {number('messages')} messages, {number('units')} units, "
+        f"{number('slots')} slots, {number('entries')} queue entries, {number('pending')} messages pending; "
+        f"{size / 1e6:,.1f} MB in {seconds:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

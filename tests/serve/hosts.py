@@ -1,0 +1,100 @@
+"""Two hosts that share what the hosts of a node share, in this process, and what their callers were told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from delaynode.clock import GuardedClock, boot_ms, wall_ms
+from delaynode.metrics import NodeMetrics
+from delaynode.serve.host import ShardHost, Workshop
+from delaynode.serve.syncer import Syncer
+from delaynode.store import persist
+from delaynode.store.files import DiskFiles
+from delaynode.store.intake import Batch
+from delaynode.store.shard import ShardConfig
+
+Key = tuple[int, int]
+
+CONFIG = ShardConfig(flush_units=1, wheel_copy_units=1)  # a checkpoint and a copy of the wheels whenever something came
+
+
+@dataclass
+class Node:
+    """acknowledged, offered: (due, seq) of what was, or may have been, stored, by host."""
+
+    directory: Path
+    off_ms: int = 0  # of the wall clock
+    hosts: dict[str, ShardHost] = field(default_factory=dict)
+    acknowledged: dict[str, set[Key]] = field(default_factory=dict)
+    offered: dict[str, set[Key]] = field(default_factory=dict)
+    events: list[dict[str, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = GuardedClock(lambda: wall_ms() + self.off_ms, boot_ms)
+
+    def log(self, event: str, **fields: object) -> None:
+        self.events.append({"event": event, **fields})
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    async def send(self, name: str, dues: list[int], *, relative: bool = False) -> list[Key]:
+        """Raises Refused where the node would refuse the call. relative: `dues` are delays."""
+        n, zeros = len(dues), np.zeros(len(dues), np.uint32)
+        flags = np.full(n * relative, 1, np.uint8)
+        host = self.hosts[name]
+        appended = host.enqueue(Batch(np.array(dues), flags, zeros + 10, zeros, zeros, bytes(10 * n)))
+        assert appended.due is not None
+        keys = list(zip(appended.due.tolist(), range(appended.first_seq, appended.first_seq + n), strict=True))
+        self.offered.setdefault(name, set()).update(keys)
+        await host.committed(appended.log_end)
+        self.acknowledged.setdefault(name, set()).update(keys)
+        return keys
+
+    async def mixed(self, name: str) -> None:
+        """Some at once, some soon, some far."""
+        now = self.clock.now_ms()
+        await self.send(name, [now - 1, now - 1, now + 20, now + 30, now + 60_000, now + 5 * 3_600_000])
+
+    def released(self, name: str) -> list[Key]:
+        rows = self.hosts[name].shard.queue.read(0, self.hosts[name].shard.queue.visible)
+        return list(zip(rows["due"].tolist(), rows["seq"].tolist(), strict=True))
+
+    async def until_released(self, name: str, count: int, seconds: float = 10.0) -> float:
+        """time.monotonic() when so many were there."""
+        deadline = time.monotonic() + seconds
+        while len(self.released(name)) < count:
+            assert time.monotonic() < deadline, f"{len(self.released(name))} of {count} released"
+            await asyncio.sleep(0.002)
+        return time.monotonic()
+
+
+@asynccontextmanager
+async def node(directory: Path) -> AsyncIterator[Node]:
+    made = Node(directory)
+    files = DiskFiles()
+    with ThreadPoolExecutor(4) as pool:
+        syncer = Syncer()
+        shop = Workshop(
+            files, made.clock, syncer, pool, NodeMetrics(), asyncio.Semaphore(1), fsync=True, log=made.log,
+            disk_tight=lambda: False,
+        )  # fmt: skip
+        for queue, name in enumerate(("a", "b")):
+            now = made.clock.now_ms() - 1
+            shard = persist.create(files, made.path(name), queue + 1, "t", queue, CONFIG, now)
+            persist.accept_epoch(files, made.path(name), shard, 1)
+            made.hosts[name] = ShardHost(shard, made.path(name), shop)
+            await made.hosts[name].start(1, "n0")
+        try:
+            yield made
+        finally:
+            await asyncio.gather(*(host.stop() for host in made.hosts.values()))
+            await syncer.close()
+            files.close()

@@ -1,0 +1,146 @@
+"""The upkeep frees disk while a shard is at work: files go, and nobody who reads or owns a message notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from delaynode.serve import upkeep
+from delaynode.serve.host import ShardHost
+from delaynode.store.freeing import KeepConfig
+from delaynode.store.intake import Batch
+from delaynode.store.shard import CANCELLED
+from delaynode.store.timerscan import Folds
+
+from tests.serve import hosts
+from tests.serve.hosts import Node, node
+
+FAR_MS = 40 * 3_600_000
+BODY = 100
+Work = Callable[[Node], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def busy_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files, and all that is done each minute or half minute is done several times a second."""
+    keep = KeepConfig(retention_ms=3_600_000, keep_log_bytes=0, keep_log_ms=0, relocate_after_ms=0)
+    small = replace(
+        hosts.CONFIG, log_segment_bytes=8_000, timer_segment_bytes=52 * 40, queue_segment_bytes=40 * 50, keep=keep
+    )
+    monkeypatch.setattr(hosts, "CONFIG", small)
+    monkeypatch.setattr(upkeep, "MAINTAIN_SECONDS", 0.02)
+    monkeypatch.setattr(upkeep, "CHECKPOINT_SECONDS", 0.1)
+    monkeypatch.setattr(upkeep, "TRIM_SECONDS", 0.05)
+    monkeypatch.setattr(upkeep, "EMPTY_AGAIN_SECONDS", 0.2)
+
+
+def run(directory: Path, work: Work) -> None:
+    async def main() -> None:
+        async with node(directory) as made:
+            await asyncio.wait_for(work(made), 60)
+
+    asyncio.run(main())
+
+
+async def send(host: ShardHost, number: int, near: int, far: int) -> list[tuple[int, int]]:
+    """Bodies that tell their message; returns the far ones' handles."""
+    now = host.shop.clock.now_ms()
+    due = np.array([now + FAR_MS] * far + [now + 1] * near)
+    n = far + near
+    zeros = np.zeros(n, np.uint32)
+    bodies = b"".join(b"%08d" % (number * 1000 + at) + b"x" * (BODY - 8) for at in range(n))
+    appended = host.enqueue(Batch(due, np.empty(0, np.uint8), zeros + BODY, zeros, zeros, bodies))
+    await host.committed(appended.log_end)
+    return [(int(due[at]), appended.first_seq + at) for at in range(far)]
+
+
+async def consume(host: ShardHost, group: str, seen: list[bytes], count: int) -> None:
+    while len(seen) < count:
+        got = await host.receive(group, (), 64, 1 << 20, 200, 30_000, False)
+        if not len(got.offset):
+            continue
+        body = b"".join(await host.read_records(got.rows))
+        seen += [body[at : at + 8] for at in range(0, len(body), BODY)]
+        host.shard.consumers.acknowledge(group, got.offset, got.offset + 1, host.shop.clock.now_ms())
+        host.changed()
+        await host.committed(host.shard.log_end)
+
+
+def log_files(made: Node) -> int:
+    return len(list((made.directory / "a" / "log").iterdir()))
+
+
+async def until(claim: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    for _ in range(int(seconds / 0.05)):
+        if claim():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
+def test_what_is_consumed_goes_and_what_waits_stays_as_it_was(tmp_path: Path) -> None:
+    async def work(made: Node) -> None:
+        host = made.hosts["a"]
+        seen: dict[str, list[bytes]] = {"g": [], "h": []}
+        batches, near, far = 60, 27, 3
+        readers = [asyncio.create_task(consume(host, group, seen[group], batches * near)) for group in seen]
+        handles = [key for number in range(batches) for key in await send(host, number, near, far)]
+        await asyncio.gather(*readers)
+        expected = sorted(b"%08d" % (n * 1000 + at) for n in range(batches) for at in range(far, far + near))
+        assert sorted(set(seen["g"])) == sorted(set(seen["h"])) == expected
+        written = host.shard.log_end
+        await until(lambda: host.shard.queue.start == batches * near, "what all have consumed is still kept")
+        needed = batches * far * BODY
+        await until(
+            lambda: sum(path.stat().st_size for path in (tmp_path / "a" / "log").iterdir()) < 3 * needed + 16_000,
+            f"of {written} bytes {needed} are needed, {log_files(made)} files are there",
+        )
+        assert host.failure is None
+        due, seq = (np.array(column) for column in zip(*handles, strict=True))
+        lookup = host.shard.begin_lookup(due, seq, Folds())
+        if lookup.job is not None:
+            await host.off_loop(lookup.job.run)
+        outcome = host.shard.cancel(lookup, made.clock.now_ms()).outcome
+        host.shard.end_lookup(lookup)
+        assert (outcome == CANCELLED).all(), "a handle outlives the move of its message"
+        assert host.shard.index.pending == 0
+
+    run(tmp_path, work)
+
+
+def test_readers_never_meet_a_file_that_went(tmp_path: Path) -> None:
+    """Fetch and Receive at full speed, while segments go several times a second."""
+
+    async def work(made: Node) -> None:
+        host = made.hosts["a"]
+        batches, near = 150, 30
+        fetched = 0
+
+        async def fetch() -> None:
+            nonlocal fetched
+            while True:
+                at = max(host.shard.queue.start, host.shard.queue.visible - 40)
+                _, rows = await host.fetch(at, 40, 1 << 20, 5)
+                for part in np.array_split(rows, 3):
+                    fetched += len(b"".join(await host.read_records(part))) // BODY
+                await asyncio.sleep(0)
+
+        seen: list[bytes] = []
+        readers = [asyncio.create_task(fetch()) for _ in range(2)]
+        consumer = asyncio.create_task(consume(host, "g", seen, batches * near))
+        for number in range(batches):
+            await send(host, number, near, 0)
+        await consumer
+        for reader in readers:
+            reader.cancel()
+        ended = await asyncio.gather(*readers, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+        assert fetched > 1000
+        assert host.failure is None
+        await until(lambda: log_files(made) <= 3, "segments are left")
+
+    run(tmp_path, work)

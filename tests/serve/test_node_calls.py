@@ -1,0 +1,72 @@
+"""Calls about a node: what it says of itself, and what it does not let itself be told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+
+from tests.serve.client import NODE_METHODS, Client, Failure, now_ms, poll
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("pair"), nodes=2, topics=[TopicSpec("t", 1)]) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def client(pair: LocalCluster) -> Iterator[Client]:
+    with Client(pair.endpoints[0]) as made:
+        yield made
+
+
+def test_a_node_says_how_it_is(client: Client, pair: LocalCluster) -> None:
+    poll("both are known", lambda: list(client.call("DescribeNode").nodes) == ["n0", "n1"])
+    state = client.call("DescribeNode")
+    assert (state.node, state.endpoint, state.not_ready, list(state.conditions)) == ("n0", pair.endpoints[0], "", [])
+    assert abs(state.now_ms - now_ms()) < 5_000
+    assert (state.clock_disbelieved_ms, state.clock_behind_ms) == (0, 0)
+    assert state.disk_free_bytes > state.disk_reserve_bytes >= 256 << 20
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_any_node_can_be_asked_about_any_other(client: Client, pair: LocalCluster, node: str) -> None:
+    poll("both are known", lambda: len(client.call("DescribeNode").nodes) == 2)
+    state = client.call("DescribeNode", node=node)
+    assert (state.node, state.endpoint) == (node, pair.endpoints[int(node[1])])
+    assert abs(client.call("AcceptClock", node=node).moved_ms) <= 1  # rounding: nothing was disbelieved
+
+
+@pytest.mark.parametrize("node", ["n7", "N0", "x" * 5_000, "\0"])
+def test_a_node_that_nobody_knows_is_refused(client: Client, node: str) -> None:
+    for method in NODE_METHODS:
+        with pytest.raises(Failure) as caught:
+            client.call(method, node=node)
+        assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_NODE")
+
+
+@pytest.mark.parametrize("seen_ms", [3_600_000, -3_600_000, 2**63 - 1, -(2**63)])
+def test_a_step_that_is_not_there_is_not_accepted(client: Client, seen_ms: int) -> None:
+    with pytest.raises(Failure) as caught:
+        client.call("AcceptClock", disbelieved_ms=seen_ms)
+    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CLOCK_CHANGED")
+
+
+@pytest.mark.parametrize("method", NODE_METHODS)
+def test_bytes_that_are_no_request(method: str, client: Client) -> None:
+    choose = random.Random(method)
+    valid = pb.AcceptClockRequest(node="n0", disbelieved_ms=5_000_000).SerializeToString()
+    for _ in range(200):
+        data = bytearray(valid)
+        for _ in range(choose.randrange(1, 4)):
+            data[choose.randrange(len(data))] = choose.randrange(256)
+        answer = client.attempt(method, bytes(data[: choose.randrange(len(data) + 1)]))
+        if isinstance(answer, Failure):
+            assert answer.reason in ("BAD_REQUEST", "UNKNOWN_NODE", "CLOCK_CHANGED"), answer

@@ -1,0 +1,111 @@
+"""The tests of freeing find faults: each of these, planted, makes some of them fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from delaynode.store import cleaning, freeing, timercleaning, timerjobs, window
+from delaynode.store.consumers import Consumers
+from delaynode.store.frames import Trim
+from delaynode.store.freeing import Freeing
+from delaynode.store.timercleaning import CleanJob
+
+from tests.store import test_store_attacks_clients as attacks
+from tests.store import test_store_freeing as tests
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_counts(patch: pytest.MonkeyPatch) -> None:
+    result = CleanJob.result
+    patch.setattr(CleanJob, "result", lambda job: (result(job)[0], result(job)[1][:0]))
+
+
+def deaf_to_what_comes_while_it_cleans(patch: pytest.MonkeyPatch) -> None:
+    result = CleanJob.result
+
+    def deaf(job: CleanJob) -> Any:
+        job.capture.since.clear()
+        return result(job)
+
+    patch.setattr(CleanJob, "result", deaf)
+
+
+def forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
+    last_words = timercleaning.last_words
+
+    def living(rows: Any) -> Any:
+        words, live = last_words(rows)
+        return words[live], live[live]
+
+    patch.setattr(timercleaning, "last_words", living)
+
+
+def removes_files_with_the_trim(patch: pytest.MonkeyPatch) -> None:
+    apply = Freeing.apply_trim
+
+    def eager(self: Freeing, trim: Trim) -> None:
+        apply(self, trim)
+        for path in self._log.file.drop(trim.bases.tolist()):
+            self._log.file.files.remove(path)
+
+    patch.setattr(Freeing, "apply_trim", eager)
+
+
+def trims_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    keep_from = Freeing.keep_from
+    patch.setattr(Freeing, "keep_from", lambda self, now: min(self._queue.visible, keep_from(self, now) + 1))
+
+
+def trims_by_the_fastest_group(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consumers, "lowest_needed", lambda self: max(group.floor for group in self.groups.values()))
+
+
+def forgets_dead_letters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consumers, "pinned", lambda self: np.empty(0, np.int64))
+
+
+def relocates_what_has_ended_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cleaning.EmptyJob, "still_needed", lambda job, rows, shard: np.ones(len(rows), bool))
+
+
+def relocates_past_the_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(window.DueWindow, "relocate", lambda self, units: None)
+
+
+def rolls_to_the_old_place(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(timerjobs, "relocated", lambda rows, moves: rows)
+
+
+def copies_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cleaning.EmptyJob, "_dues", lambda job: np.empty(0, np.int64))
+
+
+def keeps_no_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(freeing.Ledger, "kept_from", lambda self, end, now, size, age: end)
+
+
+CAUGHT_BY: dict[Plant, Callable[[], None]] = {
+    no_counts: tests.test_counts_are_rebuilt_from_a_cleaned_timer_log_without_the_copy_of_the_wheels,
+    deaf_to_what_comes_while_it_cleans: tests.test_a_record_relocated_while_the_timer_log_is_cleaned_is_found,
+    forgets_the_dead: lambda: tests.test_b15_the_oldest_timer_files_go_and_every_message_stays(4),
+    removes_files_with_the_trim: tests.test_b15_nothing_is_removed_that_a_frame_after_the_checkpoint_needs,
+    trims_one_too_many: tests.test_a_message_that_one_group_has_not_acknowledged_is_kept,
+    trims_by_the_fastest_group: tests.test_a_message_that_one_group_has_not_acknowledged_is_kept,
+    forgets_dead_letters: attacks.test_b12d_a_dead_letter_outlives_the_queue_around_it_and_the_segment_its_body_was_in,
+    relocates_what_has_ended_meanwhile: tests.test_b8_a_message_cancelled_while_it_is_relocated_stays_cancelled,
+    relocates_past_the_window: (tests.test_a_record_relocated_when_it_is_about_to_be_released_is_read_at_its_new_place),
+    rolls_to_the_old_place: tests.test_a_record_relocated_while_its_hour_comes_down_is_found_at_its_new_place,
+    copies_without_a_look: tests.test_b14_rot_is_never_written_again_with_a_fresh_crc,
+    keeps_no_log: tests.test_b15_the_log_is_kept_for_replicas_that_catch_up,
+}
+
+
+@pytest.mark.parametrize("plant", CAUGHT_BY, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(BaseException):  # noqa: B017 - in whatever way, pytest's own included
+        CAUGHT_BY[plant]()

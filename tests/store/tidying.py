@@ -1,0 +1,138 @@
+"""Steps of a World: TRIM, emptying a segment of the CommitLog, cleaning the TimerLog. Nothing needed may go."""
+
+from __future__ import annotations
+
+from delaynode.store import cleaning
+from delaynode.store.cleaning import EmptyJob
+from delaynode.store.errors import Trimmed
+from delaynode.store.frames import Frame
+from delaynode.store.timercleaning import CleanJob
+
+from tests.store import model as m
+from tests.store.world import WorldBase
+
+
+def read_log(world: WorldBase) -> list[Frame]:
+    """The frames of the segments that are there."""
+    log = world.shard.log
+    ends = [*log.file.bases[1:], log.end]
+    found: list[Frame] = []
+    for base, end in zip(log.file.bases, ends, strict=True):
+        held = min(end, base + world.disk.size(f"{log.file.directory}/{base:020d}"))
+        found += cleaning.frames_of(log, base, held)
+    return found
+
+
+class Tidying(WorldBase):
+    """What the upkeep of a node does."""
+
+    def _forget_jobs(self) -> None:
+        super()._forget_jobs()
+        self.emptying: EmptyJob | None = None
+        self.cleaning: CleanJob | None = None
+
+    # ------------------------------------------------------------ TRIM
+    def trim(self, *, small: bool = True) -> None:
+        shard, start = self.shard, self.model.start
+        before = len(shard.log.pending)
+        with self.recording() as events:
+            shard.freeing.trim(self.now, shard.checkpointed, small=small)
+            if len(shard.log.pending) > before:
+                events.append(m.Trim(shard.queue.start))
+                self.check_trim(start, shard.queue.start)
+        self.check_ledger()
+
+    def check_trim(self, low: int, high: int) -> None:
+        """Each message that is kept no longer has outlived its retention, or every group is done with it."""
+        groups = self.model.groups.values()
+        for offset in range(low, high):
+            old = self.released_ms[offset] <= self.now - self.config.keep.retention_ms
+            queued = self.model.queue[offset]
+            done = bool(groups) and all(
+                offset < group.start or not group.takes(queued) or offset in group.done for group in groups
+            )
+            assert old or done, f"queue offset {offset} was still needed"
+            assert offset < self.shard.queue.visible, "trimmed before it was released for good"
+
+    def check_ledger(self) -> None:
+        """The ledger counts what is needed: pending, kept for the groups, or a letter of some group."""
+        letters = {o for group in self.model.groups.values() for o in (*group.dead, *group.redriven)}
+        kept = len(self.model.queue) - self.model.start
+        trimmed = [self.model.queue[o].msg for o in letters if o < self.model.start]
+        segments = self.shard.freeing.ledger.segments
+        assert int(segments["count"].sum()) == len(self.model.live) + kept + len(trimmed)
+        bodies = [q.msg for q in self.model.queue[self.model.start :]] + trimmed + list(self.model.live.values())
+        assert int(segments["bytes"].sum()) == sum(len(msg.body) for msg in bodies)
+        assert bool((segments["count"] >= 0).all())
+
+    # ------------------------------------------------------------ emptying a segment
+    def begin_empty(self, choice: int) -> None:
+        shard = self.shard
+        if self.emptying is None:
+            found = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=1.0)
+            if len(found):
+                self.emptying = cleaning.begin_emptying(shard, found[choice % len(found)])
+
+    def run_empty(self) -> None:
+        if self.emptying is not None and "empty" not in self.ran:
+            try:
+                self.emptying.run()
+            except Trimmed:
+                self.emptying.batches = []  # it went while it was looked at
+            self.ran.add("empty")
+
+    def finish_empty(self) -> None:
+        if self.emptying is None or "empty" not in self.ran:
+            return
+        shard = self.shard
+        with self.recording() as events:
+            events += [m.Relocate()] * cleaning.relocate(shard, [self.emptying], self.now)
+        cleaning.end_emptying(shard, self.emptying)
+        self.emptying = None
+        self.ran.discard("empty")
+        self.check_ledger()
+
+    def empty_all(self) -> None:
+        """Every closed segment that can be emptied is; a TRIM and a checkpoint then free it."""
+        self._all_of(self.run_empty, self.finish_empty)
+        shard = self.shard
+        rows = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=1.0)
+        jobs = [cleaning.begin_emptying(shard, row) for row in rows]
+        for job in jobs:
+            job.run()
+        with self.recording() as events:
+            events += [m.Relocate()] * cleaning.relocate(shard, jobs, self.now)
+        for job in jobs:
+            cleaning.end_emptying(shard, job)
+        self.check_ledger()
+        self._all_of(self.trim, self.checkpoint, self.trim, self.checkpoint)
+
+    # ------------------------------------------------------------ cleaning the TimerLog
+    def begin_clean(self) -> None:
+        if self.cleaning is None and self.cascading is None and self.checkpointing is None:
+            self.cleaning = self.shard.index.begin_clean()
+
+    def run_clean(self) -> None:
+        if self.cleaning is not None and "clean" not in self.ran:
+            self.cleaning.run()
+            self.ran.add("clean")
+
+    def finish_clean(self) -> None:
+        if self.cleaning is not None and "clean" in self.ran:
+            self.shard.index.finish_clean(self.cleaning)
+            self.cleaning = None
+            self.ran.discard("clean")
+
+    def clean(self) -> None:
+        """A whole cycle, if a file is closed."""
+        self._all_of(self.run_cascade, self.finish_cascade, self.run_clean, self.finish_clean)
+        self._all_of(self.pump, self.run_checkpoint, self.finish_checkpoint)
+        life = self.recoveries
+        for _ in range(1000):
+            if self.recoveries != life:
+                return
+            self.begin_clean()
+            if self.cleaning is None:
+                return self.checkpoint()
+            self._all_of(self.run_clean, self.finish_clean)
+        raise AssertionError("the cleaning never ends")
