@@ -4,8 +4,8 @@
 
 Delays from 0.2 s to 5 s and, for one batch in twenty, up to several minutes; cancels and reschedules; consumers that
 acknowledge, give back and forget. Every few seconds it notes each node's resident memory, file descriptors and bytes on
-disk; at the end it says how they went: the median of the last third against that of the middle third. Exit code 1 when
-a promise was broken.
+disk; at the end it says how they went, the median of the last third against that of the middle third, and verifies the
+files that the stopped nodes leave. Exit code 1 when a promise was broken or a file is damaged.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -79,6 +80,14 @@ def trend(samples: list[Sample], what: str, seconds: float) -> tuple[float, floa
     return middle, last, max(max(found, default=0.0) for found in values.values())
 
 
+def verified(directory: Path) -> bool:
+    """Whether `delaynode verify` finds nothing wrong with what the node leaves behind."""
+    command = [sys.executable, "-m", "delaynode.main", "verify", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    click.echo(done.stdout.rstrip() + done.stderr.rstrip())
+    return done.returncode == 0
+
+
 def soak(
     minutes: float, nodes: int, queues: int, every_s: tuple[float, float], traffic: Traffic, seed: int, root: Path
 ) -> bool:
@@ -117,6 +126,7 @@ def soak(
         ended.set()
         watcher.join()
         check_logs(cluster)
+    broken_files = [node for node in cluster.wishes.node_ids if not verified(root / node)]
     report = load.ledger.check()
     click.echo(f"soak of {seconds / 60:.1f} min, {nodes} nodes, kill -9: {kills}; {report}")
     for what, unit in (("rss_mib", "MiB"), ("descriptors", ""), ("disk_mib", "MiB")):
@@ -125,7 +135,7 @@ def soak(
     broken = {what: list(found)[:3] for what, found in report.broken.items() if found}
     if broken:
         click.echo(f"BROKEN: {broken}")
-    return not broken
+    return not broken_files and not broken
 
 
 @click.command()
@@ -134,10 +144,13 @@ def soak(
 @click.option("--queues", default=4, show_default=True)
 @click.option("--kill-every", nargs=2, default=(30.0, 90.0), show_default=True, help="Seconds between kills.")
 @click.option("--body", default=2_000, show_default=True, help="Bytes of a body.")
+@click.option("--farthest", default=240.0, show_default=True, help="Seconds: the longest delay.")
 @click.option("--seed", default=1, show_default=True)
-def main(minutes: float, nodes: int, queues: int, kill_every: tuple[float, float], body: int, seed: int) -> None:
+def main(
+    minutes: float, nodes: int, queues: int, kill_every: tuple[float, float], body: int, farthest: float, seed: int
+) -> None:
     """Mixed load and random kill -9 for a long time."""
-    traffic = Traffic(queues=queues, body_bytes=body, pause_s=0.1, far_share=0.05, far_ms=240_000)
+    traffic = Traffic(queues=queues, body_bytes=body, pause_s=0.1, far_share=0.05, far_ms=int(farthest * 1000))
     with tempfile.TemporaryDirectory(prefix="soak-") as root:
         sys.exit(0 if soak(minutes, nodes, queues, kill_every, traffic, seed, Path(root)) else 1)
 
