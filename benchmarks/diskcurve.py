@@ -115,15 +115,13 @@ class Life:
             self.pump()
         self.pump()
         segments = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=None)
-        jobs = [cleaning.begin_emptying(shard, segment) for segment in segments]
-        for job in jobs:
-            job.run()
+        job = cleaning.begin_emptying(shard, segments)
+        job.run()
         before = shard.log_end
-        cleaning.relocate(shard, jobs, self.now)
+        cleaning.relocate(shard, job, self.now)
         self.relocated_bytes += shard.log_end - before
         self.pump()
-        for job in jobs:
-            cleaning.end_emptying(shard, job)
+        cleaning.end_emptying(shard, job)
         while shard.index.clean_due():
             step = shard.index.begin_clean()
             if step is None:

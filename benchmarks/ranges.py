@@ -266,8 +266,10 @@ class Session:
             self.chosen[number] = rows.take(np.arange(1000, 66_536))
         await self.timed("reschedule of 65,536 from the minute on", lambda m: change(m, 65_536))
 
-        scattered = {m.number: self.stored.sample(65_536, self.minutes[-1].to_ms, self.rng) for m in self.minutes[:3]}
+        last_ms = self.minutes[-1].to_ms
         self.minutes = self.minutes[:3]
+        scattered = {m.number: self.stored.sample(65_536, last_ms, self.rng) for m in self.minutes}
+        await asyncio.sleep(2.0)  # the side stream was held up by that, too
         await self.timed("cancel of 65,536 scattered", lambda m: ask.cancel(scattered[m.number]))
         await self.timed(
             "cancel of 1,000 scattered, known already", lambda m: ask.cancel(scattered[m.number].take(np.arange(1000)))

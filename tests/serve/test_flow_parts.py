@@ -32,32 +32,44 @@ async def started(budget: Budget, *wanted: tuple[str, int]) -> list[asyncio.Task
     return tasks
 
 
-def test_a_full_budget_refuses_who_cannot_wait_and_says_which_limit() -> None:
-    budget = Budget("of messages wait", 100, 60)
-    first = budget.take_now("a", 60)
-    with pytest.raises(Refused, match="60 bytes of messages wait for this connection, the limit is 60") as caught:
-        budget.take_now("a", 1)
-    assert caught.value.reason == "BUSY"
-    assert int(caught.value.metadata["retry_after_ms"]) > 0
-    with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100"):
-        budget.take_now("b", 41)
-    budget.give(first)
-    assert budget.take_now("b", 41).size == 41
+def test_a_full_budget_refuses_who_cannot_wait_long_and_says_which_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "SOON_SECONDS", 0.05)
+
+    async def run() -> None:
+        budget = Budget("of messages wait", 100, 60)
+        first = await budget.take_soon("a", 60)
+        with pytest.raises(Refused, match="60 bytes of messages wait for this connection, the limit is 60") as caught:
+            await budget.take_soon("a", 1)
+        assert caught.value.reason == "BUSY"
+        assert int(caught.value.metadata["retry_after_ms"]) > 0
+        with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100"):
+            await budget.take_soon("b", 41)
+        soon = asyncio.create_task(budget.take_soon("b", 41))
+        await turn()
+        budget.give(first)
+        assert (await soon).size == 41
+        assert budget.used == 41
+
+    asyncio.run(run())
 
 
 def test_one_alone_may_be_larger_than_any_limit() -> None:
-    budget = Budget("", 100, 60)
-    hold = budget.take_now("a", 1_000)
-    with pytest.raises(Refused):
-        budget.take_now("b", 1)
-    budget.give(hold)
-    assert budget.used == 0
+    async def run() -> None:
+        budget = Budget("", 100, 60)
+        hold = await budget.take("a", 1_000)
+        (other,) = await started(budget, ("b", 1))
+        assert not other.done()
+        budget.give(hold)
+        budget.give(await other)
+        assert budget.used == 0
+
+    asyncio.run(run())
 
 
 def test_who_waits_for_the_node_is_served_in_order_and_nobody_passes() -> None:
     async def run() -> None:
         budget = Budget("", 100, 100)
-        first = budget.take_now("a", 90)
+        first = await budget.take("a", 90)
         large, tiny = await started(budget, ("b", 50), ("c", 5))
         assert not large.done()
         assert not tiny.done()
@@ -72,7 +84,7 @@ def test_who_waits_for_the_node_is_served_in_order_and_nobody_passes() -> None:
 def test_who_waits_for_its_own_connection_keeps_no_other_waiting() -> None:
     async def run() -> None:
         budget = Budget("", 100, 30)
-        mine = budget.take_now("a", 30)
+        mine = await budget.take("a", 30)
         second, other = await started(budget, ("a", 30), ("b", 30))
         assert not second.done()
         assert other.done()
@@ -86,7 +98,7 @@ def test_who_waits_for_its_own_connection_keeps_no_other_waiting() -> None:
 def test_who_goes_away_while_waiting_or_just_served_leaves_nothing_held() -> None:
     async def run() -> None:
         budget = Budget("", 100, 100)
-        first = budget.take_now("a", 100)
+        first = await budget.take("a", 100)
         waiting, served = await started(budget, ("b", 100), ("c", 100))
         waiting.cancel()
         await turn()
@@ -106,7 +118,7 @@ def test_those_who_do_not_read_are_given_up_when_others_wait_and_only_then(monke
 
     async def run() -> None:
         budget = Budget("", 100, 50, given_up.append)
-        deaf = [budget.take_now("deaf", 50), budget.take_now("deaf too", 50)]
+        deaf = [await budget.take("deaf", 50), await budget.take("deaf too", 50)]
         await asyncio.sleep(0.1)
         assert not given_up
         (waiting,) = await started(budget, ("honest", 10))

@@ -27,7 +27,7 @@ from tests.serve.fuzz_requests import QUEUES, Maker
 from tests.serve.fuzz_wire import Wire
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
-CASES = int(os.environ.get("DELAY_FUZZ_INSIDE_CASES", "100000"))
+CASES = int(os.environ.get("DELAY_FUZZ_INSIDE_CASES", "80000"))
 RUNS = 4
 CHECK_EVERY = 500  # cases
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 
 import grpc
 import pytest
+from click.testing import CliRunner
+from delayclient.cli import main
 from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
+from delaynode.registry.model import NodeLease, TopicSpec
 from delayoperator.local import LocalCluster
 
 from tests.serve.client import NODE_METHODS, Client, Failure, now_ms, poll
@@ -70,3 +73,25 @@ def test_bytes_that_are_no_request(method: str, client: Client) -> None:
         answer = client.attempt(method, bytes(data[: choose.randrange(len(data) + 1)]))
         if isinstance(answer, Failure):
             assert answer.reason in ("BAD_REQUEST", "UNKNOWN_NODE", "CLOCK_CHANGED"), answer
+
+
+def test_delayctl_lists_the_nodes_those_included_that_do_not_answer(pair: LocalCluster) -> None:
+    pair.registry.renew_lease(NodeLease("n2", "gone", "127.0.0.1:1", "127.0.0.1:1", 1))
+    with Client(pair.endpoints[0]) as client:
+        poll("all are known", lambda: len(client.call("DescribeNode").nodes) == 3)
+    asked = ["nodes", "list", "--endpoint", pair.endpoints[1]]
+    listed = CliRunner().invoke(main, [*asked, "--json"], catch_exceptions=False)
+    rows = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert [(row["node"], bool(row["problem"])) for row in rows] == [("n0", False), ("n1", False), ("n2", True)]
+    assert [row["endpoint"] for row in rows[:2]] == pair.endpoints
+    table = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert table.exit_code == 0
+    assert [line.split()[0] for line in table.stdout.splitlines() if line[:1] in "Nn"] == ["NODE", "n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize(("node", "code", "text"), [("n0", 1, "n0 believes its clock"), ("n7", 1, "no node 'n7'")])
+def test_delayctl_accepts_no_clock_that_is_believed(pair: LocalCluster, node: str, code: int, text: str) -> None:
+    asked = ["nodes", "accept-clock", node, "--yes", "--endpoint", pair.endpoints[0]]
+    ended = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert ended.exit_code == code
+    assert text in ended.stderr

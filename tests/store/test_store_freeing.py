@@ -271,7 +271,7 @@ def test_b14_rot_is_never_written_again_with_a_fresh_crc() -> None:
     job = cleaning.begin_emptying(world.shard, segment)
     with pytest.raises(Damaged, match=rf"log: offset {int(segment['base'])}: crc32 differs"):
         job.run()
-    assert cleaning.relocate(world.shard, [job], world.now) == 0
+    assert cleaning.relocate(world.shard, job, world.now) == 0
     cleaning.end_emptying(world.shard, job)
     assert world.shard.log_end == end
 

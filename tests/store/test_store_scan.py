@@ -171,6 +171,69 @@ class Indexed:
                 assert magic & (DELETE | MOVED) == self.dead[key]
 
 
+def reads(both: Indexed, job: ScanJob) -> int:
+    """How often a job reads the TimerLog."""
+    log, count = both.index.log, 0
+    read = log._read
+
+    def counted(position: int, n: int) -> np.ndarray:
+        nonlocal count
+        count += 1
+        return read(position, n)
+
+    log._read = counted  # type: ignore[method-assign]
+    try:
+        job.run()
+        assert len(job.result()[0])
+    finally:
+        del log._read  # type: ignore[attr-defined]
+        both.index.end_capture(job.capture)
+    return count
+
+
+def with_one_slot(messages: int, flushes: int) -> Indexed:
+    """A slot whose chain has as many runs as flushes."""
+    both = Indexed(1, Folds(1000, kept_from=10, piece_units=500))
+    both.places = [START_MS + MINUTE_MS]
+    for _ in range(flushes):
+        for _ in range(messages // flushes):
+            both.index.insert(units(np.array([both.due()]), np.array([both.seq]), both.seq * 10, 10, 0, 0, DEFAULT))
+            both.seq += 1
+        both.flush()
+    return both
+
+
+def test_p4_the_next_page_of_a_large_slot_reads_only_what_the_slot_has_gained() -> None:
+    both = with_one_slot(200, 10)
+    low, high = Pair(START_MS, 0), Pair(START_MS + 2 * MINUTE_MS, 0)
+    costs = []
+    while low < high:
+        job = both.index.begin_scan(low, high, None, 20, both.folds)
+        costs.append(reads(both, job))
+        low = job.high
+    assert costs[0] >= 10
+    assert costs[1:] == [0] * (len(costs) - 1)
+    assert len(costs) >= 10
+    both.insert()
+    both.flush()
+    assert reads(both, both.index.begin_scan(Pair(START_MS, 0), high, None, 20, both.folds)) == 1
+
+
+def test_p4_one_cancel_after_the_other_in_a_large_slot_reads_it_only_twice() -> None:
+    both = with_one_slot(200, 10)
+    job = both.index.begin_scan(Pair(START_MS, 0), Pair(START_MS + 2 * MINUTE_MS, 0))
+    job.run()
+    rows, _ = job.result()
+    both.index.end_capture(job.capture)
+    costs = []
+    for row in rows[:5]:
+        due, seq = np.array([row["due"]]), np.array([row["seq"]])
+        job = both.index.begin_lookup(due, seq, np.ones(1, bool), np.empty(0, UNIT), both.folds)
+        costs.append(reads(both, job))
+    assert min(costs[:2]) >= 10
+    assert costs[2:] == [0, 0, 0]
+
+
 FOLDS = [Folds(0), Folds(40, kept_from=1, piece_units=6), Folds(1000, kept_from=1, piece_units=50)]
 
 

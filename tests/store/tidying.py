@@ -69,7 +69,7 @@ class Tidying(WorldBase):
     def begin_empty(self, choice: int) -> None:
         shard = self.shard
         if self.emptying is None:
-            found = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=1.0)
+            found = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=float("inf"))
             if len(found):
                 self.emptying = cleaning.begin_emptying(shard, found[choice % len(found)])
 
@@ -86,7 +86,7 @@ class Tidying(WorldBase):
             return
         shard = self.shard
         with self.recording() as events:
-            events += [m.Relocate()] * cleaning.relocate(shard, [self.emptying], self.now)
+            events += [m.Relocate()] * cleaning.relocate(shard, self.emptying, self.now)
         cleaning.end_emptying(shard, self.emptying)
         self.emptying = None
         self.ran.discard("empty")
@@ -96,14 +96,12 @@ class Tidying(WorldBase):
         """Every closed segment that can be emptied is; a TRIM and a checkpoint then free it."""
         self._all_of(self.run_empty, self.finish_empty)
         shard = self.shard
-        rows = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=1.0)
-        jobs = [cleaning.begin_emptying(shard, row) for row in rows]
-        for job in jobs:
-            job.run()
+        rows = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=float("inf"))
+        job = cleaning.begin_emptying(shard, rows)
+        job.run()
         with self.recording() as events:
-            events += [m.Relocate()] * cleaning.relocate(shard, jobs, self.now)
-        for job in jobs:
-            cleaning.end_emptying(shard, job)
+            events += [m.Relocate()] * cleaning.relocate(shard, job, self.now)
+        cleaning.end_emptying(shard, job)
         self.check_ledger()
         self._all_of(self.trim, self.checkpoint, self.trim, self.checkpoint)
 

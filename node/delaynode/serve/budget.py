@@ -23,6 +23,7 @@ AGAIN_SECONDS = 0.5  # between two looks for those to be given up
 UNREAD_SECONDS = 3.0  # an answer that has waited for so long may be given up for those of others
 FIRST_ANSWER_BYTES = 256 << 10  # to a new connection; each answer that it reads doubles the next one
 MANY_PEERS = 20_000
+SOON_SECONDS = 0.5  # a unary call is refused when there is no room for it by then
 BUSY_RETRY_MS = 20
 READERS = 8  # calls that receive a large request at once
 SLOW_READERS = 24
@@ -86,18 +87,18 @@ class Budget:
         self._by_peer[peer] = self._by_peer.get(peer, 0) + size
         return hold
 
-    def take_now(self, peer: str, size: int) -> Hold:
-        """Raises Refused BUSY."""
-        if not self._fits_node(size):
-            raise self._busy("in this node", self.used, self.limit)
-        if not self._fits_peer(peer, size):
-            raise self._busy("for this connection", self._by_peer[peer], self.each)
-        return self._take(peer, size)
-
-    def _busy(self, where: str, used: int, limit: int) -> Refused:
-        return Refused(
-            "BUSY", f"{used:,} bytes {self._what} {where}, the limit is {limit:,}", retry_after_ms=BUSY_RETRY_MS
-        )
+    async def take_soon(self, peer: str, size: int) -> Hold:
+        """As take(), for who should not wait for long. Raises Refused BUSY."""
+        try:
+            async with asyncio.timeout(SOON_SECONDS):
+                return await self.take(peer, size)
+        except TimeoutError:
+            node = not self._fits_node(size)
+            used, limit = (self.used, self.limit) if node else (self._by_peer.get(peer, 0), self.each)
+            where = "in this node" if node else "for this connection"
+            raise Refused(
+                "BUSY", f"{used:,} bytes {self._what} {where}, the limit is {limit:,}", retry_after_ms=BUSY_RETRY_MS
+            ) from None
 
     async def take(self, peer: str, size: int) -> Hold:
         """Waits for room. Who waits only for its own connection's part keeps nobody else waiting."""

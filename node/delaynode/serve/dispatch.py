@@ -33,12 +33,15 @@ class Dispatch:
         self.flow = node.flow
 
     def received(self, serve: Serve, *, batch: bool = False) -> grpc.RpcMethodHandler:
-        """A unary call whose request is received when its turn has come. To the client it is as any unary call."""
+        """A unary call whose request is received when its turn has come. To the client it is as any unary call.
+
+        batch: the request counts in the budget for what comes in until the call is served.
+        """
 
         async def handle(_: Any, context: Context) -> Body:
             answers = self.flow.answers(context)
             try:
-                body = await serve(await self._request(context, batch), context, answers)
+                body = await (serve_batch if batch else serve_one)(context, answers)
                 answers.sent_when_done()
                 return body
             except BaseException as error:
@@ -48,14 +51,17 @@ class Dispatch:
                 ended = without_trail(error)
             return await end(context, ended)
 
-        return grpc.stream_unary_rpc_method_handler(handle)
+        async def serve_one(context: Context, answers: Answers) -> Body:
+            return await serve(_not_missing(await self.flow.read(context)), context, answers)
 
-    async def _request(self, context: Context, batch: bool) -> Body:
-        data: Any = await self.flow.read(context, batch=batch)
-        if data is grpc.aio.EOF:
-            raise Refused("BAD_REQUEST", "the call has no request")
-        request: Body = data
-        return request
+        async def serve_batch(context: Context, answers: Answers) -> Body:
+            data, holds = await self.flow.read_batch(context)
+            try:
+                return await serve(_not_missing(data), context, answers)
+            finally:
+                self.flow.give(holds)
+
+        return grpc.stream_unary_rpc_method_handler(handle)
 
     def for_shard(self, method: str, request_type: type[Message], serve: ServeShard) -> Serve:
         """Parse a request that names a shard, and serve it here or where the shard is."""
@@ -95,6 +101,13 @@ class Dispatch:
                 epoch=place.epoch,
             )
         return place
+
+
+def _not_missing(data: Any) -> Body:
+    if data is grpc.aio.EOF:
+        raise Refused("BAD_REQUEST", "the call has no request")
+    request: Body = data
+    return request
 
 
 def without_trail(error: Refused | Passed) -> Refused | Passed:

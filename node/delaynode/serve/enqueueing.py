@@ -51,16 +51,12 @@ class EnqueueCalls:
     async def enqueue(self, data: Body, context: Context, answers: Answers) -> Body:
         view = _view(data)
         place = self._dispatch.place(view.topic, view.queue, context)
-        hold = self._budget.take_now(context.peer(), len(data))
-        try:
-            if len(view.relative):  # the answer has as many dues
-                await answers.room(len(view.time))
-            if isinstance(place, Elsewhere):
-                forwarder = self._dispatch.forwarder
-                return await forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
-            return await self._committed(await self._store(place, view, len(data)))
-        finally:
-            self._budget.give(hold)
+        if len(view.relative):  # the answer has as many dues
+            await answers.room(len(view.time))
+        if isinstance(place, Elsewhere):
+            forwarder = self._dispatch.forwarder
+            return await forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
+        return await self._committed(await self._store(place, view, len(data)))
 
     async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> Stored:
         """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""

@@ -9,7 +9,7 @@ from typing import Any
 from delaynode.config import NodeConfig
 from delaynode.metrics import FlowFigures
 from delaynode.serve import connections
-from delaynode.serve.budget import Answers, Budget, ReadingGate
+from delaynode.serve.budget import Answers, Budget, Hold, ReadingGate
 from delaynode.serve.receiving import Receiving
 
 ONE_CONNECTION = 4  # a connection holds at most one part in so many of a budget
@@ -34,10 +34,29 @@ class Flow:
         """Of one call."""
         return Answers(self.going_out, context)
 
-    async def read(self, context: Any, *, batch: bool) -> Any:
+    async def read(self, context: Any) -> Any:
         """The request of a call that has one; grpc.aio.EOF when it has none. Raises Refused BUSY."""
-        gate = self._batches if batch else self._others
-        return self._count(context, await gate.read(context.read))
+        return self._count(context, await self._others.read(context.read))
+
+    async def read_batch(self, context: Any) -> tuple[Any, list[Hold]]:
+        """As read(), and what the request holds of the budget for what comes in; the caller gives it back."""
+        holds: list[Hold] = []
+
+        async def read_and_take() -> Any:  # the next one is received when this one has its part of the budget
+            data = self._count(context, await context.read())
+            if isinstance(data, bytes):
+                holds.append(await self.coming_in.take_soon(context.peer(), len(data)))
+            return data
+
+        try:
+            return await self._batches.read(read_and_take), holds
+        except BaseException:
+            self.give(holds)
+            raise
+
+    def give(self, holds: list[Hold]) -> None:
+        while holds:
+            self.coming_in.give(holds.pop())
 
     async def read_next(self, context: Any) -> Any:
         """The next request of a stream, which may be long in coming; grpc.aio.EOF at its end."""

@@ -16,9 +16,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from delaynode.memory import give_back
 from delaynode.store import cleaning, persist
 from delaynode.store.errors import Trimmed
+from delaynode.store.ledger import COLUMN_BYTES
 from delaynode.store.types import Records
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units
 TRIM_SECONDS = 5.0  # between two TRIMs of a few queue entries
 EMPTY_AGAIN_SECONDS = 60.0  # a segment that could not be emptied is not looked at again before
 EMPTY_BYTES = 16 << 20  # written again at once, about: memory, and a segment of its own
+EMPTY_SEGMENTS = 16  # emptied at once, at most: each is read whole, while a checkpoint may wait
 TIGHT_SHARE = 0.75  # with little disk left a segment is emptied as soon as so much of it, or less, is needed
 
 
@@ -49,6 +53,7 @@ class Upkeep:
         self._units_copied = 0  # flushed since the last copy of the wheels
         self._timer_start = self._shard.index.log.start  # as of that copy
         self._not_before: dict[int, float] = {}  # segment -> time.monotonic()
+        self._kept: dict[int, int] = {}  # segment -> queue offset of a message that keeps it from being emptied
 
     def loops(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         """To be run while the shard is served."""
@@ -192,10 +197,10 @@ class Upkeep:
                 self._host.changed()
                 await self._host.committed(end)
         segments = self._to_empty(now)
-        if segments:
+        if len(segments):
             await self._empty(segments)
 
-    def _to_empty(self, now_ms: int) -> list[Records]:
+    def _to_empty(self, now_ms: int) -> Records:
         """The emptiest segments worth it, as many as are emptied at once."""
         tight = self._shop.disk_tight()
         candidates = self._shard.freeing.mostly_dead(
@@ -203,33 +208,28 @@ class Upkeep:
         )
         now = time.monotonic()
         self._not_before = {base: at for base, at in self._not_before.items() if at > now}
-        found: list[Records] = []
-        size = 0
-        for row in candidates:
-            size += int(row["bytes"])
-            if found and size > EMPTY_BYTES:
-                break
-            if int(row["base"]) not in self._not_before:
-                found.append(row)
-        return found
+        self._kept = {base: at for base, at in self._kept.items() if at >= self._shard.queue.start}
+        left = [*self._not_before, *self._kept]
+        found = candidates[~np.isin(candidates["base"], left)][:EMPTY_SEGMENTS] if left else candidates[:EMPTY_SEGMENTS]
+        size = np.cumsum(found["bytes"] + COLUMN_BYTES * found["count"])
+        return found[: max(1, int(np.searchsorted(size, EMPTY_BYTES, "right")))]
 
-    async def _empty(self, segments: list[Records]) -> None:
-        """Write what the segments still hold again, so that the next TRIM frees them."""
+    async def _empty(self, segments: Records) -> None:
+        """Write what the segments (k,) still hold again, so that the next TRIM frees them."""
         shard, host = self._shard, self._host
         again = time.monotonic() + EMPTY_AGAIN_SECONDS
-        self._not_before |= {int(segment["base"]): again for segment in segments}
+        self._not_before |= dict.fromkeys(segments["base"].tolist(), again)
         async with self._shop.checkpoints:
-            jobs = [cleaning.begin_emptying(shard, segment) for segment in segments]
+            job = cleaning.begin_emptying(shard, segments)
             try:
-                for job in jobs:
-                    with suppress(Trimmed):  # it went while it was looked at
-                        await host.off_loop(job.run)
-                if cleaning.relocate(shard, jobs, self._shop.clock.now_ms()):
+                with suppress(Trimmed):  # it went while it was looked at
+                    await host.off_loop(job.run)
+                self._kept |= job.kept
+                if cleaning.relocate(shard, job, self._shop.clock.now_ms()):
                     host.changed()
                     await host.committed(shard.log_end)
             finally:
-                for job in jobs:
-                    cleaning.end_emptying(shard, job)
+                cleaning.end_emptying(shard, job)
 
     async def _clean_step(self) -> bool:
         """A step of cleaning the TimerLog; False when there was nothing to clean."""

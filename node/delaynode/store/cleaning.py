@@ -1,15 +1,16 @@
-"""Emptying a mostly dead CommitLog segment: what is still needed of it is found, checked and written again.
+"""Emptying mostly dead CommitLog segments: what is still needed of them is found, checked and written again.
 
     begin_emptying() -> job.run(), on any thread -> relocate(), on the owner's -> end_emptying()
 
-Log-structured cleaning (Rosenblum & Ousterhout 1991). Every frame's crc and every record's check are verified on the
+Log-structured cleaning (Rosenblum & Ousterhout 1991). The slots' chains are walked once for all segments of a job. Every frame's crc and every record's check are verified on the
 way, so that rot is never given a fresh crc. What is written again gets segments of its own: among new messages, most
 of which die young, it would soon have to move again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from delaynode.store.frames import BadFrame, Frame, Kind, parse, parse_append, p
 from delaynode.store.shard import Shard
 from delaynode.store.timerjobs import Capture, SlotRef
 from delaynode.store.types import I64, Bools, Buffer, Pair, Records, at_or_below
-from delaynode.store.units import DEFAULT, MAGIC_MASK, ROLL, UNIT, concatenated, last_words
+from delaynode.store.units import DEFAULT, MAGIC_MASK, ROLL, SAME, UNIT, concatenated, last_words
 from delaynode.store.window import Run
 
 BATCH_BYTES = 4 << 20  # of records in one RELOCATE, about
@@ -28,35 +29,38 @@ QUEUE_ROWS = 262_144  # queue units looked at in one read
 
 
 class EmptyJob:
-    """Finds what is needed of one closed segment. Made by begin_emptying()."""
+    """Finds what is needed of closed segments (k,). Made by begin_emptying()."""
 
-    def __init__(self, shard: Shard, segment: Records, capture: Capture, letters: Records) -> None:
-        self.base, self.end = int(segment["base"]), int(segment["end"])  # log offsets
+    def __init__(self, shard: Shard, segments: Records, capture: Capture, letters: Records) -> None:
+        self.segments = segments[np.argsort(segments["base"])]
         self.capture = capture
+        self.kept: dict[int, int] = {}  # segments left alone -> the queue offset of a message there that is kept
         self._log, self._queue = shard.log, shard.queue
-        self._count = int(segment["count"])
         self._kept = shard.queue.start, shard.queue.visible  # queue offsets: released and kept for the groups
         self._watermark = shard.index.watermark
-        self._letters = letters[self._within(letters["offset"])]
+        self._letters = letters
         self._shard = shard
         self.batches: list[tuple[Records, bytes]] = []  # found: rows of dtype UNIT, and their records
 
     def _within(self, offset: I64) -> Bools:
-        inside: Bools = (offset >= self.base) & (offset < self.end)
+        at = np.searchsorted(self.segments["base"], offset, "right") - 1
+        inside: Bools = (at >= 0) & (offset < self.segments["end"][at])
         return inside
 
     def run(self) -> None:
         """Raises Damaged, naming the place, when what it reads is not what was written."""
-        if self._holds_kept():
-            return  # it could not go: the groups are to be done with these first
+        self._leave_kept()
+        if not len(self.segments):
+            return
         dues = self._dues()
         likely = [
             slot
             for slot in self.capture.slots
             if np.searchsorted(dues, slot.time) < np.searchsorted(dues, slot.time + slot.width_ms)
         ]
-        found = [_as_units(self._letters), *map(self._pending, likely)]
-        if sum(map(len, found)) < self._count:  # some have been rescheduled to other slots
+        letters = self._letters[self._within(self._letters["offset"])]
+        found = [_as_units(letters), *map(self._pending, likely)]
+        if sum(map(len, found)) < int(self.segments["count"].sum()):  # some have been rescheduled to other slots
             named = {(slot.time, slot.width_ms) for slot in likely}
             found += [self._pending(slot) for slot in self.capture.slots if (slot.time, slot.width_ms) not in named]
         rows = concatenated([rows for rows in found if len(rows)])
@@ -65,25 +69,31 @@ class EmptyJob:
         parts = np.split(rows, np.flatnonzero(np.diff(group)) + 1) if len(rows) else []
         self.batches = [(part, b"".join(self._shard.read_records(part))) for part in parts]
 
-    def _holds_kept(self) -> bool:
-        """Whether a released message that is kept for its groups lies here."""
+    def _leave_kept(self) -> None:
+        """Segments that hold a message kept for the groups could not go: these are to be done with it first."""
         low, high = self._kept
-        return any(
-            self._within(self._queue.read(at, min(QUEUE_ROWS, high - at))["offset"]).any()
-            for at in range(low, high, QUEUE_ROWS)
-        )
+        for begin in range(low, high, QUEUE_ROWS):
+            offset = self._queue.read(begin, min(QUEUE_ROWS, high - begin))["offset"]
+            rows = np.flatnonzero(self._within(offset))
+            if len(rows):
+                at, first = np.unique(np.searchsorted(self.segments["base"], offset[rows], "right"), return_index=True)
+                self.kept |= dict(zip(self.segments["base"][at - 1].tolist(), (begin + rows[first]).tolist(), strict=True))
+                self.segments = np.delete(self.segments, at - 1)
+            if not len(self.segments):
+                return
 
     def _dues(self) -> I64:
-        """The dues above the watermark that the segment's frames name, ascending, each once."""
+        """The dues above the watermark that the segments' frames name, ascending, each once."""
         found = [np.empty(0, np.int64)]
-        for frame in frames_of(self._log, self.base, self.end):
+        spans = zip(self.segments["base"].tolist(), self.segments["end"].tolist(), strict=True)
+        for frame in chain.from_iterable(frames_of(self._log, base, end) for base, end in spans):
             if frame.kind in (Kind.APPEND, Kind.RELOCATE):
                 due = parse_append(frame).due if frame.kind is Kind.APPEND else parse_relocate(frame).due
                 found.append(np.unique(due[due >= self._watermark.due]))
         return np.unique(np.concatenate(found))
 
     def _pending(self, slot: SlotRef) -> Records:
-        """The slot's live messages whose records lie in the segment."""
+        """The slot's live messages whose records lie in the segments."""
 
         def keep(rows: Records) -> Bools:
             # whatever is no DEFAULT may end one of them, or say that its record lies elsewhere
@@ -91,41 +101,48 @@ class EmptyJob:
             return told | self._within(rows["offset"])
 
         span = Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
-        rows, live = last_words(self.capture.collect(slot, *span, keep))
+        found = self.capture.collect(slot, *span, keep).copy()
+        # what said this spoke of a live message: left out may be the DEFAULT that brought it back after a DELETE
+        found["magic"][((found["magic"] & MAGIC_MASK) == ROLL | SAME) & self._within(found["offset"])] = DEFAULT
+        rows, live = last_words(found)
         return rows[live & self._within(rows["offset"])]
 
-    def still_needed(self, rows: Records, shard: Shard) -> Bools:
-        """Which of these rows (n,), found before, are still pending or letters with their record where it was."""
+    def still_needed(self, shard: Shard) -> list[Bools]:
+        """Which rows (n,) of each batch are still pending, or letters with their record where it was."""
+        said = [part for part in self.capture.since if len(part)]
+        later = Run.of(last_words(concatenated(said))[0]) if said else None
+        return [self._still_needed(rows, later, shard) for rows, _ in self.batches]
+
+    def _still_needed(self, rows: Records, later: Run | None, shard: Shard) -> Bools:
         letters = at_or_below(rows["due"], rows["seq"], self._watermark)
         needed: Bools = letters | ~at_or_below(rows["due"], rows["seq"], shard.index.watermark)
-        later = concatenated([part for part in self.capture.since if len(part)])
-        if len(later):
-            needed &= letters | (Run.of(last_words(later)[0]).places(rows["due"], rows["seq"]) < 0)
+        if later is not None:
+            needed &= letters | (later.places(rows["due"], rows["seq"]) < 0)
         if letters.any():
             now = shard.consumers.trimmed_letters()
             needed &= ~letters | np.isin(rows["offset"], now["offset"])
         return needed
 
 
-def begin_emptying(shard: Shard, segment: Records) -> EmptyJob:
-    """Of one row of dtype SEGMENT, closed. On the owner's thread."""
+def begin_emptying(shard: Shard, segments: Records) -> EmptyJob:
+    """Of rows (k,) of dtype SEGMENT, or one, closed. On the owner's thread."""
     index = shard.index
     capture = index.capture(index.watermark.due, index.last_due_ms() + 1)
-    return EmptyJob(shard, segment, capture, shard.consumers.trimmed_letters())
+    return EmptyJob(shard, np.atleast_1d(segments), capture, shard.consumers.trimmed_letters())
 
 
-def relocate(shard: Shard, jobs: Sequence[EmptyJob], now_ms: int) -> int:
-    """Append RELOCATEs of what is still needed of what the jobs found; returns their number. On the owner's thread."""
-    if not any(job.batches for job in jobs):
+def relocate(shard: Shard, job: EmptyJob, now_ms: int) -> int:
+    """Append RELOCATEs of what is still needed of what the job found; returns their number. On the owner's thread."""
+    needed = job.still_needed(shard)  # of all, before the first of them is among what has been said since
+    if not any(which.any() for which in needed):
         return 0
     shard.log.begin_segment()
-    frames = sum(_relocate(shard, job, *batch, now_ms) for job in jobs for batch in job.batches)
+    frames = sum(_relocate(shard, *batch, which, now_ms) for batch, which in zip(job.batches, needed, strict=True))
     shard.log.begin_segment()
     return frames
 
 
-def _relocate(shard: Shard, job: EmptyJob, rows: Records, records: Buffer, now_ms: int) -> bool:
-    needed = job.still_needed(rows, shard)
+def _relocate(shard: Shard, rows: Records, records: Buffer, needed: Bools, now_ms: int) -> bool:
     if not needed.all():
         stop = np.cumsum(rows["size"], dtype=np.int64)
         low, high = (stop - rows["size"])[needed].tolist(), stop[needed].tolist()

@@ -29,7 +29,7 @@ from delaynode.store.timerindex import TimerIndex
 from delaynode.store.types import Buffer, Records, at_or_below
 from delaynode.store.units import ROLL, SAME, units
 
-TRIM_ROWS = 262_144  # queue entries that one TRIM ends the keeping of, at most: they are read on the owner's thread
+TRIM_ROWS = 65_536  # queue entries that one TRIM ends the keeping of, at most: they are read on the owner's thread
 READ_ROWS = 65_536
 WORTH_ROWS = 65_536  # so many queue entries, or an empty segment, are worth a TRIM at once
 MARKS = 10_000  # of release times: their distance is a ten-thousandth of the retention, at least a minute
@@ -129,8 +129,8 @@ class Freeing:
 
     def apply_trim(self, trim: Trim) -> None:
         queue, pinned = self._queue, self._consumers.pinned()
-        if not queue.start <= trim.queue_start <= queue.end:
-            raise Damaged(f"TRIM to queue offset {trim.queue_start}, this copy has [{queue.start}, {queue.end})")
+        if not queue.start <= trim.queue_start <= queue.visible:  # what it ends is read here: it is committed
+            raise Damaged(f"TRIM to queue offset {trim.queue_start}, this copy has [{queue.start}, {queue.visible})")
         for low in range(queue.start, trim.queue_start, READ_ROWS):
             rows = queue.read(low, min(READ_ROWS, trim.queue_start - low))
             at = np.arange(low, low + len(rows), dtype=np.int64)
@@ -153,6 +153,8 @@ class Freeing:
         limit: as for trim(). share: of its bytes that are needed, for want of disk and at any age; None: as configured.
         """
         config = self.config
+        # what is kept for replicas would stay beside its copy, just when there is no room for both
+        limit = min(limit, self.ledger.kept_from(self._log.end, now_ms, config.keep_log_bytes, config.keep_log_ms))
         if share is not None:
             return self.ledger.mostly_dead(limit, now_ms, share)
         return self.ledger.mostly_dead(limit, now_ms - config.relocate_after_ms, config.relocate_share)

@@ -13,6 +13,7 @@ import numpy as np
 from delaynode.store.errors import Damaged
 from delaynode.store.types import I64, Array, Bools, Records
 
+COLUMN_BYTES = 36  # a message's columns in a RELOCATE
 SEGMENT = np.dtype(
     [
         ("base", "<i8"),  # log offset
@@ -105,8 +106,11 @@ class Ledger:
         `share` are needed (and some are).
         """
         rows = self.segments[self.closed(limit) & (self.segments["count"] > 0)]
-        rows = rows[(rows["closed_ms"] <= before_ms) & (rows["bytes"] <= share * (rows["end"] - rows["base"]))]
-        emptiest: Records = rows[np.argsort(rows["bytes"] / (rows["end"] - rows["base"]), kind="stable")]
+        # as it would be written again: else one of small records would seem mostly dead, and move, for ever
+        needed = (rows["bytes"] + COLUMN_BYTES * rows["count"]) / (rows["end"] - rows["base"])
+        order = np.argsort(needed, kind="stable")
+        order = order[(rows["closed_ms"] <= before_ms)[order] & (needed <= share)[order]]
+        emptiest: Records = rows[order]
         return emptiest
 
     def usage(self) -> Usage:

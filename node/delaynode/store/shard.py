@@ -310,9 +310,7 @@ class Shard:
         if lookup.job is not None:
             words, _ = lookup.job.result()
             if len(words):
-                run = Run.of(words)
-                words = words[np.lexsort((words["seq"], words["due"]))]
-                place = run.places(due, seq)
+                place = Run.of(words).places(due, seq)  # words are in a run's order
                 hit = ~found & (place >= 0)
                 rows[hit] = words[place[hit]]
                 found |= hit

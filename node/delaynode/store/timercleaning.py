@@ -28,7 +28,7 @@ class Cycle:
     end: int  # TimerLog position: what lies before is to go
     low: Pair | None  # all below is said again; None: all is, the next flush ends the cycle
     counts: list[Records] = field(default_factory=list)  # COUNT units of the slots that are done
-    appended: int = 0  # units
+    told: int = 0  # dead messages said again
 
 
 class CleanJob:

@@ -31,6 +31,7 @@ MINUTE_SLOTS = 2 * 1440
 MINUTE_MARGIN_MS = 2 * HOUR_MS  # the minute level ends this much before it would lap the watermark
 CASCADE_AHEAD_MS = DAY_MS
 LOAD_UNITS = 524_288  # that the window is extended by at a time; being sorted they take four times their memory
+FEW_SLOTS = 64
 MANY_PARTS, SMALL_PART = 64, 4096  # arrays of unflushed units: so many are worth joining those with so few units
 
 
@@ -55,7 +56,7 @@ class TimerIndex:
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
         self._cycle: Cycle | None = None  # the cleaning under way
-        self._needed_bytes = 0  # of the TimerLog, as the last cycle found it
+        self._told = 0  # dead messages that the last cycle said again
         self.unflushed = 0  # units in _arrivals
         self.pending = 0  # live messages above the watermark
         self.pending_bytes = 0
@@ -113,7 +114,7 @@ class TimerIndex:
 
     # ------------------------------------------------------------ jobs
     def capture(self, low_ms: int, high_ms: int, starts: I64 | None = None) -> Capture:
-        """Slots that overlap [low_ms, high_ms) and hold any unit, with heads, and the unflushed units.
+        """Slots that overlap [low_ms, high_ms) and may hold a unit, with heads, and the unflushed units.
 
         starts: i64[k] ms, only of slots that start at one of these. end_capture() is owed.
         """
@@ -132,13 +133,16 @@ class TimerIndex:
             rows = wheel.slots[times // wheel.width_ms % len(wheel.slots)]
             own = rows["time"] == times
             heads, nums = np.where(own, rows["last"], NOWHERE), np.where(own, rows["num"], 0)
-            held = heads != NOWHERE
-            for part in unflushed:
-                due = part["due"]
-                due = due[(due >= first) & (due < last + wheel.width_ms)]
-                held[(due - first) // wheel.width_ms] = True
             if starts is not None:
-                held &= np.isin(times, starts)
+                held = np.isin(times, starts)
+            elif len(times) <= FEW_SLOTS:  # cheaper than to look which of them the unflushed units are of
+                held = np.ones(len(times), bool)
+            else:
+                held = heads != NOWHERE
+                for part in unflushed:
+                    due = part["due"]
+                    due = due[(due >= first) & (due < last + wheel.width_ms)]
+                    held[(due - first) // wheel.width_ms] = True
             refs.extend(
                 SlotRef(time, wheel.width_ms, head, num)
                 for time, head, num in zip(times[held].tolist(), heads[held].tolist(), nums[held].tolist(), strict=True)
@@ -194,7 +198,7 @@ class TimerIndex:
     # ------------------------------------------------------------ cleaning
     def clean_due(self) -> bool:
         """Whether a cycle is under way, or half of the TimerLog is of no use any more."""
-        needed = max(self.pending * UNIT_BYTES, self._needed_bytes)
+        needed = (self.pending + self._told) * UNIT_BYTES
         size = self.log.end - self.log.start
         if self._cycle is not None:
             return self._cycle.low is not None
@@ -224,7 +228,7 @@ class TimerIndex:
         words, counts = job.result()
         self._arrive(words)
         cycle.counts.append(counts)
-        cycle.appended += len(words)
+        cycle.told += int(np.count_nonzero(words["magic"] & DELETE))
         cycle.low = job.next
 
     def _end_cycle(self) -> Records:
@@ -237,7 +241,7 @@ class TimerIndex:
             self._cycle = cycle
             return np.empty(0, UNIT)
         self.log.start = cycle.end
-        self._needed_bytes = cycle.appended * UNIT_BYTES
+        self._told = cycle.told
         counts = concatenated(cycle.counts)
         # of slots that are still there: unreleased, and at the level that they were counted at
         hours = counts["size"] == HOUR_MS  # the width of its slot
@@ -280,9 +284,9 @@ class TimerIndex:
     def begin_flush(self, log_range: tuple[int, int]) -> FlushJob:
         """Flush every unflushed unit but those of messages released meanwhile: a short delay never costs a unit."""
         assert not self._flushing, "one flush at a time"
-        self._flushing, self._arrivals = self._arrivals, []
+        rows = concatenated(self._arrivals)
+        self._flushing, self._arrivals = [rows], []  # one array: the many are given back as the window lets them go
         self.unflushed = 0
-        rows = concatenated(self._flushing)
         if len(rows):
             over = at_or_below(rows["due"], rows["seq"], self.watermark)
             ended = (rows["magic"] & DELETE) != 0

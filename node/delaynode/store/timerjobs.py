@@ -212,7 +212,8 @@ class CascadeJob:
             return rolls
         said = np.concatenate(spoken)
         dead = rolls["magic"] != ROLL
-        live = relocated(rolls[~dead], said[said["magic"] == ROLL | SAME])
+        # a DEFAULT too: the message went to another due, was moved there, and came back
+        live = relocated(rolls[~dead], said[(said["magic"] & DELETE) == 0])
         if not dead.any():
             return live
         rows, _ = last_words(np.concatenate([rolls[dead], said]))

@@ -119,18 +119,17 @@ def build_flush(
         order = packed & ((1 << 20) - 1)
     else:
         order = np.argsort(due, kind="stable")
-    rows = units[order]
     stored = np.empty(n + 1, STORED)
     body = stored[1:]
     for name in ("check", "magic", "due", "offset", "size", "key", "tag", "seq"):
-        body[name] = rows[name]
+        body[name] = units[name][order]
     place = position + UNIT_BYTES * np.arange(1, n + 1, dtype=np.int64)
     body["prev"] = place - UNIT_BYTES
-    sorted_due = np.ascontiguousarray(rows["due"])
+    sorted_due = np.ascontiguousarray(body["due"])
     split = int(np.searchsorted(sorted_due, bound_ms, "left"))
     levels = []
     for wheel, low, high in ((minute, 0, split), (hour, split, n)):
-        runs, starts = _runs(sorted_due[low:high], change_of(rows["magic"][low:high]), place[low:high], wheel)
+        runs, starts = _runs(sorted_due[low:high], change_of(body["magic"][low:high]), place[low:high], wheel)
         body["prev"][low + starts] = wheel.last_positions(runs.times) if len(starts) else NOWHERE
         levels.append(runs)
     body["own"] = own_checks(body, place, uid)

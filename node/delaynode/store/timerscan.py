@@ -253,6 +253,8 @@ class ScanJob:
         fold = folds.find(log, slot, low)
         if fold is not None and fold.last >= slot.last:
             return fold  # what it knows beyond the capture comes again, in order, in `unflushed` and `since`
+        if fold is not None and fold.last < self.capture.start:
+            fold = None  # what its chain has gained was cleaned: a DEFAULT after a DELETE is a ROLL now
         if fold is not None and slot.num > len(fold.run) + folds.piece_units:
             fold = None  # it has become another slot
         chain = Capture(log, [slot], [], start=self.capture.start)

@@ -1,0 +1,148 @@
+"""Freeing disk, histories that single steps of a walk seldom meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from delaynode.store.freeing import KeepConfig
+from delaynode.store.shard import CANCELLED
+from delaynode.store.timerindex import DAY_MS, HOUR_MS
+
+from tests.store.consuming import World
+from tests.store.model import Key
+from tests.store.producing import Item
+from tests.store.test_store_freeing import FAR, FREE, NEAR, aged, consume_all, log_bytes, mixed
+
+
+def there_and_back(world: World, key: Key) -> None:
+    world.reschedule(key, Item(20 * DAY_MS))
+    world.reschedule((world.now + 20 * DAY_MS, key[1]), Item(key[0] - world.now))
+
+
+def test_a_message_that_came_back_to_its_due_can_be_moved_again_and_again() -> None:
+    """A DELETE, the DEFAULT that brought it back, and a ROLL that names the place: the ROLL's segment has it."""
+    world = mixed()
+    there_and_back(world, min(world.model.live))
+    world.pump()
+    world.checkpoint()
+    for _ in range(3):
+        before = log_bytes(world)
+        world.empty_all()
+        assert log_bytes(world) <= before, "a segment was written again, and could not go"
+        held = world.shard.freeing.ledger.segments["count"]
+        assert held[held > 0].tolist() == [6]
+
+
+def test_an_hour_that_comes_down_names_the_place_of_a_message_that_was_moved_while_it_was_away() -> None:
+    world = World(5, FREE)
+    for _ in range(4):
+        world.enqueue([Item(26 * HOUR_MS, size=50), *[NEAR] * 9])
+        world.pump()
+    world.advance(11_000)
+    world.settle()
+    consume_all(world)
+    world.trim()
+    world.checkpoint()
+    while world.cascading is None or not world.cascading.capture.slots[0].num:
+        world.finish_cascade()
+        world.advance(HOUR_MS)
+        world.begin_cascade()
+        world.run_cascade()
+        assert world.now < world.born + 26 * HOUR_MS
+    key = min(world.model.live)
+    world.reschedule(key, Item(20 * DAY_MS))
+    world.pump()
+    for choice in range(9):
+        world.begin_empty(choice)
+        world.run_empty()
+        world.finish_empty()
+    world.reschedule((world.now + 20 * DAY_MS, key[1]), Item(key[0] - world.now))
+    world.finish_cascade()
+    world.pump()
+    for _ in range(3):
+        world.trim()
+        world.checkpoint()
+    world.power_cut()
+    world.now = max(world.model.live)[0]
+    world.settle()
+    world.power_cut()  # reads every body
+
+
+@pytest.mark.parametrize(("size", "share"), [(5, 0.25), (60, 0.75)])
+def test_what_was_just_written_again_is_not_mostly_dead_however_small_its_records(size: int, share: float) -> None:
+    """Else it would be written again, and again: for ever, while the disk is nearly full."""
+    world = World(2, replace(FREE, log_segment_bytes=4000))
+    world.enqueue([Item(30 * DAY_MS, size=size)] * 40)
+    world.enqueue([NEAR] * 40)
+    world.pump()
+    world.cancel(*[key for key in world.model.live if key[0] < world.now + DAY_MS])
+    world.pump()
+    world.checkpoint()
+    world.empty_all()
+    world.enqueue([NEAR])
+    world.pump()
+    world.checkpoint()
+    assert 40 in world.shard.freeing.ledger.segments["count"]
+    found = world.shard.freeing.mostly_dead(world.shard.checkpointed, world.now, share=share)
+    assert 40 not in found["count"]
+
+
+def test_what_is_kept_for_replicas_is_not_written_again_even_when_the_disk_is_nearly_full() -> None:
+    """It could not go: there would be two of it."""
+    config = replace(FREE, keep=KeepConfig(retention_ms=HOUR_MS, keep_log_bytes=1 << 20, keep_log_ms=60_000))
+    world = World(1, config)
+    for _ in range(6):
+        world.enqueue([FAR] * 5)
+        world.pump()
+    world.checkpoint()
+
+    def found() -> int:
+        return len(world.shard.freeing.mostly_dead(world.shard.checkpointed, world.now, share=9.0))
+
+    assert found() == 0
+    world.advance(61_000)
+    assert found() > 0
+
+
+def test_a_list_finds_what_came_back_to_its_due_before_the_timer_log_was_cleaned() -> None:
+    """What a slot's fold knew was that it had gone, and the unit that brought it back is cleaned away."""
+    world = aged()
+    key, due = max(world.model.live), max(world.model.live)[0]
+
+    def list_slot() -> None:
+        world.begin_scan((due - due % HOUR_MS, 0), (due - due % HOUR_MS + HOUR_MS, 0))
+        world.run_scan()
+        world.finish_scan()  # compares
+
+    world.reschedule(key, Item(20 * DAY_MS))
+    world.pump()
+    world.checkpoint()
+    list_slot()  # folds the slot
+    assert len(world.folds)
+    world.reschedule((world.now + 20 * DAY_MS, key[1]), Item(due - world.now))
+    world.pump()
+    world.checkpoint()
+    for _ in range(4):  # until the file with that is closed
+        world.enqueue([Item(10 * DAY_MS)] * 4)
+        world.pump()
+        world.checkpoint()
+    world.clean()
+    list_slot()
+    assert world.cancel(key) == [CANCELLED]
+
+
+def test_a_timer_log_that_has_emptied_is_cleaned_however_much_it_once_held() -> None:
+    world = aged()
+    world.enqueue([Item(25 * HOUR_MS)] * 200)
+    world.pump()
+    world.checkpoint()
+    world.clean()
+    world.clean()
+    world.now = max(world.model.live)[0]
+    world.settle()
+    world.checkpoint()
+    index = world.shard.index
+    size = index.log.end - index.log.start
+    assert size > 100 * 52
+    assert index.clean_due()
