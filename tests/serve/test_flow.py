@@ -239,7 +239,8 @@ def test_requests_that_do_not_end_cannot_fill_the_node_and_cost_honest_clients_n
             crowd.call(method, data, send=len(data) - 20, end=False)
             small = lasting(2.0, lambda: crowd.stalled == 150 and node.resident < 450)
             poll("all has come that comes, and the node is small", small, seconds=40)
-            assert (crowd.closed > 0) == (method == "EnqueueStream")  # of the others, few are let in at a time
+            if method == "EnqueueStream":  # of unary calls few are let in, so there may be nothing to cut
+                assert crowd.closed > 0
         go.set()
         assert pb.EnqueueResponse.FromString(next(answers)).count == 1
     assert node.peak < 1_000  # 1.2 GB was sent

@@ -144,3 +144,42 @@ def test_readers_never_meet_a_file_that_went(tmp_path: Path) -> None:
         await until(lambda: log_files(made) <= 3, "segments are left")
 
     run(tmp_path, work)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_background_task_that_is_stopped_just_as_it_is_woken_ends(turns: int) -> None:
+    """Else it goes on while the shard stops: it appends, and the shard ends as damaged, or stop() never returns."""
+
+    async def main() -> None:
+        wanted = asyncio.Event()
+
+        async def loop() -> None:
+            while True:
+                await upkeep._wait(wanted, 60.0)
+
+        task = asyncio.create_task(loop())
+        await asyncio.sleep(0.01)
+        wanted.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=1.0)
+        assert done, "it goes on"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_shard_that_is_stopped_just_as_its_tick_loop_is_woken_is_not_damaged(tmp_path: Path, turns: int) -> None:
+    async def work(made: Node) -> None:
+        host = made.hosts["a"]
+        await send(host, 0, 3, 3)
+        await asyncio.sleep(0.05)
+        host.alarm()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(host.stop(), 10)
+        assert host.failure is None
+        assert host.shard.checkpointed == host.shard.log_end
+
+    run(tmp_path, work)

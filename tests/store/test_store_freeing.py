@@ -289,6 +289,8 @@ def test_a_segment_is_left_alone_while_a_group_has_not_consumed_what_it_holds() 
     world.run_empty()
     assert world.emptying is not None
     assert not world.emptying.batches
+    assert world.emptying.kept, "and not looked at again before the queue is trimmed so far"
+    assert all(0 <= offset < world.shard.queue.visible for offset in world.emptying.kept.values())
 
 
 def test_what_is_written_again_gets_segments_of_its_own() -> None:

@@ -69,7 +69,7 @@ def forgets_dead_letters(patch: pytest.MonkeyPatch) -> None:
 
 
 def relocates_what_has_ended_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cleaning.EmptyJob, "still_needed", lambda job, shard: [np.ones(len(rows), bool) for rows, _ in job.batches])
+    patch.setattr(cleaning.EmptyJob, "still_needed", lambda job, _: [rows["size"] > 0 for rows, _ in job.batches])
 
 
 def relocates_past_the_window(patch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -283,10 +284,9 @@ class ShardHost:
 
     async def _sleep(self, seconds: float) -> None:
         self._alarm.clear()
-        try:
-            await asyncio.wait_for(self._alarm.wait(), min(seconds, 60.0))
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, 60.0)):  # wait_for() may swallow the cancellation of stop()
+                await self._alarm.wait()
 
     def _expect(self, due_ms: int) -> None:
         """Something is due at `due_ms`: the tick loop must not sleep longer."""

@@ -250,7 +250,8 @@ class Upkeep:
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     """Until somebody sets it, at most `seconds`; clear from then on."""
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for() may swallow the cancellation of stop()
+            await event.wait()
     except TimeoutError:
         return
     finally:

@@ -2,9 +2,9 @@
 
     begin_emptying() -> job.run(), on any thread -> relocate(), on the owner's -> end_emptying()
 
-Log-structured cleaning (Rosenblum & Ousterhout 1991). The slots' chains are walked once for all segments of a job. Every frame's crc and every record's check are verified on the
-way, so that rot is never given a fresh crc. What is written again gets segments of its own: among new messages, most
-of which die young, it would soon have to move again.
+Log-structured cleaning (Rosenblum & Ousterhout 1991). The slots' chains are walked once for all segments of a job.
+Every frame's crc and every record's check are verified on the way, so that rot is never given a fresh crc. What is
+written again gets segments of its own: among new messages, most of which die young, it would soon have to move again.
 """
 
 from __future__ import annotations
@@ -73,14 +73,15 @@ class EmptyJob:
         """Segments that hold a message kept for the groups could not go: these are to be done with it first."""
         low, high = self._kept
         for begin in range(low, high, QUEUE_ROWS):
+            if not len(self.segments):
+                return
             offset = self._queue.read(begin, min(QUEUE_ROWS, high - begin))["offset"]
             rows = np.flatnonzero(self._within(offset))
             if len(rows):
-                at, first = np.unique(np.searchsorted(self.segments["base"], offset[rows], "right"), return_index=True)
-                self.kept |= dict(zip(self.segments["base"][at - 1].tolist(), (begin + rows[first]).tolist(), strict=True))
-                self.segments = np.delete(self.segments, at - 1)
-            if not len(self.segments):
-                return
+                base = self.segments["base"]
+                at, first = np.unique(np.searchsorted(base, offset[rows], "right") - 1, return_index=True)
+                self.kept |= dict(zip(base[at].tolist(), (begin + rows[first]).tolist(), strict=True))
+                self.segments = np.delete(self.segments, at)
 
     def _dues(self) -> I64:
         """The dues above the watermark that the segments' frames name, ascending, each once."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from delaynode.store.timerlog import Flush, TimerLog, as_units
 from delaynode.store.types import I64, Bools, Pair, Records, at_or_below
-from delaynode.store.units import DELETE, ROLL, SAME, UNIT, concatenated, last_words, live_units
+from delaynode.store.units import DELETE, ROLL, UNIT, concatenated, last_words, live_units
 from delaynode.store.window import Run, after, before
 
 HERD_BINS = 1 << 16
