@@ -213,8 +213,9 @@ class Session:
     """Times calls on a filled node."""
 
     def __init__(self, asker: Asker, minutes: list[Minute], stored: Stored, watch: MemoryWatch, side: Ledger) -> None:
-        self.asker, self.minutes, self.stored, self.watch, self.side = asker, minutes, stored, watch, side
-        self.rng = np.random.default_rng(4)
+        self.asker, self.minutes, self.watch, self.side = asker, minutes, watch, side
+        rng, last_ms = np.random.default_rng(4), minutes[-1].to_ms
+        self.scattered = {minute.number: stored.sample(65_536, last_ms, rng) for minute in minutes[:3]}
         self.timings: list[Timing] = []
 
     async def timed(self, what: str, call: Callable[[Minute], Awaitable[int]]) -> None:
@@ -266,10 +267,8 @@ class Session:
             self.chosen[number] = rows.take(np.arange(1000, 66_536))
         await self.timed("reschedule of 65,536 from the minute on", lambda m: change(m, 65_536))
 
-        last_ms = self.minutes[-1].to_ms
-        self.minutes = self.minutes[:3]
-        scattered = {m.number: self.stored.sample(65_536, last_ms, self.rng) for m in self.minutes}
-        await asyncio.sleep(2.0)  # the side stream was held up by that, too
+        scattered = self.scattered
+        self.minutes = [minute for minute in self.minutes if minute.number in scattered]
         await self.timed("cancel of 65,536 scattered", lambda m: ask.cancel(scattered[m.number]))
         await self.timed(
             "cancel of 1,000 scattered, known already", lambda m: ask.cancel(scattered[m.number].take(np.arange(1000)))

@@ -146,3 +146,33 @@ def test_a_timer_log_that_has_emptied_is_cleaned_however_much_it_once_held() -> 
     size = index.log.end - index.log.start
     assert size > 100 * 52
     assert index.clean_due()
+
+
+def test_a_dead_letter_above_the_watermark_is_moved_as_a_letter_and_not_revived() -> None:
+    """What is due when it comes is released at once, ahead of the watermark, which may be a minute behind."""
+    world = World(1, FREE)
+    world.join("g")
+    world.advance(5000)
+    world.enqueue([Item(0, size=50)] + [NEAR] * 5)
+    world.pump()
+    for attempt in (1, 2):
+        assert world.deliver("g", 1) == [0]
+        world.nack("g", [(0, attempt)], 0)
+        world.pump()
+    assert world.model.groups["g"].dead
+    world.cancel(*world.model.live)
+    world.enqueue([FAR] * 12)
+    world.pump()
+    world.checkpoint()
+    world.trim()
+    assert world.shard.queue.start == 1
+    assert world.shard.index.watermark.due < world.now, "the letter lies above it"
+    world.checkpoint()
+    world.empty_all()
+    assert 0 not in world.shard.log.file.bases, "the letter's segment went"
+    world.resolve("g", None, redrive=True)
+    world.pump()
+    assert world.deliver("g", 1) == [0]  # compares the body
+    world.advance(61_000)
+    world.settle()
+    assert len(world.model.queue) == 1, "released again"

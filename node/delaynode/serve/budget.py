@@ -124,11 +124,9 @@ class Budget:
         """Once for each hold."""
         del self._holds[hold]
         self.used -= hold.size
-        left = self._by_peer[hold.peer] - hold.size
+        left = self._by_peer.pop(hold.peer, 0) - hold.size  # of an empty request nothing may be there
         if left:
             self._by_peer[hold.peer] = left
-        else:
-            del self._by_peer[hold.peer]
         if self._waiting:
             self._serve()
 

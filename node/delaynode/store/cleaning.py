@@ -177,9 +177,13 @@ def frames_of(log: CommitLog, base: int, end: int) -> Iterator[Frame]:
 
 
 def _as_units(queued: Records) -> Records:
-    """Rows of dtype QUEUED as units. The key is not known, and never asked for of what is released."""
+    """Rows of dtype QUEUED as units. The key is not known, and never asked for of what is released.
+
+    Nor is the due: 0 says on every replica that this is a letter. Its own may be above the watermark, when it was
+    released as it came, and a pending message it must not become.
+    """
     made = np.zeros(len(queued), UNIT)
-    for name in ("due", "seq", "offset", "size", "tag", "check"):
+    for name in ("seq", "offset", "size", "tag", "check"):
         made[name] = queued[name]
     made["magic"] = ROLL
     return made
