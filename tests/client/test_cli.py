@@ -247,8 +247,9 @@ def test_interrupted_consumer_ends_quickly_and_keeps_its_acks(endpoint: str) -> 
     delayctl("produce", "cli8", "--body", "x", "--count", "5", endpoint=endpoint)
     command = [sys.executable, "-c", "from delayclient.cli import main; main()", "consume", "cli8", "--group", "g"]
     process = subprocess.Popen(
-        [*command, "--endpoint", endpoint, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [*command, "--endpoint", endpoint, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     assert process.stdout is not None
     for _ in range(5):
         assert json.loads(process.stdout.readline())["body"] == "x"
