@@ -14,6 +14,7 @@ from delayclient.bench.ledger import Ledger
 from delayclient.bench.load import Progress, now_ms
 from delayclient.bench.target import Target
 from delayclient.consumer import Consumer
+from delayclient.errors import NotFound
 from delayclient.proto.delay.v1 import delay_pb2
 from delayclient.routing import Cluster
 
@@ -32,6 +33,7 @@ async def receiving(target: Target, ledger: Ledger, *, each: bool = False) -> As
         async with Consumer(cluster, target.topic, group, from_end=True) as consumer:
             work = asyncio.create_task(_each(consumer, ledger) if each else _columns(consumer, ledger))
             try:
+                await _joined(cluster, target.topic, group)
                 yield work
             finally:
                 work.cancel()
@@ -70,6 +72,20 @@ async def _each(consumer: Consumer, ledger: Ledger) -> None:
     async for message in consumer:
         take((message.queue, message.seq, message.due_ms, now_ms(), len(message.body)))
         message.ack()
+
+
+async def _joined(cluster: Cluster, topic: str, group: str) -> None:
+    """Return once the group is there on every queue: it gets what is released from then on."""
+    for queue in (await cluster.route(topic)).queues:
+        request = delay_pb2.DescribeGroupRequest(topic=topic, queue=queue.queue, group=group)
+        while True:
+            try:
+                await cluster.call(
+                    "DescribeGroup", topic, queue.queue, request, delay_pb2.DescribeGroupResponse.FromString
+                )
+                break
+            except NotFound:
+                await asyncio.sleep(0.01)
 
 
 async def _delete(cluster: Cluster, topic: str, group: str) -> None:
