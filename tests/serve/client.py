@@ -163,11 +163,11 @@ def rows(batch: pb.MessageBatch) -> list[Got]:
 
 
 class Client:
-    """Every method of the service, at one node."""
+    """Every method of the service, at one node. own: on a connection that no other client has."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, own: bool = False) -> None:
         self.endpoint = endpoint
-        self.channel = grpc.insecure_channel(endpoint, options=OPTIONS)
+        self.channel = grpc.insecure_channel(endpoint, [*OPTIONS, ("grpc.use_local_subchannel_pool", int(own))])
 
     def close(self) -> None:
         self.channel.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from delaynode.serve import budget as budgets
-from delaynode.serve import connections
 from delaynode.serve.budget import Answers, Budget, Hold, ReadingGate
-from delaynode.serve.receiving import LARGE_BYTES, Taken, to_cut
 from delaynode.serve.waiting import Waiting
 from delaynode.store.errors import Refused
 
@@ -237,53 +234,6 @@ def test_who_goes_away_while_it_sends_leaves_its_place() -> None:
             await reading
 
     asyncio.run(run())
-
-
-# ------------------------------------------------------------ connections
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:10.0.0.7:51234", ("10.0.0.7", 51234)),
-        ("ipv6:%5Bfd00::1%5D:51234", ("fd00::1", 51234)),
-        ("ipv6:[::1]:7", ("::1", 7)),
-    ],
-)
-def test_a_peer_as_grpc_names_it_is_an_address(peer: str, address: tuple[str, int]) -> None:
-    assert connections.address_of(peer) == address
-
-
-def test_a_connection_is_found_with_what_came_over_it_and_cut_alone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-        served = [server.accept()[0] for _ in range(2)]
-        clients[0].sendall(b"x" * 1_000)
-        served[0].recv(2_000)
-        addresses = [client.getsockname() for client in clients]
-        assert connections.received(port) == {addresses[0]: 1_000, addresses[1]: 0}
-        assert connections.cut({addresses[0]}) == 1
-        assert clients[0].recv(1) == b""
-        clients[1].sendall(b"y")
-        assert served[1].recv(1) == b"y"
-        for one in (*clients, *served):
-            one.close()
-        assert connections.received(port) == {}
-
-
-def test_those_that_hold_most_are_cut_and_none_that_holds_little() -> None:
-    held = {("a", 1): 8 * MIB, ("b", 2): 6 * MIB, ("c", 3): LARGE_BYTES - 1, ("d", 4): -(10**9)}
-    assert to_cut(held, 7 * MIB) == [("a", 1)]
-    assert to_cut(held, 9 * MIB) == [("a", 1), ("b", 2)]
-    assert to_cut(held, 10**12) == [("a", 1), ("b", 2)]
-    assert to_cut(held, 0) == []
-
-
-def test_what_an_honest_client_has_sent_in_years_does_not_look_unfinished() -> None:
-    """Frames of 16 KiB have 9 bytes of header; a small call has its headers, and pings come between."""
-    large = Taken(requests=10**6, size=10**6 * 4 * MIB)
-    assert large.sent() > 10**6 * (4 * MIB + 4 * MIB // 16_384 * 9 + 14)
-    small = Taken(requests=10**9, size=10**9 * 40)
-    assert small.sent() > 10**9 * (40 + 300)
 
 
 # ------------------------------------------------------------ who waits for messages

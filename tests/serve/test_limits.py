@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,35 +14,56 @@ from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 from delayoperator.local.cluster import NODE_COMMAND
 
-from tests.serve.client import Client, Failure, Msg, Shard
+from tests.serve.client import Client, Failure, Msg, Shard, poll
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_too_much_in_flight_is_refused_and_what_is_answered_is_stored(tmp_path: Path) -> None:
-    node = (*NODE_COMMAND, "--in-flight-mib", "2")
-    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 1)], node_command=node) as cluster:
+STALLING = """
+import os, time
+from delaynode.main import main
+from delaynode.store.files import DiskFiles
+sync = DiskFiles.sync
+def stalling(self, path):
+    while "/log/" in path and os.path.exists({sign!r}):
+        time.sleep(0.01)
+    sync(self, path)
+DiskFiles.sync = stalling
+main()
+"""
+
+
+@pytest.mark.parametrize(("own", "room", "limit"), [(True, 2, "in this node"), (False, 1, "for this connection")])
+def test_what_is_too_much_in_flight_is_refused_and_what_is_answered_is_stored(
+    tmp_path: Path, own: bool, room: int, limit: str
+) -> None:
+    """The disk stalls while 12 batches come at once, each on its own connection or all on one."""
+    sign = tmp_path / "stalled"
+    node = (sys.executable, "-P", "-c", STALLING.format(sign=str(sign)), "--in-flight-mib", "2")
+    with LocalCluster(tmp_path / "c", nodes=1, topics=[TopicSpec("t", 1)], node_command=node) as cluster:
         cluster.wait_ready()
-        clients = [Client(cluster.endpoints[0]) for _ in range(12)]
+        clients = [Client(cluster.endpoints[0], own=own) for _ in range(12)]
         shard = Shard(clients[0], "t", 0)
         data = shard.request(Msg(bytes(900_000), delay_ms=60_000)).SerializeToString()
-        for client in clients:
-            client.call("QueryRoute")  # connected
-        cluster.kill("n0", signal.SIGSTOP)  # so that all of them arrive at once
         with ThreadPoolExecutor(12) as pool:
+            sign.touch()
             calls = [pool.submit(client.attempt, "Enqueue", data) for client in clients]
-            time.sleep(0.5)
-            cluster.kill("n0", signal.SIGCONT)
+            try:
+                poll("the others are refused", lambda: sum(call.done() for call in calls) >= 12 - room)
+                time.sleep(1)  # in which nothing changes
+                refused = [answer for call in calls if call.done() and isinstance(answer := call.result(), Failure)]
+            finally:
+                sign.unlink()
             answers = [call.result() for call in calls]
-        refused = [answer for answer in answers if isinstance(answer, Failure)]
-        # a batch waits half a second for room, so a quick disk lets all of them in (test_flow_parts has the refusal)
-        assert {(one.code, one.reason) for one in refused} <= {(EXHAUSTED, "BUSY")}
+        assert [(one.code, one.reason) for one in refused] == [(EXHAUSTED, "BUSY")] * (12 - room)
+        assert all(limit in str(one) for one in refused)
         assert all(0 < int(one.metadata["retry_after_ms"]) < 1_000 for one in refused)
-        assert shard.stored() == (12 - len(refused), 0)
+        assert [answer for answer in answers if isinstance(answer, Failure)] == refused
+        assert shard.stored() == (room, 0)
         # A stream is held up instead, and a batch larger than all that may be in flight goes alone.
         assert len([one for one in shard.client.stream([data] * 12) if one.count]) == 12
         shard.send(*[Msg(bytes(4_000_000), delay_ms=60_000)] * 2)
-        assert shard.stored() == (12 - len(refused) + 12 + 2, 0)
+        assert shard.stored() == (room + 12 + 2, 0)
         for client in clients:
             client.close()
 

@@ -17,8 +17,9 @@ from delaynode.memory import give_back
 from delaynode.serve import connections
 from delaynode.serve.connections import Address
 
-LOOK_SECONDS = 0.1
-AGAIN_SECONDS = 0.25  # between two looks at all connections
+LOOK_SECONDS = 0.05  # between two looks at the process's memory: a flood brings a gigabyte a second
+FREED_SECONDS = 0.1  # in which gRPC frees what connections held that are cut
+AGAIN_SECONDS = 0.25  # between two looks at all connections, of which the first found nothing to cut
 ENOUGH = 0.75  # of the limit: what is cut brings the process down to it
 LARGE_BYTES = 1 << 20  # what an honest client has under way for longer than a moment
 REQUEST_OVERHEAD_BYTES = 512  # headers and frames of a request, at most
@@ -65,31 +66,42 @@ class Receiving:
             over = resident_bytes() > self._limit
             if not over and len(self._taken) < self._tidy_at:
                 continue
-            await self._look(over)
-            await asyncio.sleep(AGAIN_SECONDS)
+            if not await self._look(over):
+                await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _look(self, over: bool) -> None:
+    async def _look(self, over: bool) -> bool:
+        """Whether connections were cut: then more may come on the others."""
         loop = asyncio.get_running_loop()
+        known = set(self._taken)
         received = await loop.run_in_executor(None, connections.received, self._port)
         taken = {connections.address_of(peer): counted for peer, counted in self._taken.items()}
         self._taken = {
-            peer: counted for peer, counted in self._taken.items() if connections.address_of(peer) in received
+            peer: counted
+            for peer, counted in self._taken.items()
+            if connections.address_of(peer) in received or peer not in known  # who came meanwhile
         }
         self._tidy_at = MANY_PEERS + 2 * len(self._taken)
         if not over:
-            return
-        await loop.run_in_executor(None, give_back)  # it may be no more than holes in the heap
-        excess = resident_bytes() - int(self._limit * ENOUGH)
-        if resident_bytes() <= self._limit:
-            return
+            return False
         held = {peer: size - (taken[peer].sent() if peer in taken else 0) for peer, size in received.items()}
-        chosen = to_cut(held, excess)
-        if chosen:
-            self.cut += await loop.run_in_executor(None, connections.cut, chosen)
-            size = sum(held[peer] for peer in chosen)
-            await asyncio.sleep(LOOK_SECONDS)  # gRPC frees what they held
-            await loop.run_in_executor(None, give_back)
-            self._log("connections-cut", count=len(chosen), bytes=size, reason="requests that do not end fill the node")
+        chosen = to_cut(held, self._excess())
+        if sum(held[peer] for peer in chosen) < self._excess():
+            await loop.run_in_executor(None, give_back)  # it may be no more than holes in the heap
+            if resident_bytes() <= self._limit:
+                return False
+            chosen = to_cut(held, self._excess())
+        if not chosen:
+            return False
+        self.cut += await loop.run_in_executor(None, connections.cut, chosen)  # at once: more comes meanwhile
+        size = sum(held[peer] for peer in chosen)
+        self._log("connections-cut", count=len(chosen), bytes=size, reason="requests that do not end fill the node")
+        await asyncio.sleep(FREED_SECONDS)
+        await loop.run_in_executor(None, give_back)
+        return True
+
+    def _excess(self) -> int:
+        """Bytes that are to go."""
+        return resident_bytes() - int(self._limit * ENOUGH)
 
 
 def to_cut(held: dict[Address, int], excess: int) -> list[Address]:
