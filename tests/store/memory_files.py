@@ -4,14 +4,15 @@ The rules, per file, at a power cut:
     bytes that a sync() covered           are there
     bytes appended after it               each page for itself: written, zeros or garbage; any length in between
     a name created and never synced       may be gone, whatever was written
-    replace, truncate, remove             have happened or not; durable once they returned
+    replace, truncate, remove, rename     have happened or not; durable once they returned
+    a second name                         may be gone until a sync() under it
+    remove_tree                           any of its files may be left
 A killed process loses nothing that an append finished.
 """
 
 from __future__ import annotations
 
 import errno
-import posixpath
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class MemoryFiles:
         self.rng = rng
         self.page = page
         self.files: dict[str, MemoryFile] = {}
+        self.links: set[str] = set()  # second names that are not on disk for certain
         self.writes = 0  # changing calls so far: the crash points
         self.synced_bytes = 0
         self._countdown: int | None = None
@@ -58,12 +60,13 @@ class MemoryFiles:
     def crash(self) -> None:
         """The power is cut: each file becomes what the disk happens to hold."""
         for path, file in list(self.files.items()):
-            if not file.named and self.rng.random() < 0.5:
+            if (not file.named or path in self.links) and self.rng.random() < 0.5:
                 del self.files[path]
                 continue
             if len(file.data) > file.synced:
                 file.data = self._torn(file)
             file.synced, file.named = len(file.data), True
+        self.links.clear()
         self._countdown = self._failure = None
 
     def kill(self) -> None:
@@ -151,6 +154,7 @@ class MemoryFiles:
             raise Crashed(f"sync {path}")
         reach = len(file.data)
         self.on_sync(path)
+        self.links.discard(path)
         file.synced, file.named = max(file.synced, min(reach, len(file.data))), True
 
     def size(self, path: str) -> int:
@@ -158,12 +162,14 @@ class MemoryFiles:
         return 0 if file is None else len(file.data)
 
     def list(self, directory: str) -> Sequence[str]:
-        return sorted(posixpath.basename(path) for path in self.files if posixpath.dirname(path) == directory)
+        below = f"{directory}/"
+        return sorted({path[len(below) :].split("/")[0] for path in self.files if path.startswith(below)})
 
     def replace(self, path: str, data: bytes) -> None:
         stop = self._change("replace", path)
         if not stop or self.rng.random() < 0.5:
             self.files[path] = MemoryFile(bytearray(data), len(data), True)
+            self.links.discard(path)
         if stop:
             raise Crashed(f"replace {path}")
 
@@ -184,3 +190,36 @@ class MemoryFiles:
             self.files.pop(path, None)
         if stop:
             raise Crashed(f"remove {path}")
+
+    def link(self, path: str, other: str) -> None:
+        file = self.files.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if other in self.files:
+            raise FileExistsError(errno.EEXIST, "file exists", other)
+        stop = self._change("link", other)
+        if not stop or self.rng.random() < 0.5:
+            self.files[other] = file
+            self.links.add(other)
+        if stop:
+            raise Crashed(f"link {other}")
+
+    def rename(self, path: str, other: str) -> None:
+        if not self.list(path):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        if self.list(other):
+            raise OSError(errno.ENOTEMPTY, "directory not empty", other)
+        stop = self._change("rename", path)
+        if not stop or self.rng.random() < 0.5:
+            below = f"{path}/"
+            moved = {name: f"{other}/{name[len(below) :]}" for name in self.files if name.startswith(below)}
+            self.files = {moved.get(name, name): file for name, file in self.files.items()}
+            self.links = {moved.get(name, name) for name in self.links}
+        if stop:
+            raise Crashed(f"rename {path}")
+
+    def remove_tree(self, directory: str) -> None:
+        names = [path for path in self.files if path.startswith(f"{directory}/")]
+        self.rng.shuffle(names)
+        for path in names:
+            self.remove(path)

@@ -14,45 +14,24 @@ from delaynode.store.timerindex import DAY_MS, HOUR_MS
 
 from tests.store import model as m
 from tests.store.consuming import World
+from tests.store.freeable import (
+    FAR,
+    FREE,
+    NEAR,
+    come_down,
+    coming_down,
+    consume_all,
+    consume_near,
+    emptying,
+    free,
+    log_bytes,
+    mixed,
+    release_all,
+)
 from tests.store.lives import files_in
 from tests.store.producing import Item
 from tests.store.tidying import read_log
-from tests.store.world import ROOT, SMALL
-
-FREE = replace(
-    SMALL, window_budget=10**6, max_unacked=1000, log_segment_bytes=1000, timer_segment_bytes=52 * 12,
-    queue_segment_bytes=40 * 10, max_tick=1000,
-)  # fmt: skip
-FAR = Item(30 * DAY_MS, size=50)
-NEAR = Item(10_000, size=50)
-
-
-def consume_all(world: World, group: str = "g") -> None:
-    world.join(group)
-    world.pump()
-    while offsets := world.deliver(group, 100):
-        world.ack(group, [(offset, offset + 1) for offset in sorted(offsets)])
-        world.pump()
-
-
-def mixed(batches: int = 6, far: int = 1, near: int = 9, *, trimmed: bool = True) -> World:
-    """Batches of far and near messages; the near ones are released, consumed and kept no longer."""
-    world = World(3, FREE)
-    world.join("g")
-    for _ in range(batches):
-        world.enqueue([FAR] * far + [NEAR] * near)
-        world.pump()
-        world.advance(11_000)
-        world.settle()
-        consume_all(world)
-    if trimmed:
-        world.trim()
-    world.checkpoint()
-    return world
-
-
-def log_bytes(world: World) -> int:
-    return sum(world.disk.size(path) for path in files_in(world.disk, "log/"))
+from tests.store.world import ROOT
 
 
 # ---------------------------------------------------------------- TRIM
@@ -74,9 +53,7 @@ def test_a_segment_that_one_message_needs_stays_and_its_neighbours_go() -> None:
     for n in range(6):
         world.enqueue([FAR if n == 2 else NEAR] + [NEAR] * 5)
         world.pump()
-    world.advance(11_000)
-    world.settle()
-    consume_all(world)
+    consume_near(world)
     world.checkpoint()
     world.trim()
     world.trim()
@@ -112,19 +89,13 @@ def test_b15_the_log_is_kept_for_replicas_that_catch_up() -> None:
     for _ in range(8):
         world.enqueue([NEAR] * 10)
         world.pump()
-        world.advance(11_000)
-        world.settle()
-        consume_all(world)
+        consume_near(world)
     world.checkpoint()
-    for _ in range(3):
-        world.trim()
-        world.checkpoint()
+    free(world)
     kept = world.shard.log.end - min(world.shard.log.file.bases)
     assert kept >= 3000
     world.advance(61_000)  # older than keep_log_ms: no longer
-    for _ in range(3):
-        world.trim()
-        world.checkpoint()
+    free(world)
     assert world.shard.log.end - min(world.shard.log.file.bases) < 3000
 
 
@@ -164,17 +135,9 @@ def test_a_relocated_message_keeps_its_handle_and_its_body() -> None:
     assert world.cancel(handles[1]) == [RESCHEDULED]
     world.pump()
     world.power_cut()
-    world.now = max(world.model.live)[0]
-    world.settle()  # compares every body
+    release_all(world)
     consume_all(world)
     assert len(world.model.queue) == 6 * 10 - 1
-
-
-def emptying(world: World) -> None:
-    world.begin_empty(0)
-    world.run_empty()
-    assert world.emptying is not None
-    assert world.emptying.batches
 
 
 def test_b8_a_message_cancelled_while_it_is_relocated_stays_cancelled() -> None:
@@ -193,8 +156,7 @@ def test_b8_a_message_cancelled_while_it_is_relocated_stays_cancelled() -> None:
 def test_b8_a_message_released_while_it_is_relocated_is_released_once() -> None:
     world = mixed()
     emptying(world)
-    world.now = max(world.model.live)[0]
-    world.settle()
+    release_all(world)
     world.finish_empty()
     world.check_ledger()
     world.power_cut()
@@ -216,32 +178,10 @@ def test_b8_a_message_rescheduled_there_and_back_while_it_is_relocated_is_releas
 
 
 def test_a_record_relocated_while_its_hour_comes_down_is_found_at_its_new_place() -> None:
-    world = World(5, FREE)
-    for _ in range(4):
-        world.enqueue([Item(26 * HOUR_MS, size=50), *[NEAR] * 9])
-        world.pump()
-    world.advance(11_000)
-    world.settle()
-    consume_all(world)
-    world.trim()
-    world.checkpoint()
-    while world.cascading is None or not world.cascading.capture.slots[0].num:
-        world.finish_cascade()
-        world.advance(HOUR_MS)
-        world.begin_cascade()
-        world.run_cascade()
-        assert world.now < world.born + 26 * HOUR_MS
+    world = coming_down()
     emptying(world)
     world.finish_empty()
-    world.finish_cascade()
-    world.pump()
-    for _ in range(3):
-        world.trim()
-        world.checkpoint()
-    world.power_cut()
-    world.now = max(world.model.live)[0]
-    world.settle()
-    world.power_cut()  # reads every body
+    come_down(world)
 
 
 def test_a_record_relocated_when_it_is_about_to_be_released_is_read_at_its_new_place() -> None:
@@ -250,9 +190,7 @@ def test_a_record_relocated_when_it_is_about_to_be_released_is_read_at_its_new_p
     for _ in range(4):
         world.enqueue([Item(60_000, size=50), *[NEAR] * 9])
         world.pump()
-    world.advance(11_000)
-    world.settle()
-    consume_all(world)
+    consume_near(world)
     world.trim()
     world.checkpoint()
     assert len(world.shard.index.window) == 4
@@ -336,134 +274,6 @@ def test_a_deleted_group_holds_nothing_back() -> None:
     world.delete_group("slow")
     world.trim()
     assert world.shard.queue.start == len(world.model.queue)
-
-
-# ---------------------------------------------------------------- TimerLog
-def aged(cancels: int = 0) -> World:
-    """Many flushes of short runs, some of them cancelled, the near ones released."""
-    world = World(9, FREE)
-    for n in range(12):
-        world.enqueue([Item(HOUR_MS * (25 + 3 * k) + n) for k in range(3)] + [Item(3000 + n)] * 3)
-        if n == 5 and cancels:
-            world.cancel(*sorted(world.model.live)[-cancels:])
-        world.pump()
-        world.checkpoint()
-    world.advance(5000)
-    world.settle()
-    consume_all(world)
-    world.trim()
-    world.checkpoint()
-    return world
-
-
-@pytest.mark.parametrize("cancels", [0, 4])
-def test_b15_the_oldest_timer_files_go_and_every_message_stays(cancels: int) -> None:
-    world = aged(cancels)
-    before = files_in(world.disk, "timerlog/")
-    cancelled = [key for key, fate in world.model.gone.items() if fate == "CANCELLED"]
-    world.clean()
-    after = files_in(world.disk, "timerlog/")
-    assert after[0] > before[0]
-    assert len(after) < len(before)
-    world.check_wheel()
-    for key in cancelled:
-        assert world.cancel(key) == [ALREADY_CANCELLED], "the truth outlives the file that told it"
-    world.power_cut()
-    world.check_wheel()
-
-
-def test_a_message_cancelled_while_the_timer_log_is_cleaned_stays_cancelled() -> None:
-    world = aged()
-    world.begin_clean()
-    world.run_clean()
-    keys = sorted(world.model.live)[:5]
-    world.cancel(*keys)
-    world.finish_clean()
-    world.pump()
-    world.clean()
-    world.check_wheel()
-    world.now = max(world.model.live)[0]
-    world.settle()
-    assert not {(q.due, q.seq) for q in world.model.queue} & set(keys)
-
-
-def test_a_record_relocated_while_the_timer_log_is_cleaned_is_found() -> None:
-    world = aged()
-    world.begin_clean()
-    world.run_clean()
-    for choice in range(5):
-        world.begin_empty(choice)
-        world.run_empty()
-        world.finish_empty()
-    world.finish_clean()
-    world.pump()
-    world.clean()
-    for _ in range(3):
-        world.trim()
-        world.checkpoint()
-    world.now = max(world.model.live)[0]
-    world.settle()
-    consume_all(world)
-
-
-def test_a_message_rescheduled_after_its_file_was_closed_is_released_at_its_new_due_only() -> None:
-    world = aged()
-    old = sorted(world.model.live)[:5]
-    for key in old:
-        assert world.reschedule(key, Item(50 * HOUR_MS)) == MOVED_NOW
-    world.clean()
-    world.check_wheel()
-    world.now = max(world.model.live)[0]
-    world.settle()
-    assert not {(q.due, q.seq) for q in world.model.queue} & set(old)
-
-
-def test_cleaning_joins_short_runs() -> None:
-    world = aged()
-
-    def runs() -> int:
-        index = world.shard.index
-        slots = index.hour.slots[index.hour.slots["num"] > 0]
-        chains = [(int(slot["last"]), int(slot["time"])) for slot in slots]
-        return sum(len(list(index.log.runs(last, time, HOUR_MS, index.log.start))) for last, time in chains)
-
-    before = runs()
-    world.clean()
-    assert runs() < before / 3
-
-
-def test_counts_are_rebuilt_from_a_cleaned_timer_log_without_the_copy_of_the_wheels() -> None:
-    world = aged(3)
-    world.clean()
-    world.disk.remove(f"{ROOT}/wheels")
-    world.power_cut()
-    world.check_wheel()
-    world.clean()  # what was cleaned can be cleaned again
-    world.disk.remove(f"{ROOT}/wheels")
-    world.power_cut()
-    world.check_wheel()
-
-
-def test_a_copy_of_the_wheels_from_before_a_cleaning_is_not_used() -> None:
-    world = aged(3)
-    world.copy_wheels()
-    world.clean()
-    world.power_cut()
-    world.check_wheel()
-
-
-def test_a_crash_between_the_steps_of_a_cleaning_loses_and_doubles_nothing() -> None:
-    for step in range(8):
-        world = aged(2)
-        for n in range(step):
-            (world.begin_clean, world.run_clean, world.finish_clean, world.checkpoint)[n % 4]()
-        world.power_cut()
-        world.check_wheel()
-        world.clean()
-        world.check_wheel()
-        world.now = max(world.model.live)[0]
-        world.settle()
-        assert not world.model.live
 
 
 def test_recovery_removes_what_a_checkpoint_did_without_and_a_crash_left_behind() -> None:

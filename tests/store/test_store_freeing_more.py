@@ -10,9 +10,9 @@ from delaynode.store.shard import CANCELLED
 from delaynode.store.timerindex import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
+from tests.store.freeable import FAR, FREE, NEAR, aged, come_down, coming_down, log_bytes, mixed, release_all
 from tests.store.model import Key
 from tests.store.producing import Item
-from tests.store.test_store_freeing import FAR, FREE, NEAR, aged, consume_all, log_bytes, mixed
 
 
 def there_and_back(world: World, key: Key) -> None:
@@ -35,21 +35,7 @@ def test_a_message_that_came_back_to_its_due_can_be_moved_again_and_again() -> N
 
 
 def test_an_hour_that_comes_down_names_the_place_of_a_message_that_was_moved_while_it_was_away() -> None:
-    world = World(5, FREE)
-    for _ in range(4):
-        world.enqueue([Item(26 * HOUR_MS, size=50), *[NEAR] * 9])
-        world.pump()
-    world.advance(11_000)
-    world.settle()
-    consume_all(world)
-    world.trim()
-    world.checkpoint()
-    while world.cascading is None or not world.cascading.capture.slots[0].num:
-        world.finish_cascade()
-        world.advance(HOUR_MS)
-        world.begin_cascade()
-        world.run_cascade()
-        assert world.now < world.born + 26 * HOUR_MS
+    world = coming_down()
     key = min(world.model.live)
     world.reschedule(key, Item(20 * DAY_MS))
     world.pump()
@@ -58,15 +44,7 @@ def test_an_hour_that_comes_down_names_the_place_of_a_message_that_was_moved_whi
         world.run_empty()
         world.finish_empty()
     world.reschedule((world.now + 20 * DAY_MS, key[1]), Item(key[0] - world.now))
-    world.finish_cascade()
-    world.pump()
-    for _ in range(3):
-        world.trim()
-        world.checkpoint()
-    world.power_cut()
-    world.now = max(world.model.live)[0]
-    world.settle()
-    world.power_cut()  # reads every body
+    come_down(world)
 
 
 @pytest.mark.parametrize(("size", "share"), [(5, 0.25), (60, 0.75)])
@@ -139,8 +117,7 @@ def test_a_timer_log_that_has_emptied_is_cleaned_however_much_it_once_held() -> 
     world.checkpoint()
     world.clean()
     world.clean()
-    world.now = max(world.model.live)[0]
-    world.settle()
+    release_all(world)
     world.checkpoint()
     index = world.shard.index
     size = index.log.end - index.log.start

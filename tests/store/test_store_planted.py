@@ -15,6 +15,7 @@ from delaynode.store.timercleaning import CleanJob
 
 from tests.store import test_store_attacks_clients as attacks
 from tests.store import test_store_freeing as tests
+from tests.store import test_store_timercleaning as cleans
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -89,9 +90,9 @@ def keeps_no_log(patch: pytest.MonkeyPatch) -> None:
 
 
 CAUGHT_BY: dict[Plant, Callable[[], None]] = {
-    no_counts: tests.test_counts_are_rebuilt_from_a_cleaned_timer_log_without_the_copy_of_the_wheels,
-    deaf_to_what_comes_while_it_cleans: tests.test_a_record_relocated_while_the_timer_log_is_cleaned_is_found,
-    forgets_the_dead: lambda: tests.test_b15_the_oldest_timer_files_go_and_every_message_stays(4),
+    no_counts: cleans.test_counts_are_rebuilt_from_a_cleaned_timer_log_without_the_copy_of_the_wheels,
+    deaf_to_what_comes_while_it_cleans: cleans.test_a_record_relocated_while_the_timer_log_is_cleaned_is_found,
+    forgets_the_dead: lambda: cleans.test_b15_the_oldest_timer_files_go_and_every_message_stays(4),
     removes_files_with_the_trim: tests.test_b15_nothing_is_removed_that_a_frame_after_the_checkpoint_needs,
     trims_one_too_many: tests.test_a_message_that_one_group_has_not_acknowledged_is_kept,
     trims_by_the_fastest_group: tests.test_a_message_that_one_group_has_not_acknowledged_is_kept,

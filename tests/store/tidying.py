@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from delaynode.store import cleaning
 from delaynode.store.cleaning import EmptyJob
+from delaynode.store.commitlog import frames_of
 from delaynode.store.errors import Trimmed
 from delaynode.store.frames import Frame
 from delaynode.store.timercleaning import CleanJob
+from delaynode.store.types import Pair, Records, at_or_below
 
 from tests.store import model as m
 from tests.store.world import WorldBase
@@ -19,7 +22,7 @@ def read_log(world: WorldBase) -> list[Frame]:
     found: list[Frame] = []
     for base, end in zip(log.file.bases, ends, strict=True):
         held = min(end, base + world.disk.size(f"{log.file.directory}/{base:020d}"))
-        found += cleaning.frames_of(log, base, held)
+        found += frames_of(log, base, held)
     return found
 
 
@@ -63,7 +66,30 @@ class Tidying(WorldBase):
         assert int(segments["count"].sum()) == len(self.model.live) + kept + len(trimmed)
         bodies = [q.msg for q in self.model.queue[self.model.start :]] + trimmed + list(self.model.live.values())
         assert int(segments["bytes"].sum()) == sum(len(msg.body) for msg in bodies)
-        assert bool((segments["count"] >= 0).all())
+        needed = self.needed_rows()
+        at = np.searchsorted(segments["base"], needed["offset"], "right") - 1
+        assert bool((at >= 0).all())
+        ends = np.where(segments["end"] > 0, segments["end"], self.shard.log.end)
+        assert bool((needed["offset"] + needed["size"] <= ends[at]).all()), "of a segment that was freed"
+        counts, sizes = np.zeros(len(segments), np.int64), np.zeros(len(segments), np.int64)
+        np.add.at(counts, at, 1)
+        np.add.at(sizes, at, needed["size"])
+        assert counts.tolist() == segments["count"].tolist()
+        assert sizes.tolist() == segments["bytes"].tolist()
+
+    def needed_rows(self) -> Records:
+        """Where the records are that the index, the queue and the letters refer to: fields offset and size."""
+        shard = self.shard
+        index, queue = shard.index, shard.queue
+        scan = index.begin_scan(index.watermark, Pair(max([key[0] + 1 for key in self.model.live], default=0), 0))
+        scan.run()
+        rows, live = scan.result()
+        index.end_capture(scan.capture)
+        pending = rows[live & ~at_or_below(rows["due"], rows["seq"], index.watermark)]
+        staged = [released.rows for _, released in queue._staged]  # not committed yet
+        parts = [pending, queue.read(queue.start, queue.end), *staged, shard.consumers.trimmed_letters()]
+        found: Records = np.concatenate([part[["offset", "size"]] for part in parts])
+        return found
 
     # ------------------------------------------------------------ emptying a segment
     def begin_empty(self, choice: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from delaynode.store import persist
 from delaynode.store.commitlog import WriteBatch
 from delaynode.store.consumequeue import QUEUED_BYTES
-from delaynode.store.frames import Kind
+from delaynode.store.frames import Kind, Unsealed
 from delaynode.store.freeing import KeepConfig
 from delaynode.store.shard import ShardConfig
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, CascadeJob, LoadJob
@@ -159,11 +159,14 @@ class WorldBase:
         self.check_all()
 
     def reign(self) -> None:
-        epoch = self.shard.identity.epoch + 1
+        epoch = self.next_epoch()
         persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
         with self.recording() as events:
             self.shard.begin_reign(epoch, "n0", self.now)
             events.append(m.Epoch(epoch))
+
+    def next_epoch(self) -> int:
+        return self.shard.identity.epoch + 1
 
     # ------------------------------------------------------------ the log
     @contextmanager
@@ -172,7 +175,7 @@ class WorldBase:
         events: list[Event] = []
         before = len(self.shard.log.pending)
         yield events
-        frames = self.shard.log.pending[before:]
+        frames = [frame for frame in self.shard.log.pending[before:] if isinstance(frame, Unsealed)]
         assert [f.kind for f in frames] == [KIND_OF[type(e)] for e in events]
         for frame, event in zip(frames, events, strict=True):
             released = len(self.model.queue)
@@ -201,7 +204,7 @@ class WorldBase:
 
     def commit(self, lag: int = 0) -> None:
         """Commit up to the frame `lag` frames before the last that may be."""
-        ready = self.shard.log.synced if self.fsync else self.shard.log.written
+        ready = self.ready()
         end_of = attrgetter("end")
         first = bisect_right(self.entries, self.shard.committed, key=end_of)
         last = bisect_right(self.entries, ready, key=end_of) - 1 - lag
@@ -215,6 +218,10 @@ class WorldBase:
             if got is not None:
                 self.queue_bytes += got.tobytes()
                 self.compare_rows(got, seen)
+
+    def ready(self) -> int:
+        """The log offset before which all may be committed."""
+        return self.shard.log.synced if self.fsync else self.shard.log.written
 
     def pump(self) -> None:
         """Everything that waits is written and committed."""

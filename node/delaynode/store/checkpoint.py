@@ -44,6 +44,8 @@ class Checkpoint:
     epochs: list[list[int]]  # [epoch, start offset]
     wall_ms: int  # of the last frame
     groups: list[dict[str, object]] = field(default_factory=list)
+    kept_epoch: int = 0  # of the newest status that this copy has seen in the registry: should that lose it
+    kept_in_sync: list[str] = field(default_factory=list)
 
 
 def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> bytes:

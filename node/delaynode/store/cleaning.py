@@ -9,14 +9,12 @@ written again gets segments of its own: among new messages, most of which die yo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 
-from delaynode.store.commitlog import SCAN_BYTES, CommitLog
-from delaynode.store.errors import Damaged
-from delaynode.store.frames import BadFrame, Frame, Kind, parse, parse_append, parse_relocate
+from delaynode.store.commitlog import frames_of
+from delaynode.store.frames import Kind, parse_append, parse_relocate
 from delaynode.store.shard import Shard
 from delaynode.store.timerjobs import Capture, SlotRef
 from delaynode.store.types import I64, Bools, Buffer, Pair, Records, at_or_below
@@ -157,23 +155,6 @@ def _relocate(shard: Shard, rows: Records, records: Buffer, needed: Bools, now_m
 def end_emptying(shard: Shard, job: EmptyJob) -> None:
     """Always, also when the job failed."""
     shard.index.end_capture(job.capture)
-
-
-def frames_of(log: CommitLog, base: int, end: int) -> Iterator[Frame]:
-    """The frames that a closed segment [base, end) consists of. Raises Damaged where one is not whole."""
-    offset = low = base
-    data = memoryview(b"")
-    while offset < end:
-        try:
-            frame = parse(data, offset - low, offset, log.uid)
-        except BadFrame as bad:
-            wanted = min(max(SCAN_BYTES, int(bad.args[1])), end - offset)
-            if not bad.args[1] or wanted <= len(data) - (offset - low):
-                raise Damaged(f"{log.file.directory}: offset {offset}: {bad.args[0]}") from bad
-            low, data = offset, memoryview(log.file.read(offset, wanted))
-            continue
-        yield frame
-        offset = frame.end
 
 
 def _as_units(queued: Records) -> Records:

@@ -1,6 +1,7 @@
 """The CommitLog: the shard's frames, one after the other. The truth; everything else is derived from it.
 
 propose() gives a frame its offset   ->  WriteBatch.run() seals, writes and syncs  ->  finish() moves the ends
+receive() takes a master's frames    ->  ReceivedBatch.run() writes and syncs      ->  finish()
 0 <= start <= synced <= written <= end
 """
 
@@ -12,9 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from delaynode.store.batches import ReceivedBatch
+from delaynode.store.batches import WriteBatch as WriteBatch  # callers know it from here
 from delaynode.store.checks import checks_in, checks_of, first_difference, join_padded, places_in, record_checks
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.files import Files
+from delaynode.store.following import Piece, check_followers, forget_floor, parse_frames, piece_of, read_floor
 from delaynode.store.frames import (
     FLAG_NEW_SEGMENT,
     HEADER_BYTES,
@@ -36,36 +40,6 @@ LONG_RUN = 32  # records in a run, on average, that are worth a look at each run
 
 
 @dataclass(slots=True)
-class WriteBatch:
-    """Frames on their way to the file; made by CommitLog.take(), run on any one thread at a time."""
-
-    log: CommitLog
-    frames: list[Unsealed]
-    end: int
-    sync: bool
-
-    def run(self) -> None:
-        """Seal, write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""
-        synced = self.log.synced
-        parts: list[Buffer] = []
-        size = 0
-        file = self.log.file
-        roll = False
-        for frame in self.frames:
-            if frame.flags & FLAG_NEW_SEGMENT:
-                if size:
-                    file.append(parts, size, roll=roll)
-                parts, size, roll = [], 0, True
-            parts.append(frame.seal(synced))
-            parts.extend(part for part in frame.payload if len(part))
-            size += frame.length
-        if size:
-            file.append(parts, size, roll=roll)
-        if self.sync:
-            file.sync()
-
-
-@dataclass(slots=True)
 class CommitLog:
     """Owned by one thread; `read_records` may run on any."""
 
@@ -76,14 +50,22 @@ class CommitLog:
     synced: int = 0  # known to be on disk
     committed: int = 0  # known to be committed: never cut below it
     segment: int = 0  # where the segment that the next frame goes into starts, if it fits
+    floor: int | None = None  # from here on, what frames say of `synced` may not be true of this disk
+    epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, start offset) of the whole log, ascending
+    pending: list[Unsealed | Piece] = field(default_factory=list)  # what take() has not taken
     _roll: bool = False  # the next frame begins a segment
-    pending: list[Unsealed] = field(default_factory=list)
 
     @classmethod
     def open(cls, files: Files, directory: str, uid: int, segment_bytes: int) -> CommitLog:
         """The log as its files stand; scan() and cut() decide what of it is valid."""
         file = SegmentedFile(files, directory, segment_bytes)
-        return cls(file, uid, end=file.end, written=file.end, segment=file.segment_start())
+        floor = read_floor(files, directory)
+        return cls(file, uid, end=file.end, written=file.end, segment=file.segment_start(), floor=floor)
+
+    @property
+    def last_epoch(self) -> int:
+        """Of the log's last frame; 0: it has none."""
+        return self.epochs[-1][0] if self.epochs else 0
 
     def propose(
         self,
@@ -107,6 +89,8 @@ class CommitLog:
             flags |= FLAG_NEW_SEGMENT
             self.segment, self._roll = self.end, False
         frame = Unsealed(kind, flags, self.uid, epoch, count, first_seq, wall_ms, self.end, payload, length)
+        if kind is Kind.EPOCH:
+            self.epochs.append((epoch, self.end))
         self.pending.append(frame)
         self.end += length
         return frame
@@ -115,12 +99,55 @@ class CommitLog:
         """The next frame begins a segment."""
         self._roll = True
 
+    # ------------------------------------------------------------ a master's frames
+    def receive(self, data: memoryview) -> list[Frame]:
+        """Take whole frames of a master that begin at the log's end; `data` must stay as it is until written, and while
+        the frames are in use. The highest epoch among them was persisted before.
+
+        Raises BadFrame, and takes nothing, unless all of them may follow here.
+        """
+        frames = parse_frames(data, self.end, self.uid)
+        check_followers(frames, self.last_epoch)
+        if frames:
+            piece = piece_of(frames, data)
+            self.pending.append(piece)
+            self.epochs += [(frame.epoch, frame.offset) for frame in frames if frame.kind is Kind.EPOCH]
+            self.segment = piece.rolls[-1] if piece.rolls else self.segment
+            self.end = piece.end
+        return frames
+
+    def parse_all(self, data: memoryview, offset: int) -> list[Frame]:
+        """The frames that bytes of this log from `offset` on consist of. Raises Damaged."""
+        try:
+            return parse_frames(data, offset, self.uid)
+        except BadFrame as bad:
+            raise Damaged(f"{self.file.directory}: after offset {offset}: {bad.args[0]}") from bad
+
+    def forget_pending(self) -> None:
+        """Drop what take() has not taken; nothing is being written."""
+        if self.pending:
+            first = self.pending[0]
+            self.end = first.start if isinstance(first, Piece) else first.offset
+            self.pending.clear()
+            self._forget_after(self.end)
+
+    def _forget_after(self, end: int) -> None:
+        self.epochs = [pair for pair in self.epochs if pair[1] < end]
+        self.segment, self._roll = self.file.segment_start(), False
+
+    # ------------------------------------------------------------ writing
     def take(self, *, sync: bool) -> WriteBatch | None:
         """What waits to be written, or None. One batch is under way at a time."""
         if not self.pending:
             return None
-        frames, self.pending = self.pending, []
-        return WriteBatch(self, frames, frames[-1].offset + frames[-1].length, sync)
+        waiting, self.pending = self.pending, []
+        frames = [one for one in waiting if isinstance(one, Unsealed)]
+        if len(frames) == len(waiting):
+            last = frames[-1]
+            return WriteBatch(self, frames[0].offset, last.offset + last.length, sync, frames)
+        pieces = [one for one in waiting if isinstance(one, Piece)]
+        self.pending = [*frames]  # of a reign that has begun since: after what came before it
+        return ReceivedBatch(self, pieces[0].start, pieces[-1].end, sync, pieces=pieces)
 
     def finish(self, batch: WriteBatch) -> None:
         """The batch has run."""
@@ -128,14 +155,54 @@ class CommitLog:
         if batch.sync:
             self.synced = batch.end
 
+    # ------------------------------------------------------------ for other copies
+    def read_raw(self, offset: int, most: int) -> bytes:
+        """Whole frames from `offset` on as they stand in the files, at most `most` bytes but at least one frame; b"" at
+        `written`. Any thread. Fewer where a segment ends.
+
+        Raises Trimmed where they were dropped, BadFrame where no frame begins at `offset`, Damaged.
+        """
+        end = self.written
+        if offset >= end:
+            return b""
+        end = min(end, self.file.reach(offset))
+        data = self.file.read(offset, min(most, end - offset))
+        view, at = memoryview(data), 0
+        while at < len(data):
+            try:
+                at = parse(view, at, offset + at, self.uid).end - offset
+            except BadFrame as bad:
+                needed = int(bad.args[1])
+                if at:
+                    break
+                if not needed or needed > end - offset:
+                    self._blame(offset, bad)
+                data = self.file.read(offset, needed)
+                view = memoryview(data)
+        return data[:at]
+
+    def _blame(self, offset: int, bad: BadFrame) -> None:
+        """No frame can be read at `offset`: Damaged, unless none begins there, and whoever asked is wrong."""
+        base = max(base for base in self.file.bases if base <= offset)
+        for frame in frames_of(self, base, self.file.reach(offset)):
+            if frame.offset < offset < frame.end:
+                raise BadFrame(f"no frame begins at {offset}", 0) from bad
+            if frame.end == offset:
+                break
+        raise Damaged(f"{self.file.directory}: offset {offset}: {bad.args[0]}") from bad
+
+    def reaches(self, offset: int) -> bool:
+        """Whether the log still holds everything from `offset` on."""
+        return offset <= self.end and self.file.whole_from(min(offset, self.written))
+
     # ------------------------------------------------------------ recovery
     def scan(self, offset: int) -> Iterator[Frame]:
         """Every valid frame from `offset` on. Ends at the log's end or before a torn tail, which it leaves to cut().
 
-        The tail may be torn only at or after the highest `synced` of any frame here: what was known to be on disk
-        must be there. Raises Damaged when it is not.
+        The tail may be torn only at or after the highest `synced` of any frame here, as far as the floor lets it count:
+        what was known to be on disk must be there. Raises Damaged when it is not.
         """
-        known_synced = offset  # the caller's checkpoint was written after a sync up to here
+        known_synced = max(offset, self.floor or 0)  # the caller's checkpoint was written after a sync up to `offset`
         data, base = memoryview(b""), offset
         while True:
             at = offset - base
@@ -153,7 +220,7 @@ class CommitLog:
                 if available:
                     self._check_tail(offset, known_synced, str(bad.args[0]))
                 return
-            known_synced = max(known_synced, frame.synced)
+            known_synced = max(known_synced, self._proved(frame))
             yield frame
             offset = frame.end
 
@@ -162,11 +229,15 @@ class CommitLog:
         if known_synced > offset:
             raise Damaged(f"{self.file.directory}: offset {offset}: {reason}, though synced to {known_synced}")
         for frame in self._frames_after(offset):
-            if frame.synced > offset:
+            if self._proved(frame) > offset:
                 raise Damaged(
                     f"{self.file.directory}: offset {offset}: {reason}, though the frame at {frame.offset} says "
                     f"that all before {frame.synced} is on disk"
                 )
+
+    def _proved(self, frame: Frame) -> int:
+        """The log offset before which all was on this disk when the frame was written."""
+        return frame.synced if self.floor is None else min(frame.synced, self.floor)
 
     def _frames_after(self, offset: int) -> Iterator[Frame]:
         """Whatever still parses as a frame of this log behind a bad place."""
@@ -182,17 +253,29 @@ class CommitLog:
                     at = data.find(magic, at + 1)
 
     def cut(self, end: int) -> None:
-        """Drop all frames at and after `end`; the log is on disk up to there when this returns.
+        """Drop all frames at and after `end`, while nothing is being written; what is left is on disk after it.
 
         Raises Damaged where that would take a committed frame: somebody was told of it.
         """
         if end < self.committed:
             raise Damaged(f"{self.file.directory}: not cut at {end}: all before {self.committed} is committed")
+        self._write_before(end)
         self.file.truncate(end, None)
         self.file.sync_all()
+        if self.floor is not None:
+            forget_floor(self.file.files, self.file.directory)
+            self.floor = None
         self.end = self.written = self.synced = end
-        self.segment = self.file.segment_start()
         self.pending.clear()
+        self._forget_after(end)
+
+    def _write_before(self, end: int) -> None:
+        """Of the received frames that wait to be written, those before `end`."""
+        pieces = [one.before(end) for one in self.pending if isinstance(one, Piece) and one.start < end]
+        if pieces:
+            batch = ReceivedBatch(self, pieces[0].start, pieces[-1].end, sync=True, pieces=pieces)
+            batch.run()
+            self.finish(batch)
 
     # ------------------------------------------------------------ records
     def read_cached(self, rows: Records) -> list[Buffer] | None:
@@ -256,3 +339,20 @@ class CommitLog:
                 f"{self.file.directory}: the record at {int(row['offset'])}, {int(row['size'])} bytes, of the message "
                 f"with seq {int(row['seq'])}, due {int(row['due'])} is not what its check says"
             )
+
+
+def frames_of(log: CommitLog, base: int, end: int) -> Iterator[Frame]:
+    """The frames that [base, end) of the log consists of. Raises Trimmed, and Damaged where one is not whole."""
+    offset = low = base
+    data = memoryview(b"")
+    while offset < end:
+        try:
+            frame = parse(data, offset - low, offset, log.uid)
+        except BadFrame as bad:
+            wanted = min(max(SCAN_BYTES, int(bad.args[1])), end - offset)
+            if not bad.args[1] or wanted <= len(data) - (offset - low):
+                raise Damaged(f"{log.file.directory}: offset {offset}: {bad.args[0]}") from bad
+            low, data = offset, memoryview(log.file.read(offset, wanted))
+            continue
+        yield frame
+        offset = frame.end

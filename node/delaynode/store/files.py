@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -44,8 +46,58 @@ class Files(Protocol):
     def remove(self, path: str) -> None:
         """Delete the file, if it is there; its name is gone from the disk when this returns."""
 
+    def link(self, path: str, other: str) -> None:
+        """Give the file a second name, which sync() under it puts on disk. Raises FileNotFoundError, FileExistsError.
 
-class DiskFiles:
+        What is appended, cut or synced under one name is so under both; replace and remove change one of them only.
+        """
+
+    def rename(self, path: str, other: str) -> None:
+        """Give a directory that nobody uses another name, atomically and on disk when this returns.
+
+        Raises OSError when `other` is there and holds something.
+        """
+
+    def remove_tree(self, directory: str) -> None:
+        """Delete the directory, if it is there, with all that is in it, one after the other; nobody may use it."""
+
+
+class ReadFiles(ABC):
+    """The reading half of Files, for files of the operating system."""
+
+    @abstractmethod
+    def _descriptor(self, path: str) -> int:
+        """The file, open."""
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        fd = self._descriptor(path)
+        data = os.pread(fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        while have < length:
+            more = os.pread(fd, length - have, offset + have)
+            if not more:
+                break
+            parts.append(more)
+            have += len(more)
+        return b"".join(parts)
+
+    def size(self, path: str) -> int:
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def list(self, directory: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+
+class DiskFiles(ReadFiles):
     """Files of the operating system. Safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -68,21 +120,6 @@ class DiskFiles:
                 raise OSError(f"{path}: wrote {written} of {wanted} bytes")
             written += more
 
-    def read(self, path: str, offset: int, length: int) -> bytes:
-        fd = self._open(path, create=False)
-        data = os.pread(fd, length, offset)
-        if len(data) == length or not data:
-            return data
-        parts = [data]
-        have = len(data)
-        while have < length:
-            more = os.pread(fd, length - have, offset + have)
-            if not more:
-                break
-            parts.append(more)
-            have += len(more)
-        return b"".join(parts)
-
     def read_cached(self, path: str, offset: int, length: int) -> bytes | None:
         data = bytearray(length)
         try:
@@ -98,18 +135,6 @@ class DiskFiles:
         if path not in self._named:
             self._sync_directory(os.path.dirname(path))
             self._named.add(path)
-
-    def size(self, path: str) -> int:
-        try:
-            return os.stat(path).st_size
-        except FileNotFoundError:
-            return 0
-
-    def list(self, directory: str) -> Sequence[str]:
-        try:
-            return sorted(os.listdir(directory))
-        except FileNotFoundError:
-            return []
 
     def replace(self, path: str, data: bytes) -> None:
         self._make_directory(Path(path).parent)
@@ -146,12 +171,44 @@ class DiskFiles:
             return
         self._sync_directory(os.path.dirname(path))
 
+    def link(self, path: str, other: str) -> None:
+        self._make_directory(Path(other).parent)
+        os.link(path, other)
+
+    def rename(self, path: str, other: str) -> None:
+        self._make_directory(Path(other).parent)
+        self._forget(path)
+        os.rename(path, other)
+        for directory in {os.path.dirname(path): None, os.path.dirname(other): None}:
+            self._sync_directory(directory)
+
+    def remove_tree(self, directory: str) -> None:
+        self._forget(directory)
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            return
+        self._sync_directory(os.path.dirname(directory))
+
+    def _forget(self, directory: str) -> None:
+        """Close the descriptors of the files below the directory."""
+        below = f"{directory}/"
+        with self._lock:
+            gone = [path for path in self._descriptors if path.startswith(below)]
+            descriptors = [self._descriptors.pop(path) for path in gone]
+            self._named = {path for path in self._named if not path.startswith(below)}
+        for fd in descriptors:
+            os.close(fd)
+
     def close(self) -> None:
         """Close every descriptor; the object may be used again afterwards."""
         with self._lock:
             descriptors, self._descriptors = self._descriptors, {}
         for fd in descriptors.values():
             os.close(fd)
+
+    def _descriptor(self, path: str) -> int:
+        return self._open(path, create=False)
 
     def _open(self, path: str, *, create: bool) -> int:
         fd = self._descriptors.get(path)

@@ -1,7 +1,8 @@
 """Freeing disk: what of a shard nobody needs any more, decided by the master and followed by every replica.
 
     TRIM      released messages below a queue offset are kept no longer; empty segments of the CommitLog go
-    RELOCATE  what is still needed of a mostly dead segment is written again at the log's end, so that it becomes empty
+    RELOCATE  what is still needed of a mostly dead segment is written again at the log's end, so that it becomes empty;
+              small segments are written again as one
 
 A released message is kept until every group (at least one) is done with it, or for `retention_ms` after its release;
 dead letters and redriven ones until their group is done with them. Files go once a checkpoint that does without them
@@ -11,7 +12,7 @@ is on disk.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -33,6 +34,8 @@ TRIM_ROWS = 65_536  # queue entries that one TRIM ends the keeping of, at most: 
 READ_ROWS = 65_536
 WORTH_ROWS = 65_536  # so many queue entries, or an empty segment, are worth a TRIM at once
 MARKS = 10_000  # of release times: their distance is a ten-thousandth of the retention, at least a minute
+SMALL_PART = 32  # of the size of a segment: one that is smaller is written again with others
+OPEN_PART = 8  # of the size of a segment: what the open one may keep although it is dead
 MINUTE_MS = 60_000
 RELOCATED = ("seq", "due", "offset", "size", "key", "tag")  # a unit's fields that a RELOCATE carries
 
@@ -69,6 +72,7 @@ class Freeing:
         self.doomed: list[int] = []  # bases of freed segments whose files the next checkpoint does without
         self.expired = 0  # (group, message) pairs that retention ended unconsumed, since the process started
         self._log, self._index, self._queue, self._consumers = log, index, queue, consumers
+        self._open = -1, 0  # the open segment's base, and when this process first saw it, ms
         self._propose = propose
         consumers.freed = self._freed
 
@@ -152,12 +156,41 @@ class Freeing:
 
         limit: as for trim(). share: of its bytes that are needed, for want of disk and at any age; None: as configured.
         """
-        config = self.config
-        # what is kept for replicas would stay beside its copy, just when there is no room for both
-        limit = min(limit, self.ledger.kept_from(self._log.end, now_ms, config.keep_log_bytes, config.keep_log_ms))
+        config, limit = self.config, self._below_kept(limit, now_ms)
         if share is not None:
             return self.ledger.mostly_dead(limit, now_ms, share)
         return self.ledger.mostly_dead(limit, now_ms - config.relocate_after_ms, config.relocate_share)
+
+    def joinable(self, limit: int, now_ms: int, without: Collection[int]) -> Records:
+        """Segments (k,) of dtype SEGMENT so small that they are worth being written again as one.
+
+        limit: as for trim(). without: bases of those to be left alone.
+        """
+        small = self._log.file.segment_bytes // SMALL_PART
+        before_ms = now_ms - self.config.relocate_after_ms
+        return self.ledger.joinable(self._below_kept(limit, now_ms), before_ms, small, without)
+
+    def _below_kept(self, limit: int, now_ms: int) -> int:
+        """What is kept for replicas would stay beside its copy, just when there is no room for both."""
+        config = self.config
+        return min(limit, self.ledger.kept_from(self._log.end, now_ms, config.keep_log_bytes, config.keep_log_ms))
+
+    def roll(self, now_ms: int, share: float | None) -> bool:
+        """Let the next frame begin a segment if the open one has become large and mostly dead: else a shard that has
+        come to rest would keep it for ever. share: as for mostly_dead().
+        """
+        if not len(self.ledger.segments):
+            return False
+        base = int(self.ledger.segments["base"][-1])
+        if base != self._open[0]:
+            self._open = base, now_ms
+        size, needed = self.ledger.open_share(self._log.end)
+        old = share is not None or self._open[1] <= now_ms - self.config.relocate_after_ms
+        dead = needed <= (self.config.relocate_share if share is None else share)
+        if not (old and dead) or size < self._log.file.segment_bytes // OPEN_PART:
+            return False
+        self._log.begin_segment()
+        return True
 
     def relocate(self, rows: Records, records: Buffer, now_ms: int) -> None:
         """Append a RELOCATE of rows (n,) of dtype UNIT that are needed where they are, with their records one after

@@ -6,6 +6,7 @@ one of these counts it off, so the ledger is the same on every replica and a seg
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.types import I64, Array, Bools, Records
 
 COLUMN_BYTES = 36  # a message's columns in a RELOCATE
+JOIN_LEAST, JOIN_MOST = 8, 16  # small segments that are written again as one
 SEGMENT = np.dtype(
     [
         ("base", "<i8"),  # log offset
@@ -112,6 +114,27 @@ class Ledger:
         order = order[(rows["closed_ms"] <= before_ms)[order] & (needed <= share)[order]]
         emptiest: Records = rows[order]
         return emptiest
+
+    def joinable(self, limit: int, before_ms: int, small: int, without: Collection[int]) -> Records:
+        """Closed segments (k,) of at most `small` bytes, the smallest first, closed before `before_ms`, worth being
+        written again as one; none is one of `without`. None of them makes up more than half, so that even the smallest
+        is not moved often before it is part of a large one.
+        """
+        size = self.segments["end"] - self.segments["base"]
+        which = self.closed(limit) & (self.segments["count"] > 0) & (self.segments["closed_ms"] <= before_ms)
+        which &= (size <= small) & ~np.isin(self.segments["base"], list(without))
+        order = np.flatnonzero(which)
+        order = order[np.argsort(size[order], kind="stable")][:JOIN_MOST]
+        size = size[order]
+        enough = np.flatnonzero((np.cumsum(size) >= 2 * size) & (np.arange(len(size)) + 1 >= JOIN_LEAST))
+        found: Records = self.segments[order[: int(enough[-1]) + 1 if len(enough) else 0]]
+        return found
+
+    def open_share(self, log_end: int) -> tuple[int, float]:
+        """Bytes of the open segment, and which part of them is needed."""
+        last = self.segments[-1]
+        size = log_end - int(last["base"])
+        return size, (int(last["bytes"]) + COLUMN_BYTES * int(last["count"])) / max(1, size)
 
     def usage(self) -> Usage:
         rows = self.segments[self.segments["end"] > 0]

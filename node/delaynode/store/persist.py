@@ -7,6 +7,7 @@
       wheels        a copy of both wheels as of a TimerLog position, at least every 5 million units
       damaged       only when the copy has failed, see marker.py
       log/  timerlog/  queue/     segmented files
+      log/floor     only while a slave catches up, see following.py
 
 Recovery: the derived files are cut to the checkpoint's ends, the wheels rebuilt from the TimerLog after their copy,
 and the frames after the checkpoint applied.
@@ -15,19 +16,22 @@ and the frames after the checkpoint applied.
 from __future__ import annotations
 
 import json
+import posixpath
 import secrets
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from delaynode.store import checkpoint as ck
 from delaynode.store.checkpoint import Checkpoint
-from delaynode.store.commitlog import CommitLog
+from delaynode.store.commitlog import CommitLog, frames_of
 from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.errors import Damaged
 from delaynode.store.files import Files
+from delaynode.store.frames import Frame, Kind
 from delaynode.store.ledger import Ledger
 from delaynode.store.marker import check_unmarked, mark_damaged, outlasts_a_restart
 from delaynode.store.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
@@ -37,6 +41,11 @@ from delaynode.store.timerjobs import FlushJob
 from delaynode.store.timerlog import TimerLog
 from delaynode.store.timerwheel import SLOT, TimerWheel
 from delaynode.store.types import MAX_SEQ, Pair, Records
+
+TRASH = ".trash"  # beside the shards' directories
+KEPT_EPOCHS = 64  # of a log's list, also when their frames are gone: a copy that comes back is compared with them
+
+Epoch = TypeVar("Epoch", tuple[int, int], list[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,14 @@ class Recovery:
 
 
 def exists(files: Files, directory: str) -> bool:
-    return files.size(f"{directory}/shard.json") > 0
+    """Whether a copy is there, maybe a damaged one; what was left half made, with an empty file or none, is no copy."""
+    if not files.size(f"{directory}/shard.json"):
+        return False
+    return files.size(f"{directory}/checkpoint") > 0 or bool(files.list(f"{directory}/log"))
+
+
+def new_copy_id() -> str:
+    return secrets.token_hex(8)
 
 
 def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
@@ -84,9 +100,22 @@ def accept_epoch(files: Files, directory: str, shard: Shard, epoch: int) -> None
     shard.identity = identity
 
 
+def discard(files: Files, directory: str) -> None:
+    """Delete a copy that nobody uses, renamed first: after a crash it is there, whole, or it is no copy."""
+    if files.list(directory):
+        root, name = posixpath.split(directory)
+        held, number = set(files.list(f"{root}/{TRASH}")), 1
+        while f"{name}.{number}" in held:
+            number += 1
+        files.rename(directory, f"{root}/{TRASH}/{name}.{number}")
+        files.remove_tree(f"{root}/{TRASH}/{name}.{number}")
+    else:
+        files.remove_tree(directory)
+
+
 def create(files: Files, directory: str, uid: int, topic: str, queue: int, config: ShardConfig, now_ms: int) -> Shard:
     """A new, empty copy with a copy id of its own."""
-    identity = Identity(uid, secrets.token_hex(8), topic, queue, 0)
+    identity = Identity(uid, new_copy_id(), topic, queue, 0)
     hour = now_ms - now_ms % HOUR_MS
     empty = Checkpoint(
         uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
@@ -98,8 +127,12 @@ def create(files: Files, directory: str, uid: int, topic: str, queue: int, confi
     return recover(files, directory, config)[0]
 
 
-def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, Recovery]:
-    """Open a copy and bring it to its log's end. Raises Damaged, and has touched derived files only then."""
+def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool = True) -> tuple[Shard, Recovery]:
+    """Open a copy and bring it to its log's end. Raises Damaged, and has touched derived files only then.
+
+    replay: False to leave it as of its checkpoint, with the log that follows whole but not applied: of a copy that is
+    to follow, its master knows how much of it is committed.
+    """
     check_unmarked(files, directory)
     identity, horizon_ms = read_identity(files, directory)
     config = replace(config, horizon_ms=horizon_ms)
@@ -126,11 +159,14 @@ def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, R
 
     end, frames = state.log_offset, 0
     for frame in log.scan(state.log_offset):
-        shard.commit(frame.offset)
-        shard.apply(frame)
-        end, frames = frame.end, frames + 1
-    if shard.epoch > identity.epoch:
-        raise Damaged(f"{directory}/shard.json: epoch {identity.epoch} is persisted, the log is at {shard.epoch}")
+        if frame.kind is Kind.EPOCH:
+            log.epochs.append((frame.epoch, frame.offset))
+        if replay:
+            _apply(shard, frame)
+            frames += 1
+        end = frame.end
+    if log.last_epoch > identity.epoch:
+        raise Damaged(f"{directory}/shard.json: epoch {identity.epoch} is persisted, the log is at {log.last_epoch}")
     dropped = log.end - end
     try:
         log.cut(end)
@@ -139,8 +175,27 @@ def recover(files: Files, directory: str, config: ShardConfig) -> tuple[Shard, R
             with suppress(OSError):
                 mark_damaged(files, directory, f"recovery: {error}", shard.wall_ms, state.log_offset)
         raise
-    shard.commit(end)
+    shard.commit(shard.applied)
     return shard, Recovery(units, frames, dropped)
+
+
+def _apply(shard: Shard, frame: Frame) -> None:
+    shard.commit(frame.offset)
+    shard.apply(frame)
+
+
+def replay(shard: Shard, through: int, most: int | None = None) -> int:
+    """Commit and apply the frames before log offset `through` that are not applied yet, out of the log's files, on any
+    one thread; returns their number. most: stop after so many bytes. Raises Damaged.
+    """
+    begin, frames = shard.applied, 0
+    for frame in frames_of(shard.log, begin, through):
+        _apply(shard, frame)
+        frames += 1
+        if most is not None and frame.end - begin >= most:
+            break
+    shard.commit(shard.applied)
+    return frames
 
 
 def _match_files(
@@ -171,7 +226,9 @@ def _remove(files: Files, paths: list[str]) -> None:
 
 
 def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Ledger) -> None:
-    shard.checkpointed = state.log_offset
+    shard.checkpointed = shard.applied = state.log_offset
+    shard.log.epochs = [(epoch, start) for epoch, start in state.epochs]
+    shard.kept = state.kept_epoch, tuple(state.kept_in_sync)
     shard.freeing.ledger = ledger
     times = arrays["release_times"].tolist() if "release_times" in arrays else []
     shard.freeing.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
@@ -210,7 +267,7 @@ def _dump(wheel: TimerWheel) -> Records:
 
 # ---------------------------------------------------------------- checkpoint
 class CheckpointJob:
-    """Persists the state as of `log_offset`. Run it, on any thread, once that offset is committed."""
+    """Persists the state as of `log_offset`. Run it, on any thread, once all before that is committed and written."""
 
     def __init__(
         self, files: Files, directory: str, shard: Shard, flush: FlushJob, state: Checkpoint, arrays: ck.Arrays
@@ -234,23 +291,32 @@ class CheckpointJob:
 
 
 def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJob:
-    """Capture the state at the log's end. One at a time, and none while an hour is cascaded."""
+    """Capture the state that all applied frames have led to. One at a time, and none while an hour is cascaded."""
     shard.producers.expire(shard.wall_ms)
+    shard.epochs = _kept_epochs(shard.epochs, shard.log.file.start)
+    shard.log.epochs = _kept_epochs(shard.log.epochs, shard.log.file.start)
     groups, arrays = shard.consumers.snapshot()
     if len(shard.producers):
         arrays["producers"] = shard.producers.rows().copy()
     index, freeing = shard.index, shard.freeing
-    flush = index.begin_flush((shard.checkpointed, shard.log.end))  # may move the TimerLog's start
+    flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
     arrays["ledger"] = freeing.ledger.segments.copy()
     arrays["release_times"] = np.array(freeing.release_times, np.int64).reshape(-1, 2)
     state = Checkpoint(
-        uid=shard.identity.uid, log_offset=shard.log.end, timer_start=index.log.start, timer_end=index.log.end,
+        uid=shard.identity.uid, log_offset=shard.applied, timer_start=index.log.start, timer_end=index.log.end,
         queue_start=shard.queue.start, queue_end=shard.queue.end,
         watermark_due=index.watermark.due, watermark_seq=index.watermark.seq, minute_bound_ms=index.minute_bound_ms,
         next_seq=shard.next_seq, pending=index.pending, pending_bytes=index.pending_bytes,
         epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups,
+        kept_epoch=shard.kept[0], kept_in_sync=list(shard.kept[1]),
     )  # fmt: skip
     return CheckpointJob(files, directory, shard, flush, state, arrays)
+
+
+def _kept_epochs(epochs: list[Epoch], start: int) -> list[Epoch]:
+    """Without those of which no frame is kept in a log that starts at `start`, but for the last few."""
+    over = sum(later[1] <= start for later in epochs[1:])
+    return epochs[min(over, max(0, len(epochs) - KEPT_EPOCHS)) :]
 
 
 def finish_checkpoint(job: CheckpointJob) -> list[str]:

@@ -11,6 +11,7 @@ meanwhile are passed over.
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ class Piece:
         return Damaged(f"{self.path}: byte {offset - self.base} (offset {offset}): {why}")
 
 
-class ScrubStep:
+class ScrubStep(ABC):
     """Reads on in one piece. Raises Damaged, with the segment and the place, when what is there is not what was."""
 
     def __init__(self, piece: Piece, uid: int) -> None:
@@ -72,8 +73,9 @@ class ScrubStep:
                 if not self._freed():
                     raise self.piece.bad(self.piece.offset, str(error)) from error
 
+    @abstractmethod
     def _look(self) -> None:
-        raise NotImplementedError
+        """Reads on. Raises Damaged, Trimmed."""
 
     def _freed(self) -> bool:
         """Whether the segment is not the shard's any more."""

@@ -94,14 +94,8 @@ class SegmentedFile:
         """Exactly `length` bytes at `offset`. Raises Trimmed when they were dropped, Damaged when they are missing."""
         if not length:
             return b""
-        segments = self._segments
-        at = bisect_right(segments.bases, offset) - 1
-        if at < 0 or offset >= self._limit(segments, at):
-            if 0 <= offset < self.end:
-                raise Trimmed(f"{self.directory}: what offset {offset} held is dropped")
-            raise Damaged(f"{self.directory}: no segment holds offset {offset}, the end is {self.end}")
-        base = segments.bases[at]
-        here = min(length, self._limit(segments, at) - offset)
+        base, limit = self._place(offset)
+        here = min(length, limit - offset)
         try:
             data = self.files.read(self._path(base), offset - base, here)
         except FileNotFoundError as error:
@@ -125,6 +119,30 @@ class SegmentedFile:
             if len(data) < here:
                 break
         return b"".join(parts)
+
+    def reach(self, offset: int) -> int:
+        """Where the segment that holds `offset` ends. Raises as read()."""
+        return self._place(offset)[1]
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        """[base, end) of the segment that holds `offset`."""
+        segments = self._segments
+        at = bisect_right(segments.bases, offset) - 1
+        limit = self._limit(segments, at) if at >= 0 else offset
+        if offset < limit:
+            return segments.bases[at], limit
+        if 0 <= offset < self.end:
+            raise Trimmed(f"{self.directory}: what offset {offset} held is dropped")
+        raise Damaged(f"{self.directory}: no segment holds offset {offset}, the end is {self.end}")
+
+    def whole_from(self, offset: int) -> bool:
+        """Whether everything from `offset` to the end is there."""
+        at = self.end
+        for base, end in reversed(self.spans()):
+            if end != at or at <= offset:
+                break
+            at = base
+        return at <= offset <= self.end
 
     def extents(self, offset: int) -> list[tuple[int, int]]:
         """[low, high) of what each segment holds at or after `offset`."""

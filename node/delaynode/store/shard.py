@@ -2,7 +2,8 @@
 
 The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. Nothing
 that was computed from log end E may be answered before `committed` >= E. Files that are derived from the log
-(TimerLog, ConsumeQueue, checkpoint) take committed frames only.
+(TimerLog, ConsumeQueue, checkpoint) take committed frames only. A slave applies committed frames only: its log can be
+cut without undoing anything, and it can be led from where it stands.
 
 Invariants kept here: release follows (due, seq) within a tick and never precedes due by the `now_ms` passed in;
 watermark and epoch only grow; seq is never reused.
@@ -10,6 +11,7 @@ watermark and epoch only grow; seq is never reused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -147,11 +149,13 @@ class Shard:
         self.producers = Producers(config.max_producers)
         self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
-        self.epochs = epochs  # [epoch, start offset], ascending
+        self.epochs = epochs  # [epoch, start offset], ascending, of the frames applied
         self.wall_ms = wall_ms  # of the last frame applied
+        self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
         self.committed = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
         self.damaged: str | None = None
+        self.kept: tuple[int, tuple[str, ...]] = (0, ())  # the registry's status, as last seen: epoch, in-sync set
 
     # ------------------------------------------------------------ the log
     @property
@@ -179,17 +183,20 @@ class Shard:
         """Append a frame; returns its log offset and its end."""
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
         self.wall_ms = max(self.wall_ms, now_ms)
+        self.applied = self.log.end  # by the caller, who goes on at once
         if frame.flags & FLAG_NEW_SEGMENT:
             self.freeing.ledger.open(frame.offset, now_ms)
-        return frame.offset, frame.offset + frame.length
+        return frame.offset, self.applied
 
     def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> None:
         self._propose(kind, count, payload, now_ms, flags)
 
     def begin_reign(self, epoch: int, node: str, now_ms: int) -> None:
         """Append EPOCH: the start of a reign. The epoch was persisted before."""
-        if epoch <= self.epoch:
-            raise Damaged(f"epoch {epoch} does not follow {self.epoch}")
+        if epoch <= self.log.last_epoch:
+            raise Damaged(f"epoch {epoch} does not follow {self.log.last_epoch}")
+        if self.applied != self.log.end:
+            raise Damaged(f"a reign begins at {self.log.end}, the log is applied up to {self.applied}")
         self.epochs.append([epoch, self.log.end])
         self._propose(Kind.EPOCH, 1, (node.encode(),), now_ms)
 
@@ -390,8 +397,21 @@ class Shard:
             self.index.reinsert(rows[~over])
 
     # ------------------------------------------------------------ replay
+    def apply_committed(self, frames: Iterable[Frame]) -> list[Released]:
+        """Apply frames that are committed and written here, in order from `applied` on; what became visible, by frame.
+
+        Loads the due window on this thread where needs_load() is true. Raises Damaged.
+        """
+        released: list[Released] = []
+        for frame in frames:
+            released += self.commit(frame.offset)  # what a TRIM or an ACK is of must be there
+            self.apply(frame)
+        return released + self.commit(self.applied)
+
     def apply(self, frame: Frame) -> None:
         """Apply a frame from the log, as the master that wrote it did. Raises Damaged where the two differ."""
+        if frame.offset != self.applied:
+            raise Damaged(f"the frame at {frame.offset} does not follow: frames up to {self.applied} are applied")
         kind = frame.kind
         self.wall_ms = max(self.wall_ms, frame.wall_ms)
         if frame.flags & FLAG_NEW_SEGMENT:
@@ -414,6 +434,7 @@ class Shard:
             self.epochs.append([frame.epoch, frame.offset])
         else:
             self.consumers.apply_progress(kind, frame.flags, parse_progress(frame), frame.wall_ms)
+        self.applied = frame.end
 
     def _apply_tick(self, tick: Tick, frame: Frame) -> None:
         mark = Pair(tick.due, tick.seq)
@@ -431,8 +452,15 @@ class Shard:
                 f"this copy has {len(taken)} up to {self.queue.end}"
             )
 
+    def needs_load(self, frame: Frame) -> bool:
+        """Whether apply() would have to load the due window first: a TICK, above what is loaded."""
+        if frame.kind is not Kind.TICK:
+            return False
+        tick = parse_tick(frame)
+        return self.index.window.bound <= Pair(tick.due, tick.seq)
+
     def load_through(self, mark: Pair) -> None:
-        """Load the window past `mark`, on this thread."""
+        """Load the window past `mark`, on this thread; not while a flush, a cascade or a cleaning is under way."""
         index = self.index
         while index.window.bound <= mark:
             while index.minute_bound_ms <= mark.due:

@@ -181,7 +181,8 @@ class TimerIndex:
         return self.minute.slot_time(self.watermark.due) + self.minute.span_ms - MINUTE_MARGIN_MS
 
     def begin_cascade(self) -> CascadeJob | None:
-        """For the hour at the bound; None when it was empty, and the bound has moved."""
+        """For the hour at the bound; None when it was empty, and the bound has moved. Not while a flush runs."""
+        assert not self._flushing, "a flush under way has laid out its units for the bound as it is"
         capture = self.capture(self.minute_bound_ms, self.minute_bound_ms + HOUR_MS)
         if not capture.slots or capture.slots[0].last == NOWHERE:
             self.end_capture(capture)

@@ -15,6 +15,7 @@ from delaynode.store.checks import checks_in, join_padded
 from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged
 from delaynode.store.files import Files
+from delaynode.store.following import FLOOR, read_floor
 from delaynode.store.frames import (
     FLAG_NEW_SEGMENT,
     MAGIC,
@@ -31,6 +32,7 @@ from delaynode.store.frames import (
     parse_tick,
     parse_trim,
 )
+from delaynode.store.segments import SegmentedFile
 from delaynode.store.types import I64, MAX_SEQ, U32, Bools, Pair, at_or_below
 from delaynode.store.verify.findings import Report
 from delaynode.store.verify.table import Table
@@ -85,18 +87,32 @@ class LogPass:
     def __init__(
         self, files: Files, directory: str, uid: int, as_of: int | None, expected: Expected | None, report: Report
     ) -> None:
-        self.log = CommitLog.open(files, directory, uid, 1 << 62)
-        self.file = self.log.file
+        self.file = SegmentedFile(files, directory, 1 << 62)
+        self.log = CommitLog(self.file, uid, end=self.file.end, written=self.file.end)
         self.report = report
         self.expected = expected
         self.facts = LogFacts(self.log.end if as_of is None else as_of)
         self.state = self.facts.state
         self._known_synced, self._proof = (0, "") if as_of is None else (as_of, "the checkpoint says")
+        self._limit = self._read_floor(files, directory)
         self._gaps: list[tuple[int, int, str]] = []  # [low, high) in which no frame parses, and why
         self._bad: tuple[int, str] | None = None  # a gap that is not over yet
         self._last_synced = 0
         self._waiting: list[int] = []  # sizes of runs whose place in the queue is not known yet
         self._fresh: list[tuple[I64, I64, I64, U32, U32, U32]] = []  # columns of `records`, of this block
+
+    def _read_floor(self, files: Files, directory: str) -> int:
+        """The log offset above which what frames say of `synced` proves nothing: of a slave that was catching up."""
+        try:
+            floor = read_floor(files, directory)
+        except Damaged as error:
+            self.report.add(f"{directory}/{FLOOR}", -1, str(error))
+            return 0
+        if floor is None:
+            return 1 << 62
+        if floor > self._known_synced:
+            self._known_synced, self._proof = floor, "the file `floor` says"
+        return floor
 
     def run(self) -> LogFacts:
         facts = self.facts
@@ -221,8 +237,9 @@ class LogPass:
             expected = f"{self._last_synced} to {frame.offset}"
             self._tell(frame.offset, "`synced` goes back or beyond the frame", expected=expected, found=frame.synced)
         self._last_synced = max(self._last_synced, frame.synced)
-        if self._known_synced < frame.synced <= frame.offset:
-            self._known_synced, self._proof = frame.synced, f"the frame at {frame.offset} says"
+        if self._known_synced < min(frame.synced, self._limit) and frame.synced <= frame.offset:
+            self._known_synced = min(frame.synced, self._limit)
+            self._proof = f"the frame at {frame.offset} says"
         if bool(frame.flags & FLAG_NEW_SEGMENT) != (frame.offset in self.file.bases):
             self._tell(frame.offset, "the frame's flag and its place at a segment's start disagree")
         if frame.offset >= facts.as_of and self.state is facts.state:
@@ -233,6 +250,8 @@ class LogPass:
                 self._tell(frame.offset, "the epoch does not rise", expected=f"above {epoch}", found=frame.epoch)
         elif epoch is not None and (frame.epoch < epoch or (frame.epoch > epoch and state.next_seq is not None)):
             self._tell(frame.offset, "the epoch changes without an EPOCH frame", expected=epoch, found=frame.epoch)
+        elif epoch is not None and frame.epoch > epoch:  # its EPOCH frame is freed or damaged
+            state.epochs.append([frame.epoch, frame.offset])
         state.wall_ms = max(state.wall_ms, frame.wall_ms)
         try:
             self._meaning(frame, before=frame.offset < facts.as_of)

@@ -6,43 +6,24 @@ import os
 import posixpath
 from collections.abc import Sequence
 
-from delaynode.store.files import Files
+from delaynode.store.files import Files, ReadFiles
 from delaynode.store.types import Buffers
 
 
-class ReadOnlyFiles:
-    """Files of the operating system, opened for reading only. Implements the reading half of Files."""
+class ReadOnlyFiles(ReadFiles):
+    """Files of the operating system, opened for reading only."""
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
-    def read(self, path: str, offset: int, length: int) -> bytes:
+    def _descriptor(self, path: str) -> int:
         fd = self._descriptors.get(path)
         if fd is None:
             fd = self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        parts = []
-        while length:
-            data = os.pread(fd, length, offset)
-            if not data:
-                break
-            parts.append(data)
-            offset, length = offset + len(data), length - len(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return fd
 
     def read_cached(self, path: str, offset: int, length: int) -> bytes | None:
         return None
-
-    def size(self, path: str) -> int:
-        try:
-            return os.stat(path).st_size
-        except FileNotFoundError:
-            return 0
-
-    def list(self, directory: str) -> Sequence[str]:
-        try:
-            return sorted(os.listdir(directory))
-        except FileNotFoundError:
-            return []
 
     def close(self) -> None:
         for fd in self._descriptors.values():
@@ -67,6 +48,15 @@ class ReadOnlyFiles:
 
     def remove(self, path: str) -> None:
         raise self._refuse(path)
+
+    def link(self, path: str, other: str) -> None:
+        raise self._refuse(other)
+
+    def rename(self, path: str, other: str) -> None:
+        raise self._refuse(path)
+
+    def remove_tree(self, directory: str) -> None:
+        raise self._refuse(directory)
 
 
 class Overlay:
@@ -128,3 +118,13 @@ class Overlay:
 
     def remove(self, path: str) -> None:
         self._mine[path], self._cut[path] = None, 0
+
+    # ------------------------------------------------------------ no recovery needs these
+    def link(self, path: str, other: str) -> None:
+        raise PermissionError(f"{other}: no second names here")
+
+    def rename(self, path: str, other: str) -> None:
+        raise PermissionError(f"{path}: no directory is renamed here")
+
+    def remove_tree(self, directory: str) -> None:
+        raise PermissionError(f"{directory}: no directory is removed here")

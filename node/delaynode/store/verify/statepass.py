@@ -14,6 +14,7 @@ from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.consumers import Consumers
 from delaynode.store.errors import Damaged
 from delaynode.store.files import Files
+from delaynode.store.following import FLOOR
 from delaynode.store.ledger import SEGMENT
 from delaynode.store.marker import MARKER, is_marked
 from delaynode.store.segments import SegmentedFile
@@ -84,7 +85,7 @@ def read_state(files: Files, directory: str, report: Report) -> State:
             report.add(f"{directory}/{name}", -1, "not a file of the store", note=True)
     for part in ("log", "timerlog", "queue"):
         for name in files.list(f"{directory}/{part}"):
-            if not (len(name) == 20 and name.isascii() and name.isdigit()):
+            if not (len(name) == 20 and name.isascii() and name.isdigit()) and (part, name) != ("log", FLOOR):
                 report.add(f"{directory}/{part}/{name}", -1, "not a segment", note=True)
     return state
 
