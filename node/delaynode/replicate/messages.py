@@ -1,0 +1,303 @@
+"""What nodes say to each other about shards, and how it looks on the wire.
+
+stream message, little-endian
+    length u32 (of all that follows) | kind u8 | 3 zero bytes | shard uid u64 | epoch u32 | body
+
+    master -> slave   FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE
+    slave -> master   STATE, ACK, REFUSED, PULL
+
+beacon, one datagram   magic u32 | kind u8 | 3 zero bytes | beacon id u64 | sender's wall time i64 ms | body
+
+Every message names the shard's uid and the epoch it is said in: a receiver that knows a higher epoch refuses it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import assert_never
+
+from delaynode.store.types import Buffer
+
+MAX_MESSAGE_BYTES = 20 << 20  # a frame is at most 16 MiB
+_HEAD = struct.Struct("<IB3xQI")
+HEAD_BYTES = _HEAD.size
+_STATE = struct.Struct("<qqIH")
+_EPOCH = struct.Struct("<Iq")
+_OFFSET = struct.Struct("<q")
+_OFFSETS = struct.Struct("<qq")
+
+
+class BadMessage(Exception):
+    """A peer sent something that no such program sends; says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The sender is the shard's master in this epoch. Asks what the receiver has."""
+
+    uid: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Cut your log at log offset `cut`; FRAMES go on from there. All before `commit` is committed."""
+
+    uid: int
+    epoch: int
+    cut: int
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Whole frames as they stand in the log from log offset `offset` on. All before `commit` is committed.
+
+    data: the frames' bytes, in one or more buffers when sent, in one when received.
+    """
+
+    uid: int
+    epoch: int
+    offset: int
+    commit: int
+    data: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All before log offset `commit` is committed."""
+
+    uid: int
+    epoch: int
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Your copy can't be continued: fetch mine, which these files are. manifest: JSON, see transfer.py."""
+
+    uid: int
+    epoch: int
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a file of the manifest, from `offset` on. `file` is its place in the manifest."""
+
+    uid: int
+    epoch: int
+    file: int
+    offset: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The receiver's promises for beacons with an id of at most `beacon` are given back: the sender serves no more."""
+
+    uid: int
+    epoch: int
+    beacon: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a slave has: its in-sync entry ("" without a copy), its log. epochs: (epoch, start offset), ascending."""
+
+    uid: int
+    epoch: int
+    entry: str
+    log_end: int
+    committed: int
+    epochs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """All before `durable` is stored as the cluster's durability asks; all before `applied` is in the checkpointed
+    state or needed no more for it."""
+
+    uid: int
+    epoch: int
+    durable: int
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The slave does not follow. known_epoch: the highest it knows of; damaged: its copy is of no use any more."""
+
+    uid: int
+    epoch: int
+    known_epoch: int
+    damaged: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Asks for bytes [offset, offset + length) of a file of the manifest; file -1: it has all of them."""
+
+    uid: int
+    epoch: int
+    file: int
+    offset: int
+    length: int
+
+
+Message = Follow | Start | Frames | Commit | Bootstrap | Piece | Release | State | Ack | Refused | Pull
+
+FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE, STATE, ACK, REFUSED, PULL = range(1, 12)
+_REFUSED = struct.Struct("<IB")
+_PIECE = struct.Struct("<qq")
+_PULLED = struct.Struct("<qqq")
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The message as buffers to be written one after the other. Raises ValueError for one that nobody would take."""
+    match message:
+        case Frames():
+            kind, body = FRAMES, [_OFFSETS.pack(message.offset, message.commit), *message.data]
+        case Ack():
+            kind, body = ACK, [_OFFSETS.pack(message.durable, message.applied)]
+        case Commit():
+            kind, body = COMMIT, [_OFFSET.pack(message.commit)]
+        case Follow():
+            kind, body = FOLLOW, []
+        case Start():
+            kind, body = START, [_OFFSETS.pack(message.cut, message.commit)]
+        case Bootstrap():
+            kind, body = BOOTSTRAP, [message.manifest]
+        case Piece():
+            kind, body = PIECE, [_PIECE.pack(message.file, message.offset), message.data]
+        case Release():
+            kind, body = RELEASE, [_OFFSET.pack(message.beacon)]
+        case State():
+            entry = message.entry.encode()
+            head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(entry))
+            kind, body = STATE, [head, entry, *(_EPOCH.pack(*pair) for pair in message.epochs)]
+        case Refused():
+            known = _REFUSED.pack(message.known_epoch, message.damaged)
+            kind, body = REFUSED, [known, message.reason.encode()]
+        case Pull():
+            kind, body = PULL, [_PULLED.pack(message.file, message.offset, message.length)]
+        case _:
+            assert_never(message)
+    length = HEAD_BYTES - 4 + sum(map(len, body))
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are taken")
+    return [_HEAD.pack(length, kind, message.uid, message.epoch), *body]
+
+
+def decode(data: memoryview) -> Message:
+    """A message without its length field. Buffers in it are views of `data`. Raises BadMessage."""
+    try:
+        return _decode(data)
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise BadMessage(f"message of {len(data)} bytes: {error}") from error
+
+
+_BODY = struct.Struct("<B3xQI")
+
+
+def _decode(data: memoryview) -> Message:
+    kind, uid, epoch = _BODY.unpack_from(data)
+    body = data[_BODY.size :]
+    match kind:
+        case 3:
+            offset, commit = _OFFSETS.unpack_from(body)
+            return Frames(uid, epoch, offset, commit, (body[_OFFSETS.size :],))
+        case 9:
+            return Ack(uid, epoch, *_OFFSETS.unpack(body))
+        case 4:
+            return Commit(uid, epoch, *_OFFSET.unpack(body))
+        case 1:
+            return Follow(uid, epoch)
+        case 2:
+            return Start(uid, epoch, *_OFFSETS.unpack(body))
+        case 5:
+            return Bootstrap(uid, epoch, bytes(body))
+        case 6:
+            file, offset = _PIECE.unpack_from(body)
+            return Piece(uid, epoch, file, offset, body[_PIECE.size :])
+        case 7:
+            return Release(uid, epoch, *_OFFSET.unpack(body))
+        case 8:
+            log_end, committed, count, size = _STATE.unpack_from(body)
+            at = _STATE.size + size
+            entry = bytes(body[_STATE.size : at]).decode()
+            if len(body) != at + count * _EPOCH.size:
+                raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
+            epochs = tuple((e, start) for e, start in _EPOCH.iter_unpack(body[at:]))
+            return State(uid, epoch, entry, log_end, committed, epochs)
+        case 10:
+            known, damaged = _REFUSED.unpack_from(body)
+            return Refused(uid, epoch, known, bool(damaged), bytes(body[_REFUSED.size :]).decode())
+        case 11:
+            return Pull(uid, epoch, *_PULLED.unpack(body))
+        case _:
+            raise BadMessage(f"unknown kind {kind}")
+
+
+# ---------------------------------------------------------------- beacons
+BEACON_MAGIC = 0x42594C44  # "DLYB"
+MAX_BEACON_SHARDS = 1_000
+_BEACON = struct.Struct("<IB3xQqQHH")
+_SHARD = struct.Struct("<QI")
+_REPLY = struct.Struct("<QIB")
+
+
+@dataclass(frozen=True, slots=True)
+class Beacon:
+    """The sender is the master of these (uid, epoch) and asks for a promise for each.
+
+    beacon_id grows with each beacon of a process; incarnation: of that process, 8 bytes as a number.
+    """
+
+    node: str
+    incarnation: int
+    beacon_id: int
+    wall_ms: int
+    shards: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeaconReply:
+    """Per shard: uid, the highest epoch that the sender knows of, and whether it promises."""
+
+    node: str
+    incarnation: int  # of whoever asked
+    beacon_id: int
+    wall_ms: int
+    shards: tuple[tuple[int, int, bool], ...]
+
+
+def encode_beacon(message: Beacon | BeaconReply) -> bytes:
+    node = message.node.encode()
+    reply = isinstance(message, BeaconReply)
+    head = _BEACON.pack(
+        BEACON_MAGIC, 2 if reply else 1, message.beacon_id, message.wall_ms, message.incarnation, len(node),
+        len(message.shards),
+    )  # fmt: skip
+    form = _REPLY if reply else _SHARD
+    return b"".join((head, node, *(form.pack(*shard) for shard in message.shards)))
+
+
+def decode_beacon(data: bytes) -> Beacon | BeaconReply:
+    """Raises BadMessage."""
+    try:
+        magic, kind, beacon_id, wall_ms, incarnation, size, count = _BEACON.unpack_from(data)
+        at = _BEACON.size + size
+        node = data[_BEACON.size : at].decode()
+        form = {1: _SHARD, 2: _REPLY}[kind]
+        if magic != BEACON_MAGIC or len(data) != at + count * form.size:
+            raise BadMessage(f"datagram of {len(data)} bytes is no beacon")
+        rows = form.iter_unpack(data[at:])
+        if kind == 1:
+            return Beacon(node, incarnation, beacon_id, wall_ms, tuple((uid, epoch) for uid, epoch in rows))
+        replies = tuple((uid, epoch, bool(ok)) for uid, epoch, ok in rows)
+        return BeaconReply(node, incarnation, beacon_id, wall_ms, replies)
+    except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
+        raise BadMessage(f"datagram of {len(data)} bytes is no beacon: {error!r}") from error

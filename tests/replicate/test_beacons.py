@@ -1,0 +1,305 @@
+"""The beacons' thread: promises go out and come back by themselves, whatever the network and strangers send."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from delaynode.clock import boot_ms, wall_ms
+from delaynode.replicate.beacons import BeaconThread
+from delaynode.replicate.messages import Beacon, BeaconReply, encode_beacon
+from delaynode.replicate.promises import Promises
+
+LOCAL = "127.0.0.1"
+
+
+class Fake:
+    """Promises everything, and writes down what it was called for."""
+
+    def __init__(self, node: str, asks: tuple[str, ...] = ()) -> None:
+        self.node = node
+        self.asks = asks
+        self.sent = 0
+        self.answered: list[Beacon] = []
+        self.replies: list[BeaconReply] = []
+        self.calls: list[str] = []
+        self.before_beacons: Callable[[], None] = lambda: None
+        self.before_look: Callable[[], None] = lambda: None
+        self.shards: tuple[tuple[int, int], ...] = ((7, 1),)
+
+    def beacons(self) -> list[tuple[str, Beacon]]:
+        self.calls.append("beacons")
+        self.before_beacons()
+        self.sent += 1
+        return [(node, Beacon(self.node, 1, self.sent, 0, self.shards)) for node in self.asks]
+
+    def answer(self, beacon: Beacon) -> BeaconReply | None:
+        self.answered.append(beacon)
+        rows = tuple((uid, epoch, True) for uid, epoch in beacon.shards)
+        return BeaconReply(self.node, beacon.incarnation, beacon.beacon_id, 0, rows)
+
+    def took(self, reply: BeaconReply) -> None:
+        self.calls.append("took")
+        self.replies.append(reply)
+
+    def look(self) -> None:
+        self.calls.append("look")
+        self.before_look()
+
+
+class Ground:
+    """Threads that know each other's addresses, and a log."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, tuple[str, int]] = {}
+        self.threads: list[BeaconThread] = []
+        self.logged: list[tuple[str, dict[str, object]]] = []
+
+    def add(self, promises: Fake | Promises, interval_ms: int = 10, drop: Callable[[], bool] | None = None) -> int:
+        def log(event: str, **fields: object) -> None:
+            self.logged.append((event, fields))
+
+        thread = BeaconThread(promises, self.addresses.get, log, interval_ms)
+        port = thread.bind(LOCAL, 0)
+        if drop is not None:
+            thread._socket = Lossy(thread._socket, drop)  # type: ignore[arg-type, assignment]
+        self.addresses[promises.node] = (LOCAL, port)
+        self.threads.append(thread)
+        return port
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        return [fields for event, fields in self.logged if event == name]
+
+
+class Lossy:
+    """A socket that loses what it is told to."""
+
+    def __init__(self, sock: socket.socket, drop: Callable[[], bool]) -> None:
+        self._sock, self._drop = sock, drop
+
+    def sendto(self, data: bytes, to: tuple[str, int]) -> int:
+        return len(data) if self._drop() else self._sock.sendto(data, to)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    made = Ground()
+    yield made
+    for thread in made.threads:
+        thread.stop()
+    assert not any(thread.name == "beacons" for thread in threading.enumerate())
+
+
+def until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.002)
+
+
+def void(result: object) -> None: ...
+
+
+def test_beacons_go_to_whom_they_are_for_and_the_replies_come_back(ground: Ground) -> None:
+    master, slave, other = Fake("n0", ("n1",)), Fake("n1"), Fake("n2")
+    for fake in (master, slave, other):
+        ground.add(fake)
+    ground.start()
+    until("several rounds are done", lambda: len(master.replies) >= 5)
+    assert slave.answered[0] == Beacon("n0", 1, 1, 0, ((7, 1),))
+    assert master.replies[0] == BeaconReply("n1", 1, 1, 0, ((7, 1, True),))
+    assert other.answered == []
+    assert ground.logged == []
+
+
+def test_a_nudge_sends_at_once(ground: Ground) -> None:
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    ground.add(master, interval_ms=60_000)
+    ground.add(slave)
+    ground.start()
+    for count in range(1, 6):
+        until("the round has come", lambda: len(master.replies) == count, 5)  # noqa: B023
+        ground.threads[0].nudge()
+    until("the last has come", lambda: len(master.replies) == 6, 5)
+
+
+def test_all_that_has_come_is_taken_before_silence_is_judged(ground: Ground) -> None:
+    master = Fake("n0")
+    port = ground.add(master, interval_ms=20)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        # the thread did not run for a while (here: before it was started), and replies lie in the socket
+        for number in range(100):
+            peer.sendto(encode_beacon(BeaconReply("n1", 1, number, 0, ())), (LOCAL, port))
+        ground.start()
+        until("it has looked", lambda: "look" in master.calls)
+    assert master.calls[: master.calls.index("look")].count("took") == 100
+
+
+def test_what_comes_while_a_round_is_sent_is_taken_before_silence_is_judged(ground: Ground) -> None:
+    master = Fake("n0")
+    port = ground.add(master)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        reply = encode_beacon(BeaconReply("n1", 1, 1, 0, ()))
+        master.before_beacons = lambda: void(peer.sendto(reply, (LOCAL, port)))
+        ground.start()
+        until("it has looked", lambda: "look" in master.calls)
+        assert master.calls[:3] == ["beacons", "took", "look"]
+        ground.threads[0].stop()
+
+
+def test_silence_is_judged_after_every_round_also_when_nothing_is_asked(ground: Ground) -> None:
+    idle = Fake("n0")
+    ground.add(idle)
+    ground.start()
+    until("it has looked", lambda: idle.calls.count("look") >= 5)
+    assert idle.calls[:4] == ["beacons", "look", "beacons", "look"]
+
+
+def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_when_all_are(ground: Ground) -> None:
+    rng, lost = random.Random(3), [0.33]
+
+    def drop() -> bool:
+        return rng.random() < lost[0]
+
+    master = Promises("n0", 1, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
+    slave = Promises("n1", 2, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
+    heard: list[tuple[str, bool]] = []
+    master.on_silent = lambda node, silent: heard.append((node, silent))
+    ground.add(master, interval_ms=20, drop=drop)
+    ground.add(slave, interval_ms=20, drop=drop)
+    master.lead(7, 1, ["n1"])
+    ground.start()
+    until("the first promise is there", lambda: master.live(7, ["n1"]))
+    gaps, end = 0, time.monotonic() + 1.0
+    while time.monotonic() < end:
+        gaps += not master.live(7, ["n1"])
+        time.sleep(0.005)
+    assert (gaps, heard) == (0, [])
+    lost[0] = 1.0
+    until("the promise has run out", lambda: not master.live(7, ["n1"]))
+    until("the peer is silent", lambda: heard == [("n1", True)])
+    lost[0] = 0.0
+    until("it speaks again", lambda: heard == [("n1", True), ("n1", False)] and master.live(7, ["n1"]))
+
+
+def test_garbage_is_logged_once_and_stops_nothing(ground: Ground) -> None:
+    rng = random.Random(1)
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    ground.add(master)
+    port = ground.add(slave)
+    ground.start()
+    until("it works", lambda: bool(master.replies))
+    good = encode_beacon(Beacon("n9", 1, 1, 0, ((1, 1), (2, 2))))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for _ in range(500):
+            bad = bytearray(good)
+            bad[rng.randrange(len(bad))] ^= rng.randrange(1, 256)
+            for data in (bad, rng.randbytes(rng.randrange(60)), good[: rng.randrange(len(good))], b""):
+                stranger.sendto(data, (LOCAL, port))
+    seen = len(master.replies)
+    until("it still works", lambda: len(master.replies) >= seen + 3)
+    assert [fields["peer"] for fields in ground.events("peer-bad-input")] == [LOCAL]
+    assert ground.events("beacon-failed") == []
+
+
+def test_a_flood_does_not_stop_the_beacons(ground: Ground) -> None:
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    ground.add(master)
+    ground.add(slave)
+    flood = encode_beacon(BeaconReply("n2", 1, 0, 0, ()))
+
+    class Flooded(Lossy):
+        def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:
+            return flood, (LOCAL, 9)  # there is always one more
+
+    thread = ground.threads[0]
+    thread._socket = Flooded(thread._socket, lambda: False)  # type: ignore[arg-type, assignment]
+    ground.start()
+    until("the beacons go on", lambda: len(slave.answered) >= 5)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [(None, "its address is not known"), (("localhost", 9), "not an IP address"), (("::1", 9), "::1:9, ")],
+    ids=["unknown", "a name", "another family"],
+)
+def test_a_peer_that_cannot_be_sent_to_is_logged_once_and_others_are_served(
+    ground: Ground, address: tuple[str, int] | None, reason: str
+) -> None:
+    master, slave = Fake("n0", ("bad", "n1")), Fake("n1")
+    ground.add(master)
+    ground.add(slave)
+    if address is not None:
+        ground.addresses["bad"] = address
+    ground.start()
+    until("several rounds are done", lambda: len(master.replies) >= 5)
+    (logged,) = ground.events("beacon-not-sent")
+    assert (logged["peer"], reason in str(logged["reason"])) == ("bad", True)
+
+
+def test_a_beacon_too_long_for_a_datagram_is_logged_and_stops_nothing(ground: Ground) -> None:
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    ground.add(master)
+    ground.add(slave)
+    master.shards = tuple((uid, 1) for uid in range(6_000))  # 72,000 bytes; a datagram has 65,507 at most
+    ground.start()
+    until("it is logged", lambda: bool(ground.events("beacon-not-sent")))
+    master.shards = ((7, 1),)
+    until("shorter ones arrive", lambda: bool(master.replies))
+    assert len(ground.logged) == 1
+
+
+def test_a_thousand_shards_fit_one_beacon(ground: Ground) -> None:
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    ground.add(master)
+    ground.add(slave)
+    master.shards = tuple((uid, 1) for uid in range(1_000))
+    ground.start()
+    until("it is answered", lambda: bool(master.replies))
+    assert len(master.replies[0].shards) == 1_000
+
+
+def test_promises_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    ground.add(master)
+    ground.add(slave)
+    broken = [True]
+
+    def fail() -> None:
+        if broken[0]:
+            raise ZeroDivisionError("look")
+
+    master.before_look = fail
+    ground.start()
+    until("rounds go on", lambda: len(master.replies) >= 5)
+    (logged,) = ground.events("beacon-failed")
+    assert "ZeroDivisionError: look" in str(logged["reason"])
+    broken[0] = False
+    looks = master.calls.count("look")
+    until("and are judged", lambda: master.calls.count("look") > looks)
+
+
+def test_it_shares_the_port_number_with_the_tcp_listener_and_frees_it(ground: Ground) -> None:
+    with socket.create_server((LOCAL, 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
+        assert thread.bind(LOCAL, port) == port
+        with pytest.raises(OSError, match="in use"):
+            BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None).bind(LOCAL, port)
+        thread.start()
+        thread.stop()
+        thread.nudge()  # late, and harmless
+    again = BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
+    assert again.bind(LOCAL, port) == port
+    again.stop()
