@@ -1,4 +1,4 @@
-"""DelayCluster's client: Producer, Consumer and Admin, async, with a sync face in `delayclient.sync`.
+"""DelayCluster's client: Producer, Consumer, Reader and Admin, async, with a sync face in `delayclient.sync`.
 
     async with Producer("127.0.0.1:7070") as producer:
         sent = await producer.send("orders", b"pay now", delay="30m", key="42")
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delayclient.errors import DelayError
     from delayclient.handle import BadHandle, Handle
     from delayclient.producer import Producer
+    from delayclient.reader import Reader
     from delayclient.received import ReceivedBatch, ReceivedMessage
     from delayclient.results import BatchResult, SendResult
     from delayclient.routing import Cluster
@@ -39,6 +40,7 @@ _HOME = {
     "DelayError": "errors",
     "Handle": "handle",
     "Producer": "producer",
+    "Reader": "reader",
     "ReceivedBatch": "received",
     "ReceivedMessage": "received",
     "SendResult": "results",
@@ -53,6 +55,7 @@ __all__ = [
     "DelayError",
     "Handle",
     "Producer",
+    "Reader",
     "ReceivedBatch",
     "ReceivedMessage",
     "SendResult",

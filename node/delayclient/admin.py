@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from delayclient.changing import Changing, together
 from delayclient.duration import duration_ms, instant_ms
 from delayclient.errors import DelayError, NotFound, Unavailable
 from delayclient.handle import Handle
 from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.received import ReceivedBatch, ReceivedMessage
+from delayclient.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.routing import DEFAULT_ENDPOINT, Cluster, TopicRoute
 from delayclient.views import (
     CancelledByKey,
@@ -35,19 +34,18 @@ from delayclient.views import (
 from delayclient.wire import decode_message_batch
 
 _MAX_MS: Final = (1 << 63) - 1
-_CHUNK: Final = 50_000
-_PARALLEL: Final = 16
-
-T = TypeVar("T")
+_NO_ACKS: Final = NoAcks("a dead letter cannot be acknowledged: redrive or drop it")
+_NODE_S: Final = 3.0
+"""How long a node is asked for while there are others."""
 
 
 class Admin:
     """Administration over one cluster. An async context manager; belongs to one event loop."""
 
     def __init__(
-        self, endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT, *, timeout: int | str = "10s"
+        self, endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT, *, timeout: int | str = "30s"
     ) -> None:
-        """`timeout` bounds each call, its retries included."""
+        """`timeout` bounds each call, its retries included; it should outlast a failover, some 5 s."""
         self._owns_cluster = not isinstance(endpoint, Cluster)
         self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
         self._timeout_s = duration_ms(timeout) / 1000
@@ -74,23 +72,22 @@ class Admin:
     # ------------------------------------------------------------------------------ cancel, reschedule
 
     async def cancel(self, handles: Sequence[str | Handle]) -> list[Outcome]:
-        """Cancels messages; the outcomes are in the handles' order. Raises BadHandle before anything is cancelled."""
-        decoded = [_decoded(handle) for handle in handles]
-        outcomes = np.zeros(len(decoded), np.uint8)
+        """Cancels messages; the outcomes are in the handles' order. Raises BadHandle before anything is cancelled.
 
-        async def one(topic: str, queue: int, uid: int, rows: NDArray[np.int64]) -> None:
-            due, seq = _due_seq(decoded, rows)
-            request = delay_pb2.CancelRequest(topic=topic, queue=queue, uid=uid, due=due.tobytes(), seq=seq.tobytes())
-            answer = await self._call("Cancel", topic, queue, request, delay_pb2.CancelResponse.FromString)
-            outcomes[rows] = column(answer.outcome, "u1", len(rows))
-
-        await _together(one(*key, rows) for key, rows in _by_shard(decoded))
-        return [Outcome(outcome) for outcome in outcomes.tolist()]
+        CANCELLED and ALREADY_CANCELLED both say that the message is never delivered. When an answer was lost, in a
+        failover most likely, and the call was made again, what is cancelled by then counts as CANCELLED: by this call,
+        though another one may have been first.
+        """
+        return await Changing(self.cluster, handles, self._timeout_s).cancel()
 
     async def cancel_by_key(
         self, topic: str, key: str, from_: int | str | datetime = 0, to: int | str | datetime = _MAX_MS
     ) -> list[CancelledByKey]:
-        """Cancels every pending message with this key and from_ <= due < to."""
+        """Cancels every pending message with this key and from_ <= due < to.
+
+        All of them are cancelled when this returns. When an answer was lost and the call made again, those that the
+        lost one had cancelled are not in the list.
+        """
         if not key:
             raise ValueError("an empty key is no key")
         route = await self.cluster.route(topic)
@@ -116,34 +113,18 @@ class Admin:
         at: int | str | datetime | None = None,
         delay: int | str | timedelta | None = None,
     ) -> list[Rescheduled]:
-        """Gives messages a new time, `at` or `delay` from now by the master's clock. The old handles are dead then."""
+        """Gives messages a new time, `at` or `delay` from now by the master's clock. The old handles are dead then.
+
+        When an answer was lost and the call made again, RESCHEDULED may be this call's own doing: with `at` it is
+        looked up, and MOVED if the message is pending at that very time. With `delay` the new handle is lost then:
+        list_pending() finds it.
+        """
         if (at is None) == (delay is None):
             raise ValueError("give at or delay")
-        decoded = [_decoded(handle) for handle in handles]
-        time_ms = instant_ms(at) if at is not None else duration_ms(delay)  # type: ignore[arg-type]
-        results: list[Rescheduled | None] = [None] * len(decoded)
-
-        async def one(topic: str, queue: int, uid: int, rows: NDArray[np.int64]) -> None:
-            due, seq = _due_seq(decoded, rows)
-            request = delay_pb2.RescheduleRequest(
-                topic=topic,
-                queue=queue,
-                uid=uid,
-                due=due.tobytes(),
-                seq=seq.tobytes(),
-                time=np.full(len(rows), time_ms, "<i8").tobytes(),
-                relative=b"" if at is not None else b"\x01" * len(rows),
-            )
-            answer = await self._call("Reschedule", topic, queue, request, delay_pb2.RescheduleResponse.FromString)
-            new_due = column(answer.due, "<i8", len(rows)).tolist()
-            outcomes = column(answer.outcome, "u1", len(rows)).tolist()
-            for row, outcome, due_ms in zip(rows.tolist(), outcomes, new_due, strict=True):
-                moved = outcome == Outcome.MOVED
-                handle = Handle(topic, queue, uid, due_ms, decoded[row].seq).encode() if moved else ""
-                results[row] = Rescheduled(Outcome(outcome), handle)
-
-        await _together(one(*key, rows) for key, rows in _by_shard(decoded))
-        return [result for result in results if result is not None]
+        changing = Changing(self.cluster, handles, self._timeout_s)
+        if at is not None:
+            return await changing.reschedule(instant_ms(at), relative=False)
+        return await changing.reschedule(duration_ms(delay), relative=True)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------------------------------- views
 
@@ -200,7 +181,7 @@ class Admin:
             answer = await self._call("GetWheel", *shard, request, delay_pb2.GetWheelResponse.FromString)
             return [wheel_of(wheel, answer.now_ms) for wheel in answer.shards]
 
-        return [wheel for wheels in await _together(map(one, shards)) for wheel in wheels]
+        return [wheel for wheels in await together(map(one, shards)) for wheel in wheels]
 
     # ------------------------------------------------------------------------------------------ groups
 
@@ -231,7 +212,8 @@ class Admin:
     async def delete_group(self, topic: str, group: str) -> DeletedGroup:
         """Deletes a group with its progress and dead letters, on each queue that knows it.
 
-        All queues are tried; the first failure is raised then, and to call again does the rest.
+        All queues are tried; the first failure is raised then, and to call again does the rest. A queue whose answer
+        was lost, and that does not know the group when asked again, is not counted.
         """
         failures: list[DelayError] = []
 
@@ -271,7 +253,7 @@ class Admin:
                     if error.reason != "UNKNOWN_GROUP":
                         raise
                     break
-                batch = ReceivedBatch(topic, number, view, 0, _NoAcks())
+                batch = ReceivedBatch(topic, number, view, 0, _NO_ACKS)
                 for message in batch:
                     yield message
                 if len(batch) == 0:
@@ -318,7 +300,7 @@ class Admin:
             except DelayError as error:
                 return NodeView(name, problem=str(error))
 
-        return await _together(one(name) for name in state.nodes)
+        return await together(one(name) for name in state.nodes)
 
     async def node(self, name: str) -> NodeView:
         """One node. Raises NotFound, Unavailable."""
@@ -334,9 +316,11 @@ class Admin:
     async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
         """Any node that answers passes the question on."""
         failure: DelayError | None = None
-        for endpoint in self.cluster.endpoints:
+        left = sorted(self.cluster.endpoints, key=self.cluster.reach.doubted)
+        for endpoint in left:
+            seconds = self._timeout_s if endpoint is left[-1] else min(self._timeout_s, _NODE_S)
             try:
-                return await self.cluster.call_at(endpoint, method, request, decode, self._timeout_s)
+                return await self.cluster.call_at(endpoint, method, request, decode, seconds)
             except Unavailable as error:
                 failure = error
         assert failure is not None
@@ -349,47 +333,4 @@ class Admin:
 
     async def _each_queue(self, topic: str, one: Any) -> list[Any]:
         route = await self.cluster.route(topic)
-        return await _together(one(queue.queue) for queue in route.queues)
-
-
-class _NoAcks:
-    """Dead letters are resolved, not acknowledged."""
-
-    def ack(self, offset: int) -> None:
-        raise TypeError("a dead letter cannot be acknowledged: redrive or drop it")
-
-    def ack_many(self, offsets: NDArray[np.int64]) -> None:
-        self.ack(0)
-
-    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
-        self.ack(0)
-
-
-def _decoded(handle: str | Handle) -> Handle:
-    return handle if isinstance(handle, Handle) else Handle.decode(handle)
-
-
-def _by_shard(handles: Sequence[Handle]) -> Iterator[tuple[tuple[str, int, int], NDArray[np.int64]]]:
-    """((topic, queue, uid), rows i64[k]) of each request."""
-    rows: dict[tuple[str, int, int], list[int]] = {}
-    for row, handle in enumerate(handles):
-        rows.setdefault((handle.topic, handle.queue, handle.uid), []).append(row)
-    for shard, mine in rows.items():
-        for start in range(0, len(mine), _CHUNK):
-            yield shard, np.array(mine[start : start + _CHUNK], np.int64)
-
-
-def _due_seq(handles: Sequence[Handle], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    mine = [handles[row] for row in rows.tolist()]
-    return np.array([h.due_ms for h in mine], "<i8"), np.array([h.seq for h in mine], "<i8")
-
-
-async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all calls, a few at a time."""
-    slots = asyncio.Semaphore(_PARALLEL)
-
-    async def one(call: Coroutine[Any, Any, T]) -> T:
-        async with slots:
-            return await call
-
-    return await asyncio.gather(*map(one, calls))
+        return await together(one(queue.queue) for queue in route.queues)

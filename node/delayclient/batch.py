@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -38,7 +39,7 @@ class Columns:
     records: Buffer
 
 
-class Batch:
+class Batch(ABC):
     """Messages for one shard. `release` is called once when they are acknowledged or failed."""
 
     __slots__ = ("_columns", "_encoded", "_encoded_as", "count", "deadline_s", "nbytes", "queue", "release", "topic")
@@ -99,11 +100,13 @@ class Batch:
         """The parts to send instead of this refused batch; none here."""
         return ()
 
+    @abstractmethod
     def _resolve(self, answer: EnqueueResponseView, due: NDArray[np.int64]) -> None:
-        raise NotImplementedError
+        """Gives the answer to who waits for it."""
 
+    @abstractmethod
     def _reject(self, error: DelayError) -> None:
-        raise NotImplementedError
+        """Gives the failure to who waits for the answer."""
 
     def _due(self, answer: EnqueueResponseView) -> NDArray[np.int64]:
         if len(answer.due) == 8 * self.count:
@@ -201,10 +204,12 @@ class Gathered(Batch):
 class Collector:
     """Gathers single messages for one shard until they are sent as a batch."""
 
-    __slots__ = ("deadline_s", "messages", "nbytes", "records")
+    __slots__ = ("deadline_s", "held", "messages", "nbytes", "records")
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self.held = False
+        """Its time to gather is over, and it waits for its lane."""
         self.nbytes = 0
         self.messages: list[tuple[int, int, int, int, int, asyncio.Future[SendResult]]] = []
         """Rows of time ms, relative, record bytes, key hash, tag hash, future."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from delayclient.acks import QueueAcks
 from delayclient.duration import duration_ms
-from delayclient.errors import DelayError
+from delayclient.errors import DelayError, Unavailable
 from delayclient.exchange import Exchange
 from delayclient.prefetch import Prefetch
 from delayclient.proto.delay.v1 import delay_pb2
@@ -31,6 +31,8 @@ _WAIT_MS: Final = 5_000
 _ANSWER_S: Final = 3.0
 """Over a poll's own wait: then the node is frozen or cut off."""
 _REFRESH_S: Final = 60.0
+_START_S: Final = 30.0
+"""How long a consumer that begins looks for the cluster."""
 _CLOSE_S: Final = 10.0
 """How long close() tries to deliver acknowledgements."""
 _POLL_BYTES: Final = 4 << 20
@@ -77,6 +79,7 @@ class Consumer:
         self._polls: list[asyncio.Task[None]] = []
         self._streams: dict[int, Exchange] = {}  # by queue
         self._starter: asyncio.Task[None] | None = None
+        self._unlisten: Callable[[], None] = lambda: None
         self._ready: deque[ReceivedBatch] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -100,6 +103,7 @@ class Consumer:
     def start(self) -> None:
         """Starts to receive; the first use does it too."""
         if self._starter is None and not self._stopped:
+            self._unlisten = self.cluster.book.listen(self.topic, self._moved)
             self._starter = asyncio.create_task(self._poll_all())
 
     # ----------------------------------------------------------------------------------------- receive
@@ -212,12 +216,12 @@ class Consumer:
             self._fail(error)
 
     async def _route(self) -> TopicRoute:
-        failures = 0
+        failures, deadline_s = 0, time.monotonic() + _START_S
         while True:
             try:
                 return await self.cluster.refresh(self.topic)
             except DelayError as error:
-                if not error.retryable or (failures > 8 and not self._polls):
+                if not error.retryable or (time.monotonic() > deadline_s and not self._polls):
                     raise
             await asyncio.sleep(backoff_s(failures))
             failures += 1
@@ -231,28 +235,27 @@ class Consumer:
                     self._room.clear()
                     await self._room.wait()
                     continue
+                endpoint = ""
                 try:
-                    await self._receive(queue, wanted)
+                    endpoint = await self.cluster.address(self.topic, queue)
+                    await self._receive(queue, wanted, endpoint)
                     failures = 0
                 except DelayError as error:
-                    if not error.retryable:
-                        raise
-                    await asyncio.sleep(backoff_s(failures))
+                    await self.cluster.after_failure(self.topic, queue, error, failures, endpoint)
                     failures += 1
-                    await self.cluster.after_failure(self.topic, queue, error)
         except DelayError as error:
             self._fail(error)
 
-    async def _receive(self, queue: int, wanted: int) -> None:
+    async def _receive(self, queue: int, wanted: int, endpoint: str) -> None:
         request = delay_pb2.ReceiveRequest()
         request.CopyFrom(self._request)
         request.queue, request.max_messages, request.wait_ms = queue, wanted, _WAIT_MS
-        endpoint = await self.cluster.address(self.topic, queue)
         stream = self._streams.get(queue)
         if stream is None or stream.endpoint != endpoint:
             if stream is not None:
                 stream.close()
-            stream = self._streams[queue] = Exchange(self.cluster, endpoint, "ReceiveStream")
+            route = self.cluster.book.at(self.topic, queue)
+            stream = self._streams[queue] = Exchange(self.cluster, endpoint, "ReceiveStream", route)
         try:
             view = decode_message_batch(await stream.ask(request.SerializeToString(), _WAIT_MS / 1000 + _ANSWER_S))
         except WireError as error:
@@ -266,6 +269,14 @@ class Consumer:
             self._prefetch.arrived(view.count)
             self._ready.append(batch)
             self._arrived.set()
+
+    def _moved(self, queues: list[int]) -> None:
+        """A former master, should it still hold a poll, has nothing more to give."""
+        for queue in queues:
+            stream = self._streams.get(queue)
+            if stream is not None and self.cluster.moved(self.topic, queue, stream.route):
+                text = f"{stream.endpoint} is not the master any more"
+                stream.leave(Unavailable(text, code="ABORTED", reason="NOT_SERVING"))
 
     def _fail(self, error: DelayError) -> None:
         self._error = error
@@ -316,6 +327,8 @@ class Consumer:
     def stop(self) -> None:
         """Ends the iteration and run(), once the message in hand is done."""
         self._stopped = True
+        self._unlisten()
+        self._unlisten = lambda: None
         self._give_back()
         for task in (self._starter, *self._polls):
             if task is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -15,7 +16,8 @@ import grpc.aio
 
 from delayclient.batch import Batch
 from delayclient.errors import Busy, Closed, DelayError, Unavailable, from_rpc, from_stream
-from delayclient.routing import Cluster, backoff_s
+from delayclient.reach import PATIENCE_S
+from delayclient.routing import Cluster, QueueRoute, backoff_s
 from delayclient.window import After, SendWindow
 from delayclient.wire import WireError, decode_enqueue_response
 
@@ -32,20 +34,27 @@ def new_producer_id() -> int:
 class Lane:
     """The way to one shard."""
 
-    def __init__(self, cluster: Cluster, topic: str, queue: int) -> None:
+    def __init__(self, cluster: Cluster, topic: str, queue: int, drained: Callable[[int], None]) -> None:
+        """`drained` is called with the queue when no batch waits to be sent."""
         self.topic = topic
         self.queue = queue
         self.window: SendWindow[Batch] = SendWindow(new_producer_id)
         self.failures = 0
         """Failed streams since the last stored batch."""
         self._cluster = cluster
+        self._drained = drained
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._call: Any = None
         self._endpoint = ""
+        self._route: QueueRoute | None = None
+        """The queue's, when the stream was opened."""
+        self._detour = False
         # The stream goes a detour: it is left once every answer is in.
         self._leaving = False
+        self._silent = False
+        """The stream was given up because no answer came, though its master is the master still."""
         self._last_error = "the node does not answer"
         self._last_sign_s = self._loop.time()
         self._resume_at_s = 0.0
@@ -55,10 +64,15 @@ class Lane:
         """Something is unanswered, or a stream is open."""
         return self._task is not None
 
+    @property
+    def well(self) -> bool:
+        """Its shard answers, as far as is known."""
+        if self.failures:
+            return False
+        return not self.window.outstanding or self._loop.time() - self._last_sign_s < PATIENCE_S
+
     def add(self, batch: Batch) -> None:
         """Sends a batch after all that were added before."""
-        if self.window.outstanding == 0:
-            self._last_sign_s = self._loop.time()
         self.window.add(batch)
         self._work.set()
         if self._task is None:
@@ -67,15 +81,21 @@ class Lane:
     def check(self, now_s: float) -> None:
         """Gives up what is overdue, and a stream that is silent or idle. To be called a few times a second."""
         self.window.expire(now_s, self._last_error)
+        self._look_drained()
+        if self._call is None:
+            return
         silent_s = now_s - self._last_sign_s
-        limit_s = _ANSWER_TIMEOUT_S if self.window.outstanding else _IDLE_S
-        if self._call is not None and silent_s > limit_s and (self.window.outstanding or self.window.empty):
+        if self.window.outstanding and silent_s > PATIENCE_S:
+            # A frozen master says nothing, and sending again elsewhere is harmless: the numbers are the same.
+            moved = self._cluster.moved(self.topic, self.queue, self._route)
+            if moved or silent_s > _ANSWER_TIMEOUT_S:
+                self._silent = not moved
+                self._call.cancel()
+            else:
+                self._cluster.book.doubt(self.topic)
+        elif self.window.empty and silent_s > _IDLE_S:
             self._call.cancel()
-        elif (
-            self._call is not None
-            and not self._leaving
-            and self._cluster.better(self.topic, self.queue, self._endpoint)
-        ):
+        elif not self._leaving and self._cluster.better(self.topic, self.queue, self._endpoint):
             self._leaving = True
             self._work.set()
 
@@ -89,9 +109,10 @@ class Lane:
     async def _run(self) -> None:
         try:
             while not self.window.empty:
+                self._endpoint = ""
                 try:
-                    endpoint = await self._cluster.address(self.topic, self.queue)
-                    await self._stream(endpoint)
+                    self._endpoint = await self._cluster.address(self.topic, self.queue)
+                    await self._stream(self._endpoint)
                 except DelayError as error:
                     await self._after_failure(error)
         except Exception as error:
@@ -103,20 +124,22 @@ class Lane:
 
     async def _after_failure(self, error: DelayError) -> None:
         self._last_error = str(error)
+        failures, self.failures = self.failures, self.failures + 1
         try:
-            if not error.retryable:
-                raise error
-            await asyncio.sleep(backoff_s(self.failures))
-            self.failures += 1
-            await self._cluster.after_failure(self.topic, self.queue, error)
+            await self._cluster.after_failure(self.topic, self.queue, error, failures, self._endpoint)
         except DelayError as final:
             self.window.fail_all(final)
+
+    def _look_drained(self) -> None:
+        if not self.window.backed_up:
+            self._drained(self.queue)
 
     async def _stream(self, endpoint: str) -> None:
         """Sends and receives until the stream ends. Raises DelayError, unless it ended because it was idle."""
         call = self._call = self._cluster.stream(endpoint, "EnqueueStream")
-        self._endpoint = endpoint
-        self._leaving = False
+        self._route = self._cluster.book.at(self.topic, self.queue)
+        self._detour = self._route is not None and self._route.endpoint != endpoint
+        self._leaving = self._silent = False
         self._last_sign_s = self._loop.time()
         self._resume_at_s = 0.0
         reader = asyncio.create_task(self._read(call))
@@ -133,9 +156,9 @@ class Lane:
             return
         error = None if reader.cancelled() else reader.exception()
         if isinstance(error, DelayError):
-            self._cluster.failed(endpoint, error)
             raise error
-        raise Unavailable(f"{endpoint} does not answer", code="DEADLINE_EXCEEDED")
+        reason = "" if self._silent else "NOT_SERVING"
+        raise Unavailable(f"{endpoint} does not answer", code="DEADLINE_EXCEEDED", reason=reason)
 
     async def _write(self, call: Any, reader: asyncio.Task[None]) -> None:
         while not reader.done():
@@ -149,6 +172,9 @@ class Lane:
                     self._loop.call_later(paused_s, self._work.set)
                 await self._work.wait()
                 continue
+            if self.window.outstanding == 1:
+                self._last_sign_s = self._loop.time()
+            self._look_drained()
             try:
                 await call.write(entry.batch.wire(entry.producer_id, entry.number))
             except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError, grpc.aio.InternalError):
@@ -178,6 +204,8 @@ class Lane:
             refusal = None if answer.error is None else from_stream(answer.error)
             after = self.window.answered(answer, refusal)
             if refusal is None:
+                if self.failures or self._detour:
+                    self._cluster.reach.heard(self._endpoint, self._cluster.master(self.topic, self.queue))
                 self.failures = 0
             else:
                 self._last_error = str(refusal)

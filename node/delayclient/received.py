@@ -24,6 +24,22 @@ class Acknowledger(Protocol):
     def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None: ...
 
 
+class NoAcks:
+    """Of messages that were not handed out."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def ack(self, offset: int) -> None:
+        raise TypeError(self._why)
+
+    def ack_many(self, offsets: NDArray[np.int64]) -> None:
+        raise TypeError(self._why)
+
+    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
+        raise TypeError(self._why)
+
+
 class _Done:
     """An awaitable that is done."""
 

@@ -1,25 +1,27 @@
-"""Who serves which queue: cached routes and the channels to the nodes, shared by producers, consumers and admins.
+"""The way to a shard's master: routes, and the channels to the nodes, shared by producers, consumers and admins.
 
 Calls go straight to a shard's master. A master that cannot be reached from here (a port-forward, an Ingress) is
-asked through the endpoint that the user gave: any node forwards.
+asked through the endpoint that the user gave: any node forwards. While a shard fails over, its calls wait for the
+next master, which the routes name (delayclient.routebook).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 
-from delayclient.errors import Closed, DelayError, NotFound, NotMaster, Unavailable, Unreachable, from_rpc
+from delayclient.errors import Busy, Closed, DelayError, NotFound, NotMaster, Unavailable, from_rpc
 from delayclient.proto.delay.v1 import delay_pb2
+from delayclient.reach import DOUBT_S, PATIENCE_S, Reach
+from delayclient.routebook import QueueRoute, RouteBook, TopicRoute, unknown
+
+__all__ = ["DEFAULT_ENDPOINT", "Cluster", "QueueRoute", "TopicRoute", "backoff_s", "split_endpoints"]
 
 SERVICE: Final = "/delay.v1.DelayService/"
 DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
@@ -28,52 +30,37 @@ MAX_MESSAGE_BYTES: Final = 64 << 20
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A frozen or cut-off node is noticed by pings, within 15 s; only while calls are open.
+    # A connection that is gone without a word is noticed by pings, within 15 s; only while calls are open.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # The defaults wait up to two minutes before a restarted node is tried again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 300),
     # Retries are decided here, where it is known what may be sent twice.
     ("grpc.enable_retries", 0),
     # A pod's HTTP_PROXY is for the outside world, not for the cluster's own service.
     ("grpc.enable_http_proxy", 0),
 )
 
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
+_NO_SIGN_OF_LIFE: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 _ROUTE_TIMEOUT_S: Final = 3.0
-_PROBE_TIMEOUT_S: Final = 2.0
-_PROBE_LAST_S: Final = 10.0
 _BACKOFF_FIRST_S: Final = 0.02
-_BACKOFF_LAST_S: Final = 1.0
+_BACKOFF_LAST_S: Final = 0.5
+_BOUNCES: Final = 3
+"""Answers NOT_MASTER in a row that are followed at once: nodes that are cut off may name each other."""
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRoute:
-    """One queue's shard: its uid, epoch, master node and the master's address (empty while there is none)."""
-
-    queue: int
-    uid: int
-    epoch: int
-    node: str
-    endpoint: str
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRoute:
-    """A topic's limits and its queues, ordered by queue."""
-
-    topic: str
-    max_delay_ms: int
-    max_attempts: int
-    queues: tuple[QueueRoute, ...]
-
-
 def backoff_s(failures: int) -> float:
-    """Seconds to wait after the n-th failure in a row: doubling from 20 ms to 1 s, each half random."""
+    """Seconds to wait after the n-th failure in a row: doubling from 20 ms to 500 ms, each half random."""
     limit: float = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2 ** min(failures, 10))
     return limit * random.uniform(0.5, 1.0)
 
@@ -97,20 +84,17 @@ class Cluster:
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT) -> None:
         """`endpoint` is 'host:port' of any node, several of them, or a comma-separated text."""
         self.endpoints = split_endpoints(endpoint)
+        self.reach = Reach(self.endpoints, self._ping, self._silent)
+        self.book = RouteBook(self.endpoints, self._ask_for_route, self.reach.doubted, self.reach.elected)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._methods: dict[tuple[str, str], Any] = {}
-        self._routes: dict[str, TopicRoute] = {}
-        self._fetches: dict[str, asyncio.Task[tuple[TopicRoute, ...]]] = {}
-        # Endpoints that could not be reached, each tried in the background until it can.
-        self._probes: dict[str, asyncio.Task[None]] = {}
-        self._last_good = self.endpoints[0]
         self._closed = False
 
     async def close(self) -> None:
         """Closes all channels; calls in progress fail."""
         self._closed = True
-        for task in (*self._fetches.values(), *self._probes.values()):
-            task.cancel()
+        self.book.close()
+        self.reach.close()
         channels, self._channels = list(self._channels.values()), {}
         self._methods.clear()
         for channel in channels:
@@ -126,38 +110,22 @@ class Cluster:
 
     async def route(self, topic: str) -> TopicRoute:
         """The topic's route, cached. Raises NotFound or Unreachable."""
-        return self._routes.get(topic) or await self.refresh(topic)
-
-    def cached_route(self, topic: str) -> TopicRoute | None:
-        """The topic's route if it is known already."""
-        return self._routes.get(topic)
+        return self.book.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRoute:
         """The topic's route, asked anew. Raises NotFound or Unreachable."""
-        for route in await self._fetch(topic):
+        for route in await self.book.ask(topic):
             if route.topic == topic:
                 return route
-        self._routes.pop(topic, None)
-        raise NotFound(f"unknown topic {topic!r}", code="NOT_FOUND", reason="UNKNOWN_TOPIC")
+        raise unknown(topic)
 
     async def topics(self) -> tuple[TopicRoute, ...]:
         """All topics, asked anew. Raises Unreachable."""
-        return await self._fetch("")
+        return await self.book.ask("")
 
     def learn(self, topic: str, queue: int, error: NotMaster) -> bool:
         """Takes over the master that a NOT_MASTER answer names; false when it names none or a known one."""
-        route = self._routes.get(topic)
-        endpoint = error.metadata.get("endpoint", "")
-        epoch = error.metadata.get("epoch", "")
-        if route is None or not endpoint or queue >= len(route.queues):
-            return False
-        old = route.queues[queue]
-        new_epoch = int(epoch) if epoch.isdecimal() else old.epoch
-        if endpoint == old.endpoint or new_epoch < old.epoch:
-            return False
-        changed = replace(old, endpoint=endpoint, epoch=new_epoch, node="")
-        self._routes[topic] = replace(route, queues=(*route.queues[:queue], changed, *route.queues[queue + 1 :]))
-        return True
+        return self.book.learn(topic, queue, error)
 
     async def address(self, topic: str, queue: int) -> str:
         """Where to send a call for this queue. Raises NotFound, Unavailable (no master) or Unreachable."""
@@ -170,70 +138,33 @@ class Cluster:
         endpoint = route.queues[queue].endpoint
         if not endpoint:
             raise Unavailable(f"{topic}-{queue} has no master now", code="UNAVAILABLE", reason="NOT_SERVING")
-        return self.reachable(endpoint)
+        return self.reach.way_to(endpoint)
 
-    def reachable(self, endpoint: str) -> str:
-        """The endpoint itself, or one of the user's while it cannot be reached: any node forwards."""
-        if endpoint in self._probes:
-            for other in self.endpoints:
-                if other not in self._probes:
-                    return other
-        return endpoint
+    def master(self, topic: str, queue: int) -> str:
+        """The address of a queue's master, as far as is known; empty when it is not."""
+        route = self.book.at(topic, queue)
+        return route.endpoint if route is not None else ""
+
+    def moved(self, topic: str, queue: int, since: QueueRoute | None) -> bool:
+        """The queue has another master than it had, or another reign of the same one."""
+        route = self.book.at(topic, queue)
+        if route is None or since is None or not route.endpoint:
+            return False
+        return (route.uid, route.epoch, route.endpoint) != (since.uid, since.epoch, since.endpoint)
 
     def better(self, topic: str, queue: int, endpoint: str) -> bool:
         """A queue's master can be reached directly, and `endpoint` is not it."""
-        route = self._routes.get(topic)
-        master = route.queues[queue].endpoint if route is not None and queue < len(route.queues) else ""
-        return master not in ("", endpoint) and master not in self._probes
+        master = self.master(topic, queue)
+        return master not in ("", endpoint) and not self.reach.away(master)
 
-    def failed(self, endpoint: str, error: DelayError) -> None:
-        """Notes that a call to an endpoint failed; one that cannot be reached is avoided until it can."""
-        if isinstance(error, Unavailable) and not error.reason and endpoint not in self._probes and not self._closed:
-            self._probes[endpoint] = asyncio.create_task(self._probe(endpoint))
+    def _silent(self, endpoint: str) -> None:
+        for topic in self.book.led_by(endpoint):
+            self.book.doubt(topic)
 
-    async def _probe(self, endpoint: str) -> None:
-        try:
-            for failures in itertools.count():
-                await asyncio.sleep(min(_PROBE_LAST_S, 0.1 * 2 ** min(failures, 10)))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.channel(endpoint).channel_ready(), _PROBE_TIMEOUT_S)
-                    return
-        finally:
-            self._probes.pop(endpoint, None)
-
-    async def _fetch(self, topic: str) -> tuple[TopicRoute, ...]:
-        # One question at a time a topic: a failover makes every queue of it ask.
-        task = self._fetches.get(topic)
-        if task is None:
-            if self._closed:
-                raise Closed("cluster connection")
-            task = asyncio.create_task(self._ask_for_route(topic))
-            self._fetches[topic] = task
-            task.add_done_callback(lambda _: self._fetches.pop(topic, None))
-        return await asyncio.shield(task)
-
-    async def _ask_for_route(self, topic: str) -> tuple[TopicRoute, ...]:
-        known = {queue.endpoint for route in self._routes.values() for queue in route.queues if queue.endpoint}
-        failures: list[str] = []
+    async def _ask_for_route(self, endpoint: str, topic: str) -> delay_pb2.QueryRouteResponse:
         request = delay_pb2.QueryRouteRequest(topic=topic)
-        for endpoint in dict.fromkeys((self._last_good, *self.endpoints, *sorted(known))):
-            try:
-                answer = await self.call_at(
-                    endpoint, "QueryRoute", request, delay_pb2.QueryRouteResponse.FromString, _ROUTE_TIMEOUT_S
-                )
-            except NotFound:
-                self._routes.pop(topic, None)
-                return ()
-            except DelayError as error:
-                if not error.retryable:
-                    raise
-                failures.append(f"{endpoint}: {error.message}")
-                continue
-            self._last_good = endpoint
-            routes = tuple(_topic_route(route) for route in answer.topics)
-            self._routes.update((route.topic, route) for route in routes)
-            return routes
-        raise Unreachable(f"cannot reach the cluster: {'; '.join(failures)}", code="UNAVAILABLE")
+        decode = delay_pb2.QueryRouteResponse.FromString
+        return await self.call_at(endpoint, "QueryRoute", request, decode, _ROUTE_TIMEOUT_S)
 
     # ------------------------------------------------------------------------------------------- calls
 
@@ -255,18 +186,32 @@ class Cluster:
         """Opens a bidirectional stream of raw bytes."""
         return self.channel(endpoint).stream_stream(SERVICE + method)()
 
+    def _method(self, endpoint: str, method: str) -> Any:
+        callable_ = self._methods.get((endpoint, method))
+        if callable_ is None:
+            callable_ = self._methods[endpoint, method] = self.channel(endpoint).unary_unary(method)
+        return callable_
+
+    async def _ping(self, endpoint: str, seconds: float) -> bool:
+        """A node answers, whatever it says."""
+        try:
+            await self._method(endpoint, _HEALTH)(b"", timeout=seconds)
+        except grpc.RpcError as error:
+            return error.code() not in _NO_SIGN_OF_LIFE
+        except (grpc.aio.UsageError, Closed):
+            return False
+        return True
+
     async def call_at(
         self, endpoint: str, method: str, request: Any, decode: Callable[[bytes], T], timeout_s: float
     ) -> T:
         """One unary call to one endpoint. Raises DelayError."""
-        callable_ = self._methods.get((endpoint, method))
-        if callable_ is None:
-            callable_ = self._methods[endpoint, method] = self.channel(endpoint).unary_unary(SERVICE + method)
         try:
-            return decode(await callable_(request.SerializeToString(), timeout=timeout_s))
+            send = self._method(endpoint, SERVICE + method)
+            return decode(await send(request.SerializeToString(), timeout=timeout_s))
         except grpc.RpcError as error:
             typed = from_rpc(error)
-            self.failed(endpoint, typed)
+            self.reach.failed(endpoint, typed)
             raise typed from None
         except grpc.aio.UsageError:
             # The channel was closed under the call.
@@ -288,39 +233,75 @@ class Cluster:
         *,
         attempt_s: float = 10.0,
         timeout_s: float = 30.0,
+        on_doubt: Callable[[], None] | None = None,
     ) -> T:
         """A unary call to a queue's master, tried again while the error says so, for `timeout_s`. Raises DelayError.
 
-        Only for calls that may be done twice.
+        Only for calls that may be done twice. `on_doubt` is called when one was tried and may have been done, before
+        it is tried again.
         """
         deadline = time.monotonic() + timeout_s
         failures = 0
         while True:
+            endpoint = ""
             try:
                 endpoint = await self.address(topic, queue)
                 left = max(0.1, min(attempt_s, deadline - time.monotonic()))
-                return await self.call_at(endpoint, method, request, decode, left)
+                call = self.call_at(endpoint, method, request, decode, left)
+                return await self._watched(topic, queue, endpoint, call)
             except DelayError as error:
-                wait = max(backoff_s(failures), getattr(error, "retry_after_ms", 0) / 1000)
-                if not error.retryable or time.monotonic() + wait >= deadline:
+                left = deadline - time.monotonic()
+                if not error.retryable or left <= (error.retry_after_ms / 1000 if isinstance(error, Busy) else 0.0):
                     raise
-                await asyncio.sleep(wait)
-                await self.after_failure(topic, queue, error)
+                if error.in_doubt and endpoint and on_doubt is not None:
+                    on_doubt()
+                await self.after_failure(topic, queue, error, failures, endpoint, most_s=left)
                 failures += 1
 
-    async def after_failure(self, topic: str, queue: int, error: DelayError) -> None:
-        """Brings the route up to date after a retryable error, as far as the cluster can be asked."""
-        if isinstance(error, NotMaster) and self.learn(topic, queue, error):
-            return
+    async def _watched(self, topic: str, queue: int, endpoint: str, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result; it is given up when it takes long and the queue has another master by then."""
+        since = self.book.at(topic, queue)
+        task = asyncio.ensure_future(call)
+        wait_s = PATIENCE_S
         try:
-            await self.refresh(topic)
-        except DelayError as failure:
-            if not failure.retryable:
-                raise
+            while not (await asyncio.wait({task}, timeout=wait_s))[0]:
+                if self.moved(topic, queue, since):
+                    raise Unavailable(f"{endpoint} is not the master any more", code="ABORTED", reason="NOT_SERVING")
+                wait_s = DOUBT_S
+                self.book.doubt(topic)
+            result = task.result()
+        finally:
+            task.cancel()
+        self.reach.heard(endpoint, since.endpoint if since is not None else "")
+        return result
 
-
-def _topic_route(route: delay_pb2.TopicRoute) -> TopicRoute:
-    queues = (QueueRoute(q.queue, q.uid, q.epoch, q.node, q.endpoint) for q in route.queues)
-    return TopicRoute(
-        route.topic, route.max_delay_ms, route.max_attempts, tuple(sorted(queues, key=lambda queue: queue.queue))
-    )
+    async def after_failure(
+        self,
+        topic: str,
+        queue: int,
+        error: DelayError,
+        failures: int,
+        endpoint: str = "",
+        *,
+        most_s: float = float("inf"),
+    ) -> None:
+        """Returns when a call that failed `failures` times before may be tried again: after its backoff, or as soon
+        as the queue has another master. `endpoint`: where it was sent. Raises the error when there is no use.
+        """
+        if not error.retryable:
+            raise error
+        if endpoint:
+            self.reach.failed(endpoint, error, self.master(topic, queue))
+        if isinstance(error, NotMaster) and self.book.learn(topic, queue, error) and failures < _BOUNCES:
+            self.book.doubt(topic)  # its other queues may have moved as well
+            return
+        wait_s = min(backoff_s(failures), most_s)
+        if isinstance(error, Busy):  # it is the master that says so
+            await asyncio.sleep(max(wait_s, error.retry_after_ms / 1000))
+            return
+        until_s = time.monotonic() + wait_s
+        since = self.book.at(topic, queue)
+        await self.book.look(topic)
+        left_s = until_s - time.monotonic()
+        if left_s > 0 and self.book.at(topic, queue) == since:
+            await self.book.change(topic, queue, left_s)

@@ -1,4 +1,4 @@
-"""Producer, Consumer and Admin for programs without an event loop: each owns one, in a thread of its own."""
+"""Producer, Consumer, Reader and Admin for programs without an event loop: each owns one, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 from delayclient import admin as _admin
 from delayclient import consumer as _consumer
 from delayclient import producer as _producer
+from delayclient import reader as _reader
 from delayclient.handle import Handle
 from delayclient.received import ReceivedBatch, ReceivedMessage
 from delayclient.records import Bodies
@@ -44,7 +45,7 @@ class _LoopThread:
         self.loop.close()
 
 
-A = TypeVar("A", _producer.Producer, _consumer.Consumer, _admin.Admin)
+A = TypeVar("A", _producer.Producer, _consumer.Consumer, _reader.Reader, _admin.Admin)
 
 
 class _Face(Generic[A]):
@@ -154,6 +155,28 @@ class Consumer(_Face[_consumer.Consumer]):
     def stop(self) -> None:
         """Ends the iteration."""
         self._thread.loop.call_soon_threadsafe(self._inner.stop)
+
+
+class Reader(_Face[_reader.Reader]):
+    """delayclient.reader.Reader, blocking."""
+
+    def __init__(self, endpoint: str | Iterable[str], topic: str, queue: int, **options: Any) -> None:
+        self._follow = bool(options.get("follow", True))
+        super().__init__(lambda: _reader.Reader(endpoint, topic, queue, **options))
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while len(batch := self.read(wait=1_000 if self._follow else 0)) or self._follow:
+            yield from batch
+
+    def read(self, most: int = 4096, wait: int | str = "1s") -> ReceivedBatch:
+        """The next messages; none when none came for `wait`."""
+        return self._thread.run(self._inner.read(most, wait))
 
 
 class Admin(_Face[_admin.Admin]):

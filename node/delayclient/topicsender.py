@@ -109,7 +109,7 @@ class TopicSender:
     def _add_lanes(self, route: TopicRoute) -> None:
         self.max_delay_ms = route.max_delay_ms or UNLIMITED_MS
         for queue in range(len(self.lanes), len(route.queues)):
-            self.lanes.append(Lane(self._cluster, self.topic, queue))
+            self.lanes.append(Lane(self._cluster, self.topic, queue, self._drained))
             self._open.append(None)
         self._refresh_at_s = self._loop.time() + _REFRESH_S
 
@@ -158,8 +158,22 @@ class TopicSender:
             # Nothing to wait behind: what is sent in this turn of the loop goes together, at once.
             self._loop.call_soon(self._seal, index, collector)
         else:
-            self._loop.call_later(self._linger_s, self._seal, index, collector)
+            self._loop.call_later(self._linger_s, self._lingered, index, collector)
         return collector
+
+    def _lingered(self, index: int, collector: Collector) -> None:
+        """A batch that would only wait behind others goes on gathering: after a failover few large ones are sent."""
+        if not self.lanes[index].window.backed_up:
+            self._seal(index, collector)
+        elif self._open[index] is collector:
+            collector.held = True
+            if index == self._sticky:
+                self._sticky = self._next_queue(index)
+
+    def _drained(self, queue: int) -> None:
+        collector = self._open[queue]
+        if collector is not None and collector.held:
+            self._seal(queue, collector)
 
     def _seal(self, index: int, collector: Collector) -> None:
         if self._open[index] is not collector:
@@ -176,10 +190,10 @@ class TopicSender:
                 self._seal(index, collector)
 
     def _next_queue(self, queue: int) -> int:
-        """The next queue in turn whose shard is not failing; the next one when all are."""
+        """The next queue in turn whose shard answers; the next one when none does."""
         n = len(self.lanes)
         for step in range(1, n + 1):
-            if not self.lanes[(queue + step) % n].failures:
+            if self.lanes[(queue + step) % n].well:
                 return (queue + step) % n
         return (queue + 1) % n
 
@@ -230,5 +244,6 @@ class TopicSender:
 
     async def close(self) -> None:
         """Ends the lanes; what is not acknowledged fails."""
+        self.seal_all()
         self.ready.cancel()
         await asyncio.gather(*(lane.stop() for lane in self.lanes))

@@ -94,6 +94,11 @@ class SendWindow(Generic[B]):
         return not self._queue and not self._unanswered
 
     @property
+    def backed_up(self) -> bool:
+        """Batches wait for a number."""
+        return bool(self._queue)
+
+    @property
     def outstanding(self) -> int:
         """Answers awaited on this stream."""
         return len(self._outstanding)

@@ -96,6 +96,7 @@ class MessageBatchView:
     records: memoryview
     end_offset: int
     next_offset: int
+    behind_ms: int
 
 
 # ---------------------------------------------------------------------------------------------- encode
@@ -166,6 +167,7 @@ def encode_message_batch(
     records: Buffer | Iterable[Buffer],
     end_offset: int,
     next_offset: int,
+    behind_ms: int = 0,
 ) -> bytes:
     """delay.v1.MessageBatch from its columns; `records` is one buffer or the buffers to put one after the other."""
     parts: list[_Raw] = []
@@ -180,6 +182,7 @@ def encode_message_batch(
     _put_records(parts, 8, records)
     _put_varint(parts, 9, end_offset)
     _put_varint(parts, 10, next_offset)
+    _put_varint(parts, 11, behind_ms)
     return b"".join(parts)
 
 
@@ -264,6 +267,7 @@ def decode_message_batch(data: bytes) -> MessageBatchView:
         records=column.get(8, _EMPTY),
         end_offset=signed(number.get(9, 0)),
         next_offset=signed(number.get(10, 0)),
+        behind_ms=signed(number.get(11, 0)),
     )
 
 
@@ -299,6 +303,7 @@ _MESSAGE_BATCH: Final[Schema] = {
     8: ("records", BYTES),
     9: ("end_offset", VARINT),
     10: ("next_offset", VARINT),
+    11: ("behind_ms", VARINT),
 }
 
 

@@ -26,6 +26,8 @@ class NodeConfig:
     max_connections: int  # of clients
     reserve_bytes: int  # of the disk, left free by enqueues
     log_segment_bytes: int  # of a shard's CommitLog: disk is freed a segment at a time
+    peer: str  # HOST:PORT for the other nodes: TCP shipping, UDP beacons
+    advertise_peer: str  # IP:PORT that they reach it at; empty: the same
     accept_clock_step: bool  # believe the wall clock at start, whatever the process before believed
 
 
@@ -41,6 +43,14 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     parser.add_argument("--listen", default="127.0.0.1:7070", help="HOST:PORT for gRPC")
     parser.add_argument("--http", default="127.0.0.1:7170", help="HOST:PORT for /healthz, /readyz and /metrics")
     parser.add_argument("--advertise", default="", help="HOST:PORT that others reach --listen at (default: the same)")
+    parser.add_argument(
+        "--peer",
+        default="127.0.0.1:0",
+        help="HOST:PORT for the other nodes, TCP and UDP; HOST an IP address, PORT 0: any that is free",
+    )
+    parser.add_argument(
+        "--advertise-peer", default="", help="IP:PORT that other nodes reach --peer at (default: the same)"
+    )
     parser.add_argument(
         "--window-budget", type=int, default=4_000_000, help="messages kept in memory for the coming minutes"
     )
@@ -88,5 +98,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         max_connections=args.max_connections,
         reserve_bytes=args.min_free_mib << 20,
         log_segment_bytes=args.log_segment_mib << 20,
+        peer=args.peer,
+        advertise_peer=args.advertise_peer,
         accept_clock_step=args.accept_clock_step,
     )

@@ -19,6 +19,7 @@ from delaynode.registry.port import RegistryError
 from delaynode.serve.connections import raise_file_limit
 from delaynode.serve.http import serve_http
 from delaynode.serve.node import Node, open_registry
+from delaynode.serve.replicastatus import REPLICATION_SERVICE, ReplicationService
 from delaynode.serve.service import SERVICE, DelayService
 
 MAX_CALLS = 20_000  # at once; one that waits costs some 20 KiB
@@ -71,11 +72,13 @@ async def serve(config: NodeConfig) -> None:
     options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
     service = DelayService(node)
-    server.add_generic_rpc_handlers((service.handlers(),))
+    server.add_generic_rpc_handlers((service.handlers(), ReplicationService(node).handlers()))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    names = (SERVICE, REPLICATION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
     server.add_insecure_port(config.listen)
+    await node.prepare()
     http = await serve_http(node, config.http)
     await server.start()
     await node.start()
@@ -83,6 +86,7 @@ async def serve(config: NodeConfig) -> None:
     log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
     await stopping.wait()
     log("stopping")
+    await node.leave()
     following.cancel()
     await servicer.enter_graceful_shutdown()
     stopped = asyncio.create_task(server.stop(grace=1.0))

@@ -38,7 +38,7 @@ def shards_below(directory: Path) -> list[Path]:
         if any((at / name).exists() for name in ("shard.json", "checkpoint")) or (at / "log").is_dir():
             found.append(at)
         elif depth:
-            for below in sorted(path for path in at.iterdir() if path.is_dir()):
+            for below in sorted(p for p in at.iterdir() if p.is_dir() and not p.name.startswith(".")):
                 look(below, depth - 1)
 
     look(directory, DEPTH)

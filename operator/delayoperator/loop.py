@@ -1,26 +1,39 @@
-"""The control loop: observe, plan, apply, again and again, from the registry alone.
+"""The control loop: observe, ask, plan, apply, again and again, from the registry and from what nodes answer.
 
-Level-triggered: nothing is remembered from one round to the next but how long leases stayed unchanged. Every write is
-conditional on what was observed; a refused one, or one without an answer, is left to the next round. Two loops over one
-registry are wasteful, not dangerous.
+Level-triggered: nothing is remembered from one round to the next but how long leases stayed unchanged and what nodes
+said a moment ago. Every write is conditional on what was observed; a refused one, or one without an answer, is left to
+the next round. Two loops over one registry are wasteful, not dangerous.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from delaynode.registry.model import ClusterSpec, Condition, ShardObject, ShardSpec
 from delaynode.registry.port import Conflict, OutcomeUnknown, Registry, RegistryError, Unavailable
 
+from delayoperator.asking import Asking
 from delayoperator.liveness import LeaseWatch
-from delayoperator.plan import Action, CreateShard, NodeView, Observed, SetConditions, StartReign, plan
+from delayoperator.plan import (
+    Action,
+    ChangeSpec,
+    CreateShard,
+    NodeView,
+    Observed,
+    SetConditions,
+    StartReign,
+    plan,
+)
+from delayoperator.probe import NobodyAnswers, Prober
 
-POLL_MS = 100
+POLL_MS = 50
 PROBE_MS = 500
+WRITING_MS = 500  # of a round: then the leases have to be looked at again, and the rest is planned anew
 
 Log = Callable[[Mapping[str, object]], None]
 
@@ -42,16 +55,33 @@ class Round:
 
 
 class ControlLoop:
-    """Drives one cluster. `new_uid` draws a shard's uid: a random u64, not 0. `log` takes one event, a line each."""
+    """Drives one cluster. `new_uid` draws a shard's uid: a random u64, not 0. `log` takes one event, a line each.
 
-    def __init__(self, registry: Registry, new_uid: Callable[[], int], log: Log, clock: Clock | None = None) -> None:
+    prober: asks nodes for their copies; without one only shards with a single replica can change hands. The loop
+    closes it when run() ends.
+    writers: so many compare-and-swaps are sent at a time, from threads; 1: one after the other, from the caller's.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        new_uid: Callable[[], int],
+        log: Log,
+        clock: Clock | None = None,
+        prober: Prober | None = None,
+        writers: int = 1,
+    ) -> None:
         self._registry = registry
         self._new_uid = new_uid
         self._log = log
         self._clock = clock or Clock()
+        self._prober: Prober = prober or NobodyAnswers()
+        self._asking = Asking(self._prober)
+        self._writers = writers
+        self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
         self._probed_ms: int | None = None
         self._watch: LeaseWatch | None = None
-        self._watched_lease_ms = 0
+        self._watched: tuple[int, int] = (0, 0)  # lease and replacement time of the watch, ms
         self._read_at: int | None = None  # the registry's version at which _cluster and _shards were read
         self._cluster: ClusterSpec | None = None
         self._shards: tuple[ShardObject, ...] = ()
@@ -60,17 +90,22 @@ class ControlLoop:
     def run(self, stop: threading.Event, poll_ms: int = POLL_MS) -> None:
         """Rounds until `stop`. A round that did something is followed by the next one at once."""
         connected = True
-        while not stop.is_set():
-            applied = 0
-            try:
-                applied = self.round().applied
-                connected = True
-            except RegistryError as error:
-                if connected:
-                    self._log({"event": "registry-unavailable", "error": str(error)})
-                connected = False
-            if applied == 0:
-                stop.wait(poll_ms / 1000)
+        try:
+            while not stop.is_set():
+                applied = 0
+                try:
+                    applied = self.round().applied
+                    connected = True
+                except RegistryError as error:
+                    if connected:
+                        self._log({"event": "registry-unavailable", "error": str(error)})
+                    connected = False
+                if applied == 0:
+                    stop.wait(poll_ms / 1000)
+        finally:
+            self._prober.close()
+            if self._pool is not None:
+                self._pool.shutdown()
 
     def round(self) -> Round:
         """Observes, plans and applies once. Raises Unavailable when there was nothing to observe."""
@@ -84,13 +119,22 @@ class ControlLoop:
             raise
         if self._cluster is None:
             return Round()
-        nodes = self._watch_for(self._cluster).look(leases, asked_ms, self._clock.monotonic_ms())
-        if (self._read_at, nodes) == self._settled:
+        now_ms = self._clock.monotonic_ms()
+        nodes = self._watch_for(self._cluster).look(leases, asked_ms, now_ms)
+        world = self._read_at, nodes
+        answered = self._asking.ask(Observed(self._shards, nodes), leases, now_ms, changed=world != self._settled)
+        if answered is None:
             return Round()
-        actions = plan(self._cluster, Observed(self._shards, nodes))
-        applied = sum(self._apply(self._cluster.name, action) for action in actions)
-        self._settled = None if actions else (self._read_at, nodes)
-        return Round(applied, len(actions) - applied)
+        actions = plan(self._cluster, answered)
+        outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)
+        self._settled = None if actions else world
+        if "unknown" in outcomes:
+            self._lost_contact()
+        if set(outcomes) - {"done"}:
+            # A list that is a little stale (a watch) has to catch up: the same list would give the same plan.
+            self._read_at = None
+        done = outcomes.count("done")
+        return Round(done, len(outcomes) - done)
 
     def _probe(self) -> None:
         # Reads may still answer while nobody can write (a stopped process holds the file's lock, etcd has no quorum).
@@ -115,42 +159,44 @@ class ControlLoop:
         self._read_at = version
 
     def _watch_for(self, cluster: ClusterSpec) -> LeaseWatch:
-        lease_ms = cluster.lease_seconds * 1000
-        if self._watch is None or lease_ms != self._watched_lease_ms:
-            self._watch, self._watched_lease_ms = LeaseWatch(lease_ms, max_gap_ms=lease_ms // 2), lease_ms
+        lease_ms, gone_ms = cluster.lease_seconds * 1000, cluster.replace_after_seconds * 1000
+        if self._watch is None or (lease_ms, gone_ms) != self._watched:
+            self._watch = LeaseWatch(lease_ms, max_gap_ms=lease_ms // 2, gone_ms=gone_ms)
+            self._watched = (lease_ms, gone_ms)
         return self._watch
 
-    def _apply(self, cluster: str, action: Action) -> bool:
+    def _apply_all(self, cluster: str, actions: Sequence[Action], until_ms: int) -> list[str]:
+        outcomes: list[str] = []
+        for start in range(0, len(actions), self._writers):
+            some = actions[start : start + self._writers]
+            each = self._pool.map if self._pool is not None else map
+            outcomes += each(lambda action: self._apply(cluster, action), some)
+            if self._clock.monotonic_ms() >= until_ms:
+                break
+        return outcomes
+
+    def _apply(self, cluster: str, action: Action) -> str:
+        """done, conflict or unknown. Called from several threads."""
         event: dict[str, object] = {"event": "action", "cluster": cluster, **_described(action)}
         try:
             self._write(action)
         except Conflict as error:
             self._log({**event, "outcome": "conflict", "error": str(error)})
+            return "conflict"
         except OutcomeUnknown as error:
             self._log({**event, "outcome": "unknown", "error": str(error)})
-            self._lost_contact()
-        else:
-            self._log({**event, "outcome": "done"})
-            return True
-        # A list that is a little stale (a watch) has to catch up: the same list would give the same plan.
-        self._read_at = None
-        return False
+            return "unknown"
+        self._log({**event, "outcome": "done"})
+        return "done"
 
     def _write(self, action: Action) -> None:
         match action:
             case CreateShard():
                 self._registry.create_shard(ShardSpec(self._new_uid(), action.topic, action.queue, action.replicas))
-            case StartReign():
+            case StartReign() | ChangeSpec():
                 self._registry.write_spec(action.shard.name, action.spec, action.shard.version)
             case SetConditions():
-                now_ms = self._clock.wall_ms()
-                before = {
-                    (condition.type, condition.reason): condition.since_ms for condition in action.shard.conditions
-                }
-                conditions = tuple(
-                    replace(condition, since_ms=before.get((condition.type, condition.reason), now_ms))
-                    for condition in action.conditions
-                )
+                conditions = _stamped(action, self._clock.wall_ms())
                 self._registry.write_conditions(action.shard.name, conditions, action.shard.version)
             case _:
                 assert_never(action)
@@ -168,6 +214,8 @@ def _described(action: Action) -> dict[str, object]:
             what: dict[str, object] = {"shard": f"{action.topic}-{action.queue}", "epoch": 0}
         case StartReign():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch, "node": action.spec.master}
+        case ChangeSpec():
+            what = {"shard": action.shard.name, "epoch": action.spec.epoch}
         case SetConditions():
             what = {
                 "shard": action.shard.name,

@@ -8,10 +8,9 @@ from delayoperator.local import ports
 def port() -> int:
     """A first port from which three nodes find theirs free."""
     while True:
-        (base,), _ = ports.choose(0, 1)
-        wanted, http = ports.choose(base, 3)
+        (base,) = ports.choose(0, 1).grpc
         try:
-            ports.await_unused([*wanted, *http], timeout_s=0)
+            ports.await_unused(ports.choose(base, 3).all, timeout_s=0)
         except ports.PortInUse:
             continue
         return base

@@ -8,6 +8,7 @@ import pytest
 from delaynode.registry.model import (
     BadSpec,
     ClusterSpec,
+    Delivery,
     Durability,
     NodeLease,
     ShardObject,
@@ -16,32 +17,43 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delayoperator.local.wishes import merge, unmet
+from delayoperator.local.wishes import Wishes, merge, unmet
 
 FOUND = ClusterSpec("local", 2, (TopicSpec("orders", 8),), durability=Durability.ASYNC, horizon_days=100)
 
 
 def test_a_new_directory_gets_the_defaults() -> None:
-    assert merge(None, topics=[TopicSpec("orders", 8)]) == ClusterSpec("local", 3, (TopicSpec("orders", 8),))
+    assert merge(None, Wishes(topics=(TopicSpec("orders", 8),))) == ClusterSpec("local", 3, (TopicSpec("orders", 8),))
 
 
 def test_a_start_without_wishes_keeps_what_is_there() -> None:
-    assert merge(FOUND) == FOUND
+    assert merge(FOUND, Wishes()) == FOUND
 
 
 def test_topics_are_added_and_grown() -> None:
-    merged = merge(FOUND, topics=[TopicSpec("orders", 9), TopicSpec("bills", 1)], nodes=3, durability=Durability.FSYNC)
+    topics = TopicSpec("orders", 9), TopicSpec("bills", 1)
+    merged = merge(FOUND, Wishes(nodes=3, topics=topics, durability=Durability.FSYNC))
     assert merged.topics == (TopicSpec("orders", 9), TopicSpec("bills", 1))
     assert (merged.nodes, merged.durability, merged.horizon_days) == (3, Durability.FSYNC, 100)
 
 
 def test_what_would_shrink_is_refused() -> None:
     with pytest.raises(BadSpec, match="nodes: 1 asked for, but this cluster has 2"):
-        merge(FOUND, nodes=1)
+        merge(FOUND, Wishes(nodes=1))
     with pytest.raises(BadSpec, match="queues of topic orders: 7 asked for"):
-        merge(FOUND, topics=[TopicSpec("orders", 7)])
+        merge(FOUND, Wishes(topics=(TopicSpec("orders", 7),)))
     with pytest.raises(BadSpec, match="horizon days: 99"):
-        merge(FOUND, horizon_days=99)
+        merge(FOUND, Wishes(horizon_days=99))
+
+
+def test_copies_delivery_and_leases_may_be_wished_for_anew() -> None:
+    asked = Wishes(replicas=2, min_in_sync=2, delivery=Delivery.MASTER_AND_SLAVE, lease_seconds=5)
+    merged = merge(FOUND, asked)
+    assert (merged.replicas, merged.min_in_sync, merged.lease_seconds) == (2, 2, 5)
+    assert merged.delivery is Delivery.MASTER_AND_SLAVE
+    assert merge(merged, Wishes(min_in_sync=1, replicas=1)).replicas == 1
+    with pytest.raises(BadSpec, match="replicas is 3; allowed: 1 to 2"):
+        merge(FOUND, Wishes(replicas=3))
 
 
 WISHES = ClusterSpec("local", 1, (TopicSpec("orders", 1),))
@@ -56,6 +68,9 @@ def ready(spec: ShardSpec | None, status: ShardStatus | None, lease: NodeLease =
 
 def test_ready_means_served_by_the_present_process_in_the_present_epoch() -> None:
     assert ready(SPEC, ShardStatus(2, "now", ("c",))) == []
+    pair = replace(SPEC, replicas=("n0", "n1"))
+    assert ready(pair, ShardStatus(2, "now", ("c", "d"))) == []
+    assert ready(pair, ShardStatus(2, "now", ("c",))) == ["shard orders-0 has 1 of 2 copies in sync"]
 
 
 def test_what_is_missing_is_said() -> None:

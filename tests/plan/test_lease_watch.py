@@ -49,7 +49,14 @@ def test_a_new_process_is_seen_at_once_even_with_the_same_count() -> None:
     watcher = Watcher()
     watcher.sees(lease(1, "a"), 0)
     seen = watcher.watch.look([lease(1, "b")], 100, 100)
-    assert seen == {"n0": NodeView(Liveness.ALIVE, "b")}
+    assert seen == {"n0": NodeView(Liveness.ALIVE, "b", settled=False)}
+
+
+def test_a_process_is_settled_when_it_was_there_for_ten_seconds() -> None:
+    watcher = Watcher()
+    views = [watcher.watch.look([lease(n, "a")], n * 1_000, n * 1_000)["n0"] for n in range(12)]
+    assert [view.settled for view in views] == [False] * 10 + [True] * 2
+    assert not watcher.watch.look([lease(12, "b")], 12_000, 12_000)["n0"].settled
 
 
 def test_after_an_outage_every_lease_gets_its_whole_time_again() -> None:

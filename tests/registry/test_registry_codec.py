@@ -14,11 +14,14 @@ from delaynode.registry.model import (
     Delivery,
     Durability,
     Handover,
+    NodeLease,
     ShardSpec,
     ShardStatus,
     Switchover,
     TopicSpec,
     TopicType,
+    copy_id_of,
+    in_sync_entry,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +47,9 @@ clusters = st.builds(
     delivery=st.sampled_from(Delivery),
     durability=st.sampled_from(Durability),
     horizon_days=st.integers(1, 3_660),
+    drained=st.lists(node, unique=True).map(tuple),
+    allow_unclean_failover=st.booleans(),
+    replace_after_seconds=st.integers(1, 10**6),
 )
 specs = st.builds(
     ShardSpec,
@@ -55,6 +61,8 @@ specs = st.builds(
     epoch=st.integers(0, 2**63),
     incarnation=st.none() | text,
     switchover=st.none() | st.builds(Switchover, to=node),
+    target=st.none() | st.lists(node, unique=True, min_size=1).map(tuple),
+    leaving=st.lists(node, unique=True).map(tuple),
 )
 statuses = st.builds(
     ShardStatus,
@@ -62,15 +70,31 @@ statuses = st.builds(
     incarnation=text,
     in_sync=st.lists(text, max_size=3).map(tuple),
     handover=st.none() | st.builds(Handover, epoch=st.integers(0), log_end=st.integers(0)),
+    resigned=st.none() | text,
 )
 conditions = st.builds(
-    Condition, type=st.sampled_from(ConditionType), reason=text, message=text, since_ms=st.integers(0, 2**50)
+    Condition,
+    type=st.sampled_from(ConditionType),
+    reason=text,
+    message=text,
+    since_ms=st.integers(0, 2**50),
+    epoch=st.integers(0, 2**50),
+)
+leases = st.builds(
+    NodeLease,
+    node=node,
+    incarnation=text,
+    endpoint=text,
+    http=text,
+    renewals=st.integers(0, 2**50),
+    peer=text,
+    stopping=st.booleans(),
 )
 
 
 @settings(deadline=None)
-@given(clusters | specs | statuses | conditions)
-def test_every_value_comes_back_from_json(value: ClusterSpec | ShardSpec | ShardStatus | Condition) -> None:
+@given(clusters | specs | statuses | conditions | leases)
+def test_every_value_comes_back_from_json(value: ClusterSpec | ShardSpec | ShardStatus | Condition | NodeLease) -> None:
     assert loads(type(value), dumps(value)) == value
 
 
@@ -89,7 +113,20 @@ def test_json_speaks_the_names_of_the_design() -> None:
         "handover": {"epoch": 3, "logEnd": 77},
     }
     spec = json.loads(dumps(ShardSpec(2**64 - 1, "orders", 0, ("n0",))))
-    assert spec == {"uid": "18446744073709551615", "topic": "orders", "queue": 0, "replicas": ["n0"], "epoch": 0}
+    assert spec == {
+        "uid": "18446744073709551615",
+        "topic": "orders",
+        "queue": 0,
+        "replicas": ["n0"],
+        "epoch": 0,
+        "leaving": [],
+    }
+
+
+def test_an_in_sync_entry_names_the_copy_and_with_async_the_kernel_that_ran() -> None:
+    assert in_sync_entry("c1") == "c1"
+    assert in_sync_entry("c1", "boot") == "c1@boot"
+    assert [copy_id_of(entry) for entry in ("c1", "c1@boot")] == ["c1", "c1"]
 
 
 def test_fields_of_a_later_release_are_ignored() -> None:
@@ -112,6 +149,11 @@ def test_fields_of_a_later_release_are_ignored() -> None:
 def test_wrong_json_says_what_is_wrong(stored: str, fault: str) -> None:
     with pytest.raises(BadRecord, match=fault):
         loads(TopicSpec, stored)
+
+
+def test_a_flag_is_true_or_false_and_nothing_else() -> None:
+    with pytest.raises(BadRecord, match=r"ClusterSpec\.allowUncleanFailover: true or false"):
+        loads(ClusterSpec, '{"name": "local", "nodes": 1, "allowUncleanFailover": 1}')
 
 
 @pytest.mark.parametrize("name", ["", "Orders", "a_b", "-a", "a-", "a" * 51, "a/b", "ä"])

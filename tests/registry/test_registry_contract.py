@@ -21,19 +21,20 @@ from delaynode.registry.port import Conflict, Registry, RegistryError
 from delaynode.registry.sqlite import SqliteRegistry
 
 SPEC = ShardSpec(uid=2**64 - 1, topic="orders", queue=0, replicas=("n0",))
-STATUS = ShardStatus(serving_epoch=1, incarnation="a", in_sync=("copy",))
-CONDITION = Condition(ConditionType.BLOCKED, "NodeAway", "n0 is away", since_ms=5)
+STATUS = ShardStatus(serving_epoch=1, incarnation="a", in_sync=("copy",), resigned="its disk fails")
+CONDITION = Condition(ConditionType.BLOCKED, "NodeAway", "n0 is away", since_ms=5, epoch=1)
 
 
 def test_each_part_of_a_shard_is_kept_beside_the_others(registry: Registry) -> None:
     version = registry.create_shard(SPEC)
     version = registry.write_status("orders-0", STATUS, version)
     version = registry.write_conditions("orders-0", (CONDITION,), version)
-    version = registry.write_spec("orders-0", replace(SPEC, master="n0", epoch=1, incarnation="a"), version)
+    spec = replace(SPEC, master="n0", epoch=1, incarnation="a", target=("n1", "n2"), leaving=("n0",))
+    version = registry.write_spec("orders-0", spec, version)
     shard = registry.get_shard("orders-0")
     assert shard is not None
     assert (shard.version, shard.status, shard.conditions) == (version, STATUS, (CONDITION,))
-    assert (shard.spec.uid, shard.spec.master, shard.spec.epoch) == (2**64 - 1, "n0", 1)
+    assert shard.spec == spec
 
 
 def test_write_at_an_old_version_is_refused_and_changes_nothing(registry: Registry) -> None:
@@ -88,6 +89,21 @@ def test_shards_are_listed_by_topic_and_queue_and_by_node(registry: Registry) ->
     assert registry.list_shards("n2") == ()
 
 
+def test_a_list_shows_what_others_have_written_meanwhile(registry: SqliteRegistry, path: Path) -> None:
+    other = open_registry(f"sqlite:{path}")
+    version = registry.create_shard(SPEC)
+    assert [shard.version for shard in other.list_shards()] == [version]
+    version = registry.write_status("orders-0", STATUS, version)
+    registry.create_shard(ShardSpec(2, "orders", 1, ("n1",)))
+    seen = other.list_shards()
+    assert [(shard.name, shard.status) for shard in seen] == [("orders-0", STATUS), ("orders-1", None)]
+    assert other.list_shards("n0") == seen[:1]
+    other.write_spec("orders-0", replace(SPEC, replicas=("n1",)), version)
+    assert registry.list_shards("n0") == ()
+    assert [shard.name for shard in registry.list_shards("n1")] == ["orders-0", "orders-1"]
+    other.close()
+
+
 def test_version_moves_with_every_write_but_a_lease_or_a_probe(registry: Registry) -> None:
     seen = [registry.version()]
     cluster = registry.put_cluster(ClusterSpec("local", 1), None)
@@ -113,6 +129,12 @@ def test_leases_are_replaced_by_node(registry: Registry) -> None:
     registry.renew_lease(NodeLease("n0", "b", "e0", "h0", 1))
     registry.renew_lease(NodeLease("n1", "c", "e1", "h1", 2))
     assert registry.list_leases() == (NodeLease("n0", "b", "e0", "h0", 1), NodeLease("n1", "c", "e1", "h1", 2))
+
+
+def test_a_lease_keeps_all_that_it_says(registry: Registry) -> None:
+    lease = NodeLease("n1", "a", "host:1", "host:2", 7, peer="host:3", stopping=True)
+    registry.renew_lease(lease)
+    assert registry.list_leases() == (lease,)
 
 
 def test_cluster_is_swapped_at_its_version(registry: Registry) -> None:
@@ -161,4 +183,11 @@ def test_a_registry_of_a_newer_release_is_refused(registry: SqliteRegistry, path
     with registry._writes.transaction() as db:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(RegistryError, match="newer release"):
+        open_registry(f"sqlite:{path}")
+
+
+def test_a_registry_of_an_older_release_is_refused(registry: SqliteRegistry, path: Path) -> None:
+    with registry._writes.transaction() as db:
+        db.execute("PRAGMA user_version = 1")
+    with pytest.raises(RegistryError, match="older release"):
         open_registry(f"sqlite:{path}")

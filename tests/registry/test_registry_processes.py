@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import NodeLease, ShardSpec, ShardStatus
+from delaynode.registry.model import NodeLease, ShardSpec, ShardStatus, Version
 from delaynode.registry.port import Conflict, OutcomeUnknown, Unavailable
 from delaynode.registry.sqlite import SqliteRegistry
 
@@ -89,6 +89,49 @@ def test_of_racing_threads_exactly_one_wins_each_epoch(registry: SqliteRegistry)
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["conflict"] * 7 + ["won"]
+
+
+def test_writes_of_many_threads_share_transactions_and_each_gets_its_own_answer(registry: SqliteRegistry) -> None:
+    versions = {queue: registry.create_shard(ShardSpec(1, "orders", queue, ("n0",))) for queue in range(40)}
+    before = registry.version()
+    began = 0
+    transaction = registry._writes.transaction
+
+    def counted() -> AbstractContextManager[sqlite3.Connection]:
+        nonlocal began
+        began += 1
+        return transaction()
+
+    registry._together._transaction = counted
+    outcomes: dict[int, str] = {}
+    barrier = threading.Barrier(40)
+
+    def write(queue: int) -> None:
+        stale = queue % 4 == 0
+        barrier.wait()
+        try:
+            found = registry.write_status(
+                f"orders-{queue}", ShardStatus(queue, "a", ()), Version("1000") if stale else versions[queue]
+            )
+            outcomes[queue] = found
+        except Conflict:
+            outcomes[queue] = "conflict"
+
+    with transaction():  # somebody writes: the others wait together
+        threads = [threading.Thread(target=write, args=(queue,)) for queue in range(40)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    assert sorted(queue for queue, outcome in outcomes.items() if outcome == "conflict") == list(range(0, 40, 4))
+    assert began < 20  # two, unless threads were late
+    assert registry.version() == before + 30
+    for queue in range(40):
+        shard = registry.get_shard(f"orders-{queue}")
+        assert shard is not None
+        written = outcomes[queue] != "conflict"
+        assert (shard.status is not None, shard.version) == (written, outcomes[queue] if written else versions[queue])
 
 
 def test_processes_that_create_the_file_at_once_all_open_it(start_worker: StartWorker) -> None:

@@ -9,12 +9,13 @@ import threading
 from pathlib import Path
 
 import click
-from delaynode.registry.model import Durability, TopicSpec
+from delaynode.registry.model import Delivery, Durability, TopicSpec
 from delayoperator.local import LocalCluster, LocalClusterError
 from delayoperator.local.events import Events
 
 DEFAULT_QUEUES = 8
 SLOW_START_S = 10.0
+_DELIVERIES = {"master": Delivery.MASTER, "master-and-slave": Delivery.MASTER_AND_SLAVE}
 
 
 def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[TopicSpec, ...]:
@@ -69,6 +70,26 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 @click.option(
     "--horizon-days", type=click.IntRange(1, 3_660), help="The longest delay [default: as DIR has it, else 40]."
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 7),
+    help="Copies of each shard, on as many nodes [default: as DIR has it, else 1].",
+)
+@click.option(
+    "--min-in-sync",
+    type=click.IntRange(1, 7),
+    help="With fewer copies in sync, new messages are refused [default: as DIR has it, else 1].",
+)
+@click.option(
+    "--delivery",
+    type=click.Choice(["master", "master-and-slave"]),
+    help="Who hands messages out: only masters, or in-sync slaves too [default: as DIR has it, else master].",
+)
+@click.option(
+    "--lease-seconds",
+    type=click.IntRange(1, 3_600),
+    help="After so long without a sign of life a node is dead [default: as DIR has it, else 3].",
+)
 @click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
 def local(
     nodes: int | None,
@@ -77,16 +98,22 @@ def local(
     port: int,
     durability: str | None,
     horizon_days: int | None,
+    replicas: int | None,
+    min_in_sync: int | None,
+    delivery: str | None,
+    lease_seconds: int | None,
     as_json: bool,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
     Prints one JSON line, {"event": "ready", "endpoints": [...], "http": [...], "pids": {...}}, once every shard is
     served; later events (a node died, was restarted) are JSON lines on stderr. A node process that dies is restarted.
+    SIGUSR1, or `delayctl nodes restart`, restarts the nodes one at a time.
     """
     if not topics and not (data / "registry.db").exists():
         raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
-    stop = _stop_signals()
+    stop, restart = _signals()
+    events = Events(sys.stderr)
     cluster = LocalCluster(
         data,
         nodes=nodes,
@@ -94,12 +121,20 @@ def local(
         port=port,
         durability=None if durability is None else Durability(durability.capitalize()),
         horizon_days=horizon_days,
-        on_event=Events(sys.stderr),
+        replicas=replicas,
+        min_in_sync=min_in_sync,
+        delivery=None if delivery is None else _DELIVERIES[delivery],
+        lease_seconds=lease_seconds,
+        on_event=events,
     )
     try:
         with cluster:
             _await_ready(cluster, stop, quiet=as_json)
-            stop.wait()
+            while not stop.is_set():
+                restart.wait()
+                if restart.is_set() and not stop.is_set():
+                    restart.clear()
+                    _restart_each(cluster, stop, events)
             killed = cluster.stop()
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
@@ -123,9 +158,22 @@ def _await_ready(cluster: LocalCluster, stop: threading.Event, *, quiet: bool) -
         stop.wait(pause_s)
 
 
-def _stop_signals() -> threading.Event:
-    """An event that SIGINT, SIGTERM and SIGHUP set."""
-    stop = threading.Event()
+def _restart_each(cluster: LocalCluster, stop: threading.Event, events: Events) -> None:
+    try:
+        cluster.restart_each(lambda node: events({"event": "node-back", "node": node}), given_up=stop.is_set)
+    except (LocalClusterError, ProcessLookupError) as error:
+        events({"event": "restart-given-up", "reason": str(error)})
+
+
+def _signals() -> tuple[threading.Event, threading.Event]:
+    """Events that SIGINT, SIGTERM and SIGHUP set, and SIGUSR1. The first sets the second too: one wait for both."""
+    stop, restart = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        restart.set()
+
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda *_: stop.set())
-    return stop
+        signal.signal(signum, end)
+    signal.signal(signal.SIGUSR1, lambda *_: restart.set())
+    return stop, restart

@@ -1,24 +1,30 @@
-"""`delayctl nodes list | accept-clock`."""
+"""`delayctl nodes list | drain | restart | accept-clock`."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from delayclient.cli.common import FAILED, USAGE, Settings, common_options, fail, put_json, run
+from delayclient.cli.common import DURATION, FAILED, UNREACHABLE, USAGE, Settings, common_options, fail, put_json, run
+from delayclient.cli.steered import Progress, data_option, steered
 
 if TYPE_CHECKING:
+    from delayclient.cli.steering import Steering
     from delayclient.routing import Cluster
     from delayclient.views import NodeView
 
 
 @click.group()
 def nodes() -> None:
-    """Look at the nodes: their clocks, their disks, and what is wrong with them."""
+    """Look at the nodes, empty them, restart them one by one."""
 
 
 @nodes.command("list")
@@ -38,6 +44,93 @@ def list_(settings: Settings) -> None:
             _print_table(found)
 
     run(settings, listed)
+
+
+@nodes.command()
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="It may be used again.")
+@click.option("--wait", is_flag=True, help="Until it is empty.")
+@click.option("--timeout", type=DURATION, default="1h", show_default=True, help="How long to wait.")
+@data_option
+@common_options
+def drain(settings: Settings, data: Path, node: str, undo: bool, wait: bool, timeout: int) -> None:
+    """Empty NODE: its copies move to the others, its masters hand over, and nothing new is placed there."""
+    with steered(data) as at:
+        started_s = time.monotonic()
+        at.drain(node, undo=undo)
+        left = _copies_on(at, node)
+        if wait and not undo:
+            left = _await_empty(at, node, left, started_s + timeout / 1000, settings)
+        if settings.as_json:
+            put_json({"node": node, "drained": not undo, "copies": left})
+        elif undo:
+            click.echo(f"{node} may be used again")
+        else:
+            click.echo(f"{node} is empty" if not left else f"{node} is being emptied: {left} copies to move")
+
+
+def _copies_on(at: Steering, node: str) -> int:
+    return sum(node in shard.spec.replicas for shard in at.shards())
+
+
+def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: Settings) -> int:
+    with Progress(f"drain {node}", settings) as progress:
+        while left := _copies_on(at, node):
+            progress.show(f"{left} copies left", total - left, total)
+            if time.monotonic() > until_s:
+                held = {it.message for shard in at.shards() if node in shard.spec.replicas for it in shard.conditions}
+                fail(f"{node} still has {left} copies: {'; '.join(sorted(held)) or 'still under way'}", FAILED)
+            time.sleep(0.2)
+    return 0
+
+
+@nodes.command()
+@click.option("--timeout", type=DURATION, default="15m", show_default=True, help="How long to wait for all of them.")
+@data_option
+@common_options
+def restart(settings: Settings, data: Path, timeout: int) -> None:
+    """Restart the nodes of a local cluster, one at a time.
+
+    Each hands its masters over first, and the next one has its turn once every shard has all its copies in sync again:
+    a shard with several copies is never away for longer than a switchover. `delayctl local` does it; this command asks
+    and waits.
+    """
+    with steered(data) as at:
+        started_s = time.monotonic()
+        before = at.incarnations()
+        wanted = at.cluster().node_ids
+        _ask_supervisor(data)
+        with Progress("restart", settings) as progress:
+            while True:
+                now = at.incarnations()
+                back = [node for node in wanted if now.get(node) != before.get(node)]
+                progress.show(f"{len(back)} of {len(wanted)} nodes", len(back), len(wanted))
+                if len(back) == len(wanted) and at.whole(now):
+                    break
+                if time.monotonic() > started_s + timeout / 1000:
+                    fail(f"{len(back)} of {len(wanted)} nodes are back after {timeout / 1000:g} s", FAILED)
+                time.sleep(0.1)
+        seconds = round(time.monotonic() - started_s, 3)
+        if settings.as_json:
+            put_json({"restarted": list(wanted), "seconds": seconds})
+        else:
+            click.echo(f"restarted {', '.join(wanted)} in {seconds} s")
+
+
+def _ask_supervisor(data: Path) -> None:
+    """The process of `delayctl local`, whose pid the directory's lock holds as long as it runs."""
+    import fcntl
+
+    try:
+        with (data / "lock").open("r+", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(int(lock.read()), signal.SIGUSR1)
+                return
+    except (OSError, ValueError) as error:
+        fail(f"no cluster runs on {data}: {error}", UNREACHABLE)
+    fail(f"no cluster runs on {data}: start it with `delayctl local --data {data}`", UNREACHABLE)
 
 
 @nodes.command("accept-clock")

@@ -98,6 +98,8 @@ def _value(hint: Any, item: Any, as_string: bool) -> Any:
         return hint(item)
     if hint is int and (not isinstance(item, int) or isinstance(item, bool)):
         raise ValueError(f"a whole number was expected, found {item!r}")
+    if hint is bool and not isinstance(item, bool):
+        raise ValueError(f"true or false was expected, found {item!r}")
     if hint is str and not isinstance(item, str):
         raise ValueError(f"text was expected, found {item!r}")
     return item

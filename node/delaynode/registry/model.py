@@ -89,6 +89,11 @@ class ClusterSpec:
     horizon_days: int = 40
     lease_seconds: int = 3
     lag_seconds: int = 10
+    drained: tuple[str, ...] = ()  # node ids that are to be emptied and get nothing new
+    # What it costs: acknowledged messages may be lost, delivered again or delivered after they were cancelled, and a
+    # former master that is only cut off, alone in its in-sync set, needs no promise and serves on beside the new one.
+    allow_unclean_failover: bool = False
+    replace_after_seconds: int = 600  # a node away for so long loses its replicas to others
 
     def __post_init__(self) -> None:
         _within("nodes", self.nodes, 1, 1_000)
@@ -97,6 +102,7 @@ class ClusterSpec:
         _within("horizon_days", self.horizon_days, 1, MAX_HORIZON_DAYS)
         _within("lease_seconds", self.lease_seconds, 1, 3_600)
         _within("lag_seconds", self.lag_seconds, 1, 3_600)
+        _within("replace_after_seconds", self.replace_after_seconds, 1, 30 * 86_400)
         names = [topic.name for topic in self.topics]
         if len(set(names)) != len(names):
             raise BadSpec(f"a topic is named twice: {', '.join(sorted(names))}")
@@ -146,6 +152,8 @@ class ShardSpec:
     epoch: int = 0
     incarnation: str | None = None  # the process, as its lease names it
     switchover: Switchover | None = None
+    target: tuple[str, ...] | None = None  # node ids that are to have the copies; None: as `replicas`
+    leaving: tuple[str, ...] = ()  # of `replicas`: the master takes them out of the in-sync set
 
     @property
     def name(self) -> str:
@@ -158,8 +166,22 @@ class ShardStatus:
 
     serving_epoch: int
     incarnation: str  # of the process that serves, as in its lease
-    in_sync: tuple[str, ...]  # copy ids (with Async: and the boot id, as the node composes them)
+    in_sync: tuple[str, ...]  # entries, see in_sync_entry()
     handover: Handover | None = None
+    resigned: str | None = None  # the master of serving_epoch serves no more in that epoch, and why
+
+
+def in_sync_entry(copy_id: str, boot_id: str | None = None) -> str:
+    """What names a copy in `ShardStatus.in_sync`.
+
+    boot_id: the kernel's, with Async durability only: a machine that was started again may have lost what its page
+    cache held, a process that was only killed has not.
+    """
+    return copy_id if boot_id is None else f"{copy_id}@{boot_id}"
+
+
+def copy_id_of(entry: str) -> str:
+    return entry.partition("@")[0]
 
 
 class ConditionType(StrEnum):
@@ -167,6 +189,8 @@ class ConditionType(StrEnum):
 
     BLOCKED = "Blocked"  # no reign can be started; the reason says why
     SURPLUS = "Surplus"  # serves, but nobody asks for this shard any more
+    HELD = "Held"  # a switchover, a move or a copy that is wanted waits for something; the reason says for what
+    RISKED = "Risked"  # the reign of the condition's epoch began though acknowledged messages may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +199,7 @@ class Condition:
     reason: str  # CamelCase, stable: scripts match it
     message: str
     since_ms: int = 0  # when it was set, by the operator's wall clock; 0 in a plan, which has no clock
+    epoch: int = 0  # the reign that it speaks of; 0: of none in particular
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +220,8 @@ class NodeLease:
     endpoint: str  # host:port of gRPC
     http: str  # host:port of health and metrics
     renewals: int = 0
+    peer: str = ""  # host:port for the other nodes: shipping (TCP) and beacons (UDP)
+    stopping: bool = False  # it is about to end: its masters are to be handed over, nothing is to be placed there
 
 
 def shard_name(topic: str, queue: int) -> str:

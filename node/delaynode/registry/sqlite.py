@@ -2,12 +2,13 @@
 
     cluster(id = 1, version, spec)                     JSON, at most one row
     shards(name, topic, queue, version, spec, status, conditions)
-    leases(node, incarnation, endpoint, http, renewals)
+    leases(node, lease)                                JSON
     meta(id = 1, version)                              the last version given; every write but a lease's takes the next
 
-A compare-and-swap is one short IMMEDIATE transaction. A process that is stopped inside one holds the file's write
-lock: for the others that is a registry that does not answer, bounded by the busy timeout. Readers are not held up
-(WAL). Nobody else may open the file in a process that uses it: closing it would drop SQLite's POSIX locks.
+A compare-and-swap is one short IMMEDIATE transaction, which those of other threads of the process may share. A process
+that is stopped inside one holds the file's write lock: for the others that is a registry that does not answer, bounded
+by the busy timeout. Readers are not held up (WAL). Nobody else may open the file in a process that uses it: closing it
+would drop SQLite's POSIX locks.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from delaynode.registry.model import (
     Version,
 )
 from delaynode.registry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
+from delaynode.registry.together import Together, Write
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_MS = 2_000
 
 _SCHEMA = """
@@ -44,10 +46,7 @@ CREATE TABLE shards (
     name TEXT PRIMARY KEY, topic TEXT NOT NULL, queue INTEGER NOT NULL, version INTEGER NOT NULL,
     spec TEXT NOT NULL, status TEXT, conditions TEXT NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE leases (
-    node TEXT PRIMARY KEY, incarnation TEXT NOT NULL, endpoint TEXT NOT NULL, http TEXT NOT NULL,
-    renewals INTEGER NOT NULL
-) WITHOUT ROWID;
+CREATE TABLE leases (node TEXT PRIMARY KEY, lease TEXT NOT NULL) WITHOUT ROWID;
 """
 _SHARD_COLUMNS = "name, version, spec, status, conditions"
 
@@ -69,8 +68,12 @@ class SqliteRegistry:
             # process's lock holds up neither reads nor the lease.
             self._reads = _Lane(path, busy_timeout_ms, "FULL")
             self._writes = _Lane(path, busy_timeout_ms, "FULL")
+            self._together = Together(self._writes.transaction, busy_timeout_ms / 1000)
             # A lease says "alive now": it need not survive a power cut, so it costs no fsync.
             self._renewals = _Lane(path, busy_timeout_ms, "NORMAL")
+            self._known: dict[str, ShardObject] = {}  # as last listed; guarded by the reading lane
+            self._known_list: tuple[ShardObject, ...] = ()
+            self._known_version = 0
             self._prepare(path)
         except sqlite3.Error as error:
             raise RegistryError(f"cannot open the registry {path}: {error}") from error
@@ -80,6 +83,8 @@ class SqliteRegistry:
             found = _schema_version(db)
         if found > SCHEMA_VERSION:
             raise RegistryError(f"{path} was made by a newer release (schema {found}; known: {SCHEMA_VERSION})")
+        if 0 < found < SCHEMA_VERSION:
+            raise RegistryError(f"{path} was made by an older release (schema {found}; known: {SCHEMA_VERSION})")
         if found == SCHEMA_VERSION:
             return
         with self._writes.transaction() as db:
@@ -107,10 +112,19 @@ class SqliteRegistry:
         return self._write("the cluster", version, write)
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
-        on_node = "EXISTS (SELECT 1 FROM json_each(spec, '$.replicas') WHERE value = :node)"
-        query = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE :node IS NULL OR {on_node} ORDER BY topic, queue"
-        rows: list[_ShardRow] = self._read(lambda db: db.execute(query, {"node": node}).fetchall())
-        return tuple(_shard(row) for row in rows)
+        shards = self._read(self._listed)
+        return shards if node is None else tuple(shard for shard in shards if node in shard.spec.replicas)
+
+    def _listed(self, db: sqlite3.Connection) -> tuple[ShardObject, ...]:
+        # Only what has changed is read and parsed: with thousands of shards everybody lists them after each write of
+        # anybody. Versions are given inside the write lock, so that a later commit never has a lower one.
+        query = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE version > ?"
+        rows: list[_ShardRow] = db.execute(query, (self._known_version,)).fetchall()
+        if rows:
+            self._known.update((row[0], _shard(row)) for row in rows)
+            self._known_version = max(row[1] for row in rows)
+            self._known_list = tuple(sorted(self._known.values(), key=lambda it: (it.spec.topic, it.spec.queue)))
+        return self._known_list
 
     def get_shard(self, name: str) -> ShardObject | None:
         query = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE name = ?"
@@ -136,10 +150,10 @@ class SqliteRegistry:
         return self._swap(name, "conditions", dumps(conditions), version)
 
     def renew_lease(self, lease: NodeLease) -> None:
-        row = (lease.node, lease.incarnation, lease.endpoint, lease.http, lease.renewals)
+        row = (lease.node, dumps(lease))
         try:
             with self._renewals.transaction() as db:
-                db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", row)
+                db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", row)
         except sqlite3.Error as error:
             raise Unavailable(f"lease of {lease.node} not renewed: {error}") from error
 
@@ -151,9 +165,8 @@ class SqliteRegistry:
             raise Unavailable(f"registry takes no writes: {error}") from error
 
     def list_leases(self) -> tuple[NodeLease, ...]:
-        query = "SELECT node, incarnation, endpoint, http, renewals FROM leases ORDER BY node"
-        rows = self._read(lambda db: db.execute(query).fetchall())
-        return tuple(NodeLease(*row) for row in rows)
+        rows = self._read(lambda db: db.execute("SELECT lease FROM leases ORDER BY node").fetchall())
+        return tuple(loads(NodeLease, row[0]) for row in rows)
 
     def close(self) -> None:
         for lane in (self._reads, self._writes, self._renewals):
@@ -163,19 +176,16 @@ class SqliteRegistry:
         statement = f"UPDATE shards SET version = ?, {column} = ? WHERE name = ? AND version = ?"
         return self._write(name, version, lambda db, new: db.execute(statement, (new, text, name, version)).rowcount)
 
-    def _write(self, what: str, version: Version | None, write: Callable[[sqlite3.Connection, int], int]) -> Version:
-        """Runs `write(connection, new version)`, which returns how many rows it changed: 1, or 0 when refused."""
+    def _write(self, what: str, version: Version | None, write: Write) -> Version:
         try:
-            with self._writes.transaction() as db:
-                new = int(db.execute("SELECT version FROM meta").fetchone()[0]) + 1
-                if write(db, new) != 1:
-                    fault = "exists already" if version is None else f"is not at version {version}"
-                    raise Conflict(f"{what} {fault}")
-                db.execute("UPDATE meta SET version = ?", (new,))
+            new = self._together.write(write)
         except sqlite3.Error as error:
             # SQLite often knows that nothing was written. Callers must live without that (Kubernetes does not), so
             # they are not told.
             raise OutcomeUnknown(f"write of {what}: {error}") from error
+        if new is None:
+            fault = "exists already" if version is None else f"is not at version {version}"
+            raise Conflict(f"{what} {fault}")
         return Version(str(new))
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:

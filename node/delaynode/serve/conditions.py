@@ -29,21 +29,12 @@ def clock_behind_ms(node: Node) -> int:
     return max(0, latest - node.clock.now_ms())
 
 
-def stopped(node: Node) -> dict[str, str]:
-    """The copies here that can't be used, and why, by shard."""
-    why = {
-        name: copy.host.failure if copy.host is not None and copy.host.failure else copy.refused
-        for name, copy in sorted(node.copies.items())
-    }
-    return {name: reason for name, reason in why.items() if reason}
-
-
 def state(node: Node) -> NodeState:
     """In figures."""
     behind = clock_behind_ms(node)
     free, reserve = node.disk.look()
     oldest = node.oldest_write_seconds()
-    return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(stopped(node)), oldest)
+    return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(node.stopped()), oldest)
 
 
 def conditions(node: Node) -> list[Condition]:
@@ -53,6 +44,9 @@ def conditions(node: Node) -> list[Condition]:
     if ahead := now.clock_disbelieved_ms:
         text = f"{ahead / 1000:.1f} s ahead of what is believed; correct it, or accept it with delayctl nodes"
         found.append(Condition("clock-disbelieved", f"clock: {text}"))
+    if node.skew is not None:
+        text = f"{node.skew}; nothing is released by it and no master is chosen here until they agree"
+        found.append(Condition("clock-differs", f"clock: {text}"))
     if (behind := now.clock_behind_ms) > MAX_CLOCK_SKEW_MS:
         text = f"{behind / 1000:.1f} s behind what was released; releases pause until it has caught up"
         found.append(Condition("clock-behind", f"clock: {text}"))
@@ -62,7 +56,7 @@ def conditions(node: Node) -> list[Condition]:
         found.append(Condition("disk-nearly-full", f"disk: {text}"))
     if now.oldest_write_seconds > SLOW_SECONDS:
         found.append(Condition("disk-slow", f"disk: a write takes {now.oldest_write_seconds:.0f} s already"))
-    found += (Condition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in stopped(node).items())
+    found += (Condition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.stopped().items())
     return found
 
 

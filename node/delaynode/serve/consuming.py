@@ -14,6 +14,7 @@ from delaynode.serve.dispatch import Body, Context, Dispatch, end, without_trail
 from delaynode.serve.forward import Passed
 from delaynode.serve.host import ShardHost
 from delaynode.serve.rpc import MAX_BATCH_OUT_BYTES, column, fitting
+from delaynode.serve.slave import SlaveHost
 from delaynode.store.consumers import Delivery
 from delaynode.store.errors import Refused
 
@@ -31,7 +32,7 @@ class ConsumeCalls:
         self._dispatch = dispatch
         self.node = dispatch.node
 
-    async def fetch(self, request: pb.FetchRequest, host: ShardHost, answers: Answers) -> Body:
+    async def fetch(self, request: pb.FetchRequest, host: ShardHost | SlaveHost, answers: Answers) -> Body:
         offset = request.offset
         if request.group:
             group = host.shard.consumers.group(request.group)
@@ -39,7 +40,7 @@ class ConsumeCalls:
         most_bytes = min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window)
         most = min(request.max_messages or 1024, MAX_RECEIVE)
         offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
-        await host.committed(host.shard.log_end)
+        await host.committed(host.shard.applied)
         delivery = Delivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
         return await self._message_batch(host, delivery, answers)
 
@@ -73,7 +74,7 @@ class ConsumeCalls:
         if ended is not None:
             await end(context, ended)
 
-    async def _message_batch(self, host: ShardHost, delivery: Delivery, answers: Answers) -> Body:
+    async def _message_batch(self, host: ShardHost | SlaveHost, delivery: Delivery, answers: Answers) -> Body:
         rows = delivery.rows
         await answers.room(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
         records = await host.read_records(rows)
@@ -89,6 +90,7 @@ class ConsumeCalls:
             records,
             host.shard.queue.visible,
             int(delivery.offset[-1]) + 1 if len(rows) else host.shard.queue.visible,
+            host.behind_ms(),
         )
 
     async def ack(self, request: pb.AckRequest, host: ShardHost) -> pb.AckResponse:

@@ -63,12 +63,15 @@ class Dispatch:
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
-    def for_shard(self, method: str, request_type: type[Message], serve: ServeShard) -> Serve:
-        """Parse a request that names a shard, and serve it here or where the shard is."""
+    def for_shard(self, method: str, request_type: type[Message], serve: ServeShard, *, reads: bool = False) -> Serve:
+        """Parse a request that names a shard, and serve it here or where the shard is.
+
+        reads: it only reads what is released; an in-sync slave may do, where the cluster says so.
+        """
 
         async def handle(data: Body, context: Context, answers: Answers) -> Body:
             request: Any = parse(request_type, data)
-            place = self.place(request.topic, request.queue, context)
+            place = self.place(request.topic, request.queue, context, reads=reads)
             if isinstance(place, Elsewhere):
                 body = await self.forwarder.call(place.endpoint, method, data, context.time_remaining())
                 await answers.room(len(body))
@@ -90,9 +93,9 @@ class Dispatch:
         if isinstance(place, ShardHost):
             place.fail(str(damaged), damaged)
 
-    def place(self, topic: str, queue: int, context: Context) -> ShardHost | Elsewhere:
-        """Where the shard is served; a call that was forwarded already goes no further."""
-        place = self.node.find(topic, queue)
+    def place(self, topic: str, queue: int, context: Context, *, reads: bool = False) -> Any:
+        """The host, or where the shard is served; a call that was forwarded already goes no further."""
+        place = self.node.find_readable(topic, queue) if reads else self.node.find(topic, queue)
         if isinstance(place, Elsewhere) and FORWARDED in dict(context.invocation_metadata() or ()):
             raise Refused(
                 "NOT_MASTER",

@@ -81,7 +81,7 @@ class EnqueueCalls:
     async def _committed(self, stored: Stored) -> Body:
         """The answer, once it is true."""
         host = stored.host
-        await host.committed(stored.log_end)
+        await host.stored(stored.log_end)
         due: I64 | bytes = stored.due if stored.due is not None else b""
         latency_ms = (time.monotonic() - stored.started) * 1000
         self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)

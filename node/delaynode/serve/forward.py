@@ -10,6 +10,9 @@ import grpc
 from delayclient.proto.delay.v1 import delay_pb2
 from google.rpc import error_details_pb2, status_pb2
 
+from delaynode.serve.rpc import abort
+from delaynode.store.errors import Refused
+
 FORWARDED = "x-delay-forwarded"
 OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -34,6 +37,9 @@ class Passed(Exception):
 
     async def abort(self, context: grpc.aio.ServicerContext) -> NoReturn:
         details = tuple((key, value) for key, value in self.error.trailing_metadata() or () if key == DETAILS)
+        if not details and self.error.code() is grpc.StatusCode.UNAVAILABLE:
+            # Without a reason it would say that this node is the one that cannot be reached.
+            await abort(context, Refused("NOT_SERVING", f"the master cannot be reached: {self.error.details()}"))
         await context.abort(self.error.code(), self.error.details() or "", details)
         raise AssertionError("abort returned")
 

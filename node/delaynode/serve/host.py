@@ -1,7 +1,4 @@
-"""ShardHost: drives one shard on the event loop: ticks, sync rounds, background jobs, and whoever waits for them.
-
-All Shard methods run on the loop's thread; jobs' run() and reads of bodies run in a thread pool.
-"""
+"""ShardHost: serves one shard through a reign: ticks, commits, hand-outs, and whoever waits for them."""
 
 from __future__ import annotations
 
@@ -9,78 +6,81 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
-from delaynode.metrics import NodeMetrics
-from delaynode.serve.syncer import Syncer
-from delaynode.serve.upkeep import Upkeep
-from delaynode.serve.waiting import Waiting
-from delaynode.store import marker
+from delaynode.replicate.until import until
+from delaynode.serve.copyhost import Clock, CopyHost, Workshop
 from delaynode.store.commitlog import WriteBatch
 from delaynode.store.consumequeue import Released
 from delaynode.store.consumers import Delivery
-from delaynode.store.errors import Damaged, Refused, Trimmed
-from delaynode.store.files import Files
+from delaynode.store.errors import Damaged, Refused
 from delaynode.store.intake import Batch
 from delaynode.store.ratelimit import Pace
 from delaynode.store.shard import Appended, Shard
-from delaynode.store.types import Buffers, Records
+from delaynode.store.types import Buffer
+
+__all__ = ["Clock", "Replication", "ShardHost", "Workshop"]
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
-FEW_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
-
-T = TypeVar("T")
-
-
-class Clock(Protocol):
-    def now_ms(self) -> int: ...
+STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
+UNSURE_SECONDS = 1.0  # a consumer that waits is told so long after the master has stopped to serve
+HELD_SECONDS = 0.02  # between two looks whether a master may go on
 
 
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What the hosts of one node share."""
+class Replication(Protocol):
+    """What the reign says: replicate/leader.py. A lone copy has none, its own log is all there is to a commit."""
 
-    files: Files
-    clock: Clock
-    syncer: Syncer
-    pool: ThreadPoolExecutor
-    metrics: NodeMetrics
-    checkpoints: asyncio.Semaphore  # one at a time: its buffers are the largest there are
-    fsync: bool
-    log: Callable[..., None]  # log(event, **fields)
-    disk_tight: Callable[[], bool]  # little is left: free what can be freed
+    def live(self) -> bool:
+        """Whether what is read here may be answered."""
+
+    def commit_limit(self) -> int:
+        """Every frame before this log offset is stored by every counted member, this copy included."""
+
+    def committed(self, offset: int) -> None: ...
+
+    @property
+    def ships(self) -> bool:
+        """There are others to send to."""
+
+    def sealed(self, batch: WriteBatch, parts: list[Buffer]) -> None:
+        """On the thread that writes."""
+
+    def wrote(self) -> None: ...
+
+    def needed_from(self) -> int:
+        """The log offset below which no other replica needs the log."""
+
+    @property
+    def in_sync_size(self) -> int: ...
 
 
-class ShardHost:
+class ShardHost(CopyHost):
     """Serves one shard from start() to stop(). Raises Refused to callers, NOT_SERVING once it has stopped."""
 
-    def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
-        self.shard = shard
-        self.directory = directory
-        self.shop = shop
-        self.topic = shard.identity.topic
-        self.name = f"{shard.identity.topic}-{shard.identity.queue}"
-        self.failure: str | None = None  # why it does not serve
+    leads = True
+
+    def __init__(
+        self,
+        shard: Shard,
+        directory: str,
+        shop: Workshop,
+        replication: Replication | None = None,
+        min_in_sync: int = 1,
+    ) -> None:
+        super().__init__(shard, directory, shop)
+        self.replication = replication
+        self.min_in_sync = min_in_sync
         self.serving = False
+        self.paused: str | None = None  # why nothing is appended or answered for the moment
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
         self._arrivals = itertools.count()
-        self.waiting = Waiting(shard.consumers, shard.queue, shop.clock.now_ms)
         self._pace: Pace | None = None  # of releases, where the topic has a cap
         self._paced_end = 0  # queue offset: the pace knows of the releases before it
         self._alarm = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
-        self._tasks: list[asyncio.Task[None]] = []
-        self._mark: Callable[[], None] | None = None  # writes the file `damaged`; None when that is done
-        self._marking: asyncio.Future[None] | None = None
-        self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
-        self.upkeep = Upkeep(self)
 
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
@@ -88,7 +88,7 @@ class ShardHost:
         self.shard.begin_reign(epoch, node, self.shop.clock.now_ms())
         self.serving = True
         self.shop.syncer.mark(self)
-        await self.committed(self.shard.log_end)
+        await self.written(self.shard.log_end)
         await self.upkeep.load()
         self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.upkeep.loops())]
 
@@ -102,111 +102,128 @@ class ShardHost:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._quietly(self.written(self.shard.log_end))
+            with suppress(Refused, TimeoutError):  # it failed, or no slave answers: there is nothing more to wait for
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.written(self.shard.log_end)
         self._end("the shard's node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.upkeep.end_checkpoint()
-        if self.failure is None:
+        if self.failure is None and self.shard.committed == self.shard.log_end:
             try:
                 await self.upkeep.persist(copy_wheels=True)
             except (OSError, Damaged) as error:
                 self.fail(f"checkpoint: {error}", error)
-        if self._marking is not None:
-            await self._marking
-            await self._write_mark()  # once more, if it was not taken
+        await self._end_mark()
 
-    @staticmethod
-    async def _quietly(work: Awaitable[None]) -> None:
-        try:
-            await work
-        except Refused:
-            return  # it failed: there is nothing more to wait for
+    def over(self, why: str) -> None:
+        """The reign is over: nobody need wait for what may never be committed. depose() comes later."""
+        self._end(why)
+
+    async def depose(self, why: str) -> None:
+        """The reign is over. Nothing runs or is being written when this returns."""
+        self._end(why)
+        await self._at_rest()
+        await self._end_mark()
 
     def _end(self, why: str) -> None:
         self.serving = False
-        for task in self._tasks:
-            task.cancel()
+        super()._end(why)
         waiting, self._waiting = self._waiting, []
         for _, _, future in waiting:
             if not future.done():
                 future.set_exception(self._refusal(why))
                 future.exception()  # a caller that went away does not collect it
-        self.waiting.end()
-        self.upkeep.end()
 
-    def fail(self, why: str, error: Exception) -> None:
-        """This copy is damaged: nothing more is acknowledged from it, nor by the process that opens it next."""
-        if self.failure is None:
-            self.failure = why
-            self.shard.damaged = why
-            self.shop.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
-            self._end(why)
-            if marker.outlasts_a_restart(error):
-                self._mark = partial(
-                    marker.mark_damaged, self.shop.files, self.directory, why, self.shop.clock.now_ms(),
-                    self.shard.committed,
-                )  # fmt: skip
-                self._marking = asyncio.ensure_future(self._write_mark())
+    def pause(self, why: str) -> None:
+        """Append nothing and answer nothing until resume()."""
+        self.paused = why
 
-    async def _write_mark(self) -> None:
-        """Try to; the disk that has failed may not take it."""
-        if self._mark is not None:
-            try:
-                await self.off_loop(self._mark)
-                self._mark = None
-            except OSError as error:
-                self.shop.log("damage-not-marked", shard=self.name, reason=str(error))
+    def resume(self) -> None:
+        self.paused = None
+        self._alarm.set()
 
-    async def _guard(self, loop: Coroutine[None, None, None]) -> None:
-        try:
-            await loop
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # a loop that dies silently would leave messages unreleased
-            self.fail(f"{type(error).__name__}: {error}", error)
-
-    def _refusal(self, why: str) -> Refused:
-        if self.failure is not None:
-            return Refused("SHARD_DAMAGED", f"shard {self.name} has stopped: {self.failure}")
-        return Refused("NOT_SERVING", f"shard {self.name} is not served here: {why}")
+    @property
+    def replaceable(self) -> bool:
+        return self.replication is not None and self.replication.in_sync_size > 1
 
     def check_serving(self) -> None:
         if not self.serving:
             raise self._refusal("no reign")
+        if self.paused is not None:
+            raise self._refusal(self.paused)
+        if self.replication is not None and not self.replication.live():
+            raise self._refusal("it has not heard from all its in-sync slaves lately")
+
+    async def may_append(self) -> None:
+        """Return when this process may write frames of its own accord."""
+        await until(lambda: self.paused is None and (self.replication is None or self.replication.live()), HELD_SECONDS)
+
+    def needed_from(self) -> int:
+        if self.replication is None:
+            return self.shard.checkpointed
+        return min(self.shard.checkpointed, self.replication.needed_from())
 
     # ------------------------------------------------------------ commit
     def take_writes(self) -> WriteBatch | None:
-        return self.shard.take_writes(sync=self.shop.fsync)
+        batch = super().take_writes()
+        if batch is not None and self.replication is not None and self.replication.ships:
+            batch.on_sealed = self.replication.sealed
+        return batch
 
     def wrote(self, batch: WriteBatch) -> None:
         self.shard.finish_writes(batch)
+        if self.replication is not None:
+            self.replication.wrote()
+        self.advance()
+        if self.shard.log.pending:
+            self.shop.syncer.mark(self)
+
+    def advance(self) -> None:
+        """Commit what may be committed, and tell whoever waits for it."""
+        if self.failure is not None or not (self.serving or self._waiting):
+            return
+        end = self.durable if self.replication is None else min(self.durable, self.replication.commit_limit())
+        if end <= self.shard.committed:
+            return
         try:
-            released = self.shard.commit(batch.end)
+            released = self.shard.commit(end)
         except OSError as error:
             self.fail(f"ConsumeQueue: {error}", error)
             return
-        while self._waiting and self._waiting[0][0] <= batch.end:
+        if self.replication is not None:
+            self.replication.committed(end)
+        while self._waiting and self._waiting[0][0] <= end:
             future = heapq.heappop(self._waiting)[2]
             if not future.done():
                 future.set_result(None)
         if released:
             self._count(released)
             self.waiting.released(one.rows for one in released)
-        if self.shard.log.pending:
-            self.shop.syncer.mark(self)
-
-    def write_failed(self, error: Exception) -> None:
-        self.fail(f"CommitLog: {error}", error)
 
     async def committed(self, offset: int) -> None:
-        """Return once everything before log offset `offset` is committed. Raises Refused when it may never be."""
-        if offset <= self.shard.committed:
-            return
-        self.check_serving()
-        await self.written(offset)
+        """Return once everything before log offset `offset` is committed, and may be answered. Raises Refused."""
+        if offset > self.shard.committed:
+            self.check_serving()
+            await self.written(offset)
+        if self.replication is not None:
+            self.check_serving()
+
+    async def stored(self, offset: int) -> None:
+        """As committed(), by as many copies as the cluster's minInSync asks for."""
+        await self.committed(offset)
+        self.check_in_sync()
+
+    def check_in_sync(self) -> None:
+        """Raises Refused when fewer copies are in sync than minInSync."""
+        if self.replication is not None and self.replication.in_sync_size < self.min_in_sync:
+            raise Refused(
+                "NOT_ENOUGH_REPLICAS",
+                f"shard {self.name} has {self.replication.in_sync_size} copies in sync, minInSync is "
+                f"{self.min_in_sync}; outcome unknown, a retry with the same number is safe",
+            )
 
     async def written(self, offset: int) -> None:
-        """As committed(), also while the shard is stopping."""
+        """As committed(), also while the shard is stopping or may not answer."""
         if offset <= self.shard.committed:
             return
         if self.failure is not None:
@@ -233,11 +250,13 @@ class ShardHost:
                 self._sleep_until = wake
                 await self._sleep((wake - now) / 1000)
                 continue
+            await self.may_append()
+            await until(self.shop.may_tick, HELD_SECONDS)
             started = time.monotonic()
-            released = self._tick(now)
+            released = self._tick(self.shop.clock.now_ms())
             ended = self.shard.consumers.expire(now)
             if released >= 0 or ended.any:
-                await self.committed(self.shard.log_end)
+                await self.written(self.shard.log_end)
                 self.shop.metrics.dead[self.topic] += ended.dead
                 if ended.any:
                     self.waiting.tell()
@@ -293,25 +312,15 @@ class ShardHost:
         if due_ms < self._sleep_until:
             self._alarm.set()
 
-    def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run it in a thread. What reads the shard's files must: files are removed when no job reads them any more."""
-        job = asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
-        return job
-
-    def jobs(self) -> list[asyncio.Future[Any]]:
-        """Those under way off the loop."""
-        return list(self._jobs)
-
     def alarm(self) -> None:
         """The tick loop should look again."""
         self._alarm.set()
 
     # ------------------------------------------------------------ what callers ask for
     def enqueue(self, batch: Batch) -> Appended:
-        """Append; the caller waits for committed(log_end) before it answers."""
+        """Append; the caller waits for stored(log_end) before it answers."""
         self.check_serving()
+        self.check_in_sync()
         now = self.shop.clock.now_ms()
         appended = self.shard.enqueue(batch, now)
         if self._pace is not None:
@@ -322,22 +331,6 @@ class ShardHost:
             self.upkeep.look_at_units()
         self.shop.syncer.mark(self)
         return appended
-
-    async def read_records(self, rows: Records) -> Buffers:
-        """Bodies of committed rows, in order."""
-        if not len(rows):
-            return []
-        try:
-            if len(rows) <= FEW_ROWS:
-                cached = self.shard.read_cached(rows)
-                if cached is not None:
-                    return cached
-            return await self.off_loop(lambda: self.shard.read_records(rows))
-        except Trimmed as error:
-            raise Refused("BUSY", f"{error}: consumed meanwhile, ask again", retry_after_ms=1) from error
-        except (OSError, Damaged) as error:
-            self.fail(f"reading records: {error}", error)
-            raise self._refusal("") from error
 
     async def receive(
         self,
@@ -370,22 +363,8 @@ class ShardHost:
             left = deadline - time.monotonic()
             if left <= 0:
                 return Delivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
-            await self.waiting.consumer(group, left)
-
-    async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
-        """Rows of dtype QUEUED from queue offset `offset`, which must not lie beyond the end."""
-        self.check_serving()
-        queue = self.shard.queue
-        if not 0 <= offset <= queue.visible:
-            raise Refused("BAD_REQUEST", f"offset {offset} is outside the queue, [0, {queue.visible}]")
-        if offset < queue.start:
-            why = f"the messages below queue offset {queue.start} are consumed or outlived, and kept no longer"
-            raise Refused("OFFSET_TRIMMED", f"offset {offset}: {why}", start=queue.start)
-        if offset == queue.visible and wait_ms:
-            await self.waiting.reader(wait_ms / 1000)
-        rows = queue.read(offset, most)
-        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
-        return offset, rows[:fits]
+            # A master that is cut off must not keep its consumers waiting while another delivers.
+            await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))
 
     def woken(self) -> None:
         """Something became visible other than by a release: a retry, a redrive."""

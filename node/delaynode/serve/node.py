@@ -1,47 +1,55 @@
-"""The node: its lease, the shards it has copies of, and the reigns it is given.
-
-A reign is (master, incarnation, epoch) in a shard's spec. This process takes up those that name its own incarnation
-and whose epoch is above the one persisted in the copy's directory: persist the epoch, write the status, serve.
-"""
+"""The node: its lease, its clock, and the registry it follows; the copies themselves are Replicas' business."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from delaynode.clock import MAX_CLOCK_SKEW_MS
+from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms, wall_ms
 from delaynode.config import NodeConfig
 from delaynode.metrics import NodeMetrics, TopicLoad
-from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardStatus, TopicSpec
-from delaynode.registry.port import Conflict, Registry, RegistryError
-from delaynode.serve.clockwatch import ClockWatch
+from delaynode.registry.model import Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delaynode.registry.port import Registry, RegistryError
+from delaynode.replicate.agree import ClockAgreement
+from delaynode.replicate.beacons import BeaconThread
+from delaynode.replicate.links import Address, Links
+from delaynode.replicate.messages import Message
+from delaynode.replicate.peers import Origin
+from delaynode.replicate.promises import Promises
+from delaynode.serve.clockwatch import ClockWatch, boot_id
 from delaynode.serve.conditions import ConditionLog, conditions
 from delaynode.serve.datalock import lock_data
 from delaynode.serve.disk import DiskSpace, needed_bytes
 from delaynode.serve.flow import Flow
 from delaynode.serve.host import ShardHost, Workshop
+from delaynode.serve.replica import Replica
+from delaynode.serve.replicas import Replicas
+from delaynode.serve.routes import Elsewhere, Routes
 from delaynode.serve.scrub import Scrubber
+from delaynode.serve.slave import SlaveHost
 from delaynode.serve.syncer import Syncer
-from delaynode.store import persist, ratelimit
-from delaynode.store.errors import Damaged, Refused
+from delaynode.serve.yard import Yard
+from delaynode.store import snapshot
+from delaynode.store.errors import Refused
 from delaynode.store.files import DiskFiles
 from delaynode.store.freeing import KeepConfig
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import ShardConfig
 from delaynode.store.timerindex import DAY_MS
+
+__all__ = ["Elsewhere", "Node", "open_registry"]
 
 WATCH_SECONDS = 0.05
 RENEW_SECONDS = 1.0
-RETRY_SECONDS = 0.2
 CLOCK_SECONDS = 0.25
+HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over
+SETTLED_SECONDS = 2.0  # of them without any being taken: nobody will
 T = TypeVar("T")
 
 WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
@@ -49,24 +57,9 @@ FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for 
 PRODUCERS = 200_000  # that all shards together remember: 130 MB at most
 FEWEST_PRODUCERS = 1_000
 SMALLEST_SHARE = 65_536  # messages: of the window budget, or units before a flush
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The shard's master is another node."""
-
-    endpoint: str
-    epoch: int
-
-
-@dataclass(slots=True)
-class Copy:
-    """A shard's copy in this process: opening until `shard` is there, serving while `host` is."""
-
-    directory: str
-    shard: Shard | None = None
-    host: ShardHost | None = None
-    refused: str | None = None  # why it can't be used
+NEIGHBOURS = 4  # whose clocks are compared with this node's
+SKEW_SECONDS = 2.0  # out-voted for so long, a master gives its shards away
+TRANSFERS = 2  # whole copies sent at once
 
 
 class Node:
@@ -84,47 +77,124 @@ class Node:
         self.clock = self._clock_watch.clock
         self._conditions = ConditionLog(log)
         self.disk = DiskSpace(config.data, self._disk_reserve)
-        self.objects: dict[tuple[str, int], ShardObject] = {}
-        self.leases: dict[str, NodeLease] = {}
-        self.cluster: ClusterSpec | None = None
-        self.copies: dict[str, Copy] = {}
+        self.routes = Routes()
         self.registry_seen = 0.0  # time.monotonic() of its last answer
-        self._started = time.monotonic()
+        self.stopping = False
         self._files = DiskFiles()
-        self._registry_pool = ThreadPoolExecutor(3, thread_name_prefix="registry")
+        self._registry_pool = ThreadPoolExecutor(4, thread_name_prefix="registry")
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
         self._syncer = Syncer()
         self._checkpoints = asyncio.Semaphore(1)
         self._tasks: list[asyncio.Task[None]] = []
-        self._opening: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._agreement = ClockAgreement()
+        self.skew: str | None = None  # what most peers' clocks say of this node's, where they differ
+        self._skewed_since = 0.0
+        self._renewals = 0
+        self._peer = ""  # where the other nodes reach this one
+        self.replicas: Replicas  # from prepare() on
+        self._links: Links
+        self._beacons: BeaconThread
 
     # ------------------------------------------------------------ life
+    async def prepare(self) -> None:
+        """Listen for the other nodes. To be called before anything else asks for `replicas`."""
+        cluster = await self._ask(self.registry.read_cluster)
+        self.routes.cluster = cluster.spec if cluster is not None else None
+        await self._start_peers()
+
     async def start(self) -> None:
         """Register and begin to follow the registry."""
-        await self._renew(0)
-        scrubber = Scrubber(self.hosts, self.metrics, self.log)
+        await self._renew()
+        self.replicas.start()
+        scrubber = Scrubber(self.copies, self.metrics, self.log)
         loops = (self._renew_loop, self._watch_loop, self._clock_loop, self.flow.receiving.watch, scrubber.run)
         self._tasks = [asyncio.create_task(loop()) for loop in loops]
         for task in self._tasks:
             task.add_done_callback(self._ended)
 
+    async def _start_peers(self) -> None:
+        cluster = self.routes.cluster
+        lease_ms = (cluster.lease_seconds if cluster is not None else 3) * 1000
+        number = int(self.incarnation, 16)
+        promises = Promises(
+            self.config.node, number, lease_ms=lease_ms, boot_ms=boot_ms, wall_ms=wall_ms
+        )  # fmt: skip
+        relay = _Relay()
+        name = cluster.name if cluster is not None else ""
+        self._links = Links(name, self.config.node, self.incarnation, self._peer_address, relay, self.log)
+        shop = Workshop(
+            self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
+            fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
+            may_tick=lambda: self.skew is None,
+        )  # fmt: skip
+        yard = Yard(
+            node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(), shop=shop,
+            registry=self, peers=self._links, promises=promises, transfers=asyncio.Semaphore(TRANSFERS),
+            boot_ms=boot_ms, cluster=lambda: self.routes.cluster, shard_config=self._shard_config,
+            release_rate=self.routes.release_rate,
+        )  # fmt: skip
+        self.replicas = relay.handler = Replicas(yard)
+        await self._ask(lambda: snapshot.sweep(self._files, f"{self.config.data}/shards"))
+        host, port = self.config.peer.rsplit(":", 1)
+        bound = await self._links.start(host, int(port))
+        self._peer = self.config.advertise_peer or f"{host}:{bound}"
+        self._beacons = BeaconThread(promises, self._beacon_address, self.log, interval_ms=max(50, lease_ms // 10))
+        self._beacons.bind(host, bound)
+        promises.on_lead = self._beacons.nudge
+        loop = asyncio.get_running_loop()
+        promises.on_heard = lambda *heard: _soon(loop, self._agreement.heard, *heard)
+        self._promises = promises
+        self._beacons.start()
+
+    def _peer_address(self, node: str) -> Address | None:
+        lease = self.routes.leases.get(node)
+        if lease is None or not lease.peer:
+            return None
+        host, port = lease.peer.rsplit(":", 1)
+        return host, int(port), lease.incarnation
+
+    def _beacon_address(self, node: str) -> tuple[str, int] | None:
+        found = self._peer_address(node)
+        return None if found is None else found[:2]
+
+    async def leave(self) -> None:
+        """Ask for somebody else to lead what is led here, and wait until that is so or nobody can."""
+        self.stopping = True
+        if not any(replica.leader is not None and replica.leader.ships for replica in self.replicas):
+            return
+        try:
+            await self._renew()
+        except RegistryError as error:
+            self.log("lease-not-renewed", reason=str(error))
+        started = changed = time.monotonic()
+        left = len(self.replicas.leading())
+        while left and time.monotonic() < started + HAND_OVER_SECONDS:
+            await asyncio.sleep(0.02)
+            now_left = len(self.replicas.leading())
+            if now_left != left:
+                left, changed = now_left, time.monotonic()
+            if time.monotonic() > changed + SETTLED_SECONDS:
+                break
+        self.log("left", masters=left, seconds=round(time.monotonic() - started, 3))
+
     async def stop(self) -> None:
         """Stop serving; every copy is checkpointed."""
-        self._stopping = True
+        self.stopping = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._opening, return_exceptions=True)
-        hosts = [copy.host for copy in self.copies.values() if copy.host is not None]
-        results = await asyncio.gather(*(host.stop() for host in hosts), return_exceptions=True)
-        for host, result in zip(hosts, results, strict=True):
-            if isinstance(result, BaseException):
-                self.log("stop-failed", shard=host.name, reason=f"{type(result).__name__}: {result}")
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.replicas.stop()
+        self._beacons.stop()
+        await self._links.close()
         await self._syncer.close()
         self._pool.shutdown()
         self._registry_pool.shutdown()
         self.registry.close()
         self._files.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log("internal-error", reason=f"{type(error).__name__}: {error}")
 
     def oldest_write_seconds(self) -> float:
         """How long the oldest write to a log takes already."""
@@ -132,7 +202,7 @@ class Node:
 
     def _disk_reserve(self) -> int:
         """Bytes of the disk that new messages leave free."""
-        shards = (host.shard for host in self.hosts())
+        shards = [copy.shard for copy in self.copies()]
         return max(self.config.reserve_bytes, needed_bytes(shards, self.config.in_flight_bytes))
 
     # ------------------------------------------------------------ the clock
@@ -143,12 +213,32 @@ class Node:
 
     async def _look_at_clock(self) -> None:
         watch = self._clock_watch
+        await self._compare_clocks()
         self._conditions.look(conditions(self))
         if watch.look():
             for host in self.hosts():  # they sleep until their next due
                 host.woken()
         if watch.changed:
             await asyncio.get_running_loop().run_in_executor(self._pool, watch.keep)
+
+    async def _compare_clocks(self) -> None:
+        """Most peers' clocks are right: believe a step that they have made too, stop releasing where they differ."""
+        found = self._agreement.judge(self.clock.now_ms(), boot_ms(), self.clock.disbelieved_ms)
+        if found.may_accept:
+            self.log("clock-agreed", reason=found.reason)
+            self._clock_watch.accept()
+        if not found.out_voted:
+            self.skew = None
+            return
+        now = time.monotonic()
+        if self.skew is None:
+            self._skewed_since = now
+            self.log("clock-out-voted", reason=found.reason)
+        self.skew = found.reason
+        if now - self._skewed_since > SKEW_SECONDS:
+            for replica in self.replicas.leading():
+                if replica.leader is not None and replica.leader.in_sync_size > 1:
+                    await replica.resign(f"its node's clock differs: {found.reason}")
 
     async def accept_clock(self, seen_ms: int) -> int:
         """Believe the wall clock; returns by how many ms time moves ahead. `seen_ms`: what whoever accepts it saw.
@@ -164,17 +254,20 @@ class Node:
         return moved_ms
 
     # ------------------------------------------------------------ the registry
-    async def _renew(self, renewals: int) -> None:
-        lease = NodeLease(self.config.node, self.incarnation, self.config.advertise, self.config.http, renewals)
+    async def _renew(self) -> None:
+        config = self.config
+        lease = NodeLease(
+            config.node, self.incarnation, config.advertise, config.http, self._renewals, peer=self._peer,
+            stopping=self.stopping,
+        )  # fmt: skip
+        self._renewals += 1
         await self._ask(lambda: self.registry.renew_lease(lease))
 
     async def _renew_loop(self) -> None:
-        renewals = 1
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                await self._renew(renewals)
-                renewals += 1
+                await self._renew()
             except RegistryError as error:
                 self.log("lease-not-renewed", reason=str(error))
 
@@ -185,59 +278,47 @@ class Node:
                 version = await self._ask(self.registry.version)
                 if version != seen or time.monotonic() - leases_read > 1.0:
                     leases = await self._ask(self.registry.list_leases)
-                    self.leases = {lease.node: lease for lease in leases}
+                    self.routes.leases = {lease.node: lease for lease in leases}
+                    self._links.addresses_changed()
+                    self._promises.acquaint(self._neighbours())
                     leases_read = time.monotonic()
                 if version != seen:
                     cluster = await self._ask(self.registry.read_cluster)
                     shards = await self._ask(self.registry.list_shards)
-                    self.cluster = cluster.spec if cluster is not None else None
-                    self.objects = {(shard.spec.topic, shard.spec.queue): shard for shard in shards}
+                    self.routes.take(cluster.spec if cluster is not None else None, shards)
+                    if cluster is not None:
+                        self._links.cluster = cluster.spec.name
                     seen = version
-                    self._follow()
+                    self.replicas.look(shards)
                 self.registry_seen = time.monotonic()
             except RegistryError as error:
                 self.log("registry-unreachable", reason=str(error))
             await asyncio.sleep(WATCH_SECONDS)
 
+    def _neighbours(self) -> list[str]:
+        """A few other nodes, the same whoever restarts: those that follow this one in a ring."""
+        names = sorted({*self.routes.leases, self.config.node})
+        at = names.index(self.config.node)
+        return (names[at + 1 :] + names[:at])[:NEIGHBOURS]
+
     async def _ask(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._registry_pool, call)
 
-    def _follow(self) -> None:
-        """Open copies that are new here, and take up reigns."""
-        mine = [shard for shard in self.objects.values() if self.config.node in shard.spec.replicas]
-        for shard in mine:
-            copy = self.copies.get(shard.name)
-            if copy is None:
-                directory = os.path.join(self.config.data, "shards", f"{shard.name}-{shard.spec.uid:016x}")
-                copy = self.copies[shard.name] = Copy(directory)
-                self._spawn(self._open(shard, copy, len(mine)))
-            elif copy.shard is not None and copy.host is None and copy.refused is None:
-                self._spawn(self._reign(shard, copy))
-            elif copy.host is not None:
-                copy.host.set_release_rate(self._release_rate(shard))
+    async def get_shard(self, name: str) -> ShardObject | None:
+        """A consistent read. Raises RegistryError."""
+        return await self._ask(partial(self.registry.get_shard, name))
 
-    def _release_rate(self, shard: ShardObject) -> int | None:
-        """The shard's part of its topic's maxReleasePerSecond."""
-        topic = self.cluster.topic(shard.spec.topic) if self.cluster else None
-        if topic is None or topic.max_release_per_second is None:
-            return None
-        return ratelimit.share(topic.max_release_per_second, topic.queues, shard.spec.queue)
+    async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version:
+        """Raises RegistryError."""
+        return await self._ask(partial(self.registry.write_status, name, status, version))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.log("internal-error", reason=f"{type(error).__name__}: {error}")
-
-    # ------------------------------------------------------------ copies and reigns
-    def _shard_config(self, topic: TopicSpec | None, shards: int) -> ShardConfig:
-        horizon_ms = (self.cluster.horizon_days if self.cluster else 40) * DAY_MS
+    # ------------------------------------------------------------ settings
+    def _shard_config(self, spec: ShardSpec) -> ShardConfig:
+        cluster = self.routes.cluster
+        topic = cluster.topic(spec.topic) if cluster is not None else None
+        shards = max(1, len(self.replicas))
         base = ShardConfig(
-            horizon_ms=horizon_ms,
+            horizon_ms=(cluster.horizon_days if cluster is not None else 40) * DAY_MS,
             window_budget=max(SMALLEST_SHARE, self.config.window_budget // shards),
             flush_units=max(SMALLEST_SHARE, FLUSH_UNITS // shards),
             wheel_copy_units=max(SMALLEST_SHARE, WHEEL_COPY_UNITS // shards),
@@ -246,7 +327,7 @@ class Node:
         )
         if topic is None:
             return base
-        alone = self.cluster is None or self.cluster.replicas == 1  # nobody catches up from this log
+        alone = cluster is None or cluster.replicas == 1  # nobody catches up from this log
         keep = KeepConfig(retention_ms=topic.retention_ms)
         if alone:
             keep = replace(keep, keep_log_bytes=0, keep_log_ms=0)
@@ -256,157 +337,76 @@ class Node:
         )  # fmt: skip
 
     def _durability(self) -> Durability:
-        return self.config.durability or (self.cluster.durability if self.cluster else Durability.FSYNC)
-
-    async def _open(self, shard: ShardObject, copy: Copy, shards: int) -> None:
-        spec = shard.spec
-        topic = self.cluster.topic(spec.topic) if self.cluster else None
-        config = self._shard_config(topic, shards)
-        started = time.monotonic()
-
-        def work() -> tuple[Shard, persist.Recovery]:
-            if persist.exists(self._files, copy.directory):
-                return persist.recover(self._files, copy.directory, config)
-            now = self.clock.now_ms()
-            made = persist.create(self._files, copy.directory, spec.uid, spec.topic, spec.queue, config, now)
-            return made, persist.Recovery(0, 0, 0)
-
-        try:
-            opened, recovery = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except (Damaged, OSError) as error:
-            copy.refused = str(error)
-            self.log("copy-damaged", shard=shard.name, reason=str(error))
-            return
-        copy.shard = opened
-        self.metrics.recovery_seconds = max(self.metrics.recovery_seconds, time.monotonic() - self._started)
-        self.log(
-            "copy-opened", shard=shard.name, epoch=opened.identity.epoch, pending=opened.index.pending,
-            units=recovery.units, frames=recovery.frames, dropped_bytes=recovery.dropped_bytes,
-            seconds=round(time.monotonic() - started, 3),
-        )  # fmt: skip
-        await self._reign(self.objects.get((spec.topic, spec.queue), shard), copy)
-
-    async def _reign(self, shard: ShardObject, copy: Copy) -> None:
-        """Take up the reign in the shard's spec, if it is this process's and new."""
-        spec, opened = shard.spec, copy.shard
-        if opened is None or copy.host is not None or self._stopping:
-            return
-        if (spec.master, spec.incarnation) != (
-            self.config.node,
-            self.incarnation,
-        ) or spec.epoch <= opened.identity.epoch:
-            return
-        if shard.status is not None and opened.identity.copy_id not in shard.status.in_sync:
-            copy.refused = f"copy {opened.identity.copy_id} is not in sync: {', '.join(shard.status.in_sync)} are"
-            self.log("reign-refused", shard=shard.name, epoch=spec.epoch, reason=copy.refused)
-            return
-        shop = Workshop(
-            self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
-            fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
-        )  # fmt: skip
-        host = copy.host = ShardHost(opened, copy.directory, shop)
-        host.set_release_rate(self._release_rate(shard))
-        loop = asyncio.get_running_loop()
-        try:
-            accept = persist.accept_epoch
-            await loop.run_in_executor(self._pool, accept, self._files, copy.directory, opened, spec.epoch)
-            if not await self._write_status(shard, spec.epoch, opened.identity.copy_id):
-                copy.host = None
-                return
-            await host.start(spec.epoch, self.config.node)
-        except (Damaged, OSError, Refused) as error:
-            copy.refused = str(error)
-            copy.host = None
-            self.log("reign-failed", shard=shard.name, epoch=spec.epoch, reason=str(error))
-            return
-        self.log("reign-started", shard=shard.name, epoch=spec.epoch)
-
-    async def _write_status(self, shard: ShardObject, epoch: int, copy_id: str) -> bool:
-        """Write the status that opens the reign; False when a higher epoch is there already."""
-        status = ShardStatus(serving_epoch=epoch, incarnation=self.incarnation, in_sync=(copy_id,))
-        current: ShardObject | None = shard
-        while not self._stopping:
-            if current is None or current.spec.epoch > epoch:
-                return False
-            try:
-                await self._ask(partial(self.registry.write_status, shard.name, status, current.version))
-                return True
-            except Conflict:
-                pass  # the object has moved on: read it again, that is all
-            except RegistryError as error:  # outcome unknown: the next write of one's own settles it
-                self.log("status-not-written", shard=shard.name, epoch=epoch, reason=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-            try:
-                current = await self._ask(partial(self.registry.get_shard, shard.name))
-            except RegistryError as error:
-                self.log("registry-unreachable", reason=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-        return False
+        cluster = self.routes.cluster
+        return self.config.durability or (cluster.durability if cluster is not None else Durability.FSYNC)
 
     # ------------------------------------------------------------ who serves what
     def find(self, topic: str, queue: int) -> ShardHost | Elsewhere:
         """The host of a shard served here, or where it is served. Raises Refused."""
-        shard = self.objects.get((topic, queue))
-        if shard is None:
-            count = len(self.queues(topic))
-            raise Refused("UNKNOWN_QUEUE", f"topic {topic!r} has queues 0 to {count - 1}, asked for {queue}")
-        copy = self.copies.get(shard.name)
-        if copy is not None and copy.host is not None and shard.spec.master == self.config.node:
-            copy.host.check_serving()
-            return copy.host
-        if copy is not None and copy.refused is not None and shard.spec.master == self.config.node:
-            raise Refused("SHARD_DAMAGED", f"shard {shard.name} can't be served: {copy.refused}")
-        endpoint = self.endpoint(shard)
-        if not endpoint or shard.spec.master == self.config.node:
+        shard = self.routes.shard(topic, queue)
+        replica = self.replicas.get(shard.spec.uid)
+        ours = shard.spec.master == self.config.node
+        if replica is not None and replica.master is not None:
+            master = replica.master
+            if ours or master.serving:
+                master.check_serving()
+                return master
+        if replica is not None and ours and (why := replica.why_not()) is not None:
+            reason = "NOT_SERVING" if len(shard.spec.replicas) > 1 else "SHARD_DAMAGED"
+            raise Refused(reason, f"shard {shard.name} can't be served: {why}")
+        endpoint = self.routes.endpoint(shard)
+        if not endpoint or ours:
             raise Refused(
                 "NOT_SERVING", f"shard {shard.name} has no serving master at the moment", epoch=shard.spec.epoch
             )
         return Elsewhere(endpoint, shard.spec.epoch)
 
-    def endpoint(self, shard: ShardObject) -> str:
-        """The gRPC address of the shard's serving master; empty while there is none."""
-        spec, status = shard.spec, shard.status
-        lease = self.leases.get(spec.master) if spec.master else None
-        if (
-            lease is None
-            or status is None
-            or status.serving_epoch != spec.epoch
-            or status.incarnation != lease.incarnation
-        ):
-            return ""
-        return lease.endpoint
+    def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | Elsewhere:
+        """As find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
+        if self.routes.slaves_deliver:
+            replica = self.replicas.get(self.routes.shard(topic, queue).spec.uid)
+            if replica is not None and replica.host is not None and replica.unreadable() is None:
+                return replica.host
+        return self.find(topic, queue)
 
-    def topics(self) -> list[str]:
-        """The topics whose queues have all been made. Raises Refused as queues() does."""
-        if self.registry_seen == 0.0:  # a node that has just started must not say that there is no such topic
-            raise Refused("NOT_SERVING", "this node has not heard from the registry yet")
-        made = Counter(topic for topic, _ in self.objects)
-        wanted = {spec.name: spec.queues for spec in self.cluster.topics} if self.cluster else {}
-        return sorted(topic for topic, count in made.items() if count >= wanted.get(topic, 0))
-
-    def queues(self, topic: str) -> list[ShardObject]:
-        """All queues of a topic. Raises Refused UNKNOWN_TOPIC, or NOT_SERVING when that may only be so for now."""
-        if topic not in self.topics():
-            if self.cluster is not None and self.cluster.topic(topic) is not None:
-                raise Refused("NOT_SERVING", f"the queues of topic {topic!r} are not all made yet")
-            raise Refused("UNKNOWN_TOPIC", f"there is no topic {topic!r}")
-        return sorted((s for s in self.objects.values() if s.spec.topic == topic), key=lambda s: s.spec.queue)
+    def unfit(self) -> str | None:
+        """Why no master should be chosen here; None when one may be."""
+        if self.skew is not None:
+            return f"its clock differs: {self.skew}"
+        if ahead := self.clock.disbelieved_ms:
+            return f"its clock is {ahead} ms ahead of what is believed"
+        return "it is stopping" if self.stopping else None
 
     def hosts(self) -> list[ShardHost]:
         """The shards that are served here."""
-        return [copy.host for copy in self.copies.values() if copy.host is not None and copy.host.serving]
+        return self.replicas.masters()
+
+    def copies(self) -> list[ShardHost | SlaveHost]:
+        """Every open copy here."""
+        found = (replica.master or replica.host for replica in self.replicas)
+        return [copy for copy in found if copy is not None]
+
+    def stopped(self) -> dict[str, str]:
+        """The copies here that can't be used, and why, by shard."""
+        why = {replica.name: replica.why_not() for replica in self.replicas}
+        return {name: reason for name, reason in sorted(why.items()) if reason}
 
     def not_ready(self) -> str | None:
         """Why this node should get no traffic; None when it should."""
-        if self.registry_seen == 0.0:
+        if self.stopping:
+            return "the node is stopping"
+        if not self.routes.heard:
             return "the registry has not answered yet"
         waiting = [
             shard.name
-            for shard in self.objects.values()
-            if shard.spec.master == self.config.node
-            and ((copy := self.copies.get(shard.name)) is None or copy.host is None or not copy.host.serving)
+            for shard in self.routes.objects.values()
+            if shard.spec.master == self.config.node and not self._serves(shard.spec.uid)
         ]
         return f"{len(waiting)} shards are not served yet: {', '.join(sorted(waiting)[:5])}" if waiting else None
+
+    def _serves(self, uid: int) -> bool:
+        replica: Replica | None = self.replicas.get(uid)
+        return replica is not None and replica.master is not None and replica.master.serving
 
     async def loads(self) -> dict[str, TopicLoad]:
         """Per topic: what is pending and due soon, from the wheels of the shards served here."""
@@ -424,6 +424,33 @@ class Node:
                 part = ((now + seconds * 1000 - start) / width).clip(0.0, 1.0)  # slots are taken to be even
                 sums[at + 1] += int((part * count).sum())
         return {topic: TopicLoad(s[0], (s[1], s[2], s[3]), *dead[topic]) for topic, s in found.items()}
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:
+    """From another thread; the loop may be gone."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, *args)
+
+
+class _Relay:
+    """Stands for the Replicas that links are made before."""
+
+    handler: Replicas
+
+    def link_up(self, node: str) -> None:
+        self.handler.link_up(node)
+
+    def link_down(self, node: str) -> None:
+        self.handler.link_down(node)
+
+    def from_slave(self, node: str, message: Message) -> None:
+        self.handler.from_slave(node, message)
+
+    def from_master(self, origin: Origin, message: Message) -> None:
+        self.handler.from_master(origin, message)
+
+    def origin_lost(self, origin: Origin) -> None:
+        self.handler.origin_lost(origin)
 
 
 def open_registry(name: str) -> Registry:

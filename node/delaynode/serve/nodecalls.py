@@ -42,7 +42,7 @@ class NodeCalls:
         own = self._node.config.node
         if name in ("", own):
             return ""
-        lease = self._node.leases.get(name)
+        lease = self._node.routes.leases.get(name)
         if lease is None or FORWARDED in dict(context.invocation_metadata() or ()):
             raise Refused("UNKNOWN_NODE", f"node {own} knows no node {name!r}")
         return lease.endpoint
@@ -56,7 +56,7 @@ class NodeCalls:
             clock_disbelieved_ms=figures.clock_disbelieved_ms, clock_behind_ms=figures.clock_behind_ms,
             disk_free_bytes=figures.disk_free_bytes, disk_reserve_bytes=figures.disk_reserve_bytes,
             not_ready=node.not_ready() or "", conditions=[condition.text for condition in conditions(node)],
-            nodes=sorted(node.leases),
+            nodes=sorted(node.routes.leases),
         )  # fmt: skip
 
     async def _accept_clock(self, request: pb.AcceptClockRequest) -> pb.AcceptClockResponse:

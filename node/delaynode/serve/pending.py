@@ -70,7 +70,7 @@ class PendingCalls:
         finally:
             shard.end_lookup(lookup)
         host.changed()
-        await host.committed(shard.log_end)
+        await host.stored(shard.log_end)
         self.node.metrics.cancelled[host.topic] += int(np.count_nonzero(outcomes.outcome == pb.CANCELLED))
         return outcomes.outcome
 
@@ -137,7 +137,7 @@ class PendingCalls:
             shard.end_lookup(lookup)
         moved = outcomes.due[outcomes.outcome == pb.MOVED]
         host.changed(int(moved.min()) if len(moved) else None)
-        await host.committed(shard.log_end)
+        await host.stored(shard.log_end)
         return pb.RescheduleResponse(outcome=outcomes.outcome.tobytes(), due=outcomes.due.tobytes())
 
     async def list_pending(self, request: pb.ListPendingRequest, host: ShardHost, answers: Answers) -> pb.PendingBatch:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from delaynode.metrics import NodeMetrics
-from delaynode.serve.host import ShardHost
+from delaynode.serve.copyhost import CopyHost
 from delaynode.store.errors import Damaged
 from delaynode.store.scrub import STEP_BYTES, Scrub, size_of
 
@@ -27,7 +27,7 @@ class Scrubber:
 
     def __init__(
         self,
-        hosts: Callable[[], list[ShardHost]],
+        hosts: Callable[[], Sequence[CopyHost]],
         metrics: NodeMetrics,
         log: Callable[..., None],
         rng: random.Random | None = None,
@@ -44,7 +44,7 @@ class Scrubber:
     async def run(self) -> None:
         """For ever."""
         looked = time.monotonic()
-        lap: tuple[ShardHost, Scrub, float] | None = None
+        lap: tuple[CopyHost, Scrub, float] | None = None
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
@@ -63,13 +63,14 @@ class Scrubber:
                     host, scrub, begun = lap
                     self._done[host.name] = time.monotonic()
                     seconds = round(time.monotonic() - begun, 1)
-                    self._log("scrubbed", shard=host.name, bytes=scrub.bytes, seconds=seconds)
+                    if scrub.bytes:
+                        self._log("scrubbed", shard=host.name, bytes=scrub.bytes, seconds=seconds)
                     lap = None
                     if not scrub.bytes:
                         break
                 hosts = self._hosts()
 
-    def _earn(self, hosts: list[ShardHost], seconds: float) -> None:
+    def _earn(self, hosts: Sequence[CopyHost], seconds: float) -> None:
         """What the time that went by allows to read."""
         now = time.monotonic()
         if now >= self._measure_at:
@@ -78,11 +79,11 @@ class Scrubber:
             self._rate = min(rate, SCRUB_BYTES_PER_SECOND)
         self._budget = min(self._budget + self._rate * seconds, max(STEP_BYTES, self._rate * LOOK_SECONDS))
 
-    def _next(self, hosts: list[ShardHost]) -> ShardHost | None:
+    def _next(self, hosts: Sequence[CopyHost]) -> CopyHost | None:
         """The shard that waits the longest; one that was never looked at before all others, in random order."""
         return min(hosts, key=lambda host: (self._done.get(host.name, 0.0), self._rng.random()), default=None)
 
-    async def _step(self, host: ShardHost, scrub: Scrub) -> bool:
+    async def _step(self, host: CopyHost, scrub: Scrub) -> bool:
         """One step; False when the lap is over, or the shard has failed."""
         step = scrub.begin()
         if step is None:

@@ -42,7 +42,6 @@ class DelayService:
     def handlers(self) -> grpc.GenericRpcHandler:
         consuming, pending = self.consuming, self.pending
         for_shards: dict[str, tuple[type[Message], ServeShard]] = {
-            "Fetch": (pb.FetchRequest, consuming.fetch),
             "Receive": (pb.ReceiveRequest, consuming.receive),
             "Ack": (pb.AckRequest, small(consuming.ack)),
             "Nack": (pb.NackRequest, small(consuming.nack)),
@@ -55,6 +54,7 @@ class DelayService:
             "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, small(consuming.resolve_dead_letters)),
         }
         calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
+        calls["Fetch"] = self.dispatch.for_shard("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
         calls |= self.nodes.calls()
         calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}
         rpcs = {name: self.dispatch.received(serve) for name, serve in calls.items()}
@@ -107,12 +107,12 @@ class DelayService:
     async def _query_route(self, data: Body, _: Context, __: Answers) -> Body:
         request = parse(pb.QueryRouteRequest, data)
         answer = pb.QueryRouteResponse()
-        for name in [request.topic] if request.topic else self.node.topics():
-            answer.topics.append(self._route(name, self.node.queues(name)))
+        for name in [request.topic] if request.topic else self.node.routes.topics():
+            answer.topics.append(self._route(name, self.node.routes.queues(name)))
         return answer.SerializeToString()
 
     def _route(self, name: str, shards: list[Any]) -> pb.TopicRoute:
-        cluster = self.node.cluster
+        cluster = self.node.routes.cluster
         topic = cluster.topic(name) if cluster else None
         horizon_ms = (cluster.horizon_days if cluster else 40) * 86_400_000
         route = pb.TopicRoute(
@@ -121,9 +121,9 @@ class DelayService:
             max_attempts=topic.max_attempts if topic else 16,
         )
         for shard in shards:
-            endpoint = self.node.endpoint(shard)
+            endpoint = self.node.routes.endpoint(shard)
             route.queues.add(
                 queue=shard.spec.queue, uid=shard.spec.uid, epoch=shard.status.serving_epoch if shard.status else 0,
-                node=shard.spec.master or "", endpoint=endpoint,
+                node=shard.spec.master or "", endpoint=endpoint, readable=self.node.routes.readable(shard),
             )  # fmt: skip
         return route

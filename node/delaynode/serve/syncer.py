@@ -51,6 +51,15 @@ class Syncer:
             self._starting = True
             self._loop.call_soon(self._start)  # after this callback: what else it proposes goes along
 
+    def busy(self, writer: Writer) -> bool:
+        """Whether something of the writer is being written."""
+        return writer in self._busy
+
+    def busy_seconds(self, writer: Writer) -> float:
+        """How long its round under way has taken so far; 0 when there is none."""
+        since = self._busy.get(writer)
+        return 0.0 if since is None else time.monotonic() - since
+
     def oldest_seconds(self) -> float:
         """How long the oldest round under way has taken so far; 0 when there is none."""
         return time.monotonic() - min(self._busy.values()) if self._busy else 0.0

@@ -1,4 +1,4 @@
-"""Upkeep of a shard that is served here: what it does in the background so that it goes on being quick and small.
+"""Upkeep of a shard's copy: what it does in the background so that it goes on being quick and small.
 
     load         the due window, ahead of the ticks
     cascade      the hour that comes within a day, to the minute level
@@ -20,12 +20,14 @@ import numpy as np
 
 from delaynode.memory import give_back
 from delaynode.store import cleaning, persist
-from delaynode.store.errors import Trimmed
+from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.ledger import COLUMN_BYTES
-from delaynode.store.types import Records
+from delaynode.store.timerindex import MINUTE_MS
+from delaynode.store.timerjobs import LoadJob
+from delaynode.store.types import Pair, Records
 
 if TYPE_CHECKING:
-    from delaynode.serve.host import ShardHost
+    from delaynode.serve.copyhost import CopyHost
 
 MAINTAIN_SECONDS = 0.25
 CHECKPOINT_SECONDS = 30.0
@@ -40,11 +42,13 @@ TIGHT_SHARE = 0.75  # with little disk left a segment is emptied as soon as so m
 
 
 class Upkeep:
-    """Owned by the event loop; one a shard's host."""
+    """Owned by the event loop; one a copy's host. What it writes into the log, only a master does."""
 
-    def __init__(self, host: ShardHost) -> None:
+    def __init__(self, host: CopyHost) -> None:
         self._host, self._shard, self._shop = host, host.shard, host.shop
         self._want_load = asyncio.Event()
+        self._loading = asyncio.Lock()  # one load at a time
+        self._timer_job = asyncio.Lock()  # one cascade, flush or cleaning of the TimerLog at a time
         self._wanted = asyncio.Event()
         self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
         self._checkpoint_task: asyncio.Task[None] | None = None
@@ -79,7 +83,8 @@ class Upkeep:
     async def _load_loop(self) -> None:
         while True:
             if self._shard.wants_load(self._shop.clock.now_ms()):
-                await self.load()
+                async with self._loading:
+                    await self.load()
             else:
                 await _wait(self._want_load, 1.0)
 
@@ -90,13 +95,29 @@ class Upkeep:
         job = shard.index.begin_load(shard.load_target(self._shop.clock.now_ms()), room)
         if job is None:
             return
+        await self._run_load(job)
+        self._host.alarm()
+
+    async def load_past(self, mark: Pair) -> None:
+        """Load the due window past the mark of a master's tick: a slave follows, whatever its own clock says."""
+        index = self._shard.index
+        async with self._loading:
+            while index.window.bound <= mark:
+                while index.minute_bound_ms <= mark.due:
+                    await self._cascade()
+                end = mark.due - mark.due % MINUTE_MS + MINUTE_MS
+                job = index.begin_load(end, self._shard.config.window_budget)
+                if job is None:
+                    raise Damaged(f"can't load the due window past {mark}: its bound is {index.window.bound}")
+                await self._run_load(job)
+
+    async def _run_load(self, job: LoadJob) -> None:
         try:
             await self._host.off_loop(job.run)
         except BaseException:
-            shard.index.end_capture(job.capture)
+            self._shard.index.end_capture(job.capture)
             raise
-        shard.index.finish_load(job)
-        self._host.alarm()
+        self._shard.index.finish_load(job)
 
     # ------------------------------------------------------------ one after the other
     async def _maintain_loop(self) -> None:
@@ -107,22 +128,24 @@ class Upkeep:
             if self._checkpoint_due():
                 await self._checkpoint()
                 continue
-            await self._free()
+            if self._host.leads:
+                await self._free()
             if shard.index.clean_due() and await self._clean_step():
                 continue
             shard.index.window.settle()  # now, not when a herd is due
             await _wait(self._wanted, MAINTAIN_SECONDS)
 
     async def _cascade(self) -> None:
-        job = self._shard.index.begin_cascade()
-        if job is None:
-            return
-        try:
-            await self._host.off_loop(job.run)
-        except BaseException:
-            self._shard.index.end_capture(job.capture)
-            raise
-        self._shard.index.finish_cascade(job)
+        async with self._timer_job:
+            job = self._shard.index.begin_cascade()
+            if job is None:
+                return
+            try:
+                await self._host.off_loop(job.run)
+            except BaseException:
+                self._shard.index.end_capture(job.capture)
+                raise
+            self._shard.index.finish_cascade(job)
         self._want_load.set()
 
     # ------------------------------------------------------------ checkpoints
@@ -147,7 +170,7 @@ class Upkeep:
     async def persist(self, *, copy_wheels: bool) -> None:
         """Write a checkpoint, and a copy of the wheels when it is time for one."""
         host, shard, files = self._host, self._shard, self._shop.files
-        async with self._shop.checkpoints:
+        async with self._shop.checkpoints, self._timer_job:
             job = persist.begin_checkpoint(files, host.directory, shard)
             self._tell_flushing()
             await host.written(job.log_offset)
@@ -185,32 +208,39 @@ class Upkeep:
 
     # ------------------------------------------------------------ freeing disk
     async def _free(self) -> None:
+        await self._host.may_append()
         shard, now = self._shard, self._shop.clock.now_ms()
         if shard.consumers.expire_dead(now):
             self._host.changed()
         small = time.monotonic() - self._trimmed > TRIM_SECONDS
         end, more = shard.log_end, True
         while more:
-            more = shard.freeing.trim(now, shard.checkpointed, small=small)
+            more = shard.freeing.trim(now, self._host.needed_from(), small=small)
             if shard.log_end > end:
                 self._trimmed, end = time.monotonic(), shard.log_end
                 self._host.changed()
-                await self._host.committed(end)
+                await self._host.written(end)
+        shard.freeing.roll(now, self._share())
         segments = self._to_empty(now)
         if len(segments):
             await self._empty(segments)
 
+    def _share(self) -> float | None:
+        """What may be needed of a segment that is emptied at any age; None: as configured."""
+        return TIGHT_SHARE if self._shop.disk_tight() else None
+
     def _to_empty(self, now_ms: int) -> Records:
-        """The emptiest segments worth it, as many as are emptied at once."""
-        tight = self._shop.disk_tight()
-        candidates = self._shard.freeing.mostly_dead(
-            self._shard.checkpointed, now_ms, share=TIGHT_SHARE if tight else None
-        )
+        """The emptiest segments worth it, as many as are emptied at once; else small ones that are joined."""
+        freeing, limit = self._shard.freeing, self._host.needed_from()
+        share = self._share()
+        candidates = freeing.mostly_dead(limit, now_ms, share)
         now = time.monotonic()
         self._not_before = {base: at for base, at in self._not_before.items() if at > now}
         self._kept = {base: at for base, at in self._kept.items() if at >= self._shard.queue.start}
         left = [*self._not_before, *self._kept]
         found = candidates[~np.isin(candidates["base"], left)][:EMPTY_SEGMENTS] if left else candidates[:EMPTY_SEGMENTS]
+        if not len(found) and share is None:
+            found = freeing.joinable(limit, now_ms, left)
         size = np.cumsum(found["bytes"] + COLUMN_BYTES * found["count"])
         return found[: max(1, int(np.searchsorted(size, EMPTY_BYTES, "right")))]
 
@@ -225,16 +255,17 @@ class Upkeep:
                 with suppress(Trimmed):  # it went while it was looked at
                     await host.off_loop(job.run)
                 self._kept |= job.kept
+                await host.may_append()
                 if cleaning.relocate(shard, job, self._shop.clock.now_ms()):
                     host.changed()
-                    await host.committed(shard.log_end)
+                    await host.written(shard.log_end)
             finally:
                 cleaning.end_emptying(shard, job)
 
     async def _clean_step(self) -> bool:
         """A step of cleaning the TimerLog; False when there was nothing to clean."""
         shard = self._shard
-        async with self._shop.checkpoints:
+        async with self._shop.checkpoints, self._timer_job:
             job = shard.index.begin_clean()
             if job is None:
                 return False

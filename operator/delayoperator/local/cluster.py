@@ -17,12 +17,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from delaynode.registry.model import Durability, TopicSpec
+from delaynode.registry.model import Delivery, Durability, TopicSpec
 from delaynode.registry.port import RegistryError, Unavailable
 from delaynode.registry.sqlite import SqliteRegistry
 
@@ -30,8 +30,10 @@ from delayoperator.local import ports, wishes
 from delayoperator.local.events import Events
 from delayoperator.local.supervise import STOP_TIMEOUT_S, Supervisor
 from delayoperator.loop import ControlLoop, Log
+from delayoperator.probe import GrpcProber
 
 NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
+WRITERS = 32  # compare-and-swaps at a time: they share the registry's transactions, thus its fsyncs
 EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row won't
 LOG_TAIL_BYTES = 2_000
 
@@ -41,9 +43,9 @@ class LocalClusterError(Exception):
 
 
 class LocalCluster:
-    """See the module. `nodes`, `durability`, `horizon_days`: None = as the directory has it, else the default.
+    """See the module. A wish that is None: as the directory has it, else the default.
 
-    port: gRPC at port, port + 1, ... and HTTP at port + 100, ...; 0 = any free ones.
+    port: gRPC at port, port + 1, ..., HTTP at port + 100, ..., among themselves at port + 200, ...; 0 = any free ones.
     on_event: gets every event (node-started, node-died, node-restarted, ...), from other threads.
     node_command: the node's program; its options are appended.
     """
@@ -57,12 +59,24 @@ class LocalCluster:
         port: int = 0,
         durability: Durability | None = None,
         horizon_days: int | None = None,
+        replicas: int | None = None,
+        min_in_sync: int | None = None,
+        delivery: Delivery | None = None,
+        lease_seconds: int | None = None,
         on_event: Log | None = None,
         node_command: Sequence[str] = NODE_COMMAND,
     ) -> None:
         self._data = data.resolve()
-        self._asked_nodes, self._asked_topics = nodes, tuple(topics)
-        self._asked_durability, self._asked_horizon_days = durability, horizon_days
+        self._asked = wishes.Wishes(
+            nodes=nodes,
+            topics=tuple(topics),
+            durability=durability,
+            horizon_days=horizon_days,
+            replicas=replicas,
+            min_in_sync=min_in_sync,
+            delivery=delivery,
+            lease_seconds=lease_seconds,
+        )
         self._port = port
         self._on_event: Log = on_event or (lambda event: None)
         self._node_command = tuple(node_command)
@@ -104,16 +118,10 @@ class LocalCluster:
 
     def _prepare(self) -> None:
         found = self.registry.read_cluster()
-        self.wishes = wishes.merge(
-            None if found is None else found.spec,
-            nodes=self._asked_nodes,
-            topics=self._asked_topics,
-            durability=self._asked_durability,
-            horizon_days=self._asked_horizon_days,
-        )
-        self._grpc_ports, self._http_ports = ports.choose(self._port, self.wishes.nodes)
+        self.wishes = wishes.merge(None if found is None else found.spec, self._asked)
+        self._ports = ports.choose(self._port, self.wishes.nodes)
         # Nodes of a supervisor that was killed a moment ago may still be dying.
-        ports.await_unused([*self._grpc_ports, *self._http_ports], timeout_s=1.0)
+        ports.await_unused(self._ports.all, timeout_s=1.0)
         if found is None or found.spec != self.wishes:
             self.registry.put_cluster(self.wishes, None if found is None else found.version)
         logs = self._data / "logs"
@@ -144,11 +152,16 @@ class LocalCluster:
     @property
     def endpoints(self) -> list[str]:
         """gRPC addresses, a node each, in the order of the node ids."""
-        return [f"{ports.HOST}:{port}" for port in self._grpc_ports]
+        return [f"{ports.HOST}:{port}" for port in self._ports.grpc]
 
     @property
     def http(self) -> list[str]:
-        return [f"{ports.HOST}:{port}" for port in self._http_ports]
+        return [f"{ports.HOST}:{port}" for port in self._ports.http]
+
+    @property
+    def peers(self) -> list[str]:
+        """Where the nodes reach each other, TCP and UDP."""
+        return [f"{ports.HOST}:{port}" for port in self._ports.peer]
 
     @property
     def pids(self) -> dict[str, int]:
@@ -162,8 +175,33 @@ class LocalCluster:
         """
         return self._supervisor.signal(node, signum)
 
+    def restart_each(
+        self,
+        on_step: Callable[[str], None] | None = None,
+        timeout_s: float = 120.0,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Restarts the nodes one after the other, each once all shards have all their copies in sync: nobody's pause
+        is longer than a switchover. on_step: gets the id of each node that is back. given_up: stop waiting, and return.
+
+        Raises LocalClusterError when a node does not come back in time; the others are left as they are then.
+        """
+        for node in self.wishes.node_ids:
+            self.wait_ready(timeout_s, given_up)
+            if given_up():
+                return
+            before = self._supervisor.signal(node, signal.SIGTERM)
+            deadline_s = time.monotonic() + timeout_s
+            while self._supervisor.pids.get(node, before) == before and not given_up():
+                if time.monotonic() > deadline_s:
+                    raise LocalClusterError(f"{node} (pid {before}) did not stop within {timeout_s:.0f} s of SIGTERM")
+                time.sleep(0.03)
+            self.wait_ready(timeout_s, given_up)
+            if on_step is not None and not given_up():
+                on_step(node)
+
     def unready(self) -> list[str]:
-        """Why not every shard is served by the present processes, a sentence each; empty when all are.
+        """Why not every shard is served by the present processes, with all its copies in sync, a sentence each.
 
         Raises LocalClusterError when a node does not stay up.
         """
@@ -179,13 +217,13 @@ class LocalCluster:
         faults = down + wishes.unmet(self.wishes, shards, leases, dict(self._former))
         if faults:
             return faults
-        deaf = [port for port in (*self._grpc_ports, *self._http_ports) if not ports.accepts(port)]
+        deaf = [port for port in (*self._ports.grpc, *self._ports.http) if not ports.accepts(port)]
         return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda: False) -> None:
         """Returns once every shard is served. Raises LocalClusterError, which says what is missing, when late."""
         deadline_s = time.monotonic() + timeout_s
-        while faults := self.unready():
+        while (faults := self.unready()) and not given_up():
             if time.monotonic() > deadline_s:
                 shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
                 raise LocalClusterError(f"not ready after {timeout_s:.0f} s: {shown}. Logs: {self._data / 'logs'}")
@@ -214,6 +252,7 @@ class LocalCluster:
             "--registry": f"sqlite:{self._data / 'registry.db'}",
             "--listen": self.endpoints[number],
             "--http": self.http[number],
+            "--peer": self.peers[number],
             "--durability": self.wishes.durability.value.lower(),
         }
         return (*self._node_command, *(part for option in options.items() for part in option))
@@ -227,7 +266,7 @@ class LocalCluster:
 
     def _run_loop(self) -> None:
         while not self._stop_loop.is_set():
-            loop = ControlLoop(self.registry, _new_uid, self._operator_events)
+            loop = ControlLoop(self.registry, _new_uid, self._operator_events, prober=GrpcProber(), writers=WRITERS)
             try:
                 loop.run(self._stop_loop)
             except Exception as error:  # a cluster without its operator must be heard of, and gets a new one

@@ -7,23 +7,39 @@ import random
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 HOST = "127.0.0.1"
 HTTP_OFFSET = 100
+PEER_OFFSET = 200
 
 
 class PortInUse(Exception):
     """Another process listens there; says which port."""
 
 
-def choose(port: int, nodes: int) -> tuple[list[int], list[int]]:
-    """gRPC and HTTP ports, a node each: port, port + 1, ... and port + 100, port + 101, ...; for 0 any free ones."""
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A port for each node, in the order of the node ids."""
+
+    grpc: tuple[int, ...]
+    http: tuple[int, ...]
+    peer: tuple[int, ...]  # of the nodes among themselves, TCP and UDP
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return (*self.grpc, *self.http, *self.peer)
+
+
+def choose(port: int, nodes: int) -> Ports:
+    """gRPC at port, port + 1, ...; HTTP at port + 100, ...; among the nodes port + 200, ...; for 0 any free ones."""
     if port == 0:
-        free = _free(2 * nodes)
-        return free[:nodes], free[nodes:]
-    if nodes > HTTP_OFFSET or port < 0 or port + HTTP_OFFSET + nodes > 65_536:
+        free = _free(3 * nodes)
+        return Ports(free[:nodes], free[nodes : 2 * nodes], free[2 * nodes :])
+    if nodes > HTTP_OFFSET or port < 0 or port + PEER_OFFSET + nodes > 65_536:
         raise ValueError(f"{nodes} nodes from port {port} on: at most {HTTP_OFFSET} nodes, ports up to 65535")
-    return [port + number for number in range(nodes)], [port + HTTP_OFFSET + number for number in range(nodes)]
+    numbers = range(nodes)
+    return Ports(*(tuple(port + offset + it for it in numbers) for offset in (0, HTTP_OFFSET, PEER_OFFSET)))
 
 
 def await_unused(ports: Sequence[int], timeout_s: float) -> None:
@@ -46,9 +62,15 @@ def accepts(port: int) -> bool:
 
 
 def _unused(port: int) -> bool:
-    with socket.socket() as probe:
+    # TCP and UDP: beacons are datagrams.
+    return all(_bindable(port, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
+
+
+def _bindable(port: int, kind: socket.SocketKind) -> bool:
+    with socket.socket(type=kind) as probe:
         # Connections of an earlier server that linger in TIME_WAIT are no listener.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if kind is socket.SOCK_STREAM:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -56,11 +78,11 @@ def _unused(port: int) -> bool:
     return True
 
 
-def _free(count: int) -> list[int]:
+def _free(count: int) -> tuple[int, ...]:
     # Not from the kernel's ephemeral range: there a client's outgoing connection could take the port of a node that
     # is just being restarted.
     candidates = random.sample(range(15_000, 32_000), 1_000)
-    free = list(itertools.islice((port for port in candidates if _unused(port)), count))
+    free = tuple(itertools.islice((port for port in candidates if _unused(port)), count))
     if len(free) < count:
         raise PortInUse(f"no {count} free ports between 15000 and 32000")
     return free

@@ -146,7 +146,8 @@ class Supervisor:
     def _stop_all(self) -> None:
         running = {node: it.process for node, it in self._nodes.items() if it.process and it.process.poll() is None}
         for process in running.values():
-            process.send_signal(signal.SIGTERM)
+            # SIGTERM would have each hand its masters over first, to nodes that end too.
+            process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGCONT)  # a process that somebody stopped hears nothing else
         while any(process.poll() is None for process in running.values()):
             with self._changed:

@@ -1,25 +1,32 @@
 """The planner: pure functions from what is wanted and what is seen to what is to be done."""
 
 from delayoperator.plan.planner import plan
+from delayoperator.plan.questions import Questions, questions
 from delayoperator.plan.world import (
     Action,
+    ChangeSpec,
     CopyView,
     CreateShard,
     Liveness,
     NodeView,
     Observed,
+    Role,
     SetConditions,
     StartReign,
 )
 
 __all__ = [
     "Action",
+    "ChangeSpec",
     "CopyView",
     "CreateShard",
     "Liveness",
     "NodeView",
     "Observed",
+    "Questions",
+    "Role",
     "SetConditions",
     "StartReign",
     "plan",
+    "questions",
 ]

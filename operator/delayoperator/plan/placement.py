@@ -1,7 +1,8 @@
-"""Where a new shard's replicas go.
+"""Where replicas go: of new shards, and of those that need another node.
 
 A topic's queues are spread first: a topic's load comes in waves (a herd hits all its queues at once), so two of its
-queues on one node cost more than one node with a shard more. Within that the emptiest nodes are taken.
+queues on one node cost more than one node with a shard more. Within that the emptiest nodes are taken. The first node
+of a list is to be the shard's master whenever it can, so that masters stay where people and planner put them.
 """
 
 from __future__ import annotations
@@ -12,43 +13,69 @@ from collections.abc import Iterable, Sequence, Set
 from delaynode.registry.model import ShardSpec
 
 
+def wanted(shard: ShardSpec) -> tuple[str, ...]:
+    """The nodes that are to have this shard's copies, the one that is to be its master first."""
+    return shard.replicas if shard.target is None else shard.target
+
+
 class Placement:
-    """Counts of what is where, moved on with each shard placed. Nodes in `avoid` are taken only when others run out."""
+    """Counts of what is to be where, moved on with each decision.
+
+    Nodes in `avoid` get new shards only when others run out, and never a copy of a shard that exists.
+    """
 
     def __init__(self, shards: Iterable[ShardSpec], nodes: Sequence[str], *, avoid: Set[str] = frozenset()) -> None:
         self._order = {node: place for place, node in enumerate(nodes)}
         self._avoid = avoid
-        self._replicas: Counter[str] = Counter()
-        self._masters: Counter[str] = Counter()
+        self.replicas: Counter[str] = Counter()
+        self.masters: Counter[str] = Counter()
         self._topic_replicas: Counter[tuple[str, str]] = Counter()
         self._topic_masters: Counter[tuple[str, str]] = Counter()
         for shard in shards:
-            self._count(shard.topic, shard.replicas, shard.master or shard.replicas[0])
+            self.count(shard.topic, wanted(shard))
 
     def place(self, topic: str, replicas: int) -> tuple[str, ...]:
         """Node ids for one more shard, no node twice; the first is to be its master.
 
         Fewer than `replicas` when there are fewer nodes. Ties go by the order of the nodes.
         """
-
-        def replica_load(node: str) -> tuple[int, int, int]:
-            return self._topic_replicas[topic, node], self._replicas[node], self._order[node]
-
-        def master_load(node: str) -> tuple[bool, int, int, tuple[int, int, int]]:
-            return node in self._avoid, self._topic_masters[topic, node], self._masters[node], replica_load(node)
-
-        def slave_load(node: str) -> tuple[bool, tuple[int, int, int]]:
-            return node in self._avoid, replica_load(node)
-
-        master = min(self._order, key=master_load)
-        slaves = sorted((node for node in self._order if node != master), key=slave_load)
-        placed = (master, *slaves[: replicas - 1])
-        self._count(topic, placed, master)
+        first = min(self._order, key=lambda node: (node in self._avoid, self._master_load(topic, node)))
+        others = sorted(
+            (node for node in self._order if node != first),
+            key=lambda node: (node in self._avoid, self.replica_load(topic, node)),
+        )
+        placed = (first, *others[: replicas - 1])
+        self.count(topic, placed)
         return placed
 
-    def _count(self, topic: str, replicas: tuple[str, ...], master: str) -> None:
-        self._masters[master] += 1
-        self._topic_masters[topic, master] += 1
-        for node in replicas:
-            self._replicas[node] += 1
-            self._topic_replicas[topic, node] += 1
+    def another(self, topic: str, taken: Iterable[str], *, master: bool) -> str | None:
+        """The best node that may get a copy and is not among `taken`; None when there is none."""
+        load = self._master_load if master else self.replica_load
+        free = (node for node in self._order if node not in self._avoid and node not in set(taken))
+        return min(free, key=lambda node: load(topic, node), default=None)
+
+    def usable(self) -> list[str]:
+        """The nodes that may get copies."""
+        return [node for node in self._order if node not in self._avoid]
+
+    def crowding(self, topic: str, node: str, other: str) -> int:
+        """How many copies of the topic `node` has more than `other`."""
+        return self._topic_replicas[topic, node] - self._topic_replicas[topic, other]
+
+    def replica_load(self, topic: str, node: str) -> tuple[int, int, int]:
+        return self._topic_replicas[topic, node], self.replicas[node], self._order[node]
+
+    def _master_load(self, topic: str, node: str) -> tuple[int, int, tuple[int, int, int]]:
+        return self._topic_masters[topic, node], self.masters[node], self.replica_load(topic, node)
+
+    def count(self, topic: str, nodes: Sequence[str], by: int = 1) -> None:
+        """Adds a shard's copies, or takes them away (by = -1)."""
+        self.masters[nodes[0]] += by
+        self._topic_masters[topic, nodes[0]] += by
+        for node in nodes:
+            self.replicas[node] += by
+            self._topic_replicas[topic, node] += by
+
+    def move(self, topic: str, old: Sequence[str], new: Sequence[str]) -> None:
+        self.count(topic, old, -1)
+        self.count(topic, new)

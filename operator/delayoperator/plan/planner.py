@@ -6,14 +6,20 @@ that nothing is left to do until the world changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from delaynode.registry.model import ClusterSpec, Condition, ConditionType, ShardObject, shard_name
+from delaynode.registry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
 
+from delayoperator.plan import balance
+from delayoperator.plan.moving import Held, Step, begins, next_step
 from delayoperator.plan.placement import Placement
-from delayoperator.plan.reign import Decision, Promote, Refuse, Wait, decide_reign
-from delayoperator.plan.world import Action, CreateShard, Liveness, Observed, SetConditions, StartReign
+from delayoperator.plan.reign import Decision, Keep, Promote, Refuse, Wait, decide_reign
+from delayoperator.plan.standing import Standing, standings
+from delayoperator.plan.world import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartReign
+
+MAX_MOVES = 8  # copies on their way at a time: they share the disks and the network with the clients
+MAX_SWITCHOVERS = 64  # at a time: each pauses its shard for a moment
 
 
 def plan(desired: ClusterSpec, observed: Observed) -> list[Action]:
@@ -22,8 +28,11 @@ def plan(desired: ClusterSpec, observed: Observed) -> list[Action]:
 
 def _missing_shards(desired: ClusterSpec, observed: Observed) -> Iterator[Action]:
     exists = {shard.name for shard in observed.shards}
-    dead = {node for node in desired.node_ids if observed.node(node).liveness is Liveness.DEAD}
-    placement = Placement((shard.spec for shard in observed.shards), desired.node_ids, avoid=dead)
+    views = {node: observed.node(node) for node in desired.node_ids}
+    unwelcome = {node for node, view in views.items() if view.liveness is Liveness.DEAD or view.stopping}
+    placement = Placement(
+        (shard.spec for shard in observed.shards), desired.node_ids, avoid=unwelcome.union(desired.drained)
+    )
     for topic in desired.topics:
         for queue in range(topic.queues):
             name = shard_name(topic.name, queue)
@@ -35,33 +44,106 @@ def _missing_shards(desired: ClusterSpec, observed: Observed) -> Iterator[Action
 
 
 def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]:
+    standing: list[ShardObject] = []
     for shard in observed.shards:
-        decision = decide_reign(shard, observed)
-        if isinstance(decision, Promote):
-            # A switchover asked of the old master ends with its reign.
-            spec = replace(
-                shard.spec,
-                master=decision.node,
-                epoch=shard.spec.epoch + 1,
-                incarnation=decision.incarnation,
-                switchover=None,
-            )
-            yield StartReign(shard, spec, f"{decision.reason}; epoch {spec.epoch} begins")
+        decision = decide_reign(desired, shard, observed)
+        if isinstance(decision, Keep):
+            standing.append(shard)
+        elif isinstance(decision, Promote):
+            yield _reign(desired, shard, decision)
+        else:
+            yield from _said(desired, shard, decision, None)
+    yield from _standing_actions(desired, standing, observed)
+
+
+def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote) -> Action:
+    spec = replace(
+        shard.spec,
+        master=choice.node,
+        epoch=shard.spec.epoch + 1,
+        incarnation=choice.incarnation,
+        switchover=None,  # what was asked of the old master ends with its reign
+        leaving=tuple(node for node in shard.spec.leaving if node != choice.node),
+    )
+    risks = _risks(choice, spec.epoch)
+    if risks != [it for it in _unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:
+        # Said first: once the reign has begun nothing shows any more what it may have cost.
+        conditions = (*risks, *_surplus(desired, shard))
+        return SetConditions(shard, conditions, choice.risk.message if choice.risk else "nothing is risked after all")
+    return StartReign(shard, spec, f"{choice.reason}; epoch {spec.epoch} begins")
+
+
+def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], observed: Observed) -> Iterator[Action]:
+    load = Placement(
+        (shard.spec for shard in observed.shards), desired.node_ids, avoid=balance.unplaceable(desired, observed)
+    )
+    served = [it for it in shards if it.status is not None and it.status.serving_epoch == it.spec.epoch]
+    leads = balance.leads(desired, served, observed, load)
+    aims = balance.aims(desired, [shard for shard in served if shard.name not in leads], observed, load)
+    moves = sum(_is_moving(shard, observed) for shard in observed.shards)
+    switchovers = sum(shard.spec.switchover is not None for shard in observed.shards)
+    for shard in shards:
+        lead, aim = leads.get(shard.name), aims.get(shard.name)
+        if lead is not None and switchovers < MAX_SWITCHOVERS:
+            switchovers += 1
+            yield ChangeSpec(shard, replace(shard.spec, switchover=Switchover(lead.to)), lead.reason)
             continue
-        conditions = (*_blocked(shard, decision), *_surplus(desired, shard))
-        if conditions != tuple(replace(condition, since_ms=0) for condition in shard.conditions):
-            reason = "; ".join(condition.message for condition in conditions) or "what was wrong is over"
-            yield SetConditions(shard, conditions, reason)
+        if isinstance(aim, balance.Aim):
+            reason = f"{aim.reason}: copies are to be on {', '.join(aim.target)}"
+            yield ChangeSpec(shard, replace(shard.spec, target=aim.target), reason)
+            continue
+        step = next_step(shard, observed, load, may_begin=moves < MAX_MOVES)
+        if isinstance(step, Step):
+            moves += begins(shard)
+            yield ChangeSpec(shard, step.spec, step.reason)
+            continue
+        yield from _said(desired, shard, Keep(), step or aim or _unsure(shard, observed))
 
 
-def _blocked(shard: ShardObject, decision: Decision) -> Iterator[Condition]:
+def _is_moving(shard: ShardObject, observed: Observed) -> bool:
+    """A copy of it is on its way. One whose node is away holds up nobody else."""
+    target = shard.spec.target
+    if target is None or begins(shard):
+        return False
+    return all(observed.node(node).liveness is not Liveness.DEAD for node in target)
+
+
+def _unsure(shard: ShardObject, observed: Observed) -> Wait | None:
+    """Whether what was said about a move may still be true: somebody gave no answer."""
+    spec = shard.spec
+    if spec.switchover is None and spec.target is None:
+        return None
+    return Wait() if Standing.UNCERTAIN in standings(shard, observed).values() else None
+
+
+def _said(
+    desired: ClusterSpec, shard: ShardObject, decision: Decision, held: Held | Wait | None
+) -> Iterator[SetConditions]:
+    """The conditions as they should be, where they are not."""
+    before = _unstamped(shard)
+    conditions = [it for it in before if it.type is ConditionType.RISKED and it.epoch == shard.spec.epoch]
     if isinstance(decision, Refuse):
-        yield Condition(ConditionType.BLOCKED, decision.reason, decision.message)
+        conditions.append(Condition(ConditionType.BLOCKED, decision.reason, decision.message))
     elif isinstance(decision, Wait):
         # Nothing new is known, so what was said before stands.
-        for condition in shard.conditions:
-            if condition.type is ConditionType.BLOCKED:
-                yield replace(condition, since_ms=0)
+        conditions += [it for it in before if it.type in (ConditionType.BLOCKED, ConditionType.HELD)]
+    if isinstance(held, Held):
+        conditions.append(Condition(ConditionType.HELD, held.reason, held.message))
+    elif isinstance(held, Wait):
+        conditions += [it for it in before if it.type is ConditionType.HELD]
+    conditions += _surplus(desired, shard)
+    if tuple(conditions) != before:
+        reason = "; ".join(condition.message for condition in conditions) or "what was wrong is over"
+        yield SetConditions(shard, tuple(conditions), reason)
+
+
+def _unstamped(shard: ShardObject) -> tuple[Condition, ...]:
+    return tuple(replace(condition, since_ms=0) for condition in shard.conditions)
+
+
+def _risks(choice: Promote, epoch: int) -> list[Condition]:
+    risk = choice.risk
+    return [] if risk is None else [Condition(ConditionType.RISKED, risk.reason, risk.message, epoch=epoch)]
 
 
 def _surplus(desired: ClusterSpec, shard: ShardObject) -> Iterator[Condition]:

@@ -17,22 +17,47 @@ class Liveness(Enum):
     UNCERTAIN = "uncertain"  # no lease yet, or not watched for long enough
 
 
+class Role(Enum):
+    """What a copy is in its process."""
+
+    OPENING = "opening"  # of its log nothing is known yet
+    SLAVE = "slave"
+    CANDIDATE = "candidate"
+    MASTER = "master"
+    FETCHING = "fetching"  # no copy of its own yet
+    DAMAGED = "damaged"
+    LEAVING = "leaving"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node as its lease shows it; without a lease the incarnation is None."""
 
     liveness: Liveness
     incarnation: str | None = None
+    stopping: bool = False  # asked to end: hands its masters over, gets nothing new
+    gone: bool = False  # dead for so long that its replicas are to be replaced
+    settled: bool = True  # the process is not new: what went with its start is over
+    silent: bool = False  # has not answered ReplicaStatus for seconds, though asked
 
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """One replica's answer to ReplicaStatus. A replica that did not answer has no CopyView."""
+    """One replica's answer to ReplicaStatus. A replica that did not answer, or has no directory, has no CopyView."""
 
-    copy_id: str
+    entry: str  # as status.in_sync names it; "" while it is being fetched
+    incarnation: str  # of the process that answered
     epoch: int  # the highest that it has persisted
+    log_epoch: int  # of the log's last frame
     log_end: int  # CommitLog offset, bytes
-    damaged: bool = False
+    committed: int = 0  # known to be committed up to this log offset
+    damaged: str | None = None  # why it is of no use
+    role: Role = Role.SLAVE
+    serving_epoch: int = 0  # of a master
+    transfer_done: int = 0  # bytes, while fetching
+    transfer_total: int = 0
+    kept_epoch: int = 0  # of the newest status that the copy keeps; 0: none
+    kept_in_sync: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +65,9 @@ class Observed:
     shards: tuple[ShardObject, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)  # by node id
     copies: Mapping[tuple[str, str], CopyView] = field(default_factory=dict)  # by (shard name, node id)
+    # By node id, the incarnation that answered, where it named all it has: another shard has no directory there.
+    answered: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)  # by node id: why no master should be chosen there
 
     def node(self, node: str | None) -> NodeView:
         """A node nobody has seen is uncertain."""
@@ -66,10 +94,19 @@ class StartReign:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeSpec:
+    """Anything else in the operator's part: where copies are to be, who is asked to hand over to whom."""
+
+    shard: ShardObject
+    spec: ShardSpec  # the new one, of the same reign
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetConditions:
     shard: ShardObject
     conditions: tuple[Condition, ...]  # all of them
     reason: str
 
 
-Action = CreateShard | StartReign | SetConditions
+Action = CreateShard | StartReign | ChangeSpec | SetConditions

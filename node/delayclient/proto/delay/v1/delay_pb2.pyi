@@ -89,18 +89,20 @@ class TopicRoute(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., max_delay_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRoute, _Mapping]]] = ...) -> None: ...
 
 class QueueRoute(_message.Message):
-    __slots__ = ("queue", "uid", "epoch", "node", "endpoint")
+    __slots__ = ("queue", "uid", "epoch", "node", "endpoint", "readable")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    READABLE_FIELD_NUMBER: _ClassVar[int]
     queue: int
     uid: int
     epoch: int
     node: str
     endpoint: str
-    def __init__(self, queue: _Optional[int] = ..., uid: _Optional[int] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    readable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, queue: _Optional[int] = ..., uid: _Optional[int] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., endpoint: _Optional[str] = ..., readable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnqueueRequest(_message.Message):
     __slots__ = ("topic", "queue", "count", "time", "relative", "size", "key_hash", "tag_hash", "records", "producer_id", "number")
@@ -185,7 +187,7 @@ class ReceiveRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., invisible_ms: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., from_end: _Optional[bool] = ...) -> None: ...
 
 class MessageBatch(_message.Message):
-    __slots__ = ("uid", "count", "offset", "due", "seq", "size", "attempt", "records", "end_offset", "next_offset")
+    __slots__ = ("uid", "count", "offset", "due", "seq", "size", "attempt", "records", "end_offset", "next_offset", "behind_ms")
     UID_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +198,7 @@ class MessageBatch(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
     uid: int
     count: int
     offset: bytes
@@ -206,7 +209,8 @@ class MessageBatch(_message.Message):
     records: bytes
     end_offset: int
     next_offset: int
-    def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., offset: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., records: _Optional[bytes] = ..., end_offset: _Optional[int] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    behind_ms: int
+    def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., offset: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., records: _Optional[bytes] = ..., end_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ...) -> None: ...
 
 class AckRequest(_message.Message):
     __slots__ = ("topic", "queue", "group", "start", "end")
@@ -547,3 +551,77 @@ class AcceptClockResponse(_message.Message):
     moved_ms: int
     now_ms: int
     def __init__(self, moved_ms: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
+
+class ReplicaStatusRequest(_message.Message):
+    __slots__ = ("uid",)
+    UID_FIELD_NUMBER: _ClassVar[int]
+    uid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, uid: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReplicaStatusResponse(_message.Message):
+    __slots__ = ("node", "incarnation", "listed", "unfit", "copies")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    listed: bool
+    unfit: str
+    copies: _containers.RepeatedCompositeFieldContainer[ReplicaState]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., listed: _Optional[bool] = ..., unfit: _Optional[str] = ..., copies: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
+
+class ReplicaState(_message.Message):
+    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync")
+    class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ROLE_UNSPECIFIED: _ClassVar[ReplicaState.Role]
+        OPENING: _ClassVar[ReplicaState.Role]
+        SLAVE: _ClassVar[ReplicaState.Role]
+        CANDIDATE: _ClassVar[ReplicaState.Role]
+        MASTER: _ClassVar[ReplicaState.Role]
+        FETCHING: _ClassVar[ReplicaState.Role]
+        DAMAGED: _ClassVar[ReplicaState.Role]
+        LEAVING: _ClassVar[ReplicaState.Role]
+    ROLE_UNSPECIFIED: ReplicaState.Role
+    OPENING: ReplicaState.Role
+    SLAVE: ReplicaState.Role
+    CANDIDATE: ReplicaState.Role
+    MASTER: ReplicaState.Role
+    FETCHING: ReplicaState.Role
+    DAMAGED: ReplicaState.Role
+    LEAVING: ReplicaState.Role
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    SERVING_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEACON_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    KEPT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEPT_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    uid: int
+    entry: str
+    role: ReplicaState.Role
+    epoch: int
+    log_epoch: int
+    log_end: int
+    committed: int
+    damaged: str
+    serving_epoch: int
+    beacon_age_ms: int
+    transfer_done: int
+    transfer_total: int
+    kept_epoch: int
+    kept_in_sync: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ...) -> None: ...

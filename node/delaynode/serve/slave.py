@@ -1,0 +1,170 @@
+"""SlaveHost: a shard's copy that follows a master: stores what it is sent, applies what is committed.
+
+Only committed frames are applied, so the log can be cut to another master's without undoing anything, and this very
+Shard can be led from here: see Replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from delaynode.replicate.until import until
+from delaynode.serve.copyhost import DRAIN_SECONDS, CopyHost, Workshop
+from delaynode.store.commitlog import WriteBatch
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.frames import Frame, parse_tick
+from delaynode.store.shard import Shard
+from delaynode.store.types import Pair, Records
+
+KEPT_BYTES = 16 << 20  # of frames that are not applied yet; what is more is read from the file again
+APPLY_BYTES = 1 << 20  # applied at once: the event loop has other work too
+READ_BYTES = 4 << 20
+
+
+class SlaveHost(CopyHost):
+    """Follows from start() to end(). stored(): told whenever more of the log is stored, or applied."""
+
+    def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
+        super().__init__(shard, directory, shop)
+        self.stored: Callable[[], None] = lambda: None
+        self.known = shard.committed  # log offset: all before it is committed, wherever this log ends
+        self._frames: deque[Frame] = deque()  # not applied yet, a stretch without gaps, or empty
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._applying = asyncio.Lock()  # held while frames are applied; a cut waits for it
+        self.readable: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here; None: it is
+        self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
+        self._abreast_s = asyncio.get_running_loop().time()  # when all that is known to be committed was applied
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.upkeep.loops())]
+
+    async def end(self, why: str) -> None:
+        """Nothing runs or is being written when this returns; the Shard is as its committed frames made it."""
+        self._end(why)
+        await self._at_rest()
+        await self._end_mark()
+
+    async def stop(self) -> None:
+        """The node is stopping. A checkpoint makes the next start quick."""
+        await self.end("the shard's node is stopping")
+        if self.failure is None:
+            try:
+                await self.upkeep.persist(copy_wheels=True)
+            except (OSError, Damaged) as error:
+                self.fail(f"checkpoint: {error}", error)
+        await self._end_mark()
+
+    # ------------------------------------------------------------ the master's frames
+    def receive(self, data: memoryview) -> None:
+        """Whole frames that begin at the log's end. Raises BadFrame or Damaged and takes nothing."""
+        frames = self.shard.log.receive(data)
+        at = self._frames[-1].end if self._frames else self.shard.applied
+        if frames[0].offset == at and self._bytes + len(data) <= KEPT_BYTES:
+            self._frames.extend(frames)
+            self._bytes += len(data)
+        self.shop.syncer.mark(self)
+
+    def commit_to(self, offset: int) -> None:
+        """All before this log offset is committed."""
+        if offset > self.known:
+            self.known = offset
+            self._news.set()
+
+    async def cut(self, end: int) -> None:
+        """Drop the log from `end` on. Raises Damaged where something committed would go."""
+        async with self._applying:
+            log = self.shard.log
+            await until(lambda: not self.shop.syncer.busy(self), DRAIN_SECONDS)
+            if end < min(self.known, log.end) or end < self.shard.applied:  # `known` may lie beyond what is here
+                raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known} is committed")
+            self._frames.clear()
+            self._bytes = 0
+            log.forget_pending()  # here: a sync round must not take them while the file is cut
+            if log.end > end or log.written > log.synced:
+                await self.off_loop(lambda: log.cut(end))
+
+    def wrote(self, batch: WriteBatch) -> None:
+        self.shard.finish_writes(batch)
+        self._news.set()
+        self.stored()
+        if self.shard.log.pending:
+            self.shop.syncer.mark(self)
+
+    @property
+    def replaceable(self) -> bool:
+        return True
+
+    async def written(self, offset: int) -> None:
+        """What is applied is stored."""
+        if self.failure is not None or offset > self.durable:
+            raise self._refusal("it follows a master")
+
+    async def committed(self, offset: int) -> None:
+        await self.written(offset)
+
+    def check_serving(self) -> None:
+        super().check_serving()
+        why = self.readable()
+        if why is not None:
+            raise Refused("NOT_SERVING", f"shard {self.name} is not read from this copy: {why}")
+
+    def behind_ms(self) -> int:
+        if self.shard.applied >= self.known:
+            return self.unheard_ms()
+        applying_ms = int((asyncio.get_running_loop().time() - self._abreast_s) * 1000)
+        return max(self.unheard_ms(), applying_ms)
+
+    async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
+        self.check_serving()
+        if offset > self.shard.queue.visible:  # whoever asks has read further elsewhere
+            raise Refused("NOT_SERVING", f"shard {self.name}: this slave has queue offset {offset} not yet")
+        return await super().fetch(offset, most, most_bytes, wait_ms)
+
+    # ------------------------------------------------------------ applying
+    async def _apply_loop(self) -> None:
+        shard = self.shard
+        while True:
+            limit = min(self.known, self.durable)
+            if shard.applied >= limit:
+                if shard.applied >= self.known:
+                    self._abreast_s = asyncio.get_running_loop().time()
+                self._news.clear()
+                await self._news.wait()
+                continue
+            async with self._applying:
+                await self._apply(min(limit, self.durable))
+            self.stored()
+            await asyncio.sleep(0)
+
+    async def _apply(self, limit: int) -> None:
+        shard = self.shard
+        if self._frames and self._frames[0].offset != shard.applied:
+            self._frames.clear()
+        if not self._frames:
+            self._bytes = 0
+            await self._read_back()
+        taken = 0
+        while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES:
+            frame = self._frames[0]
+            if shard.needs_load(frame):
+                tick = parse_tick(frame)
+                await self.upkeep.load_past(Pair(tick.due, tick.seq))
+            self._frames.popleft()
+            self._bytes -= frame.end - frame.offset
+            taken += frame.end - frame.offset
+            self.waiting.released(one.rows for one in shard.commit(frame.offset))
+            shard.apply(frame)
+        self.waiting.released(one.rows for one in shard.commit(shard.applied))
+        self.upkeep.look(self.shop.clock.now_ms())
+
+    async def _read_back(self) -> None:
+        """The next frames to apply, out of the log's files."""
+        log, start = self.shard.log, self.shard.applied
+        data = await self.off_loop(lambda: log.read_raw(start, READ_BYTES))
+        if not data:
+            raise Damaged(f"{self.directory}: the log has nothing at {start}, which is committed")
+        self._frames.extend(log.parse_all(memoryview(data), start))
+        self._bytes = len(data)

@@ -1,0 +1,55 @@
+"""Yard: what the replicas of one process share, and the registry as they need it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
+from delaynode.replicate.peers import Peers
+from delaynode.replicate.promises import Promises
+from delaynode.serve.copyhost import Workshop
+from delaynode.store.shard import ShardConfig
+
+
+class ShardRegistry(Protocol):
+    """The registry, without blocking. Raises RegistryError."""
+
+    async def get_shard(self, name: str) -> ShardObject | None: ...
+
+    async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Yard:
+    """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, that may be sent at once."""
+
+    node: str
+    incarnation: str
+    data: str
+    boot_id: str
+    shop: Workshop
+    registry: ShardRegistry
+    peers: Peers
+    promises: Promises
+    transfers: asyncio.Semaphore
+    boot_ms: Callable[[], int]
+    cluster: Callable[[], ClusterSpec | None]
+    shard_config: Callable[[ShardSpec], ShardConfig]
+    release_rate: Callable[[ShardObject], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    """One shard's object, as its leader needs it."""
+
+    registry: ShardRegistry
+    name: str
+
+    async def get(self) -> ShardObject | None:
+        return await self.registry.get_shard(self.name)
+
+    async def write(self, status: ShardStatus, version: Version) -> Version:
+        return await self.registry.write_status(self.name, status, version)

@@ -1,0 +1,95 @@
+"""When the nodes are asked for their copies, and what is made of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from delaynode.registry.model import NodeLease
+
+from delayoperator.plan import CopyView, NodeView, Observed, Questions, questions
+from delayoperator.probe import NodeAnswer, Prober
+
+AGAIN_MS = 100  # somebody waits for a master and the world looks as before: a copy may have been opened since
+# Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
+KEPT_MS = 1_000  # an answer of this age does for a move under way
+SILENT_MS = 5_000  # without an answer for so long, though asked: that is said in a condition
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    answer: NodeAnswer
+    at_ms: int
+
+
+class Asking:
+    """Remembers what was said a moment ago, and since when a node has been asked in vain."""
+
+    def __init__(self, prober: Prober) -> None:
+        self._prober = prober
+        self._heard: dict[str, _Heard] = {}
+        self._in_vain_since_ms: dict[str, int] = {}
+        self._asked_ms: int | None = None
+        self._pause_ms = AGAIN_MS
+        self._questions: tuple[Observed, Questions] | None = None
+
+    def ask(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
+        """The world with what its nodes answer. None: it has not changed, and nothing is to be asked yet."""
+        wanted = self._wanted(seen)
+        pause_ms = self._pause_ms if wanted.now else KEPT_MS
+        due = self._asked_ms is None or now_ms - self._asked_ms >= pause_ms
+        asked = wanted.now | wanted.soon
+        if not changed and not (asked and due):
+            return None
+        self._pause_ms = AGAIN_MS if changed else min(2 * self._pause_ms, KEPT_MS)
+        # Where something has changed the answers may have too; but moves change something many times a second.
+        kept_ms = AGAIN_MS if changed else KEPT_MS
+        stale = {node for node in wanted.soon if (it := self._heard.get(node)) is None or now_ms - it.at_ms >= kept_ms}
+        self._put(wanted.now | stale, leases, now_ms)
+        return self._with_answers(seen, asked)
+
+    def _wanted(self, seen: Observed) -> Questions:
+        if self._questions is None or self._questions[0] != seen:
+            self._questions = seen, questions(seen)
+        return self._questions[1]
+
+    def _put(self, nodes: Set[str], leases: Sequence[NodeLease], now_ms: int) -> None:
+        if not nodes:
+            return
+        self._asked_ms = now_ms
+        answers = self._prober.ask([lease for lease in leases if lease.node in nodes])
+        for node in sorted(nodes):
+            if node in answers:
+                self._heard[node] = _Heard(answers[node], now_ms)
+                self._in_vain_since_ms.pop(node, None)
+            else:
+                self._heard.pop(node, None)
+                self._in_vain_since_ms.setdefault(node, now_ms)
+
+    def _with_answers(self, seen: Observed, asked: Set[str]) -> Observed:
+        for node in [node for node in self._in_vain_since_ms if node not in asked]:
+            del self._in_vain_since_ms[node]
+        answers = {
+            node: it.answer
+            for node, it in self._heard.items()
+            # Another process's answer, of before a restart or of after one that the lease does not show yet, is none.
+            if node in asked and it.answer.incarnation == seen.node(node).incarnation
+        }
+        copies: dict[tuple[str, str], CopyView] = {}
+        for shard in seen.shards:
+            for node in shard.spec.replicas:
+                copy = answers[node].copies.get(shard.spec.uid) if node in answers else None
+                if copy is not None:
+                    copies[shard.name, node] = copy
+        return replace(
+            seen,
+            nodes=self._silent(seen.nodes, asked),
+            copies=copies,
+            answered={node: answer.incarnation for node, answer in answers.items() if answer.listed},
+            unfit={node: answer.unfit for node, answer in answers.items() if answer.unfit},
+        )
+
+    def _silent(self, nodes: Mapping[str, NodeView], asked: Set[str]) -> Mapping[str, NodeView]:
+        latest_ms = self._asked_ms or 0
+        silent = {node for node, since_ms in self._in_vain_since_ms.items() if latest_ms - since_ms >= SILENT_MS}
+        return {node: replace(view, silent=node in silent) for node, view in nodes.items()}

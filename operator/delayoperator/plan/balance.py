@@ -1,0 +1,198 @@
+"""Which shards are to have other nodes, and which masters are to be elsewhere (DESIGN section 6).
+
+Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node is to be emptied; a
+node has nothing, or next to nothing. What works stays where it is: loads that merely differ are the rebalance job's
+matter, and a move asked for by people is not undone, for it leaves the nodes of each shard in the wished order.
+
+Aims are set for all shards at once; how many of them are under way at a time is the planner's to limit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from delaynode.registry.model import ClusterSpec, ShardObject
+
+from delayoperator.plan.moving import Held, successor
+from delayoperator.plan.placement import Placement, wanted
+from delayoperator.plan.standing import presumed_in_sync
+from delayoperator.plan.world import Liveness, Observed
+
+SHORT = 4  # a node with less than a SHORTth of its share is short of copies
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    target: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    to: str
+    reason: str
+
+
+def unplaceable(desired: ClusterSpec, seen: Observed) -> frozenset[str]:
+    """Nodes that get no copies of shards that exist: not known to live, about to end, or to be emptied."""
+    return frozenset(
+        node
+        for node in desired.node_ids
+        if seen.node(node).liveness is not Liveness.ALIVE or seen.node(node).stopping or node in desired.drained
+    )
+
+
+def aims(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement) -> dict[str, Aim | Held]:
+    """New targets by shard name, and what can't be had. Counts them in `load`. For shards whose reigns stand."""
+    found: dict[str, Aim | Held] = {}
+    for shard in sorted(shards, key=lambda shard: _urgency(desired, shard, seen)):
+        aim = _mended(desired, shard, seen, load)
+        if aim is not None:
+            found[shard.name] = aim
+    steady = [shard for shard in shards if shard.name not in found and shard.spec.target is None]
+    if calm(desired, seen):
+        found.update(_shares(steady, load))
+    return found
+
+
+def calm(desired: ClusterSpec, seen: Observed) -> bool:
+    """Time to move things for balance: nobody is away, about to be, or only just back."""
+    views = [seen.node(node) for node in desired.node_ids]
+    return all(view.gone or (view.liveness is Liveness.ALIVE and view.settled and not view.stopping) for view in views)
+
+
+def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement) -> dict[str, Lead]:
+    """Masters to be handed over, by shard name: away from nodes that are about to end, and, when all is calm, back to
+    where they were placed, from nodes that have at least two masters more."""
+    found: dict[str, Lead] = {}
+    masters: Counter[str] = Counter(shard.spec.master for shard in shards if shard.spec.master is not None)
+    quiet = calm(desired, seen)
+    for shard in shards:
+        spec, master = shard.spec, shard.spec.master
+        if spec.switchover is not None or master is None:
+            continue
+        if seen.node(master).stopping:
+            to = successor(shard, seen, load, spec.replicas)
+            if to is not None:
+                found[shard.name] = Lead(to, f"{master} is stopping: {to} takes over")
+                masters[master] -= 1
+                masters[to] += 1
+            continue
+        first = wanted(spec)[0]
+        if not quiet or spec.target is not None or first == master or masters[master] - masters[first] < 2:
+            continue
+        if successor(shard, seen, load, (first,)) is not None:
+            found[shard.name] = Lead(first, f"{master} has {masters[master]} masters, {first} {masters[first]}")
+            masters[master] -= 1
+            masters[first] += 1
+    return found
+
+
+def _urgency(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> int:
+    nodes = wanted(shard.spec)
+    if any(seen.node(node).gone for node in nodes):
+        return 0
+    return 1 if len(nodes) < desired.replicas else 2
+
+
+def _mended(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Placement) -> Aim | Held | None:
+    topic, nodes = shard.spec.topic, wanted(shard.spec)
+    begun = shard.spec.replicas
+    gone = [n for n in nodes if seen.node(n).gone or (n not in begun and seen.node(n).liveness is Liveness.DEAD)]
+    drained = [n for n in nodes if n in desired.drained and n not in gone]
+    if len(nodes) == desired.replicas and not gone and not drained:
+        return None
+    kept = _without_surplus(desired, shard, gone, drained, seen, load)
+    new: list[str] = []
+    for node in kept:
+        # A newcomer takes the place of the one that goes: the master's, where it is the first.
+        leaves = node in gone or node in drained
+        other = load.another(topic, {*nodes, *new}, master=node == kept[0]) if leaves else None
+        new.append(other or node)  # never fewer copies than before for want of a node
+    while len(new) < desired.replicas and (other := load.another(topic, {*nodes, *new}, master=not new)):
+        new.append(other)
+    if set(new) != set(nodes):
+        load.move(topic, nodes, new)
+        return Aim(tuple(new), _because(desired, nodes, gone, drained))
+    if any(seen.node(node).liveness is Liveness.UNCERTAIN for node in desired.node_ids):
+        return None  # there may be room
+    return Held("NoRoom", f"{_because(desired, nodes, gone, drained)}: no other node can take a copy")
+
+
+def _without_surplus(
+    desired: ClusterSpec,
+    shard: ShardObject,
+    gone: Sequence[str],
+    drained: Sequence[str],
+    seen: Observed,
+    load: Placement,
+) -> list[str]:
+    """The wished number of the present nodes at most, in their order: those that should go anyway are dropped first."""
+    spec = shard.spec
+    in_sync = presumed_in_sync(shard, seen)
+
+    def worth(node: str) -> tuple[bool, bool, bool, bool, tuple[int, int, int]]:
+        of_node = load.replica_load(spec.topic, node)
+        return node in gone, node in drained, node != spec.master, node not in in_sync, of_node
+
+    kept = sorted(wanted(spec), key=worth)[: desired.replicas]
+    return [node for node in wanted(spec) if node in kept]
+
+
+def _because(desired: ClusterSpec, nodes: Sequence[str], gone: Iterable[str], drained: Iterable[str]) -> str:
+    why = [f"{node} is lost" for node in gone] + [f"{node} is to be emptied" for node in drained]
+    if len(nodes) != desired.replicas:
+        why.append(f"{desired.replicas} copies are wanted, not {len(nodes)}")
+    return ", ".join(why)
+
+
+def _shares(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[str, Aim]]:
+    """Gives nodes that have next to nothing their share: of masters first, then of other copies."""
+    usable = load.usable()
+    if len(usable) < 2:
+        return
+    share = sum(load.replicas[node] for node in usable) // len(usable)
+    of_masters = sum(load.masters[node] for node in usable) // len(usable)
+    short = [node for node in usable if not load.replicas[node] or load.replicas[node] * SHORT < share]
+    if not short:
+        return
+    donors = _Donors(shards)
+    for node in short:
+        while load.replicas[node] < share:
+            as_master = load.masters[node] < of_masters
+            found = donors.take(node, load, as_master=as_master) or donors.take(node, load, as_master=not as_master)
+            if found is None:
+                break
+            shard, donor = found
+            old = wanted(shard.spec)
+            new = tuple(node if it == donor else it for it in old)
+            why = f"{node} has {load.replicas[node]} copies, {donor} {load.replicas[donor]}"
+            load.move(shard.spec.topic, old, new)
+            yield shard.name, Aim(new, why)
+
+
+class _Donors:
+    """The shards that could move, by the node that would give a copy and whether that is the master's place."""
+
+    def __init__(self, shards: Iterable[ShardObject]) -> None:
+        self._held: dict[tuple[str, bool], dict[str, ShardObject]] = {}
+        for shard in shards:
+            for place, node in enumerate(wanted(shard.spec)):
+                self._held.setdefault((node, place == 0), {})[shard.name] = shard
+
+    def take(self, to: str, load: Placement, *, as_master: bool) -> tuple[ShardObject, str] | None:
+        """A shard for `to` from the fullest node that has one, of a topic that this brings further apart if it can."""
+        counts = load.masters if as_master else load.replicas
+        donors = (node for node, first in self._held if first == as_master)
+        for donor in sorted(donors, key=lambda node: (-counts[node], node)):
+            if load.replicas[donor] <= load.replicas[to] + 1:
+                continue
+            free = [it for it in self._held[donor, as_master].values() if to not in wanted(it.spec)]
+            if free:
+                shard = max(free, key=lambda it: load.crowding(it.spec.topic, donor, to))
+                for place, node in enumerate(wanted(shard.spec)):
+                    del self._held[node, place == 0][shard.name]
+                return shard, donor
+        return None

@@ -1,0 +1,52 @@
+"""Which nodes have to be asked for their copies before a plan is made, and how soon (attack A5).
+
+Asking costs a call to each node, so it is done only where the answers are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delaynode.registry.model import ShardObject
+
+from delayoperator.plan.reign import fault_of_master
+from delayoperator.plan.world import Liveness, Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Node ids, living ones only: a node whose lease has run out is chosen for nothing, whatever it says."""
+
+    now: frozenset[str] = frozenset()  # somebody waits for a master
+    soon: frozenset[str] = frozenset()  # a move is under way: a second's age does no harm
+
+
+def questions(seen: Observed) -> Questions:
+    """What to ask in a world whose copies have not been looked at."""
+    now: set[str] = set()
+    soon: set[str] = set()
+    for shard in seen.shards:
+        if _urgent(shard, seen):
+            now.update(shard.spec.replicas)
+        elif _under_way(shard):
+            soon.update(shard.spec.replicas)
+    living = {node for node in now | soon if seen.node(node).liveness is not Liveness.DEAD}
+    return Questions(frozenset(now & living), frozenset(soon & living - now))
+
+
+def _urgent(shard: ShardObject, seen: Observed) -> bool:
+    spec, status = shard.spec, shard.status
+    if isinstance(fault_of_master(shard, seen), str):
+        return True
+    if spec.switchover is not None and status is not None and status.handover is not None:
+        return True
+    # Its successor has to be found; with all in sync that needs no answers.
+    leaderless_soon = seen.node(spec.master).stopping and spec.switchover is None and len(spec.replicas) > 1
+    return leaderless_soon and status is not None and len(status.in_sync) < len(spec.replicas)
+
+
+def _under_way(shard: ShardObject) -> bool:
+    spec, status = shard.spec, shard.status
+    if spec.target is not None or spec.leaving or spec.switchover is not None:
+        return True
+    return spec.master is not None and (status is None or status.serving_epoch < spec.epoch)

@@ -1,0 +1,234 @@
+"""The control loop over shards with several copies: whom it asks, how often, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delaynode.registry.model import (
+    ClusterSpec,
+    Handover,
+    NodeLease,
+    ShardObject,
+    ShardStatus,
+    Switchover,
+    TopicSpec,
+)
+from delaynode.registry.sqlite import SqliteRegistry
+from delayoperator.loop import Clock, ControlLoop
+from delayoperator.plan import CopyView
+from delayoperator.probe import NodeAnswer
+
+NODES = ("n0", "n1", "n2")
+
+
+class World:
+    """Three nodes, two copies of each shard, all in sync; time and answers in the test's hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.registry = SqliteRegistry(path, create=True)
+        self.now_ms = 1_000
+        self.events: list[Mapping[str, object]] = []
+        self.asked: list[tuple[int, tuple[str, ...]]] = []
+        self.mute: set[str] = set()
+        self.log_ends: dict[tuple[str, str], int] = {}
+        self.leases: dict[str, NodeLease] = {}
+        self.empty = True
+        uids = itertools.count(1)
+        clock = Clock(lambda: self.now_ms, lambda: self.now_ms)
+        self.loop = ControlLoop(self.registry, lambda: next(uids), self.events.append, clock, self)
+        spec = ClusterSpec("local", 3, (TopicSpec("t", 3),), replicas=2, replace_after_seconds=30)
+        self.registry.put_cluster(spec, None)
+        for node in NODES:
+            self.start(node, f"{node}-a")
+        self.pass_time(500, *NODES)
+        for shard in self.registry.list_shards():
+            self.serve(shard.name)
+        self.empty = False
+        self.pass_time(500, *NODES)
+        self.asked.clear()
+
+    # As a Prober.
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        self.asked.append((self.now_ms, tuple(lease.node for lease in leases)))
+        answers = {}
+        for lease in leases:
+            if lease.node in self.mute:
+                continue
+            copies = {
+                shard.spec.uid: self.copy(shard, lease.node)
+                for shard in self.registry.list_shards(lease.node)
+                if not self.empty
+            }
+            answers[lease.node] = NodeAnswer(self.leases[lease.node].incarnation, copies=copies)
+        return answers
+
+    def close(self) -> None:
+        pass
+
+    def copy(self, shard: ShardObject, node: str) -> CopyView:
+        end = self.log_ends.get((shard.name, node), 100)
+        return CopyView(f"{shard.name}-{node}", self.leases[node].incarnation, 1, 1, end)
+
+    # What nodes do.
+
+    def start(self, node: str, incarnation: str) -> None:
+        self.leases[node] = NodeLease(node, incarnation, f"{node}:1", f"{node}:2")
+        self.registry.renew_lease(self.leases[node])
+
+    def renew(self, *nodes: str, **changes: Any) -> None:
+        for node in nodes:
+            self.leases[node] = replace(self.leases[node], renewals=self.leases[node].renewals + 1, **changes)
+            self.registry.renew_lease(self.leases[node])
+
+    def pass_time(self, ms: int, *living: str, step_ms: int = 100) -> None:
+        for _ in range(ms // step_ms):
+            self.now_ms += step_ms
+            self.renew(*living)
+            self.loop.round()
+
+    def shard(self, name: str) -> ShardObject:
+        found = self.registry.get_shard(name)
+        assert found is not None
+        return found
+
+    def serve(self, name: str, **status: Any) -> None:
+        shard = self.shard(name)
+        in_sync = tuple(f"{name}-{node}" for node in shard.spec.replicas)
+        served = ShardStatus(shard.spec.epoch, shard.spec.incarnation or "", in_sync)
+        self.registry.write_status(name, replace(served, **status), shard.version)
+
+    def led_by(self, node: str) -> list[str]:
+        return [shard.name for shard in self.registry.list_shards() if shard.spec.master == node]
+
+    def slave(self, name: str) -> str:
+        spec = self.shard(name).spec
+        return next(node for node in spec.replicas if node != spec.master)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "registry.db")
+    yield world
+    world.registry.close()
+
+
+def test_nobody_is_asked_while_all_is_well(world: World) -> None:
+    before = world.registry.version()
+    world.pass_time(10_000, *NODES)
+    assert world.asked == []
+    assert world.registry.version() == before
+
+
+def test_a_new_process_costs_one_round_and_only_its_own_shards(world: World) -> None:
+    (name,) = world.led_by("n1")
+    world.start("n1", "n1-b")
+    world.log_ends[name, "n1"] = 90
+    assert world.loop.round().applied == 1
+    spec = world.shard(name).spec
+    assert (spec.master, spec.epoch) == (world.slave(name) if spec.master == "n1" else spec.master, 2)
+    assert spec.master != "n1"
+    assert {shard.spec.epoch for shard in world.registry.list_shards() if shard.name != name} == {1}
+
+
+def test_a_dead_master_is_followed_by_its_slave_as_soon_as_its_lease_is_over(world: World) -> None:
+    (name,) = world.led_by("n2")
+    world.pass_time(2_900, "n0", "n1")
+    assert world.shard(name).spec.epoch == 1
+    world.pass_time(200, "n0", "n1")
+    assert (world.shard(name).spec.epoch, world.shard(name).spec.master in ("n0", "n1")) == (2, True)
+    assert all("n2" not in nodes for _, nodes in world.asked)  # the dead are not asked
+
+
+def test_a_silent_survivor_is_asked_again_soon_then_less_often_and_it_is_said(world: World) -> None:
+    (name,) = world.led_by("n2")
+    other = world.slave(name)
+    world.mute.add(other)
+    world.pass_time(3_200, "n0", "n1", step_ms=50)
+    world.asked.clear()
+    world.pass_time(20_000, "n0", "n1", step_ms=50)
+    times = [at_ms for at_ms, nodes in world.asked if other in nodes]
+    assert 15 <= len(times) <= 40  # about once a second, not in each of 400 rounds
+    (condition,) = world.shard(name).conditions
+    assert condition.reason == "NoAnswer"
+    world.mute.clear()
+    world.pass_time(1_100, "n0", "n1", step_ms=50)
+    assert (world.shard(name).spec.master, world.shard(name).conditions) == (other, ())
+
+
+def test_the_answer_of_a_process_that_the_lease_does_not_show_is_not_used(world: World) -> None:
+    (name,) = world.led_by("n2")
+    other = world.slave(name)
+    world.leases[other] = replace(world.leases[other], incarnation="later")  # answers, before its lease is written
+    for _ in range(32):
+        world.now_ms += 100
+        for node in {"n0", "n1"} - {other}:
+            world.renew(node)
+        shown = replace(world.leases[other], incarnation=f"{other}-a", renewals=world.now_ms)
+        world.registry.renew_lease(shown)
+        world.loop.round()
+    assert world.shard(name).spec.epoch == 1
+
+
+def test_a_resignation_and_a_handover_are_acted_on_in_the_next_round(world: World) -> None:
+    (name,) = world.led_by("n0")
+    other = world.slave(name)
+    world.serve(name, resigned="its disk hangs")
+    assert world.loop.round().applied == 1
+    assert (world.shard(name).spec.master, world.shard(name).spec.epoch) == (other, 2)
+
+    (name,) = (shard for shard in world.led_by("n1") if world.shard(shard).spec.epoch == 1)
+    other = world.slave(name)
+    shard = world.shard(name)
+    world.registry.write_spec(name, replace(shard.spec, switchover=Switchover(other)), shard.version)
+    world.now_ms += 100
+    assert world.loop.round().applied == 0
+    world.serve(name, handover=Handover(1, 101))
+    assert world.loop.round().applied == 0  # it does not have all yet
+    world.log_ends[name, other] = 101
+    world.pass_time(200, *NODES, step_ms=50)
+    spec = world.shard(name).spec
+    assert (spec.master, spec.epoch, spec.switchover) == (other, 2, None)
+
+
+def test_a_stopping_node_is_relieved_in_the_next_round(world: World) -> None:
+    (name,) = world.led_by("n0")
+    world.renew("n0", stopping=True)
+    assert world.loop.round().applied == 1
+    assert world.shard(name).spec.switchover == Switchover(world.slave(name))
+    assert not any(nodes for _, nodes in world.asked)  # with all in sync nobody need be asked to begin
+
+
+def test_a_node_lost_for_good_is_replaced_and_a_restarted_loop_counts_anew(world: World) -> None:
+    world.pass_time(29_000, "n0", "n1")
+    for name in [shard.name for shard in world.registry.list_shards()]:
+        shard = world.shard(name)
+        if shard.status is None or shard.status.serving_epoch < shard.spec.epoch:
+            world.serve(name)
+    assert all(shard.spec.target is None for shard in world.registry.list_shards())
+    assert any("n2" in shard.spec.replicas for shard in world.registry.list_shards())
+    world.pass_time(2_000, "n0", "n1")
+    for shard in world.registry.list_shards():
+        if "n2" in shard.spec.replicas:
+            assert set(shard.spec.target or ()) == {"n0", "n1"}
+
+
+def test_a_thousand_reigns_begin_in_one_round(tmp_path: Path) -> None:
+    """As many compare-and-swaps as a lost node of a large cluster costs; about a second where fsync takes 5 ms."""
+    registry = SqliteRegistry(tmp_path / "registry.db", create=True)
+    registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1_000),)), None)
+    uids = itertools.count(1)
+    loop = ControlLoop(registry, lambda: next(uids), lambda event: None, Clock(lambda: 0, lambda: 0), writers=32)
+    registry.renew_lease(NodeLease("n0", "a", "n0:1", "h"))
+    registry.renew_lease(NodeLease("n1", "a", "n1:1", "h"))
+    assert loop.round().applied == 1_000
+    before = registry.version()
+    assert loop.round().applied == 1_000
+    assert {shard.spec.epoch for shard in registry.list_shards()} == {1}
+    assert registry.version() == before + 1_000
+    registry.close()
