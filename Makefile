@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test lint format proto bench e2e clean
+.PHONY: help setup demo test simulate lint format proto bench e2e clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +17,9 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 
 test: setup ## the tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000, or SEED=4711 for one with its trace)
+	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200)) $(ARGS)
 
 lint: setup ## ruff, mypy --strict, the import contracts, stale generated code
 	@$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,11 @@ class Groups:
         self.refuse: list[Refusal] = []
         """Answers for the next calls."""
         self.lose_ack_answers = 0
-        node.unary.update(Receive=self.receive, Ack=self.ack, Nack=self.nack)
+        self.serve_at(node)
+
+    def serve_at(self, node: FakeNode) -> None:
+        """The node answers for these groups; not while it is frozen, nor for what it was asked before."""
+        node.unary.update(Receive=partial(self.receive, node), Ack=self.ack, Nack=self.nack)
 
     def all_acked(self) -> bool:
         return all(len(queue.acked) == len(queue.records) for queue in self.queues)
@@ -79,11 +84,12 @@ class Groups:
         if self.refuse:
             raise self.refuse.pop(0)
 
-    async def receive(self, request: Any) -> bytes:
+    async def receive(self, node: FakeNode, request: Any) -> bytes:
         self._maybe_refuse()
         queue = self.queues[request.queue]
         deadline = time.monotonic() + request.wait_ms / 1000
         while True:
+            await node.awake.wait()
             data = queue.take(request.max_messages, request.invisible_ms)
             if wire.decode_message_batch(data).count or time.monotonic() > deadline:
                 return data

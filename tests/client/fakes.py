@@ -25,6 +25,9 @@ CODES = {
     "UNKNOWN_PRODUCER": grpc.StatusCode.FAILED_PRECONDITION,
     "NOT_MASTER": grpc.StatusCode.FAILED_PRECONDITION,
     "NOT_SERVING": grpc.StatusCode.UNAVAILABLE,
+    "NOT_ENOUGH_REPLICAS": grpc.StatusCode.UNAVAILABLE,
+    "SHARD_DAMAGED": grpc.StatusCode.DATA_LOSS,
+    "OFFSET_TRIMMED": grpc.StatusCode.OUT_OF_RANGE,
     "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "UNKNOWN_TOPIC": grpc.StatusCode.NOT_FOUND,
     "UNKNOWN_GROUP": grpc.StatusCode.NOT_FOUND,
@@ -109,6 +112,17 @@ class FakeShard:
         self.producers[request.producer_id] = (request.number, answers)
         return answer
 
+    def lose(self, batches: int) -> None:
+        """Forgets the newest batches of each producer, as a failover does with what was not committed."""
+        for producer, (_, answers) in list(self.producers.items()):
+            for _ in range(min(batches, len(answers))):
+                _, answer = answers.pop()
+                first = wire.decode_enqueue_response(answer).first_seq
+                del self.stored[first:]
+            self.producers[producer] = (answers[-1][0] if answers else -1, answers)
+            if not answers:
+                del self.producers[producer]
+
     def bodies(self) -> list[bytes]:
         return [delay_pb2.Message.FromString(stored.record).body for stored in self.stored]
 
@@ -120,10 +134,17 @@ class FakeCluster:
         self.topic = topic
         self.shards = [FakeShard(topic, queue, 100 + queue) for queue in range(queues)]
         self.masters: list[FakeNode | None] = [None] * queues
+        self.epoch = 1
+        self.readable: list[FakeNode] = []
         self.route_calls = 0
         self.max_delay_ms = 1 << 60
         self.advertised = ""
         """An address to name in routes instead of the masters' own."""
+
+    def elect(self, master: FakeNode | None) -> None:
+        """Every shard has a new master, in a new reign; or none at all, for now."""
+        self.masters = [master] * len(self.shards)
+        self.epoch += master is not None
 
     def route(self, topic: str) -> delay_pb2.QueryRouteResponse:
         self.route_calls += 1
@@ -133,13 +154,17 @@ class FakeCluster:
         route = answer.topics.add(topic=self.topic, max_delay_ms=self.max_delay_ms, max_attempts=16)
         for shard, master in zip(self.shards, self.masters, strict=True):
             endpoint = (self.advertised or master.endpoint) if master is not None else ""
-            route.queues.add(queue=shard.queue, uid=shard.uid, epoch=1, node="n0", endpoint=endpoint)
+            readable = [node.endpoint for node in self.readable]
+            route.queues.add(
+                queue=shard.queue, uid=shard.uid, epoch=self.epoch, node="n0", endpoint=endpoint, readable=readable
+            )
         return answer
 
 
 Fault = Callable[[wire.EnqueueRequestView], Awaitable[str]]
 """Looks at a request before it is stored. Returns what to do: '' (store and answer), 'drop' (store, then break the
-stream without an answer), 'break' (break before storing), 'hang' (never answer), or a reason to refuse with."""
+stream without an answer), 'break' (break before storing), 'hang' (never answer), 'mute' (store, say nothing, go on), or
+a reason to refuse with."""
 
 
 async def no_fault(request: wire.EnqueueRequestView) -> str:
@@ -156,6 +181,13 @@ class FakeNode:
         """Serve every shard, as a node does that forwards to the master."""
         self.unary: dict[str, Callable[[Any], Any]] = {}
         self.calls: list[tuple[str, Any]] = []
+        self.cut_off: delay_pb2.QueryRouteResponse | None = None
+        """What the node says of routes when it hears nothing from the registry."""
+        self.awake = asyncio.Event()
+        """Cleared: a frozen process, its connections stay."""
+        self.awake.set()
+        self.streams = 0
+        """Opened so far."""
         self._server: grpc.aio.Server | None = None
         self._port = 0
 
@@ -194,7 +226,9 @@ class FakeNode:
         return self.cluster.shards[queue]
 
     async def enqueue_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        self.streams += 1
         async for data in requests:
+            await self.awake.wait()
             request = wire.decode_enqueue_request(data)
             what = await self.fault(request)
             try:
@@ -202,9 +236,12 @@ class FakeNode:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
                 if what == "hang":
                     await asyncio.Event().wait()
-                if what and what != "drop":
+                if what not in ("", "drop", "mute"):
                     raise Refusal(what, retry_after_ms=5)
                 answer = self.shard(request.queue).enqueue(request)
+                await self.awake.wait()
+                if what == "mute":
+                    continue
                 if what == "drop":
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
                 yield answer
@@ -212,14 +249,18 @@ class FakeNode:
                 yield wire.encode_enqueue_response(0, 0, 0, error=refusal.error())
 
     async def call(self, method: str, data: bytes, context: Any) -> bytes:
+        await self.awake.wait()
+        if method == "Check":
+            return b""
         request = getattr(delay_pb2, f"{method}Request").FromString(data)
         self.calls.append((method, request))
         try:
             if method == "QueryRoute":
-                return self.cluster.route(request.topic).SerializeToString()
+                return (self.cut_off or self.cluster.route(request.topic)).SerializeToString()
             answer = self.unary[method](request)
             if asyncio.iscoroutine(answer):
                 answer = await answer
+            await self.awake.wait()
             return answer if isinstance(answer, bytes) else answer.SerializeToString()
         except Refusal as refusal:
             await context.abort_with_status(refusal.status())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from delaynode.serve import upkeep
 from delaynode.serve.host import ShardHost
+from delaynode.store import shard as shards
 from delaynode.store.freeing import KeepConfig
 from delaynode.store.intake import Batch
 from delaynode.store.shard import CANCELLED
@@ -74,6 +76,14 @@ def log_files(made: Node) -> int:
     return len(list((made.directory / "a" / "log").iterdir()))
 
 
+def log_bytes(made: Node) -> int:
+    size = 0
+    for path in (made.directory / "a" / "log").iterdir():
+        with suppress(FileNotFoundError):  # freed meanwhile
+            size += path.stat().st_size
+    return size
+
+
 async def until(claim: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
     for _ in range(int(seconds / 0.05)):
         if claim():
@@ -96,7 +106,7 @@ def test_what_is_consumed_goes_and_what_waits_stays_as_it_was(tmp_path: Path) ->
         await until(lambda: host.shard.queue.start == batches * near, "what all have consumed is still kept")
         needed = batches * far * BODY
         await until(
-            lambda: sum(path.stat().st_size for path in (tmp_path / "a" / "log").iterdir()) < 3 * needed + 16_000,
+            lambda: log_bytes(made) < 3 * needed + 16_000,
             f"of {written} bytes {needed} are needed, {log_files(made)} files are there",
         )
         assert host.failure is None
@@ -181,5 +191,45 @@ def test_a_shard_that_is_stopped_just_as_its_tick_loop_is_woken_is_not_damaged(t
         await asyncio.wait_for(host.stop(), 10)
         assert host.failure is None
         assert host.shard.checkpointed == host.shard.log_end
+
+    run(tmp_path, work)
+
+
+def test_a_shard_that_has_come_to_rest_lets_go_of_the_segment_that_it_wrote_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "CONFIG", replace(hosts.CONFIG, log_segment_bytes=160_000))
+    monkeypatch.setattr(shards, "IDLE_TICK_MS", 100)
+    monkeypatch.setattr(upkeep, "IDLE_CHECKPOINT_SECONDS", 0.5)
+
+    async def work(made: Node) -> None:
+        host = made.hosts["a"]
+        for number in range(15):
+            await send(host, number, 28, 0)
+        last = max(host.shard.log.file.bases)
+        await send(host, 15, 28, 2)
+        await consume(host, "g", [], 16 * 28)
+        await until(lambda: last not in host.shard.log.file.bases, "the last segment is kept")
+        assert log_bytes(made) < 10_000  # of 60,000
+        assert host.failure is None
+        assert host.shard.index.pending == 2
+
+    run(tmp_path, work)
+
+
+def test_segments_with_a_few_messages_each_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = replace(hosts.CONFIG.keep, relocate_share=0.0)
+    monkeypatch.setattr(hosts, "CONFIG", replace(hosts.CONFIG, log_segment_bytes=80_000, keep=keep))
+
+    async def work(made: Node) -> None:
+        host = made.hosts["a"]
+        for number in range(30):
+            await send(host, number, 0, 3)
+            host.shard.log.begin_segment()
+        await send(host, 30, 0, 3)
+        await until(lambda: log_files(made) < 10, "as many files as there were batches")
+        rows = host.shard.freeing.ledger.segments
+        assert rows["count"].sum() == host.shard.index.pending == 31 * 3
+        assert host.failure is None
 
     run(tmp_path, work)

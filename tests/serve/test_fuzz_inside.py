@@ -47,7 +47,9 @@ class Fuzz:
         self.choose = random.Random(seed)
         self.inside = inside
         self.model = model
-        uids = [spec.uid for spec in sorted((s.spec for s in inside.node.objects.values()), key=lambda s: s.queue)]
+        uids = [
+            spec.uid for spec in sorted((s.spec for s in inside.node.routes.objects.values()), key=lambda s: s.queue)
+        ]
         self.maker = Maker(seed, uids, model)
         self.wire = Wire(self.choose)
         self.done = 0

@@ -1,0 +1,95 @@
+"""Failover under load: `python -m benchmarks.failover --rounds 20 --kill --stop --rate 20000`.
+
+Each round kills (kill -9) or stops (SIGSTOP past the lease, then SIGCONT) a random node that masters shards, under
+messages from idempotent producers with cancels and reschedules, and consumers of two groups. The set checker says what
+was acknowledged and what came of it; the figures say how long each shard paused. The cluster runs in a process of its
+own, as `delayctl local` does. Exit code 1 when anything was lost, doubled in store, early, or seen as an error.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from delaynode.registry.model import Durability, TopicSpec
+
+from tests.faults.failover import FaultCluster, Result, Round, failover_round, freeze, kill, result
+from tests.faults.sdkload import SdkLoad, Work
+from tests.faults.separate import Separate
+
+HARMS: dict[str, Callable[[FaultCluster, str], None]] = {"kill": kill, "stop": freeze}
+
+
+def run(
+    harm: str, rounds: int, work: Work, seed: int, root: Path, asynchronous: bool, say: Callable[[Round], None]
+) -> Result:
+    wishes = {"topics": [TopicSpec("t", work.queues)], "durability": Durability.ASYNC if asynchronous else None}
+    with Separate(root, **wishes) as cluster:
+        cluster.wait_ready(60.0)
+        load, choose, began = SdkLoad(cluster.endpoints, work, seed), random.Random(seed), time.monotonic()
+        load.start()
+        done: list[Round] = []
+        try:
+            time.sleep(2.0)
+            for number in range(rounds):
+                done.append(failover_round(cluster, load, HARMS[harm], number, choose))
+                say(done[-1])
+        finally:
+            load.finish(300.0)
+        found = result(harm, done, load, time.monotonic() - began)
+        cluster.check_logs()
+        return found
+
+
+@click.command()
+@click.option("--rounds", default=20, show_default=True)
+@click.option("--kill", "kills", is_flag=True, help="Rounds of kill -9; neither of the two: both.")
+@click.option("--stop", "stops", is_flag=True, help="Rounds of SIGSTOP and SIGCONT.")
+@click.option("--rate", default=20_000, show_default=True, help="Messages/s.")
+@click.option("--queues", default=6, show_default=True)
+@click.option("--body", default=256, show_default=True, help="Bytes of a body.")
+@click.option("--async", "asynchronous", is_flag=True, help="Durability Async instead of Fsync.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--data", type=click.Path(path_type=Path), help="Keep the nodes' directories and logs there.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line: each round, then the result.")
+def main(
+    rounds: int,
+    kills: bool,
+    stops: bool,
+    rate: int,
+    queues: int,
+    body: int,
+    asynchronous: bool,
+    seed: int,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Kill or stop masters under load, again and again."""
+
+    def say(round_: Round) -> None:
+        if as_json:
+            click.echo(json.dumps({"event": "round", **asdict(round_)}))
+            return
+        served = max((one.served or 0.0 for one in round_.pauses if one.role == "master"), default=0.0)
+        gaps = max((one.enqueue_gap or 0.0 for one in round_.pauses if one.role == "master"), default=0.0)
+        text = f"round {round_.number}: {round_.harm} {round_.node}: served again after {served:.2f} s, "
+        click.echo(text + f"longest enqueue gap {gaps:.2f} s, whole again after {round_.whole:.2f} s")
+
+    work, good = Work(rate=rate, queues=queues, body_bytes=body), True
+    with tempfile.TemporaryDirectory(prefix="failover-") as scratch:
+        for kind in [name for name, wanted in (("kill", kills), ("stop", stops)) if wanted or kills == stops]:
+            found = run(kind, rounds, work, seed, (data or Path(scratch)) / kind, asynchronous, say)
+            click.echo(json.dumps(found.json()) if as_json else str(found))
+            good = good and found.good
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

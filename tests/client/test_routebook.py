@@ -1,0 +1,242 @@
+"""What is believed of routes, how often they are asked for, and which nodes are tried."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from delayclient import errors
+from delayclient.proto.delay.v1 import delay_pb2
+from delayclient.reach import Reach
+from delayclient.routing import Cluster
+from fakes import FakeCluster, FakeNode
+
+NOBODY = "127.0.0.1:1"
+
+
+def answer(*queues: tuple[int, int, str], topic: str = "t") -> delay_pb2.QueryRouteResponse:
+    """Queues as (uid, epoch, endpoint)."""
+    response = delay_pb2.QueryRouteResponse()
+    route = response.topics.add(topic=topic)
+    for number, (uid, epoch, endpoint) in enumerate(queues):
+        route.queues.add(queue=number, uid=uid, epoch=epoch, endpoint=endpoint)
+    return response
+
+
+def test_an_older_reign_is_never_believed_again() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+
+            async def told(*queues: tuple[int, int, str]) -> list[tuple[int, int, str]]:
+                node.cut_off = answer(*queues)
+                route = await cluster.refresh("t")
+                return [(queue.uid, queue.epoch, queue.endpoint) for queue in route.queues]
+
+            both = [(7, 3, "a:1"), (8, 1, "b:1")]
+            assert await told(*both) == both
+            assert await told((7, 2, "old:1"), (8, 2, "c:1")) == [(7, 3, "a:1"), (8, 2, "c:1")]
+            assert await told((7, 3, ""), (8, 2, "c:1")) == [(7, 3, ""), (8, 2, "c:1")], "its master has died"
+            assert await told((7, 4, "d:1")) == [(7, 4, "d:1"), (8, 2, "c:1")], "told by who knows fewer queues"
+            assert await told((9, 1, "e:1")) == [(9, 1, "e:1")], "deleted and made again"
+
+    asyncio.run(main())
+
+
+def test_frozen_node_does_not_hold_up_the_question() -> None:
+    async def main() -> None:
+        fake = FakeCluster()
+        async with FakeNode(fake) as frozen, FakeNode(fake) as well:
+            async with Cluster([frozen.endpoint, well.endpoint]) as cluster:
+                frozen.awake.clear()
+                asked = time.monotonic()
+                await cluster.refresh("t")
+                assert time.monotonic() - asked < 2.0
+                asked = time.monotonic()
+                await cluster.refresh("t")
+                assert time.monotonic() - asked < 0.25, "whoever answered is asked first the next time"
+            frozen.awake.set()
+
+    asyncio.run(main())
+
+
+def test_looks_are_few_however_many_ask_for_them() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+            await cluster.route("t")
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                cluster.book.doubt("t")
+                await asyncio.gather(*[cluster.book.look("t") for _ in range(50)])
+                await asyncio.sleep(0.002)
+            assert 3 < node.cluster.route_calls < 15
+            await node.stop()
+            await cluster.book.look("t")  # says nothing: nobody can be asked now
+
+    asyncio.run(main())
+
+
+def test_node_that_is_cut_off_is_not_the_only_one_that_is_asked() -> None:
+    async def main() -> None:
+        fake = FakeCluster()
+        async with FakeNode(fake) as cut_off, FakeNode(fake) as new:
+            fake.elect(cut_off)
+            async with Cluster([cut_off.endpoint, new.endpoint]) as cluster:
+                await cluster.route("t")
+                cut_off.cut_off = fake.route("t")
+                fake.elect(new)
+                deadline = time.monotonic() + 5
+                while cluster.master("t", 0) != new.endpoint and time.monotonic() < deadline:
+                    await cluster.book.look("t")
+                    await asyncio.sleep(0.02)
+                assert cluster.master("t", 0) == new.endpoint
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_for_a_queue_is_woken_by_its_new_route_only() -> None:
+    async def main() -> None:
+        fake = FakeCluster(queues=2)
+        async with FakeNode(fake) as node, FakeNode(fake) as other, Cluster(node.endpoint) as cluster:
+            fake.masters = [node, node]
+            await cluster.route("t")
+            told: list[list[int]] = []
+            end = cluster.book.listen("t", told.append)
+            first = asyncio.create_task(cluster.book.change("t", 0, 60.0))
+            second = asyncio.create_task(cluster.book.change("t", 1, 60.0))
+            await asyncio.sleep(0.01)
+            fake.masters = [node, other]
+            await cluster.refresh("t")
+            await asyncio.wait_for(second, 1)
+            assert told == [[1]]
+            assert not first.done()
+            end()
+            await cluster.close()
+            await asyncio.wait_for(first, 1)
+
+    asyncio.run(main())
+
+
+def test_deleted_topic_is_told_to_who_looks() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+            await cluster.route("t")
+            node.cluster.topic = "other"
+            await asyncio.sleep(0.2)
+            with pytest.raises(errors.NotFound, match="unknown topic 't'"):
+                await cluster.book.look("t")
+
+    asyncio.run(main())
+
+
+class Pings:
+    """Nodes that answer pings, or not."""
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+        self.asked: list[str] = []
+        self.silent: list[str] = []
+
+    async def __call__(self, endpoint: str, seconds: float) -> bool:
+        self.asked.append(endpoint)
+        if endpoint in self.dead:
+            await asyncio.sleep(seconds)
+            return False
+        return True
+
+
+def unreachable() -> errors.DelayError:
+    return errors.make_error("UNAVAILABLE", "", "connection refused")
+
+
+def test_detours_are_tried_by_few_until_one_has_worked() -> None:
+    async def main() -> None:
+        pings = Pings()
+        pings.dead = {"m:1"}
+        reach = Reach(("a:1", "b:1"), pings, pings.silent.append)
+        assert reach.way_to("m:1") == "m:1"
+        reach.failed("m:1", errors.make_error("UNAVAILABLE", "NOT_SERVING", "it said so itself"))
+        assert reach.way_to("m:1") == "m:1"
+        reach.failed("m:1", unreachable())
+        ways = []
+        for _ in range(100):
+            try:
+                ways.append(reach.way_to("m:1"))
+            except errors.Unavailable:
+                await asyncio.sleep(0.003)
+        assert set(ways) == {"a:1"}
+        assert len(ways) < 10
+        reach.heard("a:1", "m:1")
+        assert [reach.way_to("m:1") for _ in range(20)] == ["a:1"] * 20
+        reach.failed("a:1", errors.make_error("UNAVAILABLE", "NOT_SERVING", "the master cannot be reached"), "m:1")
+        with pytest.raises(errors.Unavailable):
+            [reach.way_to("m:1") for _ in range(20)]
+        reach.elected("m:1")
+        assert [reach.way_to("m:1") for _ in range(20)] == ["m:1"] * 20
+        reach.close()
+
+    asyncio.run(main())
+
+
+def test_node_that_answers_again_is_used_again() -> None:
+    async def main() -> None:
+        pings = Pings()
+        reach = Reach(("a:1",), pings, pings.silent.append)
+        reach.failed("m:1", unreachable())
+        assert reach.away("m:1")
+        for _ in range(500):
+            if not reach.away("m:1"):
+                break
+            await asyncio.sleep(0.01)
+        assert not reach.away("m:1")
+        reach.close()
+
+    asyncio.run(main())
+
+
+def test_silent_node_is_doubted_first_and_its_polls_are_ended_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayclient.reach.BEAT_S", 0.05)
+    monkeypatch.setattr("delayclient.reach.PATIENCE_S", 0.05)
+    monkeypatch.setattr("delayclient.reach.DOUBT_S", 0.05)
+    monkeypatch.setattr("delayclient.reach.SILENT_S", 0.5)
+
+    async def main() -> None:
+        pings = Pings()
+        reach = Reach(("a:1",), pings, pings.silent.append)
+        left: list[errors.DelayError] = []
+        reach.opened("m:1", left.append)
+        await asyncio.sleep(0.3)
+        assert not left
+        assert not pings.silent
+        assert len(pings.asked) < 10, "asked for all polls of a node together, now and then"
+        pings.dead = {"m:1"}
+        await asyncio.sleep(0.3)
+        assert pings.silent
+        assert set(pings.silent) == {"m:1"}
+        assert reach.doubted("m:1")
+        assert not left
+        for _ in range(500):
+            if left:
+                break
+            await asyncio.sleep(0.01)
+        assert isinstance(left[0], errors.Unavailable)
+        assert reach.away("m:1")
+        reach.close()
+
+    asyncio.run(main())
+
+
+def test_node_with_busy_polls_is_not_asked_for_signs_of_life() -> None:
+    async def main() -> None:
+        pings = Pings()
+        reach = Reach(("a:1",), pings, pings.silent.append)
+        leave = list[errors.DelayError]().append
+        reach.opened("m:1", leave)
+        for _ in range(30):
+            await asyncio.sleep(0.05)
+            reach.heard("m:1")
+        assert not pings.asked
+        reach.closed("m:1", leave)
+        reach.close()
+
+    asyncio.run(main())

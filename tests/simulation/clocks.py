@@ -1,0 +1,50 @@
+"""Clocks of a machine: a wall clock that is off, drifts and is set; a boot clock that only drifts, and starts anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.simulation.loop import MILLI, SECOND
+
+EPOCH_NS = 1_790_000_000 * SECOND + 123 * MILLI  # the wall time at which a run begins: in 2026
+
+
+@dataclass
+class MachineClocks:
+    """time_ns: true time. drift: by how much this machine's second is too short, both clocks (they are one crystal)."""
+
+    time_ns: Callable[[], int]
+    drift: float = 0.0
+    offset_ns: int = 0  # of the wall clock
+    boots: int = 0
+    _booted_ns: int = field(default=-7 * SECOND)
+
+    def boot_ms(self) -> int:
+        """CLOCK_BOOTTIME."""
+        return int((self.time_ns() - self._booted_ns) * (1.0 + self.drift)) // MILLI
+
+    def wall_ms(self) -> int:
+        now = self.time_ns()
+        return (EPOCH_NS + now + int(now * self.drift) + self.offset_ns) // MILLI
+
+    def monotonic(self) -> float:
+        """CLOCK_MONOTONIC, s."""
+        return (self.time_ns() - self._booted_ns) * (1.0 + self.drift) / SECOND
+
+    def step(self, by_ms: int) -> None:
+        """Somebody sets the wall clock."""
+        self.offset_ns += by_ms * MILLI
+
+    def reboot(self) -> None:
+        self.boots += 1
+        self._booted_ns = self.time_ns()
+
+    @property
+    def boot_id(self) -> str:
+        return f"boot{self.boots}"
+
+
+def true_ms(time_ns: int) -> int:
+    """The wall time that a perfect clock shows."""
+    return (EPOCH_NS + time_ns) // MILLI

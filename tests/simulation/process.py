@@ -1,0 +1,333 @@
+"""A node's process: the real Replica, Leader, Follower, ShardHost, Syncer and Promises on a loop of virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delaynode.clock import GuardedClock, Trust
+from delaynode.metrics import NodeMetrics
+from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delaynode.registry.port import RegistryError
+from delaynode.replicate.messages import BeaconReply, decode_beacon, encode_beacon
+from delaynode.replicate.promises import Promises
+from delaynode.serve.copyhost import Workshop
+from delaynode.serve.node import HAND_OVER_SECONDS, SETTLED_SECONDS
+from delaynode.serve.replica import Yard
+from delaynode.serve.replicas import Replicas
+from delaynode.serve.syncer import Syncer
+from delaynode.store.errors import Refused
+from delaynode.store.shard import ShardConfig
+
+from tests.simulation.clocks import MachineClocks
+from tests.simulation.disk import Disk, ProcessFiles
+from tests.simulation.loop import MICRO, MILLI, Job, Pool, ProcessLoop, in_job
+from tests.simulation.network import SOCKET_DATAGRAMS, SimPeers
+from tests.simulation.registry import Access, Weather
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+DATA = "d"
+WATCH_SECONDS = 0.1
+RENEW_SECONDS = 0.7
+
+
+@dataclass
+class Machine:
+    """What outlives a process."""
+
+    name: str
+    disk: Disk
+    clocks: MachineClocks
+    weather: Weather = field(default_factory=Weather)
+    trust: Trust | None = None  # of the clock, as the processes of this boot keep it
+    process: Process | None = None
+    starts: int = 0
+    wanted: bool = True  # somebody starts it again when it has ended
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None
+
+
+class _NoThread:
+    """In place of the syncer's threads."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
+
+class NoThreads:
+    """In place of the module `threading` where code would start some."""
+
+    Thread = _NoThread
+    Lock = threading.Lock
+
+
+class _Rounds:
+    """The syncer's queue: each round is run by the syncer's own code, in a job of its own."""
+
+    def __init__(self, process: Process, syncer: Syncer) -> None:
+        self._process, self._syncer = process, syncer
+        self._taken: list[Any] = []
+
+    def put(self, batches: Any) -> None:
+        if batches is not None:
+            self._process.world.scheduler.after(self._process.rng.randint(20, 120) * MICRO, self._run, batches)
+
+    def _run(self, batches: Any) -> None:
+        loop = self._process.loop
+        if loop.frozen:
+            loop.once_thawed(lambda: self._run(batches))
+        elif not loop.dead:
+            self._taken = [batches]
+            scheduler = self._process.world.scheduler
+            _, error = in_job(scheduler, Job(scheduler.now_ns), self._syncer._lane)
+            if error is not None:
+                self._process.unhandled("sync lane", error)
+
+    def get(self) -> Any:
+        return self._taken.pop() if self._taken else None
+
+
+class Process:
+    """From its start to its end; what it holds in memory ends with it."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        self.world, self.machine = world, machine
+        self.name = machine.name
+        machine.starts += 1
+        self.rng = world.random(f"{self.name}/{machine.starts}")
+        self.incarnation = f"{int(self.name[1:]) + 1:04x}{machine.starts:012x}"
+        self.loop = ProcessLoop(world.scheduler, self.unhandled)  # type: ignore[abstract]
+        self.files = ProcessFiles(machine.disk)
+        self.registry = Access(world.truth, machine.weather, self.rng, self.trace)
+        self.stopping = False
+        self.cluster: ClusterSpec | None = None
+        self.leases: dict[str, NodeLease] = {}
+        self.calls = 0
+        self._datagrams: list[bytes] = []
+        self._ring = 0
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._renewals = 0
+        scheduler = world.scheduler
+        self.pool = Pool(scheduler, self.loop, 4, lambda: self.rng.randint(10, 150) * MICRO)
+        self.registry_pool = Pool(
+            scheduler, self.loop, 3, lambda: self.rng.randint(200, machine.weather.latency_ns // MICRO) * MICRO,
+            outlives=lambda: self.rng.random() < 0.5,
+        )  # fmt: skip
+        with self.loop.running():
+            self._build()
+        world.network.listen(self)
+        self._beacon_ns = max(50, world.cluster_spec.lease_seconds * 100) * MILLI
+        scheduler.after(self.rng.randint(1, 250) * MILLI, self._beacons, self._ring)
+
+    def trace(self, event: str, **fields: object) -> None:
+        self.world.trace.add(self.name, event, **fields)
+
+    def unhandled(self, what: str, error: BaseException | None) -> None:
+        self.world.fail(f"{self.name}: nobody handles {error!r} ({what})", error)
+
+    # ------------------------------------------------------------ the stack
+    def _build(self) -> None:
+        machine, world = self.machine, self.world
+        clocks = machine.clocks
+        self.clock = GuardedClock(clocks.wall_ms, clocks.boot_ms, trust=machine.trust)
+        machine.trust = self.clock.trust
+        self.latest_ms = 0  # that the clock has shown
+        now_ms = self.clock.now_ms
+        self.clock.now_ms = lambda: self._shown(now_ms())  # type: ignore[method-assign]
+        syncer = Syncer()
+        syncer._work = _Rounds(self, syncer)  # type: ignore[assignment]
+        self.syncer = syncer
+        spec = world.cluster_spec
+        shop = Workshop(
+            files=self.files, clock=self.clock, syncer=syncer, pool=self.pool, metrics=NodeMetrics(),  # type: ignore[arg-type]
+            checkpoints=asyncio.Semaphore(1), fsync=spec.durability is Durability.FSYNC, log=self._log,
+            disk_tight=lambda: False,
+        )  # fmt: skip
+        self.promises = Promises(
+            self.name, int(self.incarnation, 16), lease_ms=spec.lease_seconds * 1000, boot_ms=clocks.boot_ms,
+            wall_ms=self.clock.now_ms,
+        )  # fmt: skip
+        self.promises.on_lead = self._nudge
+        self.peers = SimPeers(world.network, self)
+        self.yard = Yard(
+            node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, shop=shop, registry=self,
+            peers=self.peers, promises=self.promises, transfers=asyncio.Semaphore(2), boot_ms=clocks.boot_ms,
+            cluster=lambda: self.cluster, shard_config=self._shard_config, release_rate=lambda _: None,
+        )  # fmt: skip
+        self.handler = self.replicas = Replicas(self.yard)
+        self.replicas.start()
+        self._loops = [self.loop.create_task(one()) for one in (self._renew_loop, self._watch_loop, self._clock_loop)]
+
+    def _shown(self, now_ms: int) -> int:
+        self.latest_ms = max(self.latest_ms, now_ms)
+        return now_ms
+
+    def _log(self, event: str, **fields: object) -> None:
+        self.trace(event, **fields)
+        if event == "internal-error":
+            self.unhandled(event, None)
+
+    def _shard_config(self, spec: ShardSpec) -> ShardConfig:
+        return self.world.shard_config
+
+    # ------------------------------------------------------------ what Node does
+    async def _ask(self, call: Callable[[], Any]) -> Any:
+        return await self.loop.run_in_executor(self.registry_pool, call)
+
+    async def get_shard(self, name: str) -> ShardObject | None:
+        found: ShardObject | None = await self._ask(lambda: self.registry.get_shard(name))
+        return found
+
+    async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version:
+        written: Version = await self._ask(lambda: self.registry.write_status(name, status, version))
+        return written
+
+    async def _renew(self) -> None:
+        lease = NodeLease(
+            self.name, self.incarnation, f"{self.name}:1", f"{self.name}:2", self._renewals, f"{self.name}:3",
+            self.stopping,
+        )  # fmt: skip
+        self._renewals += 1
+        await self._ask(lambda: self.registry.renew_lease(lease))
+
+    async def _renew_loop(self) -> None:
+        while True:
+            try:
+                await self._renew()
+            except RegistryError:
+                self.trace("lease-not-renewed")
+            await asyncio.sleep(RENEW_SECONDS)
+
+    async def _watch_loop(self) -> None:
+        seen = -1
+        while True:
+            try:
+                version = await self._ask(self.registry.version)
+                if version != seen:
+                    cluster = await self._ask(self.registry.read_cluster)
+                    shards = await self._ask(self.registry.list_shards)
+                    self.cluster = cluster.spec if cluster is not None else None
+                    seen = version
+                    if self.cluster is not None:
+                        self.replicas.look(shards)
+            except RegistryError as error:
+                self.trace("registry-unreachable", reason=error)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _clock_loop(self) -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            self.clock.now_ms()
+            self.machine.trust = self.clock.trust
+
+    # ------------------------------------------------------------ beacons: a thread of their own, as BeaconThread's
+    def _beacons(self, ring: int) -> None:
+        """The thread's round, when it is due or was asked for; one of an earlier ring comes too late."""
+        if self.loop.dead or ring != self._ring:
+            return
+        if self.loop.frozen:
+            self.loop.once_thawed(lambda: self._beacons(ring))
+            return
+        self._ring += 1
+        self._drain()
+        for node, beacon in self.promises.beacons():
+            self.world.network.send_datagram(self.name, node, encode_beacon(beacon))
+        self.promises.look()
+        self.world.scheduler.after(self._beacon_ns, self._beacons, self._ring)
+
+    def _nudge(self) -> None:
+        self.world.scheduler.after(self.rng.randint(20, 200) * MICRO, self._beacons, self._ring)
+
+    def datagram(self, data: bytes) -> None:
+        if len(self._datagrams) < SOCKET_DATAGRAMS:
+            self._datagrams.append(data)
+        if not self.loop.frozen:
+            self._drain()
+        elif len(self._datagrams) == 1:
+            self.loop.once_thawed(self._drain)
+
+    def _drain(self) -> None:
+        waiting, self._datagrams = self._datagrams, []
+        for data in waiting:
+            message = decode_beacon(data)
+            if isinstance(message, BeaconReply):
+                self.promises.took(message)
+            elif (reply := self.promises.answer(message)) is not None:
+                self.world.network.send_datagram(self.name, message.node, encode_beacon(reply))
+
+    # ------------------------------------------------------------ clients
+    def unfit(self) -> str:
+        """Why no master should be chosen here, as Node.unfit()."""
+        if ahead := self.clock.disbelieved_ms:
+            return f"its clock is {ahead} ms ahead of what is believed"
+        return "it is stopping" if self.stopping else ""
+
+    def call(self, work: Callable[[Process], Coroutine[Any, Any, Any]], reply: Callable[[Any], None]) -> None:
+        """A client's request has come. reply(result or exception), on this process's loop."""
+
+        async def serve() -> None:
+            try:
+                answer = await work(self)
+            except Refused as refused:
+                answer = refused
+            except Exception as error:
+                self.unhandled("a client's call", error)
+                return
+            reply(answer)
+
+        self.loop.call_soon(lambda: self.keep(self.loop.create_task(serve())))
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.append(task)
+        if len(self._tasks) > 64:
+            self._tasks = [one for one in self._tasks if not one.done()]
+
+    # ------------------------------------------------------------ its end
+    def freeze(self) -> None:
+        self.frozen_ns = self.world.scheduler.now_ns
+        self.loop.freeze()
+
+    def thaw(self) -> None:
+        self.loop.thaw()
+
+    def die(self) -> None:
+        """From here on nothing that this process does has an effect."""
+        self.loop.kill()
+        self.files.dead = True  # a request to the registry that is on its way still gets there
+        if self.machine.process is self:
+            self.machine.process = None
+
+    async def stop(self) -> None:
+        """SIGTERM: as Node.leave() and Node.stop()."""
+        self.stopping = True
+        if any(replica.leader is not None and replica.leader.ships for replica in self.replicas):
+            with suppress(RegistryError):
+                await self._renew()
+            started = changed = self.loop.time()
+            left = len(self.replicas.leading())
+            while left and self.loop.time() < started + HAND_OVER_SECONDS:
+                await asyncio.sleep(0.02)
+                now_left = len(self.replicas.leading())
+                if now_left != left:
+                    left, changed = now_left, self.loop.time()
+                if self.loop.time() > changed + SETTLED_SECONDS:
+                    break
+            self.trace("left", masters=left)
+        for task in self._loops:
+            task.cancel()
+        await self.replicas.stop()
+        await self.syncer.close()
