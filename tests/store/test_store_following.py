@@ -18,10 +18,11 @@ from delaynode.store.frames import BadFrame, Frame, Kind, Tick, Unsealed
 from delaynode.store.types import Buffer
 from delaynode.store.window import before
 
+from tests.store.copywalks import all_steps, config_of, walk
 from tests.store.lives import lived
 from tests.store.memory_files import Crashed, MemoryFiles
 from tests.store.producing import Item
-from tests.store.replicating import Cluster, all_steps, check_well, config_of, state_of, walk
+from tests.store.replicating import Cluster, check_well, state_of
 from tests.store.walks import times
 from tests.store.world import ROOT, SMALL, UID
 
