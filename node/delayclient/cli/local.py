@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import click
 from delaynode.registry.model import Delivery, Durability, TopicSpec
@@ -112,7 +112,7 @@ def local(
     """
     if not topics and not (data / "registry.db").exists():
         raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
-    stop, restart = _signals()
+    signals = _Signals()
     events = Events(sys.stderr)
     cluster = LocalCluster(
         data,
@@ -129,12 +129,10 @@ def local(
     )
     try:
         with cluster:
-            _await_ready(cluster, stop, quiet=as_json)
-            while not stop.is_set():
-                restart.wait()
-                if restart.is_set() and not stop.is_set():
-                    restart.clear()
-                    _restart_each(cluster, stop, events)
+            _await_ready(cluster, signals, quiet=as_json)
+            while not signals.stopping:
+                if signals.next() == signal.SIGUSR1:
+                    _restart_each(cluster, signals, events)
             killed = cluster.stop()
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
@@ -142,9 +140,9 @@ def local(
         raise click.ClickException(f"had to be killed: {', '.join(killed)}")
 
 
-def _await_ready(cluster: LocalCluster, stop: threading.Event, *, quiet: bool) -> None:
+def _await_ready(cluster: LocalCluster, signals: _Signals, *, quiet: bool) -> None:
     waited_s, pause_s = 0.0, 0.03
-    while not stop.is_set():
+    while not signals.stopping:
         faults = cluster.unready()
         if not faults:
             ready = {"event": "ready", "endpoints": cluster.endpoints, "http": cluster.http, "pids": cluster.pids}
@@ -155,25 +153,37 @@ def _await_ready(cluster: LocalCluster, stop: threading.Event, *, quiet: bool) -
         if waited_s < SLOW_START_S <= waited_s + pause_s and not quiet:
             click.echo(f"still waiting: {faults[0]} ({len(faults)} in all); logs in {cluster.data / 'logs'}", err=True)
         waited_s += pause_s
-        stop.wait(pause_s)
+        signals.next(pause_s)
 
 
-def _restart_each(cluster: LocalCluster, stop: threading.Event, events: Events) -> None:
+def _restart_each(cluster: LocalCluster, signals: _Signals, events: Events) -> None:
     try:
-        cluster.restart_each(lambda node: events({"event": "node-back", "node": node}), given_up=stop.is_set)
+        cluster.restart_each(
+            lambda node: events({"event": "node-back", "node": node}), given_up=lambda: signals.stopping
+        )
     except (LocalClusterError, ProcessLookupError) as error:
         events({"event": "restart-given-up", "reason": str(error)})
 
 
-def _signals() -> tuple[threading.Event, threading.Event]:
-    """Events that SIGINT, SIGTERM and SIGHUP set, and SIGUSR1. The first sets the second too: one wait for both."""
-    stop, restart = threading.Event(), threading.Event()
+class _Signals:
+    """What this process is told: to stop (SIGINT, SIGTERM, SIGHUP), or to restart its nodes (SIGUSR1).
 
-    def end(*_: object) -> None:
-        stop.set()
-        restart.set()
+    A SimpleQueue may be put to from a handler that interrupts its own get(); the lock of an Event may not.
+    """
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, end)
-    signal.signal(signal.SIGUSR1, lambda *_: restart.set())
-    return stop, restart
+    def __init__(self) -> None:
+        self.stopping = False
+        self._heard: SimpleQueue[int] = SimpleQueue()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(signum, self._hear)
+
+    def next(self, timeout_s: float | None = None) -> int | None:
+        """The next signal; None when none comes in time."""
+        try:
+            return self._heard.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def _hear(self, signum: int, _: object) -> None:
+        self.stopping = self.stopping or signum != signal.SIGUSR1
+        self._heard.put(signum)

@@ -20,6 +20,7 @@ from delayoperator.loop import Log
 
 POLL_S = 0.02
 STOP_TIMEOUT_S = 20.0
+INSIST_S = 3.0
 STEADY_S = 3.0  # a process that lived this long was well: its end is no part of a series
 BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # before the next start, by the number of early ends in a row
 LOG_KEPT_BYTES = 16 << 20
@@ -149,7 +150,13 @@ class Supervisor:
             # SIGTERM would have each hand its masters over first, to nodes that end too.
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGCONT)  # a process that somebody stopped hears nothing else
+        insisted_s = time.monotonic() + INSIST_S
         while any(process.poll() is None for process in running.values()):
+            if time.monotonic() >= insisted_s:
+                # A Python program that is just starting may have lost its KeyboardInterrupt.
+                insisted_s = float("inf")
+                for process in running.values():
+                    process.send_signal(signal.SIGTERM)
             with self._changed:
                 assert self._stop_at_s is not None
                 if time.monotonic() >= self._stop_at_s:
