@@ -29,7 +29,10 @@ _NO_ACKS: Final = NoAcks("a message that is read by offset cannot be acknowledge
 
 
 class Reader:
-    """Reads one queue of a topic. An async context manager and async iterator; belongs to one event loop."""
+    """Reads one queue of a topic. An async context manager and async iterator; belongs to one event loop.
+
+    It is no group: what all groups are done with may be gone before it is read here (OffsetTrimmed).
+    """
 
     def __init__(
         self,

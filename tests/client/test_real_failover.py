@@ -36,7 +36,11 @@ class Traffic:
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        for queue in range(QUEUES):
+            # A group that is done with nothing: what the other one has consumed stays for the readers.
+            request = delay_pb2.ReceiveRequest(topic="t", queue=queue, group="keeper")
+            await self.cluster.call("Receive", "t", queue, request, decode_message_batch)
         loops = [self._produce(), self._cancel(), self._consume(), *(self._read(queue) for queue in range(QUEUES))]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
@@ -116,7 +120,7 @@ def test_failover_is_latency_and_nothing_else(how: str, tmp_path_factory: pytest
         await settled(local)
         async with Cluster(local.endpoints) as cluster:
             traffic = Traffic(cluster)
-            traffic.start()
+            await traffic.start()
             for _ in range(2):
                 await asyncio.sleep(1.5)
                 node = await busiest(cluster)
@@ -173,11 +177,11 @@ def test_slave_delivers_without_its_master_and_says_how_old_its_knowledge_is(
             assert await fetch(queue.endpoint, 0) == (50, 0)
             for _ in range(100):
                 count, behind_ms = await fetch(slave, 0)
-                if count == 50:
+                if count == 50 and behind_ms:  # its own answer, not one of the master's that it passed on
                     break
                 await asyncio.sleep(0.05)
             assert count == 50
-            assert 0 <= behind_ms < 2_000
+            assert 0 < behind_ms < 2_000
             local.kill(queue.node, signal.SIGSTOP)
             try:
                 await asyncio.sleep(1.5)
