@@ -62,12 +62,19 @@ async def _follow_health(node: Node, servicer: health.aio.HealthServicer) -> Non
 
 
 async def serve(config: NodeConfig) -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run until SIGTERM, or SIGINT: then the whole cluster stops, and nothing is handed over."""
     log = Logger(config.node)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    leaving = asyncio.Event()  # others go on: they take over what is here
+
+    def stop(number: int) -> None:
+        if number == signal.SIGTERM:
+            leaving.set()
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop, number)
     node = Node(config, open_registry(config.registry), log)
     options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
@@ -86,7 +93,8 @@ async def serve(config: NodeConfig) -> None:
     log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
     await stopping.wait()
     log("stopping")
-    await node.leave()
+    if leaving.is_set():
+        await node.leave()
     following.cancel()
     await servicer.enter_graceful_shutdown()
     stopped = asyncio.create_task(server.stop(grace=1.0))

@@ -25,7 +25,7 @@ I64 = NDArray[np.int64]
 GROUPS = ("g", "h")
 ROW = np.dtype([
     ("queue", "u1"), ("seq", "<u4"), ("due", "<i4"), ("moved", "<i4"), ("acknowledged", "?"), ("cancelled", "?"),
-    ("doubtful", "?"), ("sent", "?"), ("delivered", "<u2", (len(GROUPS),)),
+    ("sent", "?"), ("delivered", "<u2", (len(GROUPS),)),
 ])  # fmt: skip
 UNKNOWN = np.uint32(0xFFFFFFFF)
 NEVER = np.int32(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import signal
 import threading
 import time
@@ -32,14 +33,24 @@ FLOWING_SECONDS = 1.0
 AROUND_SECONDS = (1.0, 20.0)  # a gap that counts as this round's begins at most so long before and after the harm
 BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "reign-refused", "internal-error", "never retrieved")
 
+# what gRPC says of a call that was under way when the process ended
+GRPC_NOISE = re.compile(r"Traceback [^\n]*\n[^\n]*_schedule_rpc_coro\n[^\n]*CancelledError\n")
+
 
 class FaultCluster(LocalCluster):
     """A local cluster whose control loop can be away, and whose nodes may get options of their own."""
 
     def __init__(
-        self, data: Path, *, options: Callable[[int, str], Sequence[str]] = lambda number, node: (), **wishes: Any
+        self,
+        data: Path,
+        *,
+        options: Callable[[int, str], Sequence[str]] = lambda number, node: (),
+        prefix: Callable[[int, str], Sequence[str]] = lambda number, node: (),
+        elsewhere: Sequence[str] = (),
+        **wishes: Any,
     ) -> None:
-        self._options = options
+        """options, prefix: what follows and precedes a node's command. elsewhere: its gRPC addresses, if others."""
+        self._options, self._prefix, self._elsewhere = options, prefix, list(elsewhere)
         super().__init__(data, **{"nodes": 3, "replicas": 2, **wishes})
 
     def __enter__(self) -> Self:
@@ -47,7 +58,15 @@ class FaultCluster(LocalCluster):
         return self
 
     def _command(self, number: int, node: str) -> tuple[str, ...]:
-        return (*super()._command(number, node), *self._options(number, node))
+        return (*self._prefix(number, node), *super()._command(number, node), *self._options(number, node))
+
+    @property
+    def endpoints(self) -> list[str]:
+        return self._elsewhere or super().endpoints
+
+    def unready(self) -> list[str]:
+        faults = super().unready()
+        return [] if self._elsewhere and all(one.startswith("nobody listens") for one in faults) else faults
 
     def stop_operator(self) -> None:
         """The control loop ends; the nodes do not notice."""
@@ -80,7 +99,7 @@ class FaultCluster(LocalCluster):
 
     def check_logs(self, *but: str) -> None:
         for log in sorted((self.data / "logs").glob("*.log")):
-            text = log.read_text()
+            text = GRPC_NOISE.sub("", log.read_text())
             for sign in set(BAD_SIGNS) - set(but):
                 assert sign not in text, f"{log.name}: {sign} in ...{text[max(0, text.index(sign) - 500) :][:2_000]}"
 

@@ -110,14 +110,15 @@ def spec(cluster: FaultCluster, name: str) -> ShardSpec:
 
 def test_with_master_and_slave_a_slave_answers_fetch_while_the_master_is_dead(tmp_path: Path) -> None:
     """Phase 2 of RIP-19. Nobody can choose another master here: the control loop is away."""
-    wishes = {"topics": [TopicSpec("t", 1)], "delivery": Delivery.MASTER_AND_SLAVE}
-    with FaultCluster(tmp_path, nodes=2, **wishes) as cluster:
+    topics = [TopicSpec("t", 1)]
+    with FaultCluster(tmp_path, nodes=2, topics=topics, delivery=Delivery.MASTER_AND_SLAVE) as cluster:
         cluster.wait_ready()
         (spec,) = (one.spec for one in cluster.shards())
         master, slave = str(spec.master), next(node for node in spec.replicas if node != spec.master)
         with Client(cluster.endpoints[int(slave[1:])]) as client:
             shard = Shard(client, "t", 0)
-            shard.send(*[Msg(b"%d" % n, delay_ms=1) for n in range(100)])
+            batch = shard.request(*[Msg(b"%d" % n, delay_ms=1) for n in range(100)], producer=1, number=0)
+            poll("it is stored", lambda: isinstance(client.attempt("Enqueue", batch.SerializeToString()), bytes), 20)
             poll("all are released", lambda: len(shard.fetch(0, max_messages=1_000)) == 100, 20)
             cluster.stop_operator()
             cluster.kill(master, signal.SIGSTOP)

@@ -6,19 +6,23 @@ Clients reach every node all the time, so that one that is cut off is asked, too
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 from delaynode.registry.model import TopicSpec
 
+from tests.faults import cut_off_node
 from tests.faults.failover import FaultCluster
 from tests.faults.load import Load, Traffic
+from tests.faults.netns import Namespaces
 from tests.faults.network import Network
 from tests.faults.trial import SEED, check_queue, keep_all
-from tests.serve.client import poll
+from tests.serve.client import Client, Failure, Msg, Shard, poll
 
 NODES = ("n0", "n1", "n2")
 TRAFFIC = Traffic(queues=3, pause_s=0.05, farthest_ms=2_000)
@@ -131,3 +135,84 @@ def test_cuts_at_random_and_a_kill_among_them_lose_nothing(cluster: FaultCluster
         network.heal()
 
     under_load(cluster, harm)
+
+
+def test_a_master_cut_off_from_registry_and_peers_is_silent_before_another_serves(
+    tmp_path: Path, network: Network
+) -> None:
+    """Its clients still reach it. Whatever they ask: no message that another has handed out and had acknowledged."""
+    command = (sys.executable, "-P", str(Path(cut_off_node.__file__)), str(tmp_path / "cut"))
+    with FaultCluster(tmp_path, topics=[TopicSpec("t", 3)], options=network.options, node_command=command) as cluster:
+        cluster.wait_ready()
+        before = epochs(cluster)
+        cut: list[str] = []
+
+        def harm(load: Load) -> None:
+            node = sorted(cluster.masters())[0]
+            mine = [one.name for one in cluster.masters()[node]]
+            cut.extend(mine)
+            mark = tmp_path / f"cut-{node}"
+            mark.touch()
+            network.part(node)
+            poll(
+                "others lead its shards", lambda: all(served_by(cluster, name) not in (node, None) for name in mine), 30
+            )
+            stored = len(load.ledger.acknowledged)
+            poll("messages are taken meanwhile", lambda: len(load.ledger.acknowledged) > stored + 200, 20)
+            assert cluster.pids[node]
+            network.heal()
+            mark.unlink()
+
+        under_load(cluster, harm)
+        assert all(epochs(cluster)[name] > before[name] for name in cut)
+        assert {one["shard"] for one in cluster.logged("reign-over")} >= set(cut)
+
+
+def test_a_master_cut_off_answers_no_read_once_another_serves(tmp_path: Path, network: Network) -> None:
+    """Nothing is written, so that only its promises can tell it that its time is over."""
+    command = (sys.executable, "-P", str(Path(cut_off_node.__file__)), str(tmp_path / "cut"))
+    with FaultCluster(tmp_path, topics=[TopicSpec("t", 1)], options=network.options, node_command=command) as cluster:
+        cluster.wait_ready()
+        master = str(cluster.shards()[0].spec.master)
+        with Client(cluster.endpoints[int(master[1:])]) as client:
+            shard = Shard(client, "t", 0)
+            shard.send(*[Msg(delay_ms=1)] * 10)
+            poll("all are released", lambda: len(shard.fetch(0, max_messages=100)) == 10, 20)
+            time.sleep(1.0)  # its clients' calls are done
+            (tmp_path / f"cut-{master}").touch()
+            network.part(master)
+            while served_by(cluster, "t-0") in (master, None):
+                with suppress(Failure):
+                    shard.fetch(0, max_messages=100)
+            for _ in range(20):
+                with pytest.raises(Failure, match="NOT_SERVING"):
+                    shard.fetch(0, max_messages=100)
+            assert cluster.shards()[0].spec.master != master
+
+
+@pytest.mark.parametrize("ways", ["both", "one"])
+def test_packets_lost_between_machines_lose_no_message(tmp_path: Path, ways: str) -> None:
+    """A link that is cut for longer than the lease, for all that nodes say to each other, then heals."""
+    with (
+        Namespaces(NODES) as spaces,
+        FaultCluster(
+            tmp_path, topics=[TopicSpec("t", 3)], options=spaces.options, prefix=spaces.prefix,
+            elsewhere=spaces.endpoints,
+        ) as cluster,
+    ):  # fmt: skip
+        cluster.wait_ready()
+        before = epochs(cluster)
+
+        def harm(load: Load) -> None:
+            node = sorted(cluster.masters())[0]
+            mine = [one.name for one in cluster.masters()[node]]
+            if ways == "both":
+                spaces.part(node)
+            else:
+                spaces.cut(*((other, node) for other in NODES if other != node))
+            poll("its shards go on alone", lambda: all(in_sync(cluster)[name] == 1 for name in mine), 20)
+            time.sleep(5.0)
+            spaces.heal()
+
+        under_load(cluster, harm)
+        assert epochs(cluster) == before

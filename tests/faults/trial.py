@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.faults.checker import Report
 from tests.faults.load import Load, Traffic
-from tests.serve.client import Client, Shard
+from tests.serve.client import Client, Failure, Shard, poll
 
 I64 = NDArray[np.int64]
 ROUNDS = int(os.environ.get("DELAY_FAULT_ROUNDS", "10"))
@@ -55,7 +55,19 @@ def keep_all(cluster: LocalCluster, traffic: Traffic) -> None:
     """A group that consumes nothing, so that the queues still have it all when they are read at the end."""
     with Client(cluster.endpoints[0]) as client:
         for queue in range(traffic.queues):
-            Shard(client, traffic.topic, queue).receive(group="auditor", wait_ms=0)
+            shard = Shard(client, traffic.topic, queue)
+            poll("the node knows the shard's master", lambda: joins(shard), 10)  # noqa: B023
+
+
+def joins(shard: Shard) -> bool:
+    """A node learns of another's reign a moment after the registry does."""
+    try:
+        shard.receive(group="auditor", wait_ms=0)
+    except Failure as failure:
+        if failure.reason not in ("NOT_SERVING", "NOT_MASTER"):
+            raise
+        return False
+    return True
 
 
 def check_queue(cluster: LocalCluster, load: Load) -> None:

@@ -250,6 +250,19 @@ def a2_chosen_slave_waits_while_a_master_that_is_cut_off_may_serve(seed: int) ->
 
 
 @attack
+def a2_promise_counts_from_before_its_beacon_however_late_the_reply(seed: int) -> None:
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        run.world.network.line(slave, master).latency_ns = 850 * MILLI
+        run.world.machines[master].weather.down = True
+        deaf = partial(run.cut, master, slave, both=False)  # replies to what was asked before still come
+        run.once(lambda shard: shard.spec.master == slave, deaf)
+        run.until(lambda: run.master() == slave, 20, "the slave is chosen")
+        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "it serves")
+        run.world.run(2.0)
+
+
+@attack
 def a2_slave_restarted_when_it_is_chosen_waits_all_the_same(seed: int) -> None:
     with cluster(seed, lease_seconds=3) as run:
         master, slave = run.master(), run.slaves()[0]

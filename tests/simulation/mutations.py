@@ -151,7 +151,7 @@ def applies_what_is_not_committed(put: Put) -> None:  # B3
 
 
 # ---------------------------------------------------------------- promises
-@mutation("frozen_master_answers_nothing_after_its_promises")
+@mutation("a2_promise_counts_from_before_its_beacon_however_late_the_reply")
 def counts_a_promise_from_its_reply(put: Put) -> None:
     took = Promises.took
 

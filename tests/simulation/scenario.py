@@ -41,8 +41,8 @@ def plan_of(seed: int) -> Plan:
         min_in_sync=rng.choice((1, 1, 1, 2)),
         lease_seconds=rng.choice((2, 2, 3)),
         lag_seconds=rng.choice((2, 3, 4)),
-        trouble_seconds=rng.choice((5.0, 8.0, 8.0, 12.0)),
-        troubles=rng.choice((1, 2, 3, 4, 6)),
+        trouble_seconds=rng.choice((5.0, 8.0, 8.0, 10.0)),
+        troubles=rng.choice((1, 3, 5, 7, 10)),
     )
 
 

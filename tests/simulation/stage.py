@@ -44,6 +44,7 @@ class Run:
         world = self.world
         world.run_until(self.healthy, HEALTHY_SECONDS, lambda: f"healthy again: {self.ailing()}")
         self.clients.sending = False
+        world.run_until(lambda: not self.clients.senders, DRAINED_SECONDS, "every producer got its answer")
         world.run((NEAR_MS + 500) / 1000)
         world.run_until(lambda: not self.clients.outstanding(), DRAINED_SECONDS, "all that is due was delivered")
         self.clients.consuming = False

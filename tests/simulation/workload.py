@@ -66,6 +66,7 @@ class Clients:
         self.loop = world.client_loop
         self.shards: dict[int, ShardView] = {}
         self.sending = True
+        self.senders = 0  # that are at work
         self.consuming = True
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
@@ -162,10 +163,12 @@ class Clients:
     # ------------------------------------------------------------ producers
     async def _producer(self, view: ShardView, producer: int, rng: random.Random) -> None:
         number = 0
+        self.senders += 1
         while self.sending:
             await self.send(view, producer, number, rng)
             number += 1
             await asyncio.sleep(rng.choice((0.0, 0.05, 0.2, 0.3, 0.5, 0.8)))
+        self.senders -= 1
 
     async def send(self, view: ShardView, producer: int, number: int, rng: random.Random) -> None:
         """One batch, again and again until it is answered."""
@@ -191,8 +194,6 @@ class Clients:
                 if refused.reason in PERMANENT:
                     self.world.fail(f"enqueue of {bodies[0].decode()} is refused: {refused.reason}: {refused}")
                 await asyncio.sleep(rng.choice((0.02, 0.1, 0.2)))
-                if not self.sending and rng.random() < 0.02:
-                    return
                 continue
             break
         self.counts["answered"] += count

@@ -261,8 +261,8 @@ def virtual(world: World) -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     collecting = gc.isenabled()
     gc.disable()
-    if not gc.get_freeze_count():
-        gc.freeze()  # what is there now need not be looked at again when the world's end is collected
+    if not _buried:
+        gc.freeze()  # what is there now need not be looked at again when a world's end is collected
     try:
         with world.checker.watching():
             yield
@@ -273,6 +273,9 @@ def virtual(world: World) -> Iterator[None]:
         if collecting:
             gc.enable()
         sys.unraisablehook = hook
+
+
+_buried: list[int] = []  # seeds of the worlds of this process
 
 
 def _bury(world: World) -> None:
@@ -287,3 +290,4 @@ def _bury(world: World) -> None:
         warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that nobody will run
         world.graves.clear()
         gc.collect()
+    _buried.append(world.seed)

@@ -195,7 +195,10 @@ class Leader:
         good = {self.reign.entry}
         for entry in self.in_sync.counted() - good:
             member = self.member_of(entry)
-            if member is not None and self._fit(member):
+            if member is None or not self._fit(member):
+                continue
+            coming = entry in self.in_sync.joining and entry not in self.in_sync.written
+            if not coming or member.durable >= self.shipping.commit:
                 good.add(entry)
         return frozenset(good)
 
@@ -206,12 +209,15 @@ class Leader:
         return not (behind and self._boot_ms() - member.moved_ms > self.reign.lag_ms)
 
     def _join(self) -> None:
-        """Members that have caught up: from now on commits wait for them, and for their promise."""
+        """Members that have nearly caught up: from now on commits wait for them, and for their promise.
+
+        The registry is told once they have all that is committed: no later commit is without them then.
+        """
         counted = self.in_sync.counted()
         for member in self.shipping.members.values():
             if member.phase is not Phase.STREAMING or not member.entry or member.entry in counted:
                 continue
-            near = member.durable >= self.shipping.commit and self._log.end - member.durable <= NEAR_BYTES
+            near = self._log.end - member.durable <= NEAR_BYTES
             if near and self._fit(member) and self._promises.live(self.reign.uid, (member.node,)):
                 self.in_sync.join(member.entry)
                 self._note("replica-joins", peer=member.node, entry=member.entry)
@@ -238,13 +244,21 @@ class Leader:
             while self.ended is None and self.handover is None:
                 wanted = self._wanted()
                 if wanted == self.in_sync.written and not self.in_sync.tried:
-                    for entry in self.in_sync.joining - wanted:  # it fell away before a write could name it
-                        self.in_sync.give_up(entry)
+                    self._forget_lost()
                     return
                 if not await self._write(wanted, None):
                     await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._settling = None
+
+    def _forget_lost(self) -> None:
+        """Members that fell away before a write could name them."""
+        for entry in list(self.in_sync.joining):
+            member = self.member_of(entry)
+            if member is None or not self._fit(member):
+                self.in_sync.give_up(entry)
+                if self.host is not None:
+                    self.host.advance()
 
     async def _write(self, wanted: Entries | None, handover: Handover | None, resigned: str | None = None) -> bool:
         """Write the status; False when that did not (or may not) have happened. Ends the reign at a higher epoch.

@@ -35,6 +35,7 @@ from delaynode.replicate.messages import (
 from delaynode.replicate.peers import Peers
 from delaynode.store.commitlog import CommitLog, WriteBatch
 from delaynode.store.errors import Damaged, Trimmed
+from delaynode.store.frames import BadFrame
 from delaynode.store.types import Buffer
 
 WINDOW_BYTES = 32 << 20  # sent to a member and not stored by it
@@ -315,7 +316,7 @@ class Shipping:
             if member.session == session:
                 self._ask(member)  # it has fallen behind what is kept: it will be offered the files
             return
-        except (OSError, Damaged) as error:
+        except (OSError, Damaged, BadFrame) as error:
             self._note("log-not-read", peer=member.node, offset=start, reason=str(error))
             if member.session == session:
                 self._fall(member, Phase.DOWN)

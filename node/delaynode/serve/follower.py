@@ -69,6 +69,7 @@ class Follower:
         self._acked: Ack | None = None  # the last one
         self._wanted: list[tuple[int, int, int]] = []  # pieces to ask for: file, offset, length; the last one next
         self._owed = 0  # pieces asked for
+        self._leaving: str | None = None  # why nobody is followed any more
 
     @property
     def streaming(self) -> bool:
@@ -116,7 +117,7 @@ class Follower:
         self._promises.raise_floor(uid, message.epoch)
         self._streaming = False
         self.origin, self.epoch = origin, message.epoch
-        why = copy.damaged()
+        why = self._leaving or copy.damaged()
         if why is not None:
             origin.reply(Refused(uid, message.epoch, message.epoch, True, why))
             return
@@ -187,9 +188,14 @@ class Follower:
             self._acked = ack
             self.origin.reply(ack)
 
+    def leave(self, why: str) -> None:
+        """This process is about to end: the master is to go on without the copy now, not when it misses it."""
+        self._leaving = why
+        self.refuse_damaged()
+
     def refuse_damaged(self) -> None:
         """The copy is of no use any more: the master is to go on without it."""
-        why = self._copy.damaged()
+        why = self._leaving or self._copy.damaged()
         if self.origin is not None and why is not None:
             self._streaming = False
             self.origin.reply(Refused(self._copy.uid, self.epoch, self.epoch, True, why))

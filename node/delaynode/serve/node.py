@@ -158,24 +158,32 @@ class Node:
         return None if found is None else found[:2]
 
     async def leave(self) -> None:
-        """Ask for somebody else to lead what is led here, and wait until that is so or nobody can."""
+        """Ask for somebody else to lead what is led here, and the masters of what is not to do without; wait until
+        that is so, or nobody can.
+        """
         self.stopping = True
-        if not any(replica.leader is not None and replica.leader.ships for replica in self.replicas):
+        leads = any(replica.leader is not None and replica.leader.ships for replica in self.replicas)
+        if not leads and all(replica.withdraw() for replica in self.replicas):
             return
-        try:
-            await self._renew()
-        except RegistryError as error:
-            self.log("lease-not-renewed", reason=str(error))
+        if leads:
+            try:
+                await self._renew()
+            except RegistryError as error:
+                self.log("lease-not-renewed", reason=str(error))
         started = changed = time.monotonic()
-        left = len(self.replicas.leading())
-        while left and time.monotonic() < started + HAND_OVER_SECONDS:
+        left = self._held()
+        while any(left) and time.monotonic() < started + HAND_OVER_SECONDS:
             await asyncio.sleep(0.02)
-            now_left = len(self.replicas.leading())
+            now_left = self._held()
             if now_left != left:
                 left, changed = now_left, time.monotonic()
             if time.monotonic() > changed + SETTLED_SECONDS:
                 break
-        self.log("left", masters=left, seconds=round(time.monotonic() - started, 3))
+        self.log("left", masters=left[0], slaves=left[1], seconds=round(time.monotonic() - started, 3))
+
+    def _held(self) -> tuple[int, int]:
+        """Shards that are led here still, and copies here that a master waits for still."""
+        return len(self.replicas.leading()), sum(not replica.withdraw() for replica in self.replicas)
 
     async def stop(self) -> None:
         """Stop serving; every copy is checkpointed."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 
-from delaynode.registry.model import ShardObject, ShardSpec, ShardStatus
+from delaynode.registry.model import ShardObject, ShardSpec, ShardStatus, copy_id_of
 from delaynode.registry.port import RegistryError
 from delaynode.replicate.leader import Leader, Reign
 from delaynode.replicate.messages import Message, Piece
@@ -72,6 +72,7 @@ class Replica:
         self._resigning: asyncio.Task[None] | None = None
         self._follower = Follower(self, yard.promises, self.note)
         self._stopping = False
+        self._withdrawn = False
         self._worker = asyncio.get_running_loop().create_task(self._run())
         yard.promises.raise_floor(self.uid, spec.epoch)
 
@@ -247,7 +248,7 @@ class Replica:
         """The copy is there: follow whoever comes."""
         assert self.shard is not None
         self._keep_status()
-        self.role = Role.SLAVE
+        self.role, self._told_ms = Role.SLAVE, None  # a copy that is opened again knows less than it did
         host = self.host = SlaveHost(self.shard, self.holding.directory, self.yard.shop)
         host.stored = self._follower.acknowledge
         host.readable, host.unheard_ms = self.unreadable, self.unheard_ms
@@ -290,7 +291,7 @@ class Replica:
         if not self._chosen():
             return
         status = found.status
-        if status is not None and self.holding.entry not in status.in_sync and not self._unclean():
+        if status is not None and not _names(status, self.holding.entry) and not self._unclean():
             self.refused = f"copy {self.holding.entry} is not in sync: {', '.join(status.in_sync)} are"
             self.note("reign-refused", reason=self.refused)
             return
@@ -435,6 +436,18 @@ class Replica:
         await self.holding.discard(why)
         self.role = Role.ABSENT
 
+    def withdraw(self) -> bool:
+        """The node is stopping: ask the master to go on without this slave copy. True when nobody waits for it."""
+        status = self.object.status
+        if self.leader is not None or self.host is None or status is None:
+            return True
+        if self.entry() not in status.in_sync or len(status.in_sync) == 1:
+            return True
+        if not self._withdrawn:
+            self._withdrawn = True
+            self._follower.leave("its node is stopping")
+        return False
+
     async def stop(self) -> None:
         """The node is stopping: a checkpoint makes the next start quick."""
         self._stopping = True
@@ -457,3 +470,11 @@ def _vacated(status: ShardStatus, epoch: int) -> bool:
     """
     handed_over = status.handover is not None and status.handover.epoch == epoch
     return status.serving_epoch == epoch and (handed_over or status.resigned is not None)
+
+
+def _names(status: ShardStatus, entry: str) -> bool:
+    """Whether the in-sync set has the copy; with Async, also as it was before its machine booted.
+
+    Whether such a copy may be chosen is the operator's to say (DESIGN 5.5), and it has.
+    """
+    return copy_id_of(entry) in {copy_id_of(one) for one in status.in_sync}

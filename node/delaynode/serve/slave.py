@@ -61,6 +61,8 @@ class SlaveHost(CopyHost):
     def receive(self, data: memoryview) -> None:
         """Whole frames that begin at the log's end. Raises BadFrame or Damaged and takes nothing."""
         frames = self.shard.log.receive(data)
+        if not frames:
+            return
         at = self._frames[-1].end if self._frames else self.shard.applied
         if frames[0].offset == at and self._bytes + len(data) <= KEPT_BYTES:
             self._frames.extend(frames)
@@ -82,9 +84,16 @@ class SlaveHost(CopyHost):
                 raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known} is committed")
             self._frames.clear()
             self._bytes = 0
-            log.forget_pending()  # here: a sync round must not take them while the file is cut
-            if log.end > end or log.written > log.synced:
-                await self.off_loop(lambda: log.cut(end))
+            batch = log.take(sync=self.shop.fsync)  # here: no sync round must take it while the file is cut
+
+            def work() -> None:
+                if batch is not None:
+                    batch.run()
+                    log.finish(batch)
+                if log.end > end or log.written > log.synced:
+                    log.cut(min(end, log.end))
+
+            await self.off_loop(work)
 
     def wrote(self, batch: WriteBatch) -> None:
         self.shard.finish_writes(batch)
