@@ -65,6 +65,11 @@ class Lane:
         return self._task is not None
 
     @property
+    def _patience_s(self) -> float:
+        """Longer with each failure: a node that is only slow must not be sent all of it again and again."""
+        return _ANSWER_TIMEOUT_S * float(2 ** min(self.failures, 3))
+
+    @property
     def well(self) -> bool:
         """Its shard answers, as far as is known."""
         if self.failures:
@@ -88,7 +93,7 @@ class Lane:
         if self.window.outstanding and silent_s > PATIENCE_S:
             # A frozen master says nothing, and sending again elsewhere is harmless: the numbers are the same.
             moved = self._cluster.moved(self.topic, self.queue, self._route)
-            if moved or silent_s > _ANSWER_TIMEOUT_S:
+            if moved or silent_s > self._patience_s:
                 self._silent = not moved
                 self._call.cancel()
             else:

@@ -18,6 +18,7 @@ from tests.store.memory_files import MemoryFile, MemoryFiles
 
 PAGE = 512
 KEPT_OPS = 64
+LONGEST_NS = 8_000 * MILLI  # of a call on a slow disk: it has to end within what a healed cluster is given
 
 
 class Fenced(BaseException):
@@ -87,7 +88,7 @@ class Disk:
         if job is None:
             return None
         start = job.now_ns
-        job.now_ns = max(start, self.hung_until_ns) + int(cost_ns * self.slow)
+        job.now_ns = max(start, self.hung_until_ns) + int(min(cost_ns * self.slow, LONGEST_NS))
         return start, job.now_ns
 
     def note(self, op: Op) -> None:

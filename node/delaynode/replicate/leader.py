@@ -98,6 +98,7 @@ class Leader:
         self._boot_ms, self._note = boot_ms, note
         self._loop = asyncio.get_running_loop()
         self._version: Version | None = None
+        self._welcome: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
         self._telling: asyncio.TimerHandle | None = None
@@ -278,6 +279,12 @@ class Leader:
                 wanted = self.in_sync.written
             elif self.handover is not None:
                 return False  # it has begun meanwhile, and must not be wiped out
+            else:
+                named = self._as_replicas(wanted)
+                if named != wanted and named == self.in_sync.written:
+                    self._version = None  # to see what becomes of the others
+                    return False
+                wanted = named
             reign = self.reign
             status = ShardStatus(reign.epoch, reign.incarnation, tuple(sorted(wanted)), handover, resigned)
             self.in_sync.trying(wanted)
@@ -312,7 +319,15 @@ class Leader:
             self._note("registry-behind", epoch=self.reign.epoch, registry_epoch=found.spec.epoch)
             return False
         self._version = found.version
+        self._welcome = frozenset(found.spec.replicas) - frozenset(found.spec.leaving)
+        self.set_replicas(found.spec.replicas, found.spec.leaving)  # what is watched may be older
         return True
+
+    def _as_replicas(self, entries: Entries) -> Entries:
+        """Those whose nodes are to have a copy in the version that is about to be written over: one that may go has
+        perhaps thrown its copy away (attack A10)."""
+        members = [member for member in self.shipping.members.values() if member.node in self._welcome]
+        return entries & {self.reign.entry, *(member.entry for member in members)}
 
     # ------------------------------------------------------------ the reign's life
     async def begin(
@@ -370,6 +385,10 @@ class Leader:
                 task.cancel()
 
     # ------------------------------------------------------------ giving it away
+    @property
+    def resigning(self) -> bool:
+        return self._resigned is not None
+
     async def resign(self, why: str) -> None:
         """Serve no more in this epoch, and say so: the operator chooses another."""
         if self.ended is not None or self._resigned is not None:

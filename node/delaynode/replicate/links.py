@@ -304,7 +304,10 @@ class _Link:
         while True:
             self._wake.clear()
             self.target = self._links.address(self.node)
-            failure = await self._once(self.target)
+            try:
+                failure = await self._once(self.target)
+            except Exception as error:  # whatever it is, the link is to be tried again
+                failure = f"{type(error).__name__}: {error}"
             if failure and failure != self._failure:
                 self._links.log("link-failed", peer=self.node, reason=failure)
             self._failure = failure

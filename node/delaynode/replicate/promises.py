@@ -40,6 +40,7 @@ class Asking:
 
     epoch: int
     nodes: tuple[str, ...]
+    since: int  # beacon id: what was promised for earlier ones may have been given back since
 
 
 @dataclass(slots=True)
@@ -98,7 +99,9 @@ class Promises:
         return BeaconReply(self.node, beacon.incarnation, beacon.beacon_id, self._wall_ms(), answers)
 
     def _answer(self, beacon: Beacon, uid: int, epoch: int, now: int) -> tuple[int, int, bool]:
-        known = self._floor.get(uid, 0)
+        known = self._floor.get(uid)
+        if known is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
+            return uid, 0, False
         if epoch < known:
             return uid, known, False
         if epoch > known:
@@ -121,7 +124,7 @@ class Promises:
         return uid, epoch, True
 
     def raise_floor(self, uid: int, epoch: int) -> None:
-        """An epoch is known: beacons of lower ones are refused from now on."""
+        """There is a replica here, and an epoch is known: beacons of lower ones are refused from now on."""
         with self._lock:
             self._floor[uid] = max(self._floor.get(uid, 0), epoch)
 
@@ -143,6 +146,8 @@ class Promises:
     def release(self, uid: int, node: str, incarnation: int, epoch: int, beacon: int) -> None:
         """A master gives back what was promised for its beacons up to `beacon`: it serves no more. Later ones stand."""
         with self._lock:
+            if uid not in self._floor:
+                return
             self._released[uid] = (node, incarnation, epoch, beacon)
             given = self._given.get(uid)
             if given is None or given.beacon > beacon:
@@ -161,8 +166,10 @@ class Promises:
         """Ask these nodes, for this reign, from now on."""
         with self._lock:
             before = self._asking.get(uid)
-            now = self._asking[uid] = Asking(epoch, tuple(nodes))
-            if before is None or before.epoch != epoch:
+            goes_on = before is not None and before.epoch == epoch
+            since = before.since if before is not None and goes_on else self._next_id
+            now = self._asking[uid] = Asking(epoch, tuple(nodes), since)
+            if not goes_on:
                 self._drop_held(uid)
         if now != before:
             self.on_lead()
@@ -226,7 +233,8 @@ class Promises:
                 asking = self._asking.get(uid)
                 if asking is None:
                     continue
-                if promised and epoch == asking.epoch and reply.node in asking.nodes:
+                asked = reply.beacon_id >= asking.since and reply.node in asking.nodes
+                if promised and epoch == asking.epoch and asked:
                     key = (uid, reply.node)
                     self._held[key] = max(self._held.get(key, 0), until)
                 elif epoch > asking.epoch:

@@ -39,8 +39,9 @@ from delaynode.store.frames import BadFrame
 from delaynode.store.types import Buffer
 
 WINDOW_BYTES = 32 << 20  # sent to a member and not stored by it
+STALLED_MS = 2_000  # a member that has not stored anything for so long is sent no more before it has
 BACKLOG_BYTES = 64 << 20  # queued to a node and not taken by the network
-READ_BYTES = 4 << 20  # read from the log at once for a member that is behind
+READ_BYTES = 1 << 20  # read from the log at once for a member that is behind: it parses that on its event loop
 RECENT_BYTES = 16 << 20  # of frames kept in memory for members that are up to date
 LARGE_BYTES = 8 << 20  # a batch above this is sent from the file: a message has its limit
 ASK_AGAIN_SECONDS = 0.5
@@ -266,9 +267,8 @@ class Shipping:
         """This copy has written more of its log."""
         self._sealed = max(self._sealed, self._log.written)
         self._pump_all()
-        needed = min(
-            (member.next for member in self.members.values() if member.phase is Phase.STREAMING), default=self._sealed
-        )
+        streams = (m for m in self.members.values() if m.phase is Phase.STREAMING and self._takes_more(m))
+        needed = min((member.next for member in streams), default=self._sealed)
         while self._recent and self._recent[0].end <= min(needed, self._log.written):
             chunk = self._recent.popleft()
             self._recent_bytes -= chunk.end - chunk.start
@@ -282,7 +282,7 @@ class Shipping:
             member.phase is Phase.STREAMING
             and not member.reading
             and member.next < self._sealed
-            and member.next - member.durable < WINDOW_BYTES
+            and self._takes_more(member)
             and self._peers.backlog_bytes(member.node) < BACKLOG_BYTES
         ):
             chunk = self._recent_from(member.next)
@@ -292,6 +292,11 @@ class Shipping:
                     self._spawn(self._read(member, member.session))
                 return
             self._send(member, chunk.start, chunk.end, chunk.parts)
+
+    def _takes_more(self, member: Member) -> bool:
+        """What is on its way to one that stores nothing is memory, there and here, and there are many shards."""
+        waits = member.next - member.durable
+        return waits < WINDOW_BYTES and (not waits or self._boot_ms() - member.moved_ms < STALLED_MS)
 
     def _recent_from(self, offset: int) -> Chunk | None:
         if not self._recent or not self._recent[0].start <= offset < self._recent[-1].end:
@@ -320,6 +325,7 @@ class Shipping:
             self._note("log-not-read", peer=member.node, offset=start, reason=str(error))
             if member.session == session:
                 self._fall(member, Phase.DOWN)
+                self._later(member)  # the link stays up: nobody else would ask
             return
         if member.session != session:
             return

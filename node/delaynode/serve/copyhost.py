@@ -10,7 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -61,6 +61,7 @@ class Workshop:
     log: Callable[..., None]  # log(event, **fields)
     disk_tight: Callable[[], bool]  # little is left: free what can be freed
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
 
 
 class CopyHost(ABC):

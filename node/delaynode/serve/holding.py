@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from delaynode.registry.model import Durability, ShardSpec, in_sync_entry
+from delaynode.registry.model import ShardSpec, in_sync_entry
 from delaynode.replicate.messages import Piece
 from delaynode.replicate.shipping import Snapshot
 from delaynode.serve.copyhost import CopyHost
@@ -58,8 +58,7 @@ class Holding:
         return asyncio.get_running_loop().run_in_executor(self.yard.shop.pool, work)
 
     def _named(self, copy_id: str) -> str:
-        cluster = self.yard.cluster()
-        lasting = cluster is None or cluster.durability is Durability.FSYNC
+        lasting = self.yard.shop.fsync  # of what this process does, whatever is wished by now
         return in_sync_entry(copy_id, None if lasting else self.yard.boot_id)
 
     # ------------------------------------------------------------ the directory

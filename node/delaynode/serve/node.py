@@ -150,7 +150,9 @@ class Node:
         lease = self.routes.leases.get(node)
         if lease is None or not lease.peer:
             return None
-        host, port = lease.peer.rsplit(":", 1)
+        host, _, port = lease.peer.rpartition(":")
+        if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+            return None  # another's mistake; Links says that there is no address
         return host, int(port), lease.incarnation
 
     def _beacon_address(self, node: str) -> tuple[str, int] | None:
@@ -246,7 +248,7 @@ class Node:
         if now - self._skewed_since > SKEW_SECONDS:
             for replica in self.replicas.leading():
                 if replica.leader is not None and replica.leader.in_sync_size > 1:
-                    await replica.resign(f"its node's clock differs: {found.reason}")
+                    replica.resign(f"its node's clock differs: {found.reason}")
 
     async def accept_clock(self, seen_ms: int) -> int:
         """Believe the wall clock; returns by how many ms time moves ahead. `seen_ms`: what whoever accepts it saw.
@@ -301,6 +303,9 @@ class Node:
                 self.registry_seen = time.monotonic()
             except RegistryError as error:
                 self.log("registry-unreachable", reason=str(error))
+            except Exception as error:  # to renew the lease and hear of nothing would be worse than to be dead
+                self.log("internal-error", reason=f"{type(error).__name__}: {error}")
+                await asyncio.sleep(RENEW_SECONDS)
             await asyncio.sleep(WATCH_SECONDS)
 
     def _neighbours(self) -> list[str]:

@@ -30,6 +30,7 @@ from delaynode.serve.host import ShardHost
 from delaynode.serve.slave import SlaveHost
 from delaynode.serve.yard import Statuses, Yard
 from delaynode.store.errors import Damaged, Refused
+from delaynode.store.marker import outlasts_a_restart
 from delaynode.store.shard import Shard
 from delaynode.store.snapshot import Incoming
 
@@ -73,6 +74,7 @@ class Replica:
         self._follower = Follower(self, yard.promises, self.note)
         self._stopping = False
         self._withdrawn = False
+        self._candidate_ms: int | None = None  # since when it makes itself ready to lead
         self._worker = asyncio.get_running_loop().create_task(self._run())
         yard.promises.raise_floor(self.uid, spec.epoch)
 
@@ -84,6 +86,13 @@ class Replica:
     def why_not(self) -> str | None:
         """Why this copy can't be used; None when it can, or there is none."""
         return self.damaged() or self.refused
+
+    def late(self) -> str | None:
+        """Why a chosen copy had better be passed over (attack A3): it has no reign yet that it could resign."""
+        since, cluster = self._candidate_ms, self.yard.cluster()
+        if since is None or cluster is None or self.yard.boot_ms() - since < cluster.lag_seconds * 1000:
+            return None
+        return f"its disk has not taken the epoch up within {cluster.lag_seconds} s"
 
     def unreadable(self) -> str | None:
         """Why Fetch is not to be answered from this slave; None: it has all that was committed as of a moment ago."""
@@ -115,7 +124,7 @@ class Replica:
         """The registry has news of the shard."""
         spec = object_.spec
         if spec.epoch != self.object.spec.epoch:
-            self.refused = None  # of another reign
+            self.refused = self._candidate_ms = None  # of another reign
         self.object = object_
         self.yard.promises.raise_floor(self.uid, spec.epoch)
         self._keep_status()
@@ -133,8 +142,8 @@ class Replica:
     def hand_over(self) -> None:
         """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
         spec, leader = self.object.spec, self.leader
-        if leader is not None and spec.switchover is not None and spec.epoch == leader.reign.epoch:
-            leader.switch_to(spec.switchover.to)
+        if leader is not None and spec.epoch == leader.reign.epoch:  # a wish may be withdrawn, too
+            leader.switch_to(spec.switchover.to if spec.switchover is not None else None)
 
     def _keep_status(self) -> None:
         """The next checkpoint has it: a registry that is lost is made again from what the copies keep."""
@@ -205,6 +214,9 @@ class Replica:
             self.holding.damage = f"{type(error).__name__}: {error}"
             self.role = Role.DAMAGED
             self.note("internal-error", reason=self.holding.damage)
+            self._follower.refuse_damaged()
+            if self.leader is not None:  # else the shard would stand still: its lease goes on, and so do its promises
+                await self.leader.resign(self.holding.damage)
 
     async def _step(self) -> None:
         self._news.clear()
@@ -214,12 +226,15 @@ class Replica:
             await self._lead()
         elif self._inbox and self.leader is None:
             await self._follower.handle(*self._inbox.popleft())
-        elif self._unwanted():
-            await self._leave()
-            await self._wait(RETRY_SECONDS)
-        elif self.role is Role.DAMAGED:
-            if await self._given_up():
-                await self._discard("damaged, and no longer counted on")
+            await asyncio.sleep(0)  # many may wait, and others too
+        elif self._unwanted() or self.role is Role.DAMAGED:
+            try:
+                if self._unwanted():
+                    await self._leave()
+                elif await self._given_up():
+                    await self._discard("damaged, and no longer counted on")
+            except OSError as error:
+                self.note("copy-not-discarded", reason=str(error))
             await self._wait(RETRY_SECONDS)
         else:
             await self._wait(None)
@@ -285,6 +300,7 @@ class Replica:
             await asyncio.sleep(0.2)
             return
         if found is None or found.spec.uid != spec.uid:
+            await asyncio.sleep(RETRY_SECONDS)  # it is gone, as the list will say
             return
         self.object = found
         spec = found.spec
@@ -296,11 +312,14 @@ class Replica:
             self.note("reign-refused", reason=self.refused)
             return
         self.role = Role.CANDIDATE
+        if self._candidate_ms is None:
+            self._candidate_ms = yard.boot_ms()
         try:
             shard = await self._candidate(spec)
         except (Damaged, OSError) as error:
-            self._broken(f"epoch {spec.epoch} not taken up: {error}")
+            await self._not_taken_up(spec.epoch, error)
             return
+        self._candidate_ms = None
         leader = self._make_leader(shard, spec)
         former = status.in_sync if status is not None else ()
         cluster, frames = yard.cluster(), 0
@@ -312,6 +331,8 @@ class Replica:
                 await self._depose(leader.ended or "another reign has begun")
                 return
             frames += await self.holding.apply_all()
+            if leader.ended is not None:
+                return  # nobody would tell the master that is made now: it would wait for its first frame for ever
             master = ShardHost(
                 shard, self.holding.directory, yard.shop, leader, cluster.min_in_sync if cluster is not None else 1
             )
@@ -332,6 +353,20 @@ class Replica:
         metrics.recovery_seconds = max(metrics.recovery_seconds, (yard.boot_ms() - self._made_ms) / 1000)
         self.note("reign-started", in_sync=sorted(leader.in_sync.written), frames=frames)
         self.look(self.object)
+
+    async def _not_taken_up(self, epoch: int, error: Exception) -> None:
+        """A disk without room, say, has harmed nothing: there may be room in a while, and maybe nobody else to lead."""
+        why = f"epoch {epoch} not taken up: {error}"
+        if self.shard is not None and (outlasts_a_restart(error) or self.shard.identity.epoch >= epoch):
+            self._candidate_ms = None
+            self._broken(why)
+            return
+        self.note("epoch-not-taken-up", reason=str(error))
+        if self.shard is not None:
+            self._follow()
+        else:
+            self.role = Role.ABSENT  # what is half made is no copy
+        await asyncio.sleep(RETRY_SECONDS)
 
     def _unclean(self) -> bool:
         cluster = self.yard.cluster()
@@ -375,11 +410,11 @@ class Replica:
             self.holding.damage = master.failure
             self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(f"damaged: {master.failure}"))
 
-    async def resign(self, why: str) -> None:
-        """Step down for good in this epoch."""
-        if self.leader is not None and self.master is not None:
+    def resign(self, why: str) -> None:
+        """Step down for good in this epoch, as soon as the registry takes it."""
+        if self.leader is not None and self.master is not None and not self.leader.resigning:
             self.master.pause(why)
-            await self.leader.resign(why)
+            self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(why))
 
     async def _depose(self, why: str) -> None:
         """The reign is over: follow."""

@@ -99,15 +99,21 @@ class Replicas:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for replica in self:
-                leader, master = replica.leader, replica.master
-                if leader is None or leader.ended is not None:
-                    continue
-                leader.look()
-                replica.hand_over()
-                if master is not None and leader.ships:
-                    held = self._yard.shop.syncer.busy_seconds(master)
-                    if held * 1000 > leader.reign.lag_ms:  # attack A3: slaves promise on, but nothing commits
-                        await replica.resign(f"its disk has not finished a write for {held:.0f} s")
+                try:
+                    self._look_at(replica)
+                except Exception as error:  # one shard's trouble must not keep the others from being looked at
+                    self._yard.shop.log("look-failed", shard=replica.name, reason=f"{type(error).__name__}: {error}")
+
+    def _look_at(self, replica: Replica) -> None:
+        leader, master = replica.leader, replica.master
+        if leader is None or leader.ended is not None:
+            return
+        leader.look()
+        replica.hand_over()
+        if master is not None and leader.ships:
+            held = self._yard.shop.syncer.busy_seconds(master)
+            if held * 1000 > leader.reign.lag_ms:  # attack A3: slaves promise on, but nothing commits
+                replica.resign(f"its disk has not finished a write for {held:.0f} s")
 
     def _silent(self, node: str, silent: bool) -> None:
         self._yard.shop.log("peer-silent" if silent else "peer-heard", peer=node)

@@ -26,7 +26,7 @@ def state_of(replica: Replica, beacon_age_ms: int | None) -> pb.ReplicaState:
     spec, shard = replica.object.spec, replica.shard
     state = pb.ReplicaState(
         topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=replica.entry(), role=_ROLES[replica.role],
-        damaged=replica.damaged() or (replica.master.failure if replica.master is not None else None) or "",
+        damaged=replica.damaged() or (replica.master.failure if replica.master is not None else replica.late()) or "",
         beacon_age_ms=-1 if beacon_age_ms is None else beacon_age_ms,
     )  # fmt: skip
     if shard is not None:

@@ -170,6 +170,7 @@ class Upkeep:
     async def persist(self, *, copy_wheels: bool) -> None:
         """Write a checkpoint, and a copy of the wheels when it is time for one."""
         host, shard, files = self._host, self._shard, self._shop.files
+        await host.written(shard.applied)  # before others are kept waiting: a slave may be away, and the registry too
         async with self._shop.checkpoints, self._timer_job:
             job = persist.begin_checkpoint(files, host.directory, shard)
             self._tell_flushing()
@@ -187,6 +188,11 @@ class Upkeep:
                 await asyncio.gather(*readers, return_exceptions=True)  # they may still read what goes
                 await host.off_loop(lambda: persist.remove_files(files, paths))
             await host.off_loop(give_back)  # the flush's buffers were the largest there are
+
+    @property
+    def files_at_rest(self) -> asyncio.Lock:
+        """While it is held no checkpoint is written."""
+        return self._timer_job
 
     async def room(self) -> None:
         """Wait while flushes are behind: units that are not flushed are memory. Raises Refused."""
@@ -254,13 +260,18 @@ class Upkeep:
             try:
                 with suppress(Trimmed):  # it went while it was looked at
                     await host.off_loop(job.run)
-                self._kept |= job.kept
-                await host.may_append()
-                if cleaning.relocate(shard, job, self._shop.clock.now_ms()):
-                    host.changed()
-                    await host.written(shard.log_end)
-            finally:
+            except BaseException:
                 cleaning.end_emptying(shard, job)
+                raise
+        try:
+            self._kept |= job.kept
+            # While a slave is away this waits: other shards' checkpoints must not wait with it.
+            await host.may_append()
+            if cleaning.relocate(shard, job, self._shop.clock.now_ms()):
+                host.changed()
+                await host.written(shard.log_end)
+        finally:
+            cleaning.end_emptying(shard, job)
 
     async def _clean_step(self) -> bool:
         """A step of cleaning the TimerLog; False when there was nothing to clean."""

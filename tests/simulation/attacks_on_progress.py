@@ -1,0 +1,146 @@
+"""More attacks, as in attacks.py: what might leave a shard, or a copy, stuck until somebody restarts a process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import replace
+from unittest.mock import patch
+
+from delaynode.serve.replica import Role
+from delaynode.store.commitlog import CommitLog
+
+from tests.simulation.loop import SECOND
+from tests.simulation.schedules import attack, shrink
+from tests.simulation.stage import cluster
+
+
+@attack
+def switchover_that_was_withdrawn_is_not_tried_again(seed: int) -> None:
+    """The node that was to take over died: the operator gives the wish up, the master has to as well."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        run.world.kill(slave)
+        run.switch("t-0", slave)
+        run.until(lambda: run.shard().spec.switchover is None, 15, "nobody wants it any more")
+        run.world.start(slave)
+        run.until(run.healthy, 30, "the slave is in sync again")
+        handed: list[int] = []
+        run.once(lambda shard: shard.status is not None and shard.status.handover is not None, lambda: handed.append(1))
+        run.world.run(15.0)
+        assert not handed, "the master has stopped for nobody"
+        assert run.master() == master
+
+
+@attack
+def chosen_copy_that_is_deposed_while_it_applies_its_log_follows(seed: int) -> None:
+    with cluster(seed, replicas=3) as run:
+        first, (one, other) = run.master(), run.slaves()
+        replica = run.replica(one)
+        apply_all, waited = replica.holding.apply_all, []
+
+        async def slowly() -> int:
+            frames = await apply_all()
+            leader = replica.leader
+            assert leader is not None
+            while leader.ended is None or run.replica(other).role is Role.SLAVE:
+                waited.append(leader.reign.epoch)
+                await asyncio.sleep(0.01)
+            return frames
+
+        replica.holding.apply_all = slowly  # type: ignore[method-assign]
+        run.switch("t-0", one)
+        run.until(lambda: bool(waited), 10, "it has written its status, and applies its log")
+        replica.holding.apply_all = apply_all  # type: ignore[method-assign]
+        heir = run.world.machines[other].process
+        assert heir is not None
+        run.change_spec(
+            "t-0", lambda spec: replace(spec, master=other, incarnation=heir.incarnation, epoch=spec.epoch + 1)
+        )
+        run.until(lambda: run.replica(other).role is Role.MASTER, 15, "another serves")
+        run.until(lambda: run.replica(one).role is Role.SLAVE, 15, "the one that was chosen follows it")
+        assert first in run.shard().spec.replicas
+
+
+@attack
+def chosen_copy_whose_disk_hangs_gives_way_to_another(seed: int) -> None:
+    with cluster(seed, replicas=3, lag_seconds=2) as run:
+        master, (one, other) = run.master(), run.slaves()
+        run.cut("control", other)  # so that `one` is chosen
+        run.world.machines[one].disk.hung_until_ns = run.world.scheduler.now_ns + 60 * SECOND
+        run.world.run(0.3)
+        run.world.kill(master)
+        run.until(lambda: run.master() == one, 20, "the one whose disk hangs is chosen")
+        run.mend("control", other)
+        run.until(lambda: run.master() == other and run.replica(other).role is Role.MASTER, 20, "another serves")
+
+
+@attack
+def new_shard_whose_first_node_had_no_room_is_served_once_there_is(seed: int) -> None:
+    with cluster(seed) as run:
+        truth, spare = run.world.truth, next(iter({*run.world.machines} - {*run.shard().spec.replicas}))
+        run.world.machines[spare].disk.full = True
+        found = truth.now.cluster
+        assert found is not None
+        topic = replace(found.spec.topics[0], queues=2)
+        run.world.cluster_spec = replace(found.spec, topics=(topic,))
+        truth.put_cluster(run.world.cluster_spec, found.version)
+        run.until(lambda: (one := truth.shard("t-1")) is not None and one.spec.master == spare, 10, "it is chosen")
+        run.world.run(1.0)
+        assert run.shard("t-1").status is None
+        run.world.machines[spare].disk.full = False
+        run.until(lambda: run.shard("t-1").status is not None, 10, "it serves")
+
+
+@attack
+def slave_that_could_not_be_read_for_once_is_read_for_again(seed: int) -> None:
+    """Its master had no file handle left, say."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        shrink(run, slave)
+        run.world.run(1.0)
+        shard, failed, read = run.replica(master).shard, [], CommitLog.read_raw
+
+        def once(log: CommitLog, offset: int, most: int) -> bytes:
+            if shard is not None and log is shard.log and not failed:
+                failed.append(offset)
+                raise OSError(errno.EMFILE, "too many open files")
+            return read(log, offset, most)
+
+        with patch.object(CommitLog, "read_raw", once):
+            run.world.start(slave)
+            run.until(lambda: bool(failed), 10, "the read that fails")
+            run.until(run.healthy, 10, "it has caught up")
+
+
+@attack
+def shard_that_can_commit_nothing_holds_up_no_other_shards_checkpoint(seed: int) -> None:
+    """Its slave is dead, and the registry is away: the smaller in-sync set can't be written."""
+    with cluster(seed, nodes=3, queues=3) as run:
+        shards = run.world.truth.now.shards
+        blocked = next(one for one in shards if one.spec.master == "n0")
+        slave = next(node for node in blocked.spec.replicas if node != "n0")
+        for name in [one.name for one in shards if one.name != blocked.name]:
+            other = next(node for node in run.world.machines if node not in ("n0", slave))
+            run.move(name, ("n0", other))
+        run.until(run.healthy, 60, "n0 leads the others, too, with copies elsewhere")
+        for machine in run.world.machines.values():
+            machine.weather.down = True
+        run.world.control.weather.down = True
+        run.world.kill(slave)
+        run.world.run(4.0)
+        process = run.world.machines["n0"].process
+        assert process is not None
+        masters = {master.name: master for master in process.replicas.masters()}
+        with process.loop.running():
+            asked = [process.loop.create_task(masters[blocked.name].upkeep.persist(copy_wheels=False))]
+        run.world.run(0.5)
+        assert not asked[0].done(), "it waits for its slave"
+        free = next(master for name, master in masters.items() if name != blocked.name)
+        before = free.shard.checkpointed
+        with process.loop.running():
+            asked.append(process.loop.create_task(free.upkeep.persist(copy_wheels=False)))
+        run.until(asked[1].done, 10, "the other one's checkpoint")
+        assert free.shard.checkpointed > before
+        process.keep(asked[0])
+        process.keep(asked[1])
