@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from delaynode.registry.model import Delivery, ShardSpec, TopicSpec
+from delayoperator.probe import GrpcProber
 
 from tests.faults.failover import FaultCluster, Result, result, settle
 from tests.faults.sdkload import SdkLoad, Work
@@ -108,6 +109,16 @@ def spec(cluster: FaultCluster, name: str) -> ShardSpec:
     return next(one.spec for one in cluster.shards() if one.name == name)
 
 
+def committed(cluster: FaultCluster) -> list[int]:
+    """What each copy of the only shard knows to be committed: slaves hear of it a moment later."""
+    prober = GrpcProber()
+    try:
+        answers = prober.ask(cluster.registry.list_leases())
+    finally:
+        prober.close()
+    return [next(iter(answers[node].copies.values())).committed if node in answers else -1 for node in ("n0", "n1")]
+
+
 def test_with_master_and_slave_a_slave_answers_fetch_while_the_master_is_dead(tmp_path: Path) -> None:
     """Phase 2 of RIP-19. Nobody can choose another master here: the control loop is away."""
     topics = [TopicSpec("t", 1)]
@@ -120,6 +131,7 @@ def test_with_master_and_slave_a_slave_answers_fetch_while_the_master_is_dead(tm
             batch = shard.request(*[Msg(b"%d" % n, delay_ms=1) for n in range(100)], producer=1, number=0)
             poll("it is stored", lambda: isinstance(client.attempt("Enqueue", batch.SerializeToString()), bytes), 20)
             poll("all are released", lambda: len(shard.fetch(0, max_messages=1_000)) == 100, 20)
+            poll("the slave knows what is committed", lambda: len(set(committed(cluster))) == 1, 20)
             cluster.stop_operator()
             cluster.kill(master, signal.SIGSTOP)
             time.sleep(1.0)

@@ -58,8 +58,19 @@ def under_load(cluster: FaultCluster, harm: Callable[[Load], None]) -> None:
     for what, found in report.broken.items():
         assert not found, f"{what}: {len(found)}, e.g. {found[:3]}"
     assert report.acknowledged > 200
-    check_queue(cluster, load)
+    poll("all queues were read", lambda: checked(cluster, load), 30)
     cluster.check_logs()
+
+
+def checked(cluster: FaultCluster, load: Load) -> bool:
+    """A node that has come back gets masters again: whoever reads meanwhile is told to come back."""
+    try:
+        check_queue(cluster, load)
+    except Failure as failure:
+        if failure.reason not in ("NOT_SERVING", "NOT_MASTER"):
+            raise
+        return False
+    return True
 
 
 def in_sync(cluster: FaultCluster) -> dict[str, int]:

@@ -32,13 +32,14 @@ def start(*options: str) -> subprocess.CompletedProcess[str]:
 
 def options(cluster: LocalCluster, **changes: str) -> list[str]:
     """Those of a second node of the cluster, on ports of its own."""
-    (grpc_port,), (http_port,) = choose(0, 1)
+    ports = choose(0, 1)
     named = {
         "node_id": "n9",
         "data": str(cluster.data / "n9"),
         "registry": f"sqlite:{cluster.data / 'registry.db'}",
-        "listen": f"127.0.0.1:{grpc_port}",
-        "http": f"127.0.0.1:{http_port}",
+        "listen": f"127.0.0.1:{ports.grpc[0]}",
+        "http": f"127.0.0.1:{ports.http[0]}",
+        "peer": f"127.0.0.1:{ports.peer[0]}",
         **changes,
     }
     return [part for name, value in named.items() for part in (f"--{name.replace('_', '-')}", value)]

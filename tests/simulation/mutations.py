@@ -14,6 +14,7 @@ from typing import Any
 from delaynode.registry.model import ShardObject, Version
 from delaynode.registry.port import OutcomeUnknown
 from delaynode.replicate import shipping
+from delaynode.replicate.insync import Entries
 from delaynode.replicate.leader import Leader
 from delaynode.replicate.messages import Beacon, BeaconReply
 from delaynode.replicate.promises import Promises
@@ -98,7 +99,12 @@ def records_a_slave_that_has_not_caught_up(put: Put) -> None:
             if member.phase is Phase.STREAMING and member.entry and member.entry not in self.in_sync.counted():
                 self.in_sync.join(member.entry)
 
+    def wanted(self: Leader) -> Entries:
+        members = [self.member_of(entry) for entry in self.in_sync.counted()]
+        return frozenset({self.reign.entry, *(one.entry for one in members if one is not None and self._fit(one))})
+
     put(Leader, "_join", join)
+    put(Leader, "_wanted", wanted)
 
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up")
@@ -174,7 +180,7 @@ def promises_to_lower_epochs(put: Put) -> None:  # A2 b
     answer = Promises._answer
 
     def meek(self: Promises, beacon: Beacon, uid: int, epoch: int, now: int) -> Any:
-        floor = self._floor.pop(uid, 0)
+        floor, self._floor[uid] = self._floor.get(uid, 0), 0
         try:
             return answer(self, beacon, uid, epoch, now)
         finally:
