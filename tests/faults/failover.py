@@ -12,6 +12,8 @@ import json
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +79,13 @@ class FaultCluster(LocalCluster):
         self._stop_loop.clear()
         self._loop_thread = threading.Thread(target=self._run_loop, name="control-loop", daemon=True)
         self._loop_thread.start()
+
+    def _run_loop(self) -> None:
+        with (self.data / "logs" / "loop.log").open("ab") as out:
+            process = subprocess.Popen([sys.executable, "-m", "tests.faults.operator", str(self.data)], stderr=out)
+        self._stop_loop.wait()
+        process.terminate()
+        process.wait()
 
     def shards(self) -> tuple[ShardObject, ...]:
         return self.registry.list_shards()

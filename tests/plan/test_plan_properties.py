@@ -41,14 +41,16 @@ NODES = ("n0", "n1", "n2", "n3")
 node_ids = st.sampled_from(NODES)
 incarnations = st.sampled_from(["a", "b", "c"])
 node_views = st.builds(
-    lambda liveness, incarnation, stopping, gone: NodeView(
+    lambda liveness, incarnation, stopping, gone, settled: NodeView(
         liveness if incarnation else Liveness.UNCERTAIN,
         incarnation,
         stopping=stopping,
         gone=gone and liveness is Liveness.DEAD,
+        settled=settled,
     ),
     st.sampled_from(Liveness),
     st.none() | incarnations,
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )
@@ -167,8 +169,12 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
     assert view.liveness is not Liveness.DEAD
     assert new.incarnation == view.incarnation is not None
     if shard.status is not None and len(old.replicas) > 1:
-        copy = observed.copies[shard.name, new.master]
-        assert copy.incarnation == new.incarnation
+        copy = observed.copies.get((shard.name, new.master))
+        if copy is None or copy.incarnation != new.incarnation:
+            assert len(shard.status.in_sync) == len(old.replicas), "without an answer it must be sure that it is named"
+            assert (view.liveness, view.settled) == (Liveness.ALIVE, True)
+            assert new.master != old.master
+            return
         assert not copy.damaged
         risks = [it for it in shard.conditions if it.type is ConditionType.RISKED and it.epoch == new.epoch]
         assert copy.entry in shard.status.in_sync or [it.reason for it in risks] in (

@@ -11,6 +11,7 @@ from delaynode.registry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
+    Durability,
     Handover,
     ShardObject,
     ShardSpec,
@@ -221,9 +222,36 @@ def test_a_member_that_gives_no_answer_is_not_waited_for_while_another_one_answe
     assert reign(planned(shard(THREE, "c0", "c1", "c2"), nodes, {"n2": copy("c2", 4, 100)}))[0] == "n2"
 
 
-def test_a_member_that_gives_no_answer_is_waited_for_when_no_other_one_does() -> None:
-    assert planned(shard(PAIR, "c1", "c2"), {"n1": dead("first"), "n2": alive("x")}) is None
-    assert planned(shard(PAIR, "c1", "c2"), {"n1": dead("first"), "n2": unsure("x")}) is None
+def test_a_member_that_gives_no_answer_is_chosen_when_all_are_in_sync_and_it_is_known_to_live() -> None:
+    """A node that has much to do may answer after seconds; it looks for itself whether its copy is named."""
+    all_in_sync, nodes = shard(PAIR, "c1", "c2"), {"n1": dead("first"), "n2": alive("x")}
+    assert reign(planned(all_in_sync, nodes)) == ("n2", 5, "x")
+    # rather than the former master's new process, which could not serve before a lease has passed
+    again = {"n1": alive("second"), "n2": alive("x")}
+    assert reign(planned(all_in_sync, again, {"n1": copy("c1", 4, 900)})) == ("n2", 5, "x")
+    # but one that answers, and is not the former master, is known to be well
+    three = {"n0": alive("x"), "n1": dead("first"), "n2": alive("y")}
+    assert reign(planned(shard(THREE, "c0", "c1", "c2"), three, {"n2": copy("c2", 4, 100)}))[0] == "n2"
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "view", "durability"),
+    [
+        (("c2",), alive("x"), Durability.FSYNC),  # of whom? n1's copy may be the one that is named
+        (("c1", "c2"), unsure("x"), Durability.FSYNC),
+        (("c1", "c2"), replace(alive("x"), settled=False), Durability.FSYNC),
+        (("c1", "c2"), replace(alive("x"), stopping=True), Durability.FSYNC),
+        (("c1", "c2"), alive("x"), Durability.ASYNC),  # its machine may have been started again
+    ],
+)
+def test_otherwise_a_member_that_gives_no_answer_is_waited_for(
+    in_sync: tuple[str, ...], view: NodeView, durability: Durability
+) -> None:
+    cluster = replace(CLUSTER, replicas=2, durability=durability)
+    assert planned(shard(PAIR, *in_sync), {"n1": dead("first"), "n2": view}, cluster=cluster) is None
+
+
+def test_a_member_that_is_opening_its_log_is_waited_for() -> None:
     opening = {"n2": copy("c2", 0, 0, role=Role.OPENING)}
     assert planned(shard(PAIR, "c1", "c2"), {"n1": dead("first"), "n2": alive("x")}, opening) is None
 

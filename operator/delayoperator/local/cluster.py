@@ -266,7 +266,7 @@ class LocalCluster:
 
     def _run_loop(self) -> None:
         while not self._stop_loop.is_set():
-            loop = ControlLoop(self.registry, _new_uid, self._operator_events, prober=GrpcProber(), writers=WRITERS)
+            loop = ControlLoop(self.registry, new_uid, self._operator_events, prober=GrpcProber(), writers=WRITERS)
             try:
                 loop.run(self._stop_loop)
             except Exception as error:  # a cluster without its operator must be heard of, and gets a new one
@@ -279,5 +279,5 @@ class LocalCluster:
         return text.decode("utf-8", "replace").strip() or "(empty)"
 
 
-def _new_uid() -> int:
+def new_uid() -> int:
     return secrets.randbelow(2**64 - 1) + 1

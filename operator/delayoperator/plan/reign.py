@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from delaynode.registry.model import ClusterSpec, ShardObject, ShardStatus
+from delaynode.registry.model import ClusterSpec, Durability, ShardObject, ShardStatus
 
 from delayoperator.plan.standing import Standing, answer_of, standings
 from delayoperator.plan.world import CopyView, Liveness, Observed, Role
@@ -164,6 +164,8 @@ def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, see
     copies = _answers(shard, seen)
     members = _nodes(known, Standing.IN_SYNC)
     fit = [node for node in members if node not in seen.unfit]
+    if not [node for node in fit if node != shard.spec.master] and (trusted := _trusted(desired, shard, seen)):
+        return _promoted(trusted, seen, f"{fault}: {trusted} lives and all are in sync, though it gives no answer yet")
     if fit:
         node = max(fit, key=_by_preference(shard, copies, seen))
         what = "is in sync with the highest log end" if len(shard.spec.replicas) > 1 else "has the only copy, log end"
@@ -198,6 +200,24 @@ def _sole(shard: ShardObject, known: Mapping[str, Standing], seen: Observed, fau
     if known[node] is Standing.UNCERTAIN:
         # Nobody else could be chosen, and naming its process harms nobody: its answer is not waited for.
         return Wait() if incarnation is None else Promote(node, incarnation, f"{fault}: {node} has the only copy")
+    return None
+
+
+def _trusted(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | None:
+    """One that may lead by what the registry says alone: as many entries as replicas means that all are in sync.
+
+    A node that has much to do may need seconds to answer, and its clients wait. It looks for itself whether its copy
+    is named before it leads. Not so a new process, whose copy may turn out damaged or older than its machine's boot.
+    """
+    spec, status = shard.spec, shard.status
+    if status is None or len(status.in_sync) < len(spec.replicas) or desired.durability is not Durability.FSYNC:
+        return None
+    for node in spec.replicas:
+        view = seen.node(node)
+        lasting = view.settled and not (view.stopping or view.silent) and node not in (spec.master, *spec.leaving)
+        deaf = answer_of(shard, node, seen) is None and node not in seen.answered
+        if lasting and deaf and view.liveness is Liveness.ALIVE:
+            return node
     return None
 
 
