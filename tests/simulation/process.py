@@ -16,9 +16,9 @@ from delaynode.replicate.messages import BeaconReply, decode_beacon, encode_beac
 from delaynode.replicate.promises import Promises
 from delaynode.serve.copyhost import Workshop
 from delaynode.serve.node import Node
-from delaynode.serve.replica import Yard
 from delaynode.serve.replicas import Replicas
 from delaynode.serve.syncer import Syncer
+from delaynode.serve.yard import Transfers, Yard
 from delaynode.store import snapshot
 from delaynode.store.errors import Refused
 from delaynode.store.shard import ShardConfig
@@ -165,7 +165,7 @@ class Process:
         self.peers = SimPeers(world.network, self)
         self.yard = Yard(
             node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, shop=shop, registry=self,
-            peers=self.peers, promises=self.promises, transfers=asyncio.Semaphore(2), boot_ms=clocks.boot_ms,
+            peers=self.peers, promises=self.promises, transfers=Transfers(), boot_ms=clocks.boot_ms,
             cluster=lambda: self.cluster, shard_config=self._shard_config, release_rate=lambda _: None,
         )  # fmt: skip
         self.handler = self.replicas = Replicas(self.yard)

@@ -296,6 +296,28 @@ def test_a_removed_name_is_gone_from_the_disk(tmp_path: Path, disk: DiskFiles) -
 
 
 # ---------------------------------------------------------------- the memory disk is a bad disk
+def test_files_are_synced_while_other_shards_directories_go(tmp_path: Path, disk: DiskFiles) -> None:
+    """Found with a thousand shards a node: copies that were being fetched fell out of service."""
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def come_and_go() -> None:
+        try:
+            while not done.is_set():
+                disk.remove_tree(f"{tmp_path}/other")
+        except BaseException as error:
+            failed.append(error)
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    for number in range(times(1_500)):
+        disk.append(f"{tmp_path}/shard/{number}", [b"x"])
+        disk.sync(f"{tmp_path}/shard/{number}")
+    done.set()
+    other.join()
+    assert not failed
+
+
 def test_the_memory_disk_loses_tears_and_reorders_what_was_not_synced_and_nothing_else() -> None:
     seen = set()
     for seed in range(300):

@@ -145,7 +145,7 @@ class Holding:
 
     async def hold_snapshot(self, master: CopyHost | None) -> Snapshot:
         """The copy's files for a transfer; a few at once. Raises OSError, Damaged."""
-        transfers = self.yard.transfers
+        transfers = self.yard.transfers.place(self.shard.log_end if self.shard is not None else 0)
         await transfers.acquire()
         try:
             take = partial(snapshot.take, self._files, self.directory, f"{self.yard.boot_ms()}")

@@ -35,7 +35,7 @@ from delaynode.serve.routes import Elsewhere, Routes
 from delaynode.serve.scrub import Scrubber
 from delaynode.serve.slave import SlaveHost
 from delaynode.serve.syncer import Syncer
-from delaynode.serve.yard import Yard
+from delaynode.serve.yard import Transfers, Yard
 from delaynode.store import snapshot
 from delaynode.store.errors import Refused
 from delaynode.store.files import DiskFiles
@@ -59,7 +59,6 @@ FEWEST_PRODUCERS = 1_000
 SMALLEST_SHARE = 65_536  # messages: of the window budget, or units before a flush
 NEIGHBOURS = 4  # whose clocks are compared with this node's
 SKEW_SECONDS = 2.0  # out-voted for so long, a master gives its shards away
-TRANSFERS = 2  # whole copies sent at once
 
 
 class Node:
@@ -129,7 +128,7 @@ class Node:
         )  # fmt: skip
         yard = Yard(
             node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(), shop=shop,
-            registry=self, peers=self._links, promises=promises, transfers=asyncio.Semaphore(TRANSFERS),
+            registry=self, peers=self._links, promises=promises, transfers=Transfers(),
             boot_ms=boot_ms, cluster=lambda: self.routes.cluster, shard_config=self._shard_config,
             release_rate=self.routes.release_rate,
         )  # fmt: skip

@@ -12,6 +12,7 @@ and whose epoch is above the one persisted in the copy's directory; so it never 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import deque
 from contextlib import suppress
 from enum import StrEnum
@@ -213,7 +214,7 @@ class Replica:
         except Exception as error:  # no one else would learn of it
             self.holding.damage = f"{type(error).__name__}: {error}"
             self.role = Role.DAMAGED
-            self.note("internal-error", reason=self.holding.damage)
+            self.note("internal-error", reason=self.holding.damage, where=traceback.format_exc(limit=-5))
             self._follower.refuse_damaged()
             if self.leader is not None:  # else the shard would stand still: its lease goes on, and so do its promises
                 await self.leader.resign(self.holding.damage)

@@ -22,9 +22,24 @@ class ShardRegistry(Protocol):
     async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version: ...
 
 
+LARGE, SMALL = 2, 16  # transfers at once
+SMALL_BYTES = 8 << 20
+
+
+class Transfers:
+    """Places for whole copies that are sent: few for those that fill disk and network, more for those that wait for
+    small things most of the time; a new topic has a thousand of them."""
+
+    def __init__(self) -> None:
+        self._large, self._small = asyncio.Semaphore(LARGE), asyncio.Semaphore(SMALL)
+
+    def place(self, log_bytes: int) -> asyncio.Semaphore:
+        return self._small if log_bytes <= SMALL_BYTES else self._large
+
+
 @dataclass(frozen=True, slots=True)
 class Yard:
-    """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, that may be sent at once."""
+    """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, to be sent."""
 
     node: str
     incarnation: str
@@ -34,7 +49,7 @@ class Yard:
     registry: ShardRegistry
     peers: Peers
     promises: Promises
-    transfers: asyncio.Semaphore
+    transfers: Transfers
     boot_ms: Callable[[], int]
     cluster: Callable[[], ClusterSpec | None]
     shard_config: Callable[[ShardSpec], ShardConfig]

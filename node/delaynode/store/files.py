@@ -134,7 +134,8 @@ class DiskFiles(ReadFiles):
         os.fdatasync(self._open(path, create=False))
         if path not in self._named:
             self._sync_directory(os.path.dirname(path))
-            self._named.add(path)
+            with self._lock:
+                self._named.add(path)
 
     def replace(self, path: str, data: bytes) -> None:
         self._make_directory(Path(path).parent)
