@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from delaynode.serve.copyhost import CopyHost
 
 MAINTAIN_SECONDS = 0.25
+LOOK_SECONDS = 4.0  # between two looks at the due window, which reaches minutes ahead
+QUIET_SECONDS = 4.0  # of a shard that nothing happens to: a node may have a thousand
 CHECKPOINT_SECONDS = 30.0
 IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
 IDLE_BYTES = 64 << 10
@@ -86,7 +88,7 @@ class Upkeep:
                 async with self._loading:
                     await self.load()
             else:
-                await _wait(self._want_load, 1.0)
+                await _wait(self._want_load, LOOK_SECONDS)
 
     async def load(self) -> None:
         """Load the due window further."""
@@ -121,7 +123,7 @@ class Upkeep:
 
     # ------------------------------------------------------------ one after the other
     async def _maintain_loop(self) -> None:
-        shard = self._shard
+        shard, seen, pause = self._shard, -1, MAINTAIN_SECONDS
         while True:
             while shard.index.cascade_due(self._shop.clock.now_ms()):
                 await self._cascade()
@@ -133,7 +135,9 @@ class Upkeep:
             if shard.index.clean_due() and await self._clean_step():
                 continue
             shard.index.window.settle()  # now, not when a herd is due
-            await _wait(self._wanted, MAINTAIN_SECONDS)
+            quiet = shard.applied == seen and not self._shop.disk_tight()
+            seen, pause = shard.applied, min(2 * pause, QUIET_SECONDS) if quiet else MAINTAIN_SECONDS
+            await _wait(self._wanted, pause)
 
     async def _cascade(self) -> None:
         async with self._timer_job:
