@@ -10,7 +10,7 @@ from delaynode.registry.model import Durability
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """node: its id in the registry. registry: `sqlite:PATH`. listen, http: HOST:PORT."""
+    """node: its id in the registry. registry: `sqlite:PATH`, `kube:NAMESPACE/CLUSTER`. listen, http: HOST:PORT."""
 
     node: str
     data: str
@@ -18,6 +18,7 @@ class NodeConfig:
     listen: str
     http: str
     advertise: str  # the gRPC address that others reach this node at
+    advertise_http: str  # and the one for HTTP
     durability: Durability | None  # None: what the cluster's spec says
     window_budget: int  # messages in all due windows together
     in_flight_bytes: int  # enqueued bytes that wait for their commit
@@ -39,9 +40,17 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     )
     parser.add_argument("--node-id", required=True, help="this node's id in the registry, e.g. n0")
     parser.add_argument("--data", required=True, help="directory for the shards")
-    parser.add_argument("--registry", required=True, help="where the cluster's state lives: sqlite:PATH")
+    parser.add_argument(
+        "--registry",
+        required=True,
+        help="where the cluster's state lives: sqlite:PATH, or kube:NAMESPACE/CLUSTER (with the pod's credentials; "
+        "outside of a pod, or where KUBECONFIG is set, those of the kubeconfig)",
+    )
     parser.add_argument("--listen", default="127.0.0.1:7070", help="HOST:PORT for gRPC")
     parser.add_argument("--http", default="127.0.0.1:7170", help="HOST:PORT for /healthz, /readyz and /metrics")
+    parser.add_argument(
+        "--advertise-http", default="", help="HOST:PORT that others reach --http at (default: the same)"
+    )
     parser.add_argument("--advertise", default="", help="HOST:PORT that others reach --listen at (default: the same)")
     parser.add_argument(
         "--peer",
@@ -90,6 +99,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         listen=args.listen,
         http=args.http,
         advertise=args.advertise or args.listen,
+        advertise_http=args.advertise_http or args.http,
         durability=next((kind for kind in Durability if kind.value.lower() == args.durability), None),
         window_budget=args.window_budget,
         in_flight_bytes=args.in_flight_mib << 20,

@@ -40,7 +40,7 @@ class Fake:
     def answer(self, beacon: Beacon) -> BeaconReply | None:
         self.answered.append(beacon)
         rows = tuple((uid, epoch, True) for uid, epoch in beacon.shards)
-        return BeaconReply(self.node, beacon.incarnation, beacon.beacon_id, 0, rows)
+        return BeaconReply(self.node, beacon.incarnation, beacon.beacon_id, 0, 3_000, rows)
 
     def took(self, reply: BeaconReply) -> None:
         self.calls.append("took")
@@ -118,7 +118,7 @@ def test_beacons_go_to_whom_they_are_for_and_the_replies_come_back(ground: Groun
     ground.start()
     until("several rounds are done", lambda: len(master.replies) >= 5)
     assert slave.answered[0] == Beacon("n0", 1, 1, 0, ((7, 1),))
-    assert master.replies[0] == BeaconReply("n1", 1, 1, 0, ((7, 1, True),))
+    assert master.replies[0] == BeaconReply("n1", 1, 1, 0, 3_000, ((7, 1, True),))
     assert other.answered == []
     assert ground.logged == []
 
@@ -140,7 +140,7 @@ def test_all_that_has_come_is_taken_before_silence_is_judged(ground: Ground) -> 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         # the thread did not run for a while (here: before it was started), and replies lie in the socket
         for number in range(100):
-            peer.sendto(encode_beacon(BeaconReply("n1", 1, number, 0, ())), (LOCAL, port))
+            peer.sendto(encode_beacon(BeaconReply("n1", 1, number, 0, 3_000, ())), (LOCAL, port))
         ground.start()
         until("it has looked", lambda: "look" in master.calls)
     assert master.calls[: master.calls.index("look")].count("took") == 100
@@ -150,7 +150,7 @@ def test_what_comes_while_a_round_is_sent_is_taken_before_silence_is_judged(grou
     master = Fake("n0")
     port = ground.add(master)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
-        reply = encode_beacon(BeaconReply("n1", 1, 1, 0, ()))
+        reply = encode_beacon(BeaconReply("n1", 1, 1, 0, 3_000, ()))
         master.before_beacons = lambda: void(peer.sendto(reply, (LOCAL, port)))
         ground.start()
         until("it has looked", lambda: "look" in master.calls)
@@ -218,7 +218,7 @@ def test_a_flood_does_not_stop_the_beacons(ground: Ground) -> None:
     master, slave = Fake("n0", ("n1",)), Fake("n1")
     ground.add(master)
     ground.add(slave)
-    flood = encode_beacon(BeaconReply("n2", 1, 0, 0, ()))
+    flood = encode_beacon(BeaconReply("n2", 1, 0, 0, 3_000, ()))
 
     class Flooded(Lossy):
         def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:

@@ -59,7 +59,7 @@ BEACONS: st.SearchStrategy[Beacon | BeaconReply] = st.one_of(
         shards=st.lists(st.tuples(U64, U32), max_size=5).map(tuple),
     ),
     st.builds(
-        BeaconReply, node=st.text(max_size=20), incarnation=U64, beacon_id=U64, wall_ms=I64,
+        BeaconReply, node=st.text(max_size=20), incarnation=U64, beacon_id=U64, wall_ms=I64, lease_ms=U32,
         shards=st.lists(st.tuples(U64, U32, st.booleans()), max_size=5).map(tuple),
     ),
 )  # fmt: skip
@@ -143,4 +143,4 @@ def test_a_cut_or_longer_datagram_is_no_beacon(beacon: Beacon | BeaconReply, at:
 
 def test_the_largest_beacon_and_its_reply_fit_a_datagram() -> None:
     shards = tuple((uid, 1, True) for uid in range(MAX_BEACON_SHARDS))
-    assert len(encode_beacon(BeaconReply("n" * 63, 1, 1, 0, shards))) < 65_507
+    assert len(encode_beacon(BeaconReply("n" * 63, 1, 1, 0, 3_000, shards))) < 65_507

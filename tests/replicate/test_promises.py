@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from delaynode.replicate.messages import Beacon, BeaconReply
 from delaynode.replicate.promises import Promises
+from delaynode.serve import leasefile
+
+from tests.store.memory_files import MemoryFiles
 
 LEASE_MS = 3_000
 
@@ -16,8 +22,8 @@ class Clock:
         return self.ms
 
 
-def made(node: str, number: int, clock: Clock) -> Promises:
-    return Promises(node, number, lease_ms=LEASE_MS, boot_ms=clock, wall_ms=lambda: 0)
+def made(node: str, number: int, clock: Clock, lease_ms: int = LEASE_MS, former_lease_ms: int = 0) -> Promises:
+    return Promises(node, number, lease_ms=lease_ms, former_lease_ms=former_lease_ms, boot_ms=clock, wall_ms=lambda: 0)
 
 
 def asked(master: Promises, slave: Promises) -> BeaconReply:
@@ -61,3 +67,42 @@ def test_nothing_is_promised_or_kept_of_shards_that_have_no_replica_here() -> No
     assert (slave._floor, slave._given, slave._released) == ({}, {}, {})
     slave.raise_floor(5, 2)
     assert slave.answer(Beacon("n0", 1, 9, 0, ((5, 2),))).shards == ((5, 2, True),)
+
+
+@pytest.mark.parametrize(("of_master", "of_slave"), [(3_000, 1_000), (1_000, 3_000)])
+def test_a_lease_that_was_changed_between_two_starts_makes_no_two_masters(of_master: int, of_slave: int) -> None:
+    clock = Clock()
+    master, slave = made("n0", 1, clock, of_master), made("n1", 2, clock, of_slave)
+    slave.raise_floor(7, 1)
+    clock.ms += 10_000  # the slave's own start is over
+    master.lead(7, 1, ["n1"])
+    master.took(asked(master, slave))
+    assert master.live(7, ["n1"])
+    while slave.wait_ms(7):
+        clock.ms += 10
+    assert not master.live(7, ["n1"])
+
+
+def test_a_new_process_keeps_what_one_with_a_longer_lease_has_promised() -> None:
+    clock = Clock()
+    master, slave = made("n0", 1, clock), made("n1", 2, clock)
+    slave.raise_floor(7, 1)
+    master.lead(7, 1, ["n1"])
+    master.took(asked(master, slave))
+    clock.ms += 10
+    again = made("n1", 3, clock, lease_ms=500, former_lease_ms=LEASE_MS)
+    while again.wait_ms(7):
+        clock.ms += 10
+    assert not master.live(7, ["n1"])
+
+
+def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
+    files = MemoryFiles(random.Random(1))
+    assert leasefile.take_up(files, "data", 3_000) == 0
+    assert leasefile.take_up(files, "data", 1_000) == 3_000
+    assert leasefile.take_up(files, "data", 500) == 3_000, "the one between may not have outlasted it"
+    leasefile.lower(files, "data", 500)
+    assert leasefile.take_up(files, "data", 700) == 500
+    assert leasefile.take_up(files, "data", 700) == 700
+    files.replace("data/lease", b"{rubbish")
+    assert leasefile.take_up(files, "data", 700) == leasefile.LONGEST_MS

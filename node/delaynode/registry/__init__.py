@@ -8,13 +8,17 @@ from delaynode.registry.port import Registry
 
 
 def open_registry(url: str, *, create: bool = False) -> Registry:
-    """The registry that `--registry` names: `sqlite:PATH`.
+    """The registry that `--registry` names: `sqlite:PATH`, or `kube:NAMESPACE/CLUSTER`, which waits until it answers.
 
-    Raises ValueError for another scheme, RegistryError when it can't be opened.
+    Raises ValueError for anything else, RegistryError when it can't be opened.
     """
     scheme, _, rest = url.partition(":")
+    if scheme == "kube":
+        from delaynode.registry.kube import open_for_node
+
+        return open_for_node(rest)
     if scheme != "sqlite" or not rest:
-        raise ValueError(f"registry {url!r}: expected sqlite:PATH")
+        raise ValueError(f"registry {url!r}: expected sqlite:PATH or kube:NAMESPACE/CLUSTER")
     from delaynode.registry.sqlite import SqliteRegistry
 
     return SqliteRegistry(Path(rest), create=create)

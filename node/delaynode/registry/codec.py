@@ -26,7 +26,7 @@ def to_json(value: Any) -> dict[str, Any]:
         item = getattr(value, field.name)
         if item is None:
             continue
-        out[_camel(field.name)] = str(item) if field.metadata.get("json") == "string" else _plain(item)
+        out[camel(field.name)] = str(item) if field.metadata.get("json") == "string" else _plain(item)
     return out
 
 
@@ -37,7 +37,7 @@ def from_json(kind: type[T], data: Any) -> T:
     values: dict[str, Any] = {}
     hints = _hints(kind)  # type: ignore[arg-type]  # mypy: a type[T] is no Hashable
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        key = _camel(field.name)
+        key = camel(field.name)
         if data.get(key) is None:
             continue
         try:
@@ -105,7 +105,8 @@ def _value(hint: Any, item: Any, as_string: bool) -> Any:
     return item
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
+    """A field's name in JSON."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 

@@ -154,6 +154,9 @@ class ShardSpec:
     switchover: Switchover | None = None
     target: tuple[str, ...] | None = None  # node ids that are to have the copies; None: as `replicas`
     leaving: tuple[str, ...] = ()  # of `replicas`: the master takes them out of the in-sync set
+    # The reign before this epoch's was taken up, and its process has ended: no promise need be waited out. Set or unset
+    # with each epoch.
+    vacant: bool = False
 
     @property
     def name(self) -> str:

@@ -331,21 +331,22 @@ class Leader:
 
     # ------------------------------------------------------------ the reign's life
     async def begin(
-        self, former: Iterable[str], replicas: Iterable[str], leaving: Iterable[str], *, vacated: bool
+        self, former: Iterable[str], replicas: Iterable[str], leaving: Iterable[str], *, vacated: bool, missing: int = 0
     ) -> bool:
         """Wait out one's own promise, gather who follows, write the status. False when another reign has begun.
 
-        former: the in-sync set so far. vacated: the master before has said in the registry that it serves no more, so
-        there is nothing to wait out. The log must be on disk as far as it goes. From here on all of it is committed:
-        every member of the new set has it.
+        former: the in-sync set so far. vacated: the registry says that the master before serves no more, so there is
+        nothing to wait out. missing: so many of the former set can't follow, their processes have ended. The log must
+        be on disk as far as it goes. From here on all of it is committed: every member of the new set has it.
         """
         self.set_replicas(replicas, leaving)
         others = frozenset(former) - {self.reign.entry}
         if others and not vacated:  # without others only this node can have been serving: its former process is dead
             await until(lambda: self.ended is not None or self._promises.wait_ms(self.reign.uid) == 0, POLL_SECONDS)
-        deadline = self._boot_ms() + (GATHER_MS if others else 0)
+        awaited = len(others) - missing
+        deadline = self._boot_ms() + (GATHER_MS if awaited > 0 else 0)
         await until(
-            lambda: self.ended is not None or self._boot_ms() >= deadline or self._following(others) == others,
+            lambda: self.ended is not None or self._boot_ms() >= deadline or len(self._following(others)) >= awaited,
             POLL_SECONDS,
         )
         while self.ended is None:

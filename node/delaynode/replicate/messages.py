@@ -247,6 +247,7 @@ MAX_BEACON_SHARDS = 1_000
 _BEACON = struct.Struct("<IB3xQqQHH")
 _SHARD = struct.Struct("<QI")
 _REPLY = struct.Struct("<QIB")
+_LEASE = struct.Struct("<I")  # of a reply, before its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +266,13 @@ class Beacon:
 
 @dataclass(frozen=True, slots=True)
 class BeaconReply:
-    """Per shard: uid, the highest epoch that the sender knows of, and whether it promises."""
+    """Per shard: uid, the highest epoch that the sender knows of, and whether it promises, for lease_ms from now."""
 
     node: str
     incarnation: int  # of whoever asked
     beacon_id: int
     wall_ms: int
+    lease_ms: int
     shards: tuple[tuple[int, int, bool], ...]
 
 
@@ -281,8 +283,8 @@ def encode_beacon(message: Beacon | BeaconReply) -> bytes:
         BEACON_MAGIC, 2 if reply else 1, message.beacon_id, message.wall_ms, message.incarnation, len(node),
         len(message.shards),
     )  # fmt: skip
-    form = _REPLY if reply else _SHARD
-    return b"".join((head, node, *(form.pack(*shard) for shard in message.shards)))
+    form, lease = (_REPLY, _LEASE.pack(message.lease_ms)) if isinstance(message, BeaconReply) else (_SHARD, b"")
+    return b"".join((head, node, lease, *(form.pack(*shard) for shard in message.shards)))
 
 
 def decode_beacon(data: bytes) -> Beacon | BeaconReply:
@@ -292,12 +294,16 @@ def decode_beacon(data: bytes) -> Beacon | BeaconReply:
         at = _BEACON.size + size
         node = data[_BEACON.size : at].decode()
         form = {1: _SHARD, 2: _REPLY}[kind]
+        lease_ms = 0
+        if kind == 2:
+            (lease_ms,) = _LEASE.unpack_from(data, at)
+            at += _LEASE.size
         if magic != BEACON_MAGIC or len(data) != at + count * form.size:
             raise BadMessage(f"datagram of {len(data)} bytes is no beacon")
         rows = form.iter_unpack(data[at:])
         if kind == 1:
             return Beacon(node, incarnation, beacon_id, wall_ms, tuple((uid, epoch) for uid, epoch in rows))
         replies = tuple((uid, epoch, bool(ok)) for uid, epoch, ok in rows)
-        return BeaconReply(node, incarnation, beacon_id, wall_ms, replies)
+        return BeaconReply(node, incarnation, beacon_id, wall_ms, lease_ms, replies)
     except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
         raise BadMessage(f"datagram of {len(data)} bytes is no beacon: {error!r}") from error

@@ -4,6 +4,9 @@
     master    counts 0.9 of the lease from before it SENT that beacon, and serves only while it holds a live promise
               of every in-sync slave
 
+The lease is a process's own, as of its start: the cluster's may have been changed since, and others may have started
+since. So a slave says with each promise how long it is for, and a master counts the shorter one of that and its own.
+
 So a master that is frozen or cut off has stopped by itself before any slave of its in-sync set may serve. All times
 are ms of CLOCK_BOOTTIME, each node's own; the tenth between the two counts is room for their clocks' drift.
 
@@ -59,6 +62,8 @@ class Promises:
     on_silent(node, silent), on_higher(uid, epoch), on_heard(node, its wall clock, boot clock, round trip, all ms):
     called, on the beacon's thread, when a peer falls silent or speaks again, when a slave knows a higher epoch than
     the reign it was asked for, and with each reply.
+
+    lease_ms: of this process. former_lease_ms: the longest that an earlier process of this node may have promised for.
     """
 
     def __init__(
@@ -67,12 +72,14 @@ class Promises:
         incarnation: int,
         *,
         lease_ms: int,
+        former_lease_ms: int = 0,
         boot_ms: Callable[[], int],
         wall_ms: Callable[[], int],
     ) -> None:
         self.node = node
         self.incarnation = incarnation
         self.lease_ms = lease_ms
+        self._former_lease_ms = max(lease_ms, former_lease_ms)
         self._boot_ms, self._wall_ms = boot_ms, wall_ms
         self._lock = threading.Lock()
         self._started_ms = boot_ms()
@@ -96,7 +103,9 @@ class Promises:
         with self._lock:
             now = self._boot_ms()
             answers = tuple(self._answer(beacon, uid, epoch, now) for uid, epoch in beacon.shards)
-        return BeaconReply(self.node, beacon.incarnation, beacon.beacon_id, self._wall_ms(), answers)
+        return BeaconReply(
+            self.node, beacon.incarnation, beacon.beacon_id, self._wall_ms(), self.lease_ms, answers
+        )  # fmt: skip
 
     def _answer(self, beacon: Beacon, uid: int, epoch: int, now: int) -> tuple[int, int, bool]:
         known = self._floor.get(uid)
@@ -140,7 +149,7 @@ class Promises:
         """
         with self._lock:
             given = self._given.get(uid)
-            until = max(self._started_ms + self.lease_ms, given.until_ms if given is not None else 0)
+            until = max(self._started_ms + self._former_lease_ms, given.until_ms if given is not None else 0)
             return max(0, until - self._boot_ms())
 
     def release(self, uid: int, node: str, incarnation: int, epoch: int, beacon: int) -> None:
@@ -228,7 +237,7 @@ class Promises:
             now = self._boot_ms()
             peer.answered = max(peer.answered, reply.beacon_id)
             peer.asked_ms = min((at for beacon, at in peer.sent.items() if beacon > peer.answered), default=None)
-            until = sent + self.lease_ms * 9 // 10
+            until = sent + min(self.lease_ms, reply.lease_ms) * 9 // 10
             for uid, epoch, promised in reply.shards:
                 asking = self._asking.get(uid)
                 if asking is None:

@@ -14,7 +14,10 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
     """Listen on HOST:PORT; the caller cleans the runner up."""
 
     async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # the event loop answers: that is what it says
+        # For whoever ends processes that can't go on: the event loop answers, and what a node lives by runs on it. It
+        # waits for nothing: a disk that hangs or a registry that is away are no reason to be killed.
+        broken = node.broken()
+        return web.Response(status=200 if broken is None else 503, text=f"{broken or 'ok'}\n")
 
     async def readyz(_: web.Request) -> web.Response:
         reason = node.not_ready()

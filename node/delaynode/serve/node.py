@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
+from delaynode import registry
 from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms, wall_ms
 from delaynode.config import NodeConfig
 from delaynode.metrics import NodeMetrics, TopicLoad
@@ -23,6 +23,7 @@ from delaynode.replicate.links import Address, Links
 from delaynode.replicate.messages import Message
 from delaynode.replicate.peers import Origin
 from delaynode.replicate.promises import Promises
+from delaynode.serve import leasefile
 from delaynode.serve.clockwatch import ClockWatch, boot_id
 from delaynode.serve.conditions import ConditionLog, conditions
 from delaynode.serve.datalock import lock_data
@@ -85,9 +86,12 @@ class Node:
         self._syncer = Syncer()
         self._checkpoints = asyncio.Semaphore(1)
         self._tasks: list[asyncio.Task[None]] = []
+        self._vital: list[asyncio.Task[None]] = []  # of them: without these the process is a node no more
         self._agreement = ClockAgreement()
         self.skew: str | None = None  # what most peers' clocks say of this node's, where they differ
         self._skewed_since = 0.0
+        self._lease_ms = 0  # of this process: as the cluster wished when it started
+        self._lower_lease_at_ms: int | None = None  # when an earlier process's longer one is over, CLOCK_BOOTTIME
         self._renewals = 0
         self._peer = ""  # where the other nodes reach this one
         self.replicas: Replicas  # from prepare() on
@@ -106,17 +110,23 @@ class Node:
         await self._renew()
         self.replicas.start()
         scrubber = Scrubber(self.copies, self.metrics, self.log)
-        loops = (self._renew_loop, self._watch_loop, self._clock_loop, self.flow.receiving.watch, scrubber.run)
-        self._tasks = [asyncio.create_task(loop()) for loop in loops]
+        vital = (self._renew_loop, self._watch_loop, self._clock_loop)
+        self._vital = [asyncio.create_task(loop(), name=loop.__name__.strip("_")) for loop in vital]
+        self._tasks = [
+            *self._vital,
+            *(asyncio.create_task(loop()) for loop in (self.flow.receiving.watch, scrubber.run)),
+        ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
 
     async def _start_peers(self) -> None:
         cluster = self.routes.cluster
         lease_ms = (cluster.lease_seconds if cluster is not None else 3) * 1000
-        number = int(self.incarnation, 16)
+        former_ms = await self._ask(lambda: leasefile.take_up(self._files, self.config.data, lease_ms))
+        self._lease_ms, self._lower_lease_at_ms = lease_ms, boot_ms() + former_ms if former_ms > lease_ms else None
         promises = Promises(
-            self.config.node, number, lease_ms=lease_ms, boot_ms=boot_ms, wall_ms=wall_ms
+            self.config.node, int(self.incarnation, 16), lease_ms=lease_ms, former_lease_ms=former_ms, boot_ms=boot_ms,
+            wall_ms=wall_ms,
         )  # fmt: skip
         relay = _Relay()
         name = cluster.name if cluster is not None else ""
@@ -205,6 +215,14 @@ class Node:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log("internal-error", reason=f"{type(error).__name__}: {error}")
 
+    def broken(self) -> str | None:
+        """Why only another process can help: the event loop goes on, and a loop on it that a node lives by has ended.
+
+        None while all is well, however little the registry or the disk answers.
+        """
+        ended = [task for task in self._vital if task.done() and not task.cancelled()]
+        return f"{ended[0].get_name()} has ended: {ended[0].exception()!r}" if ended else None
+
     def oldest_write_seconds(self) -> float:
         """How long the oldest write to a log takes already."""
         return self._syncer.oldest_seconds()
@@ -223,12 +241,21 @@ class Node:
     async def _look_at_clock(self) -> None:
         watch = self._clock_watch
         await self._compare_clocks()
+        if self._lower_lease_at_ms is not None and boot_ms() > self._lower_lease_at_ms:
+            await self._lower_lease()
         self._conditions.look(conditions(self))
         if watch.look():
             for host in self.hosts():  # they sleep until their next due
                 host.woken()
         if watch.changed:
             await asyncio.get_running_loop().run_in_executor(self._pool, watch.keep)
+
+    async def _lower_lease(self) -> None:
+        try:
+            await self._ask(partial(leasefile.lower, self._files, self.config.data, self._lease_ms))
+        except OSError as error:  # the longer one harms nobody but who waits for it after a restart
+            self.log("lease-not-lowered", reason=str(error))
+        self._lower_lease_at_ms = None
 
     async def _compare_clocks(self) -> None:
         """Most peers' clocks are right: believe a step that they have made too, stop releasing where they differ."""
@@ -266,7 +293,7 @@ class Node:
     async def _renew(self) -> None:
         config = self.config
         lease = NodeLease(
-            config.node, self.incarnation, config.advertise, config.http, self._renewals, peer=self._peer,
+            config.node, self.incarnation, config.advertise, config.advertise_http, self._renewals, peer=self._peer,
             stopping=self.stopping,
         )  # fmt: skip
         self._renewals += 1
@@ -466,10 +493,8 @@ class _Relay:
 
 
 def open_registry(name: str) -> Registry:
-    """The registry that `sqlite:PATH` names. Raises RegistryError."""
-    from delaynode.registry.sqlite import SqliteRegistry
-
-    kind, _, place = name.partition(":")
-    if kind != "sqlite" or not place:
-        raise RegistryError(f"registry {name!r}: expected sqlite:PATH")
-    return SqliteRegistry(Path(place))
+    """The registry that `--registry` names. Raises RegistryError."""
+    try:
+        return registry.open_registry(name)
+    except ValueError as error:
+        raise RegistryError(str(error)) from error

@@ -136,7 +136,11 @@ class Replica:
             else:
                 leader.set_replicas(spec.replicas, spec.leaving)
                 self.hand_over()
-        if self.master is not None:
+        cluster = self.yard.cluster()
+        if cluster is not None and cluster.topic(spec.topic) is not None and self.shard is not None:
+            self.shard.reconfigure(self.yard.shard_config(spec))
+        if self.master is not None and cluster is not None:
+            self.master.min_in_sync = cluster.min_in_sync
             self.master.set_release_rate(self.yard.release_rate(object_))
         self._news.set()
 
@@ -327,8 +331,10 @@ class Replica:
         try:
             if not set(former) - {self.holding.entry}:  # nobody else can have anything else
                 frames = await self.holding.apply_all()
-            vacated = status is not None and _vacated(status, spec.epoch - 1)
-            if not await leader.begin(former, spec.replicas, spec.leaving, vacated=vacated):
+            vacated = status is not None and _vacated(status, spec)
+            if not await leader.begin(
+                former, spec.replicas, spec.leaving, vacated=vacated, missing=int(vacated and spec.vacant)
+            ):
                 await self._depose(leader.ended or "another reign has begun")
                 return
             frames += await self.holding.apply_all()
@@ -498,14 +504,15 @@ class Replica:
             await self.host.stop()
 
 
-def _vacated(status: ShardStatus, epoch: int) -> bool:
-    """Whether the master of that epoch, the last one, has served and serves no more.
+def _vacated(status: ShardStatus, spec: ShardSpec) -> bool:
+    """Whether the master of the epoch before has served and serves no more: by its own word, or its process has ended.
 
     It stops before it writes so. To go on it would have to write again, which a later epoch in the spec makes
     impossible; and when it began to serve, those before it had stopped.
     """
+    epoch = spec.epoch - 1
     handed_over = status.handover is not None and status.handover.epoch == epoch
-    return status.serving_epoch == epoch and (handed_over or status.resigned is not None)
+    return status.serving_epoch == epoch and (handed_over or status.resigned is not None or spec.vacant)
 
 
 def _names(status: ShardStatus, entry: str) -> bool:

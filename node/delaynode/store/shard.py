@@ -12,7 +12,7 @@ watermark and epoch only grow; seq is never reused.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -59,7 +59,8 @@ CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
-    """Limits and sizes. horizon_ms is fixed for a shard's life; the others may change at a restart."""
+    """Limits and sizes. horizon_ms is fixed for a shard's life, a topic's limits may change while it is used
+    (Shard.reconfigure), the others at a restart."""
 
     horizon_ms: int = 40 * DAY_MS
     max_delay_ms: int | None = None  # the topic's own limit, below the horizon
@@ -293,6 +294,14 @@ class Shard:
         """Whole minutes, so that the wheel's slots are read once."""
         target = max(now_ms, self.index.window.bound.due) + self.config.lookahead_ms
         return target - target % MINUTE_MS + MINUTE_MS
+
+    # ------------------------------------------------------------ a topic's limits
+    def reconfigure(self, wished: ShardConfig) -> None:
+        """Take up what may change while the shard is used. On the owner's thread."""
+        limits = ("max_delay_ms", "max_attempts", "dlq_retention_ms", "keep")
+        config = replace(self.config, **{name: getattr(wished, name) for name in limits})
+        if config != self.config:
+            self.config, self.consumers.limits, self.freeing.config = config, config.group_limits, config.keep
 
     # ------------------------------------------------------------ cancel, reschedule
     def begin_lookup(self, due: I64, seq: I64, folds: Folds | None = None) -> Lookup:

@@ -1,0 +1,225 @@
+"""Requests to the API server: JSON over HTTP, every wait bounded, nothing ever sent twice on its own.
+
+The kubernetes package finds and reads the credentials and makes the connections. Its generated methods are not used:
+they turn each object into a tree of Python objects and back, which costs more than the request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import urllib3
+
+CONNECT_S = 2.0
+READ_S = 3.0
+CONNECTIONS = 40  # kept: compare-and-swaps come from 32 threads at a time, and each watch has its own
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+
+# A server that vanished without a word is noticed within 5 + 3 * 2 s on an idle connection, within 10 s on others.
+_KEEPALIVE_S, _PROBE_S, _PROBES, _UNACKNOWLEDGED_MS = 5, 2, 3, 10_000
+
+
+class NoAnswer(Exception):
+    """The request may have been done or not, or may even be done later."""
+
+
+class Rejected(Exception):
+    """The API server answered that it did not do it. code: of HTTP."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code = code
+
+
+class Credentials:
+    """The configuration of the kubernetes package, and how to read it anew when the server does not know us any more.
+
+    It reads the token's file again each minute by itself.
+    """
+
+    def __init__(self, configuration: Any, load: Callable[[Any], None] = lambda configuration: None) -> None:
+        self.configuration = configuration
+        self._load = load
+        self.reload()
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Those of the pod; outside of one, or where KUBECONFIG is set, those of the kubeconfig.
+
+        Raises OSError when there are none.
+        """
+        from kubernetes import client, config  # 0.16 s of CPU and 34 MiB, for whoever needs it
+
+        loaders: Any = config  # it has no types
+        kubeconfig = os.environ.get("KUBECONFIG")
+
+        def load(configuration: Any) -> None:
+            if "KUBERNETES_SERVICE_HOST" in os.environ and not kubeconfig:
+                loaders.load_incluster_config(client_configuration=configuration)
+            else:
+                loaders.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+
+        try:
+            return cls(client.Configuration(), load)
+        except config.ConfigException as error:
+            raise OSError(f"no credentials for Kubernetes: {error}") from error
+
+    def reload(self) -> None:
+        self._load(self.configuration)
+
+    def header(self) -> dict[str, str]:
+        token = self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return {"Authorization": token} if token else {}
+
+
+class KubeClient:
+    """Safe to use from any thread. agent: how it names itself to the server."""
+
+    def __init__(self, credentials: Credentials, agent: str = "delaycluster", connections: int = CONNECTIONS) -> None:
+        from kubernetes.client.rest import RESTClientObject
+
+        configuration = credentials.configuration
+        configuration.connection_pool_maxsize = connections
+        configuration.socket_options = _socket_options()
+        self._credentials = credentials
+        self._host = str(configuration.host).rstrip("/")
+        self._agent = agent
+        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def get(self, path: str, query: Mapping[str, str] | None = None, read_s: float = READ_S) -> dict[str, Any]:
+        """Raises NoAnswer, Rejected."""
+        return self._answer("GET", path, query, None, JSON, read_s)
+
+    def post(self, path: str, body: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
+        return self._answer("POST", path, query, body, JSON, read_s)
+
+    def merge(self, path: str, patch: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
+        """A JSON merge patch; conditional if it has a metadata.resourceVersion."""
+        return self._answer("PATCH", path, query, patch, MERGE_PATCH, read_s)
+
+    def watch(self, path: str, query: Mapping[str, str], read_s: float) -> WatchStream:
+        """read_s: so long without a word, then NoAnswer. Raises NoAnswer, Rejected."""
+        response = self._request("GET", path, {**query, "watch": "1"}, None, JSON, read_s, stream=True)
+        if response.status != 200:
+            with response:
+                raise _rejected(response.status, self._read(response))
+        return WatchStream(response)
+
+    def _answer(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str, read_s: float
+    ) -> dict[str, Any]:
+        response = self._request(method, path, query or {}, body, content, read_s)
+        data = self._read(response)
+        if response.status >= 300:
+            raise _rejected(response.status, data)
+        try:
+            answer = json.loads(data)
+        except ValueError as error:
+            raise NoAnswer(f"{method} {path}: the answer is no JSON") from error
+        if not isinstance(answer, dict):
+            raise NoAnswer(f"{method} {path}: the answer is no object")
+        return answer
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any,
+        content: str,
+        read_s: float,
+        stream: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        response = self._send(method, path, query, body, content, read_s, stream)
+        if response.status == 401:
+            # Nothing was done. The token has run out, say: its file may have a new one.
+            self._read(response)
+            try:
+                self._credentials.reload()
+            except Exception as error:  # whatever is wrong with the files
+                raise Rejected(401, "Unauthorized", f"and there are no other credentials: {error}") from error
+            response = self._send(method, path, query, body, content, read_s, stream)
+        return response
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, content: str, read_s: float, stream: bool
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._agent, **self._credentials.header()}
+        try:
+            return self._pool.request(
+                method,
+                f"{self._host}{path}?{urlencode(query)}" if query else self._host + path,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=min(CONNECT_S, read_s), read=read_s),
+                # A write that is sent again after its connection broke would meet its own first success as a conflict.
+                retries=False,
+                preload_content=not stream,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NoAnswer(f"{method} {path}: {error}") from error
+
+    @staticmethod
+    def _read(response: urllib3.BaseHTTPResponse) -> bytes:
+        try:
+            return response.data
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NoAnswer(f"the answer broke off: {error}") from error
+
+
+class WatchStream:
+    """The events of a watch, as they come; it ends when the server ends it."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Raises NoAnswer."""
+        try:
+            for line in self._response:
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    raise NoAnswer("watch: an event is no object")
+                yield event
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise NoAnswer(f"watch: {error}") from error
+
+    def abort(self) -> None:
+        """Ends it from another thread."""
+        with suppress(OSError, ValueError, RuntimeError):  # it has ended already
+            self._response.shutdown()
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def _rejected(status: int, data: bytes) -> Rejected:
+    try:
+        said = json.loads(data)
+        return Rejected(status, str(said.get("reason", "")), str(said.get("message", ""))[:500])
+    except (ValueError, AttributeError):
+        return Rejected(status, "", data[:200].decode("utf-8", "replace"))
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_S),
+        ("TCP_KEEPINTVL", _PROBE_S),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
+    ):
+        if hasattr(socket, name):  # not everywhere
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options

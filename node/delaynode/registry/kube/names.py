@@ -1,0 +1,87 @@
+"""What a cluster's objects in Kubernetes are called, where the API server has them, and how they are labelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+GROUP_VERSION = "delaycluster.io/v1alpha1"
+PREFIX = "delaycluster.io/"  # of labels and annotations
+CLUSTER_LABEL = PREFIX + "cluster"
+TOPIC_LABEL = PREFIX + "topic"
+SETTINGS_KEY = "cluster.json"
+
+NODE_MANAGER = "delaynode"  # field managers
+OPERATOR_MANAGER = "delaycluster-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerReference:
+    """The object that a cluster's objects go with, as their controller: its DelayCluster."""
+
+    name: str
+    uid: str
+    kind: str = "DelayCluster"
+    api_version: str = GROUP_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Of one cluster."""
+
+    namespace: str
+    cluster: str
+
+    @property
+    def shards(self) -> str:
+        return f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/delayshards"
+
+    @property
+    def leases(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+
+    @property
+    def config_maps(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/configmaps"
+
+    @property
+    def settings(self) -> str:
+        """The ConfigMap with the cluster's wishes."""
+        return f"{self.cluster}-cluster"
+
+    @property
+    def selector(self) -> str:
+        """Chooses what is this cluster's."""
+        return f"{CLUSTER_LABEL}={self.cluster}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            CLUSTER_LABEL: self.cluster,
+            "app.kubernetes.io/name": "delaycluster",
+            "app.kubernetes.io/instance": self.cluster,
+            "app.kubernetes.io/component": "node",
+            "app.kubernetes.io/managed-by": OPERATOR_MANAGER,
+        }
+
+    def object(self, part: str) -> str:
+        """Of a shard's DelayShard, by the shard's name, or of a node's Lease, by the node's id.
+
+        A dot, which neither may have: `a` with `b-c-0` and `a-b` with `c-0` are two.
+        """
+        return f"{self.cluster}.{part}"
+
+    def part(self, name: str) -> str | None:
+        """The other way; None for a name that is not of this form."""
+        prefix = f"{self.cluster}."
+        return name.removeprefix(prefix) if name.startswith(prefix) and len(name) > len(prefix) else None

@@ -1,0 +1,74 @@
+"""A topic's limits are changed while it is used: nobody has to restart a node for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delaynode.registry.model import TopicSpec
+from delayoperator.local import LocalCluster
+
+from tests.serve.client import Client, Failure, Msg, Shard, poll
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path, nodes=2, replicas=2, topics=[TopicSpec("t", 1)]) as running:
+        running.wait_ready()
+        yield running
+
+
+def change(cluster: LocalCluster, *, min_in_sync: int = 1, **limits: Any) -> None:
+    found = cluster.registry.read_cluster()
+    assert found is not None
+    topics = tuple(dataclasses.replace(topic, **limits) for topic in found.spec.topics)
+    cluster.registry.put_cluster(dataclasses.replace(found.spec, topics=topics, min_in_sync=min_in_sync), found.version)
+
+
+def refusal(shard: Shard, delay_ms: int) -> str:
+    try:
+        shard.send(Msg(delay_ms=delay_ms))
+    except Failure as failure:
+        return str(failure.reason)
+    return ""
+
+
+def test_changed_limits_hold_at_once_and_a_failover_does_not_bring_the_old_ones_back(own: LocalCluster) -> None:
+    with Client(own.endpoints[0]) as client:
+        shard = Shard(client, "t", 0)
+        assert refusal(shard, 10 * MINUTE_MS) == ""
+        change(own, max_delay_ms=5 * MINUTE_MS, max_attempts=2)
+        poll("the shorter delay holds", lambda: refusal(shard, 10 * MINUTE_MS) == "DELAY_TOO_LONG", 10)
+        shard.send(Msg(b"dies", delay_ms=0))
+        for attempt in (1, 2):
+            (got,) = shard.receive_all(1, seconds=20)
+            assert got.attempt == attempt
+            shard.nack([got], 0)
+        assert shard.receive(wait_ms=500) == []
+
+        master = own.registry.list_shards()[0].spec.master
+        own.kill(str(master))
+        poll("the other one serves", lambda: own.registry.list_shards()[0].spec.master != master, 30)
+        poll("the limit stands", lambda: refusal(shard, 10 * MINUTE_MS) == "DELAY_TOO_LONG", 30)
+        change(own, max_delay_ms=None)
+        poll("the limit is gone", lambda: refusal(shard, 10 * MINUTE_MS) == "", 10)
+
+
+def test_a_higher_floor_of_copies_holds_at_once(own: LocalCluster) -> None:
+    with Client(own.endpoints[0]) as client:
+        shard = Shard(client, "t", 0)
+        assert refusal(shard, MINUTE_MS) == ""
+        spec = own.registry.list_shards()[0].spec
+        (slave,) = {*spec.replicas} - {spec.master}
+        change(own, min_in_sync=2)
+        poll("both have it", lambda: refusal(shard, MINUTE_MS) == "", 10)
+        own.kill(slave, signal.SIGSTOP)
+        poll("too few", lambda: refusal(shard, MINUTE_MS) == "NOT_ENOUGH_REPLICAS", 30)
+        own.kill(slave, signal.SIGCONT)
+        poll("enough again", lambda: refusal(shard, MINUTE_MS) == "", 30)
