@@ -59,7 +59,10 @@ class ControlLoop:
 
     prober: asks nodes for their copies; without one only shards with a single replica can change hands. The loop
     closes it when run() ends.
+    ended: the incarnations of processes that are known to have ended, as whoever saw them end has it; what it once said
+    must stay true. A failover from one of these waits for no lease and no promise.
     writers: so many compare-and-swaps are sent at a time, from threads; 1: one after the other, from the caller's.
+    paused: whether to keep out of things: then masters are still chosen where there is none, and no more is done.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class ControlLoop:
         log: Log,
         clock: Clock | None = None,
         prober: Prober | None = None,
+        ended: Callable[[], frozenset[str]] = frozenset,
         writers: int = 1,
+        paused: Callable[[], bool] = bool,
     ) -> None:
         self._registry = registry
         self._new_uid = new_uid
@@ -77,7 +82,9 @@ class ControlLoop:
         self._clock = clock or Clock()
         self._prober: Prober = prober or NobodyAnswers()
         self._asking = Asking(self._prober)
+        self._ended = ended
         self._writers = writers
+        self._paused = paused
         self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
         self._probed_ms: int | None = None
         self._watch: LeaseWatch | None = None
@@ -85,10 +92,27 @@ class ControlLoop:
         self._read_at: int | None = None  # the registry's version at which _cluster and _shards were read
         self._cluster: ClusterSpec | None = None
         self._shards: tuple[ShardObject, ...] = ()
-        self._settled: tuple[int | None, Mapping[str, NodeView]] | None = None  # what the last plan found in order
+        self._nodes: Mapping[str, NodeView] = {}
+        # What the last plan found in order: the registry's version, the nodes, who has ended, whether it was paused.
+        self._settled: tuple[int | None, Mapping[str, NodeView], frozenset[str], bool] | None = None
 
-    def run(self, stop: threading.Event, poll_ms: int = POLL_MS) -> None:
-        """Rounds until `stop`. A round that did something is followed by the next one at once."""
+    @property
+    def nodes(self) -> Mapping[str, NodeView]:
+        """By node id, as their leases showed them when they were last looked at. From any thread."""
+        return self._nodes
+
+    def run(
+        self,
+        stop: threading.Event,
+        poll_ms: int = POLL_MS,
+        look_ms: int | None = None,
+        wake: threading.Event | None = None,
+    ) -> None:
+        """Rounds until `stop`. A round that did something is followed by the next one at once.
+
+        look_ms: between looks at the leases, where that costs the registry something: a change of the objects is still
+        seen within poll_ms. wake: set by whoever knows of something new; cleared here.
+        """
         connected = True
         try:
             while not stop.is_set():
@@ -101,11 +125,27 @@ class ControlLoop:
                         self._log({"event": "registry-unavailable", "error": str(error)})
                     connected = False
                 if applied == 0:
-                    stop.wait(poll_ms / 1000)
+                    self._rest(stop, poll_ms, look_ms or poll_ms, wake or stop)
         finally:
             self._prober.close()
             if self._pool is not None:
                 self._pool.shutdown()
+
+    def _rest(self, stop: threading.Event, poll_ms: int, look_ms: int, wake: threading.Event) -> None:
+        until_s = time.monotonic() + look_ms / 1000
+        while not stop.is_set():
+            if wake.wait(poll_ms / 1000):
+                if wake is not stop:
+                    wake.clear()
+                return
+            if time.monotonic() >= until_s or self._has_news():
+                return
+
+    def _has_news(self) -> bool:
+        try:
+            return self._registry.version() != self._read_at
+        except Unavailable:
+            return False  # the next round says so
 
     def round(self) -> Round:
         """Observes, plans and applies once. Raises Unavailable when there was nothing to observe."""
@@ -120,12 +160,17 @@ class ControlLoop:
         if self._cluster is None:
             return Round()
         now_ms = self._clock.monotonic_ms()
-        nodes = self._watch_for(self._cluster).look(leases, asked_ms, now_ms)
-        world = self._read_at, nodes
-        answered = self._asking.ask(Observed(self._shards, nodes), leases, now_ms, changed=world != self._settled)
+        self._nodes = nodes = self._watch_for(self._cluster).look(leases, asked_ms, now_ms)
+        ended = self._ended()
+        paused = self._paused()
+        world = self._read_at, nodes, ended, paused
+        seen = Observed(self._shards, nodes, ended=ended)
+        answered = self._asking.ask(seen, leases, now_ms, changed=world != self._settled)
         if answered is None:
             return Round()
         actions = plan(self._cluster, answered)
+        if paused:
+            actions = [action for action in actions if isinstance(action, StartReign | SetConditions)]
         outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)
         self._settled = None if actions else world
         if "unknown" in outcomes:

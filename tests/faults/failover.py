@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +33,7 @@ WHOLE_SECONDS = 90.0
 SETTLE_SECONDS = 40.0
 CALM_SECONDS = 1.5
 FLOWING_SECONDS = 1.0
+TELL_SECONDS = 0.01
 AROUND_SECONDS = (1.0, 20.0)  # a gap that counts as this round's begins at most so long before and after the harm
 BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "reign-refused", "internal-error", "never retrieved")
 
@@ -82,7 +84,13 @@ class FaultCluster(LocalCluster):
 
     def _run_loop(self) -> None:
         with (self.data / "logs" / "loop.log").open("ab") as out:
-            process = subprocess.Popen([sys.executable, "-m", "tests.faults.operator", str(self.data)], stderr=out)
+            command = [sys.executable, "-m", "tests.faults.operator", str(self.data)]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=out, text=True)
+        told = frozenset[str]()
+        with suppress(BrokenPipeError):
+            while not self._stop_loop.wait(TELL_SECONDS):
+                if told != (told := self.ended()):
+                    print(*sorted(told), file=process.stdin, flush=True)
         self._stop_loop.wait()
         process.terminate()
         process.wait()

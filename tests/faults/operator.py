@@ -14,12 +14,19 @@ from delayoperator.loop import ControlLoop
 from delayoperator.probe import GrpcProber
 
 
+def _listen(told: list[frozenset[str]]) -> None:
+    for line in sys.stdin:
+        told[0] = frozenset(line.split())
+
+
 def main(data: Path) -> None:
-    """Rounds until SIGTERM."""
-    stop = threading.Event()
+    """Rounds until SIGTERM. Each line of stdin names the processes that have ended: their supervisor is elsewhere."""
+    stop, told = threading.Event(), [frozenset[str]()]
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threading.Thread(target=_listen, args=(told,), daemon=True).start()
     registry, events = SqliteRegistry(data / "registry.db"), Events(data / "logs" / "operator.log")
-    ControlLoop(registry, new_uid, events, prober=GrpcProber(), writers=WRITERS).run(stop)
+    loop = ControlLoop(registry, new_uid, events, prober=GrpcProber(), ended=lambda: told[0], writers=WRITERS)
+    loop.run(stop)
     registry.close()
     events.close()
 

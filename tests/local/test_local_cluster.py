@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from delaynode.registry.model import Durability, ShardObject, TopicSpec
+from delaynode.serve.datalock import lock_data
 from delayoperator.local import LocalCluster, LocalClusterError
 
 FAKE_NODE = (sys.executable, str(Path(__file__).with_name("fake_node.py")))
@@ -96,6 +97,46 @@ def test_ready_right_after_a_kill_means_the_new_process(make: Make) -> None:
             assert cluster.unready() != []
             cluster.wait_ready()
             assert cluster.pids["n0"] != killed
+
+
+def incarnation(cluster: LocalCluster, node: str) -> str:
+    (found,) = [lease.incarnation for lease in cluster.registry.list_leases() if lease.node == node]
+    return found
+
+
+def test_a_process_that_was_killed_is_known_to_have_ended_and_no_other(make: Make) -> None:
+    with make() as cluster:
+        cluster.wait_ready()
+        killed = incarnation(cluster, "n1")
+        cluster.kill("n0", signal.SIGSTOP)
+        cluster.kill("n1")
+        eventually(lambda: incarnation(cluster, "n1") != killed)
+        assert cluster.ended() == {killed}
+        cluster.kill("n0", signal.SIGCONT)
+        cluster.wait_ready()
+
+
+def test_a_process_that_never_had_a_lease_says_nothing_of_the_one_that_has_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, events: list[Mapping[str, object]]
+) -> None:
+    """Nobody here saw that one end."""
+    with make() as cluster:
+        cluster.wait_ready()
+    monkeypatch.setenv("FAKE_NODE", "exit")
+    with make() as cluster:
+        eventually(lambda: len([event for event in events if event["event"] == "node-died"]) > 3)
+        assert cluster.ended() == frozenset()
+
+
+def test_a_process_is_not_taken_for_ended_while_somebody_works_on_its_data(make: Make) -> None:
+    """What the supervisor started may not have been the node itself."""
+    with make() as cluster:
+        cluster.wait_ready()
+        killed = incarnation(cluster, "n1")
+        with lock_data(str(cluster.data / "n1")):
+            cluster.kill("n1")
+            eventually(lambda: incarnation(cluster, "n1") != killed)
+        assert cluster.ended() == frozenset()
 
 
 def test_a_cluster_started_again_picks_everything_up(make: Make) -> None:

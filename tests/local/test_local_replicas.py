@@ -74,6 +74,21 @@ def test_a_killed_node_costs_one_more_epoch_of_its_shards_only(cluster: LocalClu
         assert before[name] == "n0" or shard.spec.epoch == 1 or shard.spec.master != before[name]
 
 
+def test_the_masters_of_a_killed_node_are_taken_over_because_it_has_ended(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Whatever its lease or its next process says."""
+    lost = [name for name, master in masters(cluster).items() if master == "n1"]
+    cluster.kill("n1")
+    eventually(lambda: all(shards(cluster)[name].spec.epoch == 2 for name in lost))
+    assert all(shards(cluster)[name].spec.vacant for name in lost)
+    cluster.wait_ready()
+    events = [json.loads(line) for line in (tmp_path / "logs" / "operator.log").read_text().splitlines()]
+    reasons = {it["shard"]: it["reason"] for it in events if it["action"] == "StartReign" and it["epoch"] == 2}
+    assert lost
+    assert all(reasons[name].startswith("n1's process has ended: ") for name in lost), reasons
+
+
 def test_a_rolling_restart_needs_no_failover(cluster: LocalCluster, tmp_path: Path) -> None:
     before, steps = cluster.pids, []
     cluster.restart_each(steps.append)

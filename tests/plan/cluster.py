@@ -61,6 +61,7 @@ class Cluster:
         self.copies: dict[tuple[str, str], Copy] = {}
         self.acknowledged: dict[str, list[tuple[int, int]]] = {}
         self.reigns: dict[tuple[str, int], tuple[str | None, str | None]] = {}
+        self.ended: set[str] = set()  # incarnations that were seen to end
         self.moved = 0  # copies made by fetching
         self._numbers = 0
 
@@ -71,6 +72,11 @@ class Cluster:
 
     def kill(self, node: str) -> None:
         self.nodes[node] = replace(self.nodes[node], runs=False, seen=Liveness.DEAD)
+
+    def end(self, node: str) -> None:
+        """It dies, and somebody sees that: its lease may be fresh still, or be another process's soon."""
+        self.ended.add(self.nodes[node].incarnation)
+        self.nodes[node] = replace(self.nodes[node], runs=False)
 
     def write(self, name: str) -> None:
         """A client's message, answered when every in-sync copy has it."""
@@ -95,7 +101,7 @@ class Cluster:
         }
         heard = {name: node.incarnation for name, node in self.nodes.items() if node.runs and node.answers}
         copies = {key: copy.view(heard[key[1]]) for key, copy in self.copies.items() if key[1] in heard}
-        return Observed(tuple(self.shards.values()), views, copies, heard)
+        return Observed(tuple(self.shards.values()), views, copies, heard, ended=frozenset(self.ended))
 
     def apply(self, action: Action) -> bool:
         """As a registry: refused at another version. Fails where an invariant would break."""
@@ -128,6 +134,10 @@ class Cluster:
         assert (new.uid, new.topic, new.queue, new.replicas) == (old.uid, old.topic, old.queue, old.replicas)
         assert new.master in old.replicas
         assert new.master not in new.leaving
+        if new.vacant:
+            assert shard.status is not None
+            assert shard.status.serving_epoch == old.epoch, "whoever served before may still do so"
+            assert all(it.incarnation != old.incarnation or not it.runs for it in self.nodes.values()), "it runs still"
         assert (shard.name, new.epoch) not in self.reigns  # one process per epoch, and that for ever
         self.reigns[shard.name, new.epoch] = new.master, new.incarnation
         copy = self.copies.get((shard.name, new.master))

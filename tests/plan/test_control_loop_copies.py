@@ -40,7 +40,10 @@ class World:
         self.empty = True
         uids = itertools.count(1)
         clock = Clock(lambda: self.now_ms, lambda: self.now_ms)
-        self.loop = ControlLoop(self.registry, lambda: next(uids), self.events.append, clock, self)
+        self.ended: frozenset[str] = frozenset()
+        self.loop = ControlLoop(
+            self.registry, lambda: next(uids), self.events.append, clock, self, ended=lambda: self.ended
+        )
         spec = ClusterSpec("local", 3, (TopicSpec("t", 3),), replicas=2, replace_after_seconds=30)
         self.registry.put_cluster(spec, None)
         for node in NODES:
@@ -143,6 +146,19 @@ def test_a_dead_master_is_followed_by_its_slave_as_soon_as_its_lease_is_over(wor
     world.pass_time(200, "n0", "n1")
     assert (world.shard(name).spec.epoch, world.shard(name).spec.master in ("n0", "n1")) == (2, True)
     assert all("n2" not in nodes for _, nodes in world.asked)  # the dead are not asked
+
+
+def test_a_master_that_has_ended_is_followed_in_the_next_round_and_not_asked(world: World) -> None:
+    (name,) = world.led_by("n2")
+    before = world.registry.version()
+    world.ended = frozenset(["n2-a"])
+    assert world.loop.round().applied == 1
+    spec = world.shard(name).spec
+    assert (spec.epoch, spec.master in ("n0", "n1"), spec.vacant) == (2, True, True)
+    assert all("n2" not in nodes for _, nodes in world.asked)
+    world.serve(name, in_sync=(f"{name}-{spec.master}",))
+    world.pass_time(2_000, "n0", "n1")
+    assert world.registry.version() == before + 2  # nothing else follows from it
 
 
 def test_a_silent_survivor_is_asked_again_soon_then_less_often_and_it_is_said(world: World) -> None:

@@ -119,7 +119,8 @@ def any_world(draw: st.DrawFn) -> tuple[ClusterSpec, Observed]:
     }
     answered = draw(st.dictionaries(node_ids, incarnations))
     unfit = draw(st.dictionaries(node_ids, st.just("its clock"), max_size=1))
-    return cluster, Observed(shards, nodes, copies, answered, unfit)
+    ended = draw(st.frozensets(incarnations, max_size=2))
+    return cluster, Observed(shards, nodes, copies, answered, unfit, ended)
 
 
 def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, ShardObject]:
@@ -168,6 +169,9 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
     view = observed.node(new.master)
     assert view.liveness is not Liveness.DEAD
     assert new.incarnation == view.incarnation is not None
+    assert new.incarnation not in observed.ended
+    served = shard.status is not None and shard.status.serving_epoch == old.epoch
+    assert not new.vacant or (served and old.incarnation in observed.ended)
     if shard.status is not None and len(old.replicas) > 1:
         copy = observed.copies.get((shard.name, new.master))
         if copy is None or copy.incarnation != new.incarnation:
@@ -248,6 +252,11 @@ class Life(RuleBasedStateMachine):
         if node in self.world.nodes:
             self.world.kill(node)
             self.world.nodes[node].gone = gone
+
+    @rule(node=node_ids)
+    def a_node_dies_and_somebody_sees_it(self, node: str) -> None:
+        if node in self.world.nodes:
+            self.world.end(node)
 
     @rule(node=node_ids)
     def a_node_is_to_stop(self, node: str) -> None:

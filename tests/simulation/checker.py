@@ -164,7 +164,7 @@ class Checker:
             spec = after.spec
             self.world.trace.add(
                 "registry", "spec", shard=after.name, epoch=spec.epoch, master=spec.master, replicas=spec.replicas,
-                target=spec.target, leaving=spec.leaving, switchover=spec.switchover,
+                target=spec.target, leaving=spec.leaving, switchover=spec.switchover, vacant=spec.vacant,
             )  # fmt: skip
         if status is not None:
             self._covered(record, 0, after)

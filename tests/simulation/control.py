@@ -1,9 +1,10 @@
-"""The control loop's process, and what it is told of copies: answers that are a little old, or none."""
+"""The control loop's process, and what it is told: of copies answers that are a little old, or none, of processes
+that have ended the truth, perhaps late, perhaps never."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delayclient.proto.delay.v1 import delay_pb2 as pb
@@ -62,12 +63,46 @@ class SimProber:
         pass
 
 
+class Supervisor:
+    """Sees processes end, and tells the control loop: soon, late, or never.
+
+    delay_ns: until it tells of an end; None: it does not. Drawn for each, unless a schedule puts another in its place.
+    """
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world, self._rng = world, rng
+        self.ended: frozenset[str] = frozenset()
+        self.delay_ns: Callable[[], int | None] = self._drawn_ns
+
+    def _drawn_ns(self) -> int | None:
+        kind = self._rng.random()
+        if kind < 0.25:
+            return None
+        return self._rng.randint(0, 60 if kind < 0.75 else 4_000) * MILLI
+
+    def process_ended(self, process: Process, *, with_its_machine: bool = False) -> None:
+        """With its machine its supervisor has ended, too: who is to tell? That one finds it gone at the next start."""
+        delay_ns = self.delay_ns()
+        if delay_ns is not None and not with_its_machine:
+            self._world.scheduler.after(delay_ns, self.tell, process.incarnation)
+
+    def machine_starts(self, former: str) -> None:
+        """What ran there before its power was lost runs no more."""
+        if former not in self.ended and self.delay_ns() is not None:
+            self.tell(former)
+
+    def tell(self, incarnation: str) -> None:
+        self._world.trace.add("supervisor", "process-ended", incarnation=incarnation)
+        self.ended |= {incarnation}
+
+
 class Control:
     """Runs rounds while it is up. A round happens at one instant; what it acts upon is older."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self._rng = world, rng
         self.weather = Weather()
+        self.supervisor = Supervisor(world, world.random("supervisor"))
         self.up = True
         self.rounds = 0
         self._starts = 0
@@ -82,7 +117,14 @@ class Control:
             monotonic_ms=lambda: self.world.scheduler.time_ns() // MILLI,
             wall_ms=lambda: self.world.true_ms(),
         )
-        self.loop = ControlLoop(registry, self._uid, self._log, clock, SimProber(self.world, self._rng))
+        prober, since = SimProber(self.world, self._rng), self._forgotten()
+        self.loop = ControlLoop(
+            registry, self._uid, self._log, clock, prober, ended=lambda: self.supervisor.ended - since
+        )
+
+    def _forgotten(self) -> frozenset[str]:
+        """What was told to the process before is gone with it, unless the supervisor is asked again."""
+        return self.supervisor.ended if self._rng.random() < 0.5 else frozenset()
 
     def _uid(self) -> int:
         return self._rng.getrandbits(63) | 1

@@ -19,7 +19,7 @@ from delaynode.replicate.leader import Leader
 from delaynode.replicate.messages import Beacon, BeaconReply
 from delaynode.replicate.promises import Promises
 from delaynode.replicate.shipping import Phase
-from delaynode.serve import yard
+from delaynode.serve import replica, yard
 from delaynode.serve.copyhost import CopyHost
 from delaynode.serve.follower import Follower
 from delaynode.serve.host import ShardHost
@@ -28,7 +28,10 @@ from delaynode.serve.slave import SlaveHost
 from delaynode.store import persist
 from delaynode.store.producers import Producers
 from delaynode.store.shard import Shard
-from delayoperator.plan import standing
+from delayoperator.plan import planner, standing
+
+from tests.simulation.control import Supervisor
+from tests.simulation.world import World
 
 Put = Callable[[Any, str, Any], None]
 
@@ -314,6 +317,35 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
         return self.object
 
     put(Replica, "_read", read)
+
+
+# ---------------------------------------------------------------- processes that have ended
+@mutation("chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out")
+def takes_a_reign_that_nobody_took_up_for_vacant(put: Put) -> None:
+    put(planner, "is_vacant", lambda shard, seen: shard.spec.incarnation in seen.ended)
+    put(replica, "_vacated", lambda status, spec: spec.vacant)
+
+
+@mutation("frozen_master_has_not_ended")
+def takes_a_frozen_process_for_one_that_has_ended(put: Put) -> None:
+    freeze = World.freeze
+
+    def seen(self: World, name: str) -> None:
+        freeze(self, name)
+        process = self.machines[name].process
+        if process is not None:
+            self.control.supervisor.process_ended(process)
+
+    put(World, "freeze", seen)
+
+
+@mutation("master_that_only_its_supervisor_takes_for_ended_would_serve_on")
+def takes_whoever_runs_there_now_for_the_one_that_has_ended(put: Put) -> None:
+    def tell(self: Supervisor, incarnation: str) -> None:
+        now = self._world.machines[f"n{int(incarnation[:4], 16) - 1}"].process
+        self.ended |= {incarnation, now.incarnation if now is not None else incarnation}
+
+    put(Supervisor, "tell", tell)
 
 
 # ---------------------------------------------------------------- answers

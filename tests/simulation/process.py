@@ -49,6 +49,7 @@ class Machine:
     process: Process | None = None
     starts: int = 0
     wanted: bool = True  # somebody starts it again when it has ended
+    lost: str | None = None  # the process that ran when its power was lost
 
     @property
     def up(self) -> bool:

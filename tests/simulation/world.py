@@ -119,7 +119,9 @@ class World:
     def start(self, name: str) -> None:
         machine = self.machines[name]
         if machine.process is None:
-            machine.process = Process(self, machine)
+            if machine.lost is not None:
+                self.control.supervisor.machine_starts(machine.lost)
+            machine.process, machine.lost = Process(self, machine), None
             self.trace.add(name, "process-starts", incarnation=machine.process.incarnation)
 
     def start_all(self) -> None:
@@ -137,6 +139,8 @@ class World:
             process.die()
             self.graves.append(process)
             self.network.gone(process, at_once=not power)
+            self.control.supervisor.process_ended(process, with_its_machine=power)
+            machine.lost = process.incarnation if power else None
         self.trace.add(name, "power-lost" if power else "killed")
         if power:
             machine.disk.power_loss(at_ns)
@@ -177,6 +181,7 @@ class World:
             process.die()
             self.graves.append(process)
             self.network.gone(process, at_once=True)
+            self.control.supervisor.process_ended(process)
         if self.calm:
             self.start(process.name)
 

@@ -25,6 +25,7 @@ from typing import IO
 from delaynode.registry.model import Delivery, Durability, TopicSpec
 from delaynode.registry.port import RegistryError, Unavailable
 from delaynode.registry.sqlite import SqliteRegistry
+from delaynode.serve.datalock import DataInUse, lock_data
 
 from delayoperator.local import ports, wishes
 from delayoperator.local.events import Events
@@ -36,6 +37,7 @@ NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in 
 WRITERS = 32  # compare-and-swaps at a time: they share the registry's transactions, thus its fsyncs
 EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row won't
 LOG_TAIL_BYTES = 2_000
+ENDS_KEPT = 1_000  # of processes: a reign that names an older one is an old story
 
 
 class LocalClusterError(Exception):
@@ -81,6 +83,7 @@ class LocalCluster:
         self._on_event: Log = on_event or (lambda event: None)
         self._node_command = tuple(node_command)
         self._former: dict[str, str] = {}  # what each node's lease named before its present process started
+        self._ends: tuple[str, ...] = ()  # incarnations, the latest last
         self._started = False
 
     def __enter__(self) -> LocalCluster:
@@ -128,7 +131,7 @@ class LocalCluster:
         logs.mkdir(exist_ok=True)
         self._operator_events = Events(logs / "operator.log")
         commands = {node: self._command(number, node) for number, node in enumerate(self.wishes.node_ids)}
-        self._supervisor = Supervisor(commands, logs, self._on_event, self._note_former)
+        self._supervisor = Supervisor(commands, logs, self._on_event, self._note_former, self._note_end)
         self._stop_loop = threading.Event()
         self._loop_thread = threading.Thread(target=self._run_loop, name="control-loop", daemon=True)
 
@@ -260,13 +263,34 @@ class LocalCluster:
     def _note_former(self, node: str) -> None:
         # The lease of the process before looks just like a living one's. Not knowing it, we could call a cluster
         # ready that is not: so a registry that can't be read puts the start off.
-        for lease in self.registry.list_leases():
-            if lease.node == node:
-                self._former[node] = lease.incarnation
+        found = self._leased_by(node)
+        if found is not None:
+            self._former[node] = found
+
+    def _note_end(self, node: str) -> None:
+        # What the lease named before that process started says nothing: its own lease may never have come. And who
+        # holds the data's lock still runs, whoever started it: a process has it before it has a lease.
+        found = self._leased_by(node)
+        if found is None or found == self._former.get(node):
+            return
+        try:
+            lock_data(str(self._data / node)).close()
+        except DataInUse:
+            return
+        self._ends = (*self._ends, found)[-ENDS_KEPT:]
+
+    def _leased_by(self, node: str) -> str | None:
+        return next((lease.incarnation for lease in self.registry.list_leases() if lease.node == node), None)
+
+    def ended(self) -> frozenset[str]:
+        """The incarnations of node processes that have ended while this object watched over them."""
+        return frozenset(self._ends)
 
     def _run_loop(self) -> None:
         while not self._stop_loop.is_set():
-            loop = ControlLoop(self.registry, new_uid, self._operator_events, prober=GrpcProber(), writers=WRITERS)
+            loop = ControlLoop(
+                self.registry, new_uid, self._operator_events, prober=GrpcProber(), ended=self.ended, writers=WRITERS
+            )
             try:
                 loop.run(self._stop_loop)
             except Exception as error:  # a cluster without its operator must be heard of, and gets a new one

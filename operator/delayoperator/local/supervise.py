@@ -38,14 +38,20 @@ class _Node:
 
 
 class Supervisor:
-    """`before_start` is called with the node id before each start of its process, in the supervisor's thread."""
+    """Calls with the node id, in the supervisor's thread: `before_start` before each start of its process, `ended` once
+    one has ended (its parent has waited for it: nothing of it runs) and before the next is started."""
 
     def __init__(
-        self, commands: Mapping[str, Sequence[str]], logs: Path, log: Log, before_start: Callable[[str], None]
+        self,
+        commands: Mapping[str, Sequence[str]],
+        logs: Path,
+        log: Log,
+        before_start: Callable[[str], None],
+        ended: Callable[[str], None],
     ) -> None:
         self._nodes = {node: _Node(tuple(command), logs / f"{node}.log") for node, command in commands.items()}
         self._log = log
-        self._before_start = before_start
+        self._before_start, self._ended = before_start, ended
         self._changed = threading.Condition()
         self._stop_at_s: float | None = None
         self._killed: tuple[str, ...] = ()
@@ -129,6 +135,10 @@ class Supervisor:
         self._log({**event, "log": str(it.log)})
         with self._changed:
             it.process = None
+        try:
+            self._ended(node)
+        except Exception as error:  # what follows from an end is less than the next start
+            self._log({"event": "end-not-told", "node": node, "error": str(error)})
 
     def _spawn(self, it: _Node) -> None:
         if it.log.exists() and it.log.stat().st_size > LOG_KEPT_BYTES:

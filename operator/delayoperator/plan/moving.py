@@ -60,6 +60,7 @@ def successor(shard: ShardObject, seen: Observed, load: Placement, among: tuple[
         and node not in spec.leaving
         and node not in seen.unfit
         and seen.node(node).liveness is Liveness.ALIVE
+        and not seen.between_processes(node)
         and not seen.node(node).stopping
     ]
     first = wanted(spec)[0]

@@ -14,7 +14,7 @@ from delaynode.registry.model import ClusterSpec, Condition, ConditionType, Shar
 from delayoperator.plan import balance
 from delayoperator.plan.moving import Held, Step, begins, next_step
 from delayoperator.plan.placement import Placement
-from delayoperator.plan.reign import Decision, Keep, Promote, Refuse, Wait, decide_reign
+from delayoperator.plan.reign import Decision, Keep, Promote, Refuse, Wait, decide_reign, is_vacant
 from delayoperator.plan.standing import Standing, standings
 from delayoperator.plan.world import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartReign
 
@@ -50,13 +50,13 @@ def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]
         if isinstance(decision, Keep):
             standing.append(shard)
         elif isinstance(decision, Promote):
-            yield _reign(desired, shard, decision)
+            yield _reign(desired, shard, decision, vacant=is_vacant(shard, observed))
         else:
             yield from _said(desired, shard, decision, None)
     yield from _standing_actions(desired, standing, observed)
 
 
-def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote) -> Action:
+def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant: bool) -> Action:
     spec = replace(
         shard.spec,
         master=choice.node,
@@ -64,6 +64,7 @@ def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote) -> Action:
         incarnation=choice.incarnation,
         switchover=None,  # what was asked of the old master ends with its reign
         leaving=tuple(node for node in shard.spec.leaving if node != choice.node),
+        vacant=vacant,
     )
     risks = _risks(choice, spec.epoch)
     if risks != [it for it in _unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:

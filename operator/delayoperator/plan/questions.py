@@ -30,7 +30,8 @@ def questions(seen: Observed) -> Questions:
             now.update(shard.spec.replicas)
         elif _under_way(shard):
             soon.update(shard.spec.replicas)
-    living = {node for node in now | soon if seen.node(node).liveness is not Liveness.DEAD}
+    silent = {node for node in now | soon if seen.node(node).liveness is Liveness.DEAD or seen.between_processes(node)}
+    living = (now | soon) - silent
     return Questions(frozenset(now & living), frozenset(soon & living - now))
 
 

@@ -73,6 +73,8 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | Wait | str:
     if spec.master is None:
         return "the shard has no master yet"
     view = seen.node(spec.master)
+    if spec.incarnation in seen.ended:
+        return f"{spec.master}'s process has ended"
     if view.liveness is Liveness.DEAD:
         return f"{spec.master} is dead"
     if view.incarnation is not None and view.incarnation != spec.incarnation:
@@ -82,6 +84,17 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | Wait | str:
     if useless := _can_never_serve(shard, spec.master, seen):
         return useless
     return Keep() if view.liveness is Liveness.ALIVE else Wait()
+
+
+def is_vacant(shard: ShardObject, seen: Observed) -> bool:
+    """Whether nobody can be serving the shard: its reign was taken up, by a process that has ended.
+
+    Before it was taken up those of earlier reigns had stopped for ever: its master had waited out its own promise,
+    which they lack since then. Of a reign that was never taken up this can't be said: who served before may do so yet.
+    """
+    spec, status = shard.spec, shard.status
+    served = status is not None and (status.serving_epoch, status.incarnation) == (spec.epoch, spec.incarnation)
+    return served and spec.incarnation in seen.ended
 
 
 def _can_never_serve(shard: ShardObject, master: str, seen: Observed) -> str | None:
@@ -199,7 +212,9 @@ def _sole(shard: ShardObject, known: Mapping[str, Standing], seen: Observed, fau
         return Refuse("NodeAway", f"{node} has the only copy and its lease is not renewed; waiting for it")
     if known[node] is Standing.UNCERTAIN:
         # Nobody else could be chosen, and naming its process harms nobody: its answer is not waited for.
-        return Wait() if incarnation is None else Promote(node, incarnation, f"{fault}: {node} has the only copy")
+        if incarnation is None or seen.between_processes(node):
+            return Wait()
+        return Promote(node, incarnation, f"{fault}: {node} has the only copy")
     return None
 
 
@@ -214,7 +229,8 @@ def _trusted(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | 
         return None
     for node in spec.replicas:
         view = seen.node(node)
-        lasting = view.settled and not (view.stopping or view.silent) and node not in (spec.master, *spec.leaving)
+        lasting = view.settled and not (view.stopping or view.silent or seen.between_processes(node))
+        lasting = lasting and node not in (spec.master, *spec.leaving)
         deaf = answer_of(shard, node, seen) is None and node not in seen.answered
         if lasting and deaf and view.liveness is Liveness.ALIVE:
             return node

@@ -23,7 +23,9 @@ class Standing(Enum):
 def answer_of(shard: ShardObject, node: str, seen: Observed) -> CopyView | None:
     """The node's copy, as the process that its lease names told us; another process's answer is none."""
     copy = seen.copies.get((shard.name, node))
-    return copy if copy is not None and copy.incarnation == seen.node(node).incarnation else None
+    if copy is None or seen.between_processes(node):
+        return None
+    return copy if copy.incarnation == seen.node(node).incarnation else None
 
 
 def standings(shard: ShardObject, seen: Observed) -> Mapping[str, Standing]:
@@ -52,6 +54,8 @@ def _standing(node: str, in_sync: tuple[str, ...], shard: ShardObject, seen: Obs
     if view.liveness is Liveness.DEAD:
         # Somebody whose lease is not renewed could not take up a reign, whatever it answers.
         return Standing.AWAY
+    if seen.between_processes(node):
+        return Standing.UNCERTAIN  # whatever was said a moment ago
     copy = answer_of(shard, node, seen)
     if copy is None:
         heard = view.incarnation is not None and seen.answered.get(node) == view.incarnation

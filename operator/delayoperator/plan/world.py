@@ -68,10 +68,18 @@ class Observed:
     # By node id, the incarnation that answered, where it named all it has: another shard has no directory there.
     answered: Mapping[str, str] = field(default_factory=dict)
     unfit: Mapping[str, str] = field(default_factory=dict)  # by node id: why no master should be chosen there
+    # Incarnations of processes that somebody who must know has seen end; of most nobody says so. Not what a lease
+    # seems to say: behind one that is not renewed, or that names another process, the former one may still run.
+    ended: frozenset[str] = frozenset()
 
     def node(self, node: str | None) -> NodeView:
         """A node nobody has seen is uncertain."""
         return self.nodes.get(node or "", NodeView(Liveness.UNCERTAIN))
+
+    def between_processes(self, node: str) -> bool:
+        """The process that its lease names has ended: there is nobody to be asked or chosen, perhaps for a moment
+        only, so that nothing but the search for another master is to begin for that."""
+        return self.node(node).incarnation in self.ended
 
 
 @dataclass(frozen=True, slots=True)

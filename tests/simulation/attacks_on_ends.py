@@ -1,0 +1,174 @@
+"""Attacks on the quick failover: a process is known to have ended, and nothing is waited out (DESIGN 5.4).
+
+In each the supervisor tells what it sees at once, or as late as the schedule says.
+"""
+
+from __future__ import annotations
+
+from delaynode.serve.replica import Role
+
+from tests.simulation.loop import MILLI, SECOND
+from tests.simulation.schedules import attack
+from tests.simulation.stage import Run, cluster
+
+
+def prompt(run: Run, delay_ns: int = 20 * MILLI) -> None:
+    """From now on each end of a process is told."""
+    run.world.control.supervisor.delay_ns = lambda: delay_ns
+
+
+def served(run: Run, epoch: int) -> bool:
+    return run.status().serving_epoch == run.shard().spec.epoch >= epoch
+
+
+@attack
+def killed_master_is_followed_at_once(seed: int) -> None:
+    """Sooner than any lease or promise runs out, and what it had sent and nobody had read yet does no harm."""
+    for replicas in (2, 3):
+        with cluster(seed, replicas=replicas, lease_seconds=3) as run:
+            prompt(run)
+            for epoch in (2, 3):
+                master, started = run.master(), run.world.scheduler.now_ns
+                for slave in run.slaves():
+                    run.world.network.line(master, slave).stream_ns = 100 * MILLI
+                run.world.kill(master)
+                run.until(lambda epoch=epoch: served(run, epoch), 10, "another serves")  # type: ignore[misc]
+                assert run.world.scheduler.now_ns - started < SECOND
+                assert run.shard().spec.vacant
+                assert len(run.status().in_sync) == replicas - 1, "who still runs has followed from the start"
+                run.world.start(master)
+                run.until(run.healthy, 30, "the killed one follows")
+
+
+@attack
+def killed_master_that_is_back_at_once_is_followed_at_once(seed: int) -> None:
+    """Whichever process of the node is seen: the one that ended, the one that was started, or both in turn."""
+    with cluster(seed, lease_seconds=3) as run:
+        prompt(run, (seed % 4) * 300 * MILLI)
+        for epoch in (2, 3, 4):
+            started = run.world.scheduler.now_ns
+            run.restart(run.master())
+            run.until(lambda epoch=epoch: served(run, epoch), 10, "served again")  # type: ignore[misc]
+            if seed % 4 == 0:
+                assert run.world.scheduler.now_ns - started < 1_500 * MILLI
+            run.until(run.healthy, 30, "healthy")
+
+
+@attack
+def end_that_is_told_late_changes_nothing(seed: int) -> None:
+    """The lease has run out by then, and another process may lead, or the same node."""
+    with cluster(seed, replicas=3) as run:
+        prompt(run, 2_300 * MILLI)
+        for _ in range(3):
+            run.world.kill(run.master())
+            run.world.run(1.0)
+            run.world.start_all()
+            run.until(run.healthy, 30, "healthy")
+
+
+@attack
+def chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out(seed: int) -> None:
+    """The master before it is only cut off, from all that could tell it: it answers while its promises last."""
+    with cluster(seed, replicas=3, lease_seconds=3) as run:
+        prompt(run)
+        master, one = run.master(), ""
+        run.world.machines[master].weather.down = True
+
+        def trouble() -> None:
+            nonlocal one
+            one = run.master()
+            for slave in set(run.shard().spec.replicas) - {master}:
+                run.cut(master, slave)
+            run.world.kill(one)
+
+        run.once(lambda shard: shard.spec.master != master, trouble)
+        run.until(lambda: served(run, 3), 30, "the third copy serves")
+        vacant = run.shard().spec.vacant
+        run.world.run(2.0)
+        assert (vacant, run.shard().spec.epoch) == (False, 3)
+        assert run.master() not in (master, one, "")
+
+
+@attack
+def frozen_master_has_not_ended(seed: int) -> None:
+    """Nor has one that nobody hears: it goes on within its promises, and no longer."""
+    with cluster(seed, lease_seconds=3) as run:
+        prompt(run)
+        master, slave = run.master(), run.slaves()[0]
+        for at in range(3):
+            if run.master() != master:
+                break
+            run.world.freeze(master)
+            run.at(0.3 + 0.2 * at, run.world.thaw, master)
+            run.at(0.3 + 0.2 * at, run.cut, master, slave)
+            run.at(0.6 + 0.2 * at, run.mend, master, slave)
+            run.world.run(2.0)
+        assert run.shard().spec.epoch == 1
+        run.world.freeze(master)
+        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 20, "the slave serves")
+        run.world.thaw(master)
+        run.world.run(1.0)
+
+
+@attack
+def master_that_only_its_supervisor_takes_for_ended_would_serve_on(seed: int) -> None:
+    """The node's process before it has ended, and that is told late: it says nothing of the one that leads now."""
+    with cluster(seed, lease_seconds=3) as run:
+        master, slave = run.master(), run.slaves()[0]
+        prompt(run, 6 * SECOND)
+        run.restart(slave)
+        run.until(run.healthy, 10, "it follows again")
+        run.switch("t-0", slave)
+        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 5, "it leads")
+        epoch = run.shard().spec.epoch
+
+        def trouble() -> None:
+            run.world.machines[slave].weather.down = True
+            run.cut(slave, master)
+
+        run.once(lambda shard: shard.spec.epoch > epoch, trouble)
+        run.world.run(7.0)
+        assert run.shard().spec.epoch == epoch, "its reign stands"
+
+
+@attack
+def control_loop_that_forgot_who_has_ended_takes_the_slow_way(seed: int) -> None:
+    with cluster(seed) as run:
+        prompt(run)
+        run.world.control.up = False
+        master = run.master()
+        run.world.kill(master)
+        run.world.run(0.5)
+        supervisor = run.world.control.supervisor
+        supervisor.ended = frozenset()
+        run.world.control.restart()
+        run.world.control.up = True
+        run.until(lambda: served(run, 2), 20, "another serves")
+        assert not run.shard().spec.vacant
+        run.world.start(master)
+
+
+@attack
+def vacancy_is_of_its_epoch_alone(seed: int) -> None:
+    """The one that was chosen for a vacant shard reads of it late, when another reign has begun."""
+    with cluster(seed, replicas=3, lease_seconds=3) as run:
+        prompt(run)
+        master = run.master()
+        for slave in run.slaves():
+            run.world.machines[slave].weather.lag_ns = 1_500 * MILLI
+        chosen: list[str] = []
+
+        def trouble() -> None:
+            chosen.append(run.master())
+            run.isolate(chosen[0])
+            run.world.machines[chosen[0]].weather.down = True
+
+        run.once(lambda shard: shard.spec.vacant, trouble)
+        run.world.kill(master)
+        run.until(lambda: bool(chosen), 10, "a vacant shard")
+        run.until(lambda: run.shard().spec.epoch > 2, 20, "a later reign")
+        assert not run.shard().spec.vacant
+        run.rejoin(chosen[0])
+        run.world.machines[chosen[0]].weather.down = False
+        run.until(lambda: served(run, 3), 20, "it is served")
+        run.world.start(master)
