@@ -63,6 +63,7 @@ specs = st.builds(
     switchover=st.none() | st.builds(Switchover, to=node),
     target=st.none() | st.lists(node, unique=True, min_size=1).map(tuple),
     leaving=st.lists(node, unique=True).map(tuple),
+    vacant=st.booleans(),
 )
 statuses = st.builds(
     ShardStatus,
@@ -120,6 +121,7 @@ def test_json_speaks_the_names_of_the_design() -> None:
         "replicas": ["n0"],
         "epoch": 0,
         "leaving": [],
+        "vacant": False,
     }
 
 

@@ -1,0 +1,67 @@
+"""A cluster of real node processes whose registry is a (fake) Kubernetes API server, driven by a real control loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delaynode.registry.model import ShardObject
+from delayoperator.local import LocalCluster
+from delayoperator.local.cluster import WRITERS, new_uid
+from delayoperator.loop import ControlLoop
+from delayoperator.probe import GrpcProber
+from kubernetes.client import Configuration
+
+from tests.kube.fakeapi import FakeApiServer
+
+NAMESPACE, CLUSTER = "default", "c"
+LOOK_MS = 500  # between looks at the leases, as the operator does it
+OWNER = OwnerReference(CLUSTER, "11111111-2222-3333-4444-555555555555")
+
+
+class KubeCluster(LocalCluster):
+    """As LocalCluster, but for the registry. KUBECONFIG has to name the server; events: what the registry logged."""
+
+    def __init__(self, data: Path, server: FakeApiServer, **wishes: Any) -> None:
+        super().__init__(data, **{"nodes": 3, "replicas": 2, **wishes})
+        self._client = KubeClient(Credentials(Configuration(host=server.url)), agent="delaycluster-operator")
+        self.events: list[dict[str, object]] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
+
+    def stop(self, *args: Any, **options: Any) -> tuple[str, ...]:
+        killed = super().stop(*args, **options)
+        self._client.close()
+        return killed
+
+    def shards(self) -> tuple[ShardObject, ...]:
+        return self.registry.list_shards()
+
+    def epochs(self) -> dict[str, int]:
+        return {shard.name: shard.spec.epoch for shard in self.shards()}
+
+    def masters(self) -> set[str]:
+        return {shard.spec.master for shard in self.shards() if shard.spec.master is not None}
+
+    def _prepare(self) -> None:
+        self.registry.close()
+        registry = KubeRegistry(
+            self._client, NAMESPACE, CLUSTER, OWNER, log=lambda event: self.events.append(dict(event))
+        )
+        registry.ensure_leases([f"n{number}" for number in range(self._asked.nodes or 3)])
+        self.registry = registry  # type: ignore[assignment]  # a Registry is all that it needs
+        super()._prepare()
+
+    def _run_loop(self) -> None:
+        loop = ControlLoop(
+            self.registry, new_uid, self._operator_events, prober=GrpcProber(), ended=self.ended, writers=WRITERS
+        )
+        loop.run(self._stop_loop, look_ms=LOOK_MS)
+
+    def _command(self, number: int, node: str) -> tuple[str, ...]:
+        command = list(super()._command(number, node))
+        command[command.index("--registry") + 1] = f"kube:{NAMESPACE}/{CLUSTER}"
+        return tuple(command)
