@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test simulate lint format proto bench e2e clean
+.PHONY: help setup demo test simulate lint format proto crds bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,9 +25,11 @@ lint: setup ## ruff, mypy --strict, the import contracts, stale generated code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts/proto.py
+	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/proto.py --check
+	@$(BIN)/python scripts/crds.py --check
+	@$(BIN)/python scripts/chart.py --check
 
 format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix .
@@ -36,11 +38,18 @@ format: setup ## rewrite what ruff can
 proto: setup ## generate delay_pb2 from delay.proto
 	@$(BIN)/python scripts/proto.py
 
+crds: setup ## generate crds/*.yaml from the models, and the chart's copies
+	@$(BIN)/python scripts/crds.py
+	@$(BIN)/python scripts/chart.py
+
 bench: setup ## the workloads of docs/design.md section 12, into docs/benchmarks.md (takes long; the machine should be idle)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
-e2e: ## the Kubernetes tests: they come with the operator
-	@echo "e2e: nothing to run yet; the Kubernetes tests come with the operator"
+e2e: setup ## the Kubernetes tests: on kind where Docker runs, else on a cluster of its own (ARGS="-m quick", "-k freeze")
+	@$(BIN)/python -m e2e.run $(ARGS)
+
+e2e-kind: setup ## the same, on kind
+	@$(BIN)/python -m e2e.run --on kind $(ARGS)
 
 clean: ## remove .venv and everything that tools left behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,17 @@
+"""The custom resources: one source for the models that the operator reads with and for the schemas in crds/.
+
+    base        what every model shares: names in JSON, kinds of values, CEL rules
+    cluster     DelayCluster: what people write
+    pod, rebalancing, status    its parts
+    shard       DelayShard: made by the operator, its status written by the shard's master
+    rebalance   DelayRebalance: a plan of moves, approved and carried out
+    structural  a pydantic model -> a structural OpenAPI v3 schema
+    definitions the CustomResourceDefinitions: names, columns, subresources
+    convert     DelayCluster -> registry.model.ClusterSpec, or why not
+
+`make crds` writes crds/*.yaml.
+"""
+
+GROUP = "delaycluster.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"

@@ -1,0 +1,240 @@
+"""DelayCluster: what people write. Every default that is about messages stands in the schema, so that it is kept with
+the object: a later release with another default changes no cluster that exists. What may follow the operator (the
+image, what a pod asks for) has no default here and is filled in when the objects are built.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from delaynode.registry.model import MAX_HORIZON_DAYS, MAX_QUEUES, Delivery, Durability, TopicType
+from pydantic import ConfigDict, Field, StrictStr
+
+from delayoperator.crds import limits
+from delayoperator.crds.base import (
+    LIST_SET,
+    TOPIC_NAME,
+    Bool,
+    Duration,
+    Image,
+    Int,
+    Model,
+    NodeId,
+    Quantity,
+    list_map,
+    rules,
+)
+from delayoperator.crds.pod import PodTemplate, Resources
+from delayoperator.crds.rebalancing import Rebalancing
+from delayoperator.crds.status import DelayClusterStatus
+
+
+class Topic(Model):
+    """A topic and its promises."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*limits.TOPIC))
+
+    name: Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)] = Field(
+        description="The topic's name, as producers and consumers say it: a-z, 0-9 and '-', at most 50. It can't be "
+        "changed: another name is another topic."
+    )
+    queues: Int = Field(
+        8,
+        ge=1,
+        le=MAX_QUEUES,
+        description="Into how many queues (shards) the topic is cut: each has its own master, so this is how far the "
+        "topic can spread over nodes. Can grow, never shrink; 10,000 in all topics together.",
+    )
+    type: TopicType = Field(
+        TopicType.MIXED,
+        description="What the topic is for, said to people: Delay (messages with a due time), Normal (without), Mixed "
+        "(both). Nothing is refused by it. Can't be changed.",
+    )
+    retention: Duration = Field(
+        "3d",
+        description="How long a released message is kept for groups that have not consumed it, such as 12h or 3d; "
+        "with no group at all, too. 1ms to 3660d.",
+    )
+    dlq_retention: Duration = Field(
+        "7d", description="How long a dead letter is kept since it died or was redriven. 1ms to 3660d."
+    )
+    max_attempts: Int = Field(
+        16,
+        ge=1,
+        le=1_000,
+        description="After so many hand-outs without an ack a message is a dead letter of the group.",
+    )
+    max_delay: Duration | None = Field(
+        None,
+        description="The longest delay that is accepted, such as 30m or 14d; absent: the cluster's horizonDays, which "
+        "it may not exceed. A longer one is refused with DELAY_TOO_LONG.",
+    )
+    max_release_per_second: Int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="The most messages a second that fall due and are released, for the whole topic; the rest waits in "
+        "order. Absent: no limit. It protects consumers from a herd of messages with one due time.",
+    )
+
+
+class Failover(Model):
+    """When a node counts as lost, and what is done then. The defaults suit most clusters."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*limits.FAILOVER))
+
+    lease_seconds: Int = Field(
+        3,
+        ge=1,
+        le=3_600,
+        description="A failover after a node was lost takes about this long. Less is quicker, and more easily mistaken "
+        "about a node that is only slow. A change restarts the nodes, one after the other.",
+    )
+    lag_seconds: Int = Field(
+        10,
+        ge=1,
+        le=3_600,
+        description="A copy that is so far behind its master is taken out of the in-sync set, so that commits need not "
+        "wait for it. It catches up by itself and joins again.",
+    )
+    replace_after_seconds: Int = Field(
+        600,
+        ge=1,
+        le=2_592_000,
+        description="A node that was away for so long gets its copies replaced on other nodes. More than leaseSeconds.",
+    )
+    allow_unclean: Bool = Field(
+        False,
+        description="Lets a copy that is not in sync become master when no other is left. What it costs: acknowledged "
+        "messages may be lost, delivered again or delivered after they were cancelled, and a former master that is "
+        "only cut off serves on beside the new one. Turn it on for one shard's sake, and off again.",
+    )
+
+
+class Storage(Model):
+    """A volume for each node."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*limits.STORAGE))
+
+    size: Quantity = Field(
+        "10Gi",
+        description="The size of each node's volume, at least 1Gi. Can grow where the storage class allows it, never "
+        "shrink. A message costs its own bytes and about 120 more on each node that has a copy of it.",
+    )
+    storage_class_name: Annotated[StrictStr, Field(max_length=253)] | None = Field(
+        None,
+        description="The StorageClass of the volumes; absent: Kubernetes' default one; '': none. Can't be changed.",
+    )
+    delete_with_cluster: Bool = Field(
+        False,
+        description="Whether the volumes go with the DelayCluster. false: they stay, with every message on them; "
+        "`delayctl adopt` takes them up again.",
+    )
+
+
+class Monitoring(Model):
+    """How the cluster is watched."""
+
+    pod_monitor: Bool = Field(
+        False, description="Makes a PodMonitor of the Prometheus operator (its CRD must be there) for the nodes."
+    )
+
+
+class DelayClusterSpec(Model):
+    """What the cluster is to be. Everything has a default: `spec: {}` is a cluster of three nodes without topics."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*limits.SPEC))
+
+    nodes: Int = Field(
+        3,
+        ge=1,
+        le=1_000,
+        description="How many nodes (pods). Scale with kubectl scale: a node that leaves is emptied first, and "
+        "the pods are fewer only then. At least as many as `replicas`.",
+    )
+    image: Image | None = Field(
+        None,
+        description="The nodes' image. Absent: the operator's own, so that the nodes are upgraded with the operator. A "
+        "new one is rolled out a node at a time, each handing its masters over first.",
+    )
+    replicas: Int = Field(
+        2,
+        ge=1,
+        le=7,
+        description="Copies of each shard, on as many nodes. With 2, any one node may be lost; with 1, its disk is the "
+        "only copy. At most 7 and at most `nodes`. Copies are made and dropped while the cluster serves.",
+    )
+    min_in_sync: Int = Field(
+        1,
+        ge=1,
+        le=7,
+        description="With fewer copies in sync, new messages are refused (NOT_ENOUGH_REPLICAS) until there are enough "
+        "again. 1 prefers to go on with the last copy. At most `replicas`.",
+    )
+    delivery: Delivery = Field(
+        Delivery.MASTER,
+        description="Who hands messages out: Master, or MasterAndSlave: in-sync slaves serve Fetch too.",
+    )
+    durability: Durability = Field(
+        Durability.FSYNC,
+        description="When a message counts as stored on a node: Fsync, on its disk; Async, in its page cache: "
+        "quicker on slow disks, and what all copies' machines had only there is lost when they lose power "
+        "together. A change restarts the nodes, one after the other.",
+    )
+    horizon_days: Int = Field(
+        40,
+        ge=1,
+        le=MAX_HORIZON_DAYS,
+        description="The longest delay of any message, in days: 1 to 3660. Can grow, never shrink; a shard keeps the "
+        "horizon that it was made with.",
+    )
+    paused: Bool = Field(
+        False,
+        description="The operator changes no object, pod or shard: nothing fails over either. What the nodes do "
+        "goes on. The status says Paused.",
+    )
+    topics: list[Topic] | None = Field(
+        None,
+        max_length=limits.MAX_TOPICS,
+        description="The cluster's topics, known by name: several teams can each apply their own with `kubectl "
+        "apply --server-side --field-manager=TEAM`. A topic that is taken away is served on: its shards say "
+        "Surplus.",
+        json_schema_extra=list_map("name"),
+    )
+    failover: Failover = Field(Failover.model_validate({}), description="When a node counts as lost.")
+    drained: list[NodeId] | None = Field(
+        None,
+        max_length=1_000,
+        description="Nodes that are to be emptied and get nothing new, such as n2 (pod NAME-2). At least `replicas` "
+        "others must be left. An id that there is no node for does nothing.",
+        json_schema_extra=LIST_SET,
+    )
+    storage: Storage = Field(Storage.model_validate({}), description="The nodes' volumes.")
+    resources: Resources | None = Field(
+        None,
+        description="CPU and memory of the node's container. Absent: requests of 100m and 256Mi, no limits. A memory "
+        "limit is at least 384Mi.",
+        json_schema_extra=rules(limits.MEMORY),
+    )
+    pod_template: PodTemplate | None = Field(
+        None, description="Where pods run and what they carry. A change restarts the nodes, one after the other."
+    )
+    monitoring: Monitoring | None = Field(None, description="How the cluster is watched.")
+    rebalance: Rebalancing | None = Field(
+        None,
+        description="A job that looks at the load to come (the nodes' timer wheels) and proposes moves, as a "
+        "DelayRebalance. Absent: none.",
+    )
+
+
+class DelayCluster(Model):
+    """Messages that are delivered at a time that their producer named. A cluster of nodes keeps them, copied and on
+    disk, and hands each out when it is due: never early, and never lost with a single node.
+
+    Field by field: kubectl explain delaycluster.spec --recursive
+    """
+
+    model_config = ConfigDict(json_schema_extra=rules(*limits.NAME))
+
+    spec: DelayClusterSpec = Field(description="What the cluster is to be.")
+    status: DelayClusterStatus | None = Field(None, description="What the cluster is, as its operator sees it.")

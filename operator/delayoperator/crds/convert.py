@@ -1,0 +1,219 @@
+"""DelayCluster -> what the operator works with, or every reason why not, with the field and its limit.
+
+The API server refused most of it before (schema, CEL). It is all checked again: a CRD may be older than the operator,
+and whatever the JSON is, the answer is wishes or refusals, never a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from delayclient.duration import parse_duration_ms
+from delaynode.registry.model import DAY_MS, MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
+from pydantic import ValidationError
+
+from delayoperator.crds import limits
+from delayoperator.crds.cluster import DelayClusterSpec, Topic
+from delayoperator.crds.pod import PodTemplate
+from delayoperator.crds.rebalancing import Approval, Rebalancing
+from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
+from delayoperator.resources.normal import quantity
+from delayoperator.resources.view import PodWishes, Storage
+
+
+class InvalidSpec(ValueError):
+    """A DelayCluster that can't be granted. `refusals`: all that is wrong, never empty."""
+
+    def __init__(self, refusals: tuple[Refusal, ...]) -> None:
+        super().__init__("; ".join(str(refusal) for refusal in refusals))
+        self.refusals = refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """A DelayCluster's spec as good values. image None: the operator's own. resources None: the operator's choice."""
+
+    cluster: ClusterSpec
+    image: str | None = None
+    paused: bool = False
+    storage: Storage = field(default_factory=Storage)
+    resources: Mapping[str, Mapping[str, str]] | None = None
+    pod: PodWishes = field(default_factory=PodWishes)
+    pod_monitor: bool = False
+    rebalance: Rebalancing | None = None
+
+
+def wishes_of(body: object, standing: ClusterSpec | None = None) -> Wishes:
+    """body: the DelayCluster's JSON. standing: the wishes that were granted last, which some fields may not go behind.
+
+    Raises InvalidSpec.
+    """
+    name, raw = _part(_part(body, "metadata"), "name"), _part(body, "spec")
+    refusals = list(_bad_name(name))
+    try:
+        spec = DelayClusterSpec.model_validate({} if raw is None else raw)
+    except ValidationError as error:
+        raise InvalidSpec((*refusals, *from_pydantic(error, raw))) from error
+    refusals += [*_impossible(spec), *_topics(spec), *(_taken_back(spec, standing) if standing else ())]
+    if refusals:
+        raise InvalidSpec(tuple(refusals))
+    try:
+        return _wishes(str(name), spec)
+    except BadSpec as error:
+        raise InvalidSpec((Refusal("spec", str(error)),)) from error
+
+
+def is_paused(body: object) -> bool:
+    """Whether spec.paused is set, whatever else the object says."""
+    return _part(_part(body, "spec"), "paused") is True
+
+
+def _part(body: object, key: str) -> Any:
+    return body.get(key) if isinstance(body, Mapping) else None
+
+
+def _bad_name(name: object) -> Iterator[Refusal]:
+    if not isinstance(name, str) or not limits.CLUSTER_NAME.fullmatch(name):
+        yield Refusal("metadata.name", limits.NAME[0]["message"])
+    elif name.endswith(limits.NODES_SUFFIX):
+        yield Refusal("metadata.name", limits.NAME[1]["message"])
+
+
+def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
+    if spec.replicas > spec.nodes:
+        why = f"is {spec.replicas}, but nodes is {spec.nodes}; {limits.REPLICAS['message']}"
+        yield Refusal("spec.replicas", why)
+    if spec.min_in_sync > spec.replicas:
+        why = f"is {spec.min_in_sync}, but replicas is {spec.replicas}; {limits.MIN_IN_SYNC['message']}"
+        yield Refusal("spec.minInSync", why)
+    leaving = {node for node in spec.drained or () if int(node[1:]) < spec.nodes}
+    if spec.nodes - len(leaving) < min(spec.replicas, spec.nodes):
+        left = f"leaves {spec.nodes - len(leaving)} of {spec.nodes} nodes, but replicas is {spec.replicas}"
+        yield Refusal("spec.drained", f"{left}; {limits.DRAINED['message']}")
+    failover = spec.failover
+    if failover.replace_after_seconds <= failover.lease_seconds:
+        why = f"is {failover.replace_after_seconds}, but leaseSeconds is {failover.lease_seconds}"
+        yield Refusal("spec.failover.replaceAfterSeconds", f"{why}; {limits.FAILOVER[0]['message']}")
+    if quantity(spec.storage.size) < quantity(limits.MIN_STORAGE):
+        yield Refusal("spec.storage.size", f"is {spec.storage.size}; allowed: at least {limits.MIN_STORAGE}")
+    memory = (spec.resources.limits or {}).get("memory") if spec.resources else None
+    if memory is not None and quantity(memory) < quantity(limits.MIN_MEMORY):
+        yield Refusal("spec.resources.limits[memory]", f"is {memory}; {limits.MEMORY['message']}")
+    for variable in (spec.pod_template.env or ()) if spec.pod_template else ():
+        if variable.name in limits.TAKEN_ENV:
+            yield Refusal(field_path("spec.podTemplate.env", variable.name), limits.ENV[0]["message"])
+    for what, labels in _pod_maps(spec.pod_template):
+        for key in labels:
+            if key.startswith(limits.OURS):
+                yield Refusal(f"spec.podTemplate.{what}[{key}]", limits.ours(what)["message"])
+    rebalance = spec.rebalance
+    if rebalance and rebalance.approval is Approval.AUTOMATIC_BELOW and rebalance.automatic_below is None:
+        yield Refusal("spec.rebalance.automaticBelow", limits.REBALANCING[0]["message"])
+
+
+def _pod_maps(template: PodTemplate | None) -> Iterator[tuple[str, Mapping[str, str]]]:
+    if template is not None:
+        yield "labels", template.labels or {}
+        yield "annotations", template.annotations or {}
+
+
+def _topics(spec: DelayClusterSpec) -> Iterator[Refusal]:
+    topics = spec.topics or []
+    seen: set[str] = set()
+    for topic in topics:
+        path = field_path("spec.topics", topic.name)
+        if topic.name in seen:
+            yield Refusal(path, "is named twice; a topic is there once")
+        seen.add(topic.name)
+        for name, text in (("retention", topic.retention), ("dlqRetention", topic.dlq_retention)):
+            yield from _duration(f"{path}.{name}", text, MAX_HORIZON_DAYS)
+        if topic.max_delay is not None:
+            yield from _duration(f"{path}.maxDelay", topic.max_delay, spec.horizon_days, ", the cluster's horizonDays")
+    queues = sum(topic.queues for topic in topics)
+    if queues > MAX_QUEUES:
+        yield Refusal("spec.topics", f"have {queues} queues together; allowed: at most {MAX_QUEUES}")
+
+
+def _duration(path: str, text: str, most_days: int, what: str = "") -> Iterator[Refusal]:
+    try:
+        value = parse_duration_ms(text)
+    except ValueError:  # more than any time that can be kept
+        value = -1
+    if not 1 <= value <= most_days * DAY_MS:
+        yield Refusal(path, f"is {text}; allowed: 1ms to {most_days}d{what}")
+
+
+def _taken_back(spec: DelayClusterSpec, standing: ClusterSpec) -> Iterator[Refusal]:
+    if spec.horizon_days < standing.horizon_days:
+        why = f"is {spec.horizon_days}, but was {standing.horizon_days}; {limits.HORIZON['message']}"
+        yield Refusal("spec.horizonDays", why)
+    for topic in spec.topics or ():
+        before, path = standing.topic(topic.name), field_path("spec.topics", topic.name)
+        if before is None:
+            continue
+        if topic.queues < before.queues:
+            yield Refusal(f"{path}.queues", f"is {topic.queues}, but was {before.queues}; {limits.TOPIC[0]['message']}")
+        if topic.type is not before.type:
+            yield Refusal(f"{path}.type", f"is {topic.type}, but was {before.type}; {limits.TOPIC[1]['message']}")
+
+
+def _wishes(name: str, spec: DelayClusterSpec) -> Wishes:
+    return Wishes(
+        cluster=_cluster(name, spec),
+        image=spec.image,
+        paused=spec.paused,
+        storage=Storage(spec.storage.size, spec.storage.storage_class_name, spec.storage.delete_with_cluster),
+        resources=None if spec.resources is None else spec.resources.model_dump(by_alias=True, exclude_none=True),
+        pod=_pod(spec.pod_template or PodTemplate.model_validate({})),
+        pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,
+        rebalance=spec.rebalance,
+    )
+
+
+def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:
+    return ClusterSpec(
+        name=name,
+        nodes=spec.nodes,
+        topics=tuple(_topic(topic) for topic in spec.topics or ()),
+        replicas=spec.replicas,
+        min_in_sync=spec.min_in_sync,
+        delivery=spec.delivery,
+        durability=spec.durability,
+        horizon_days=spec.horizon_days,
+        lease_seconds=spec.failover.lease_seconds,
+        lag_seconds=spec.failover.lag_seconds,
+        drained=tuple(dict.fromkeys(spec.drained or ())),
+        allow_unclean_failover=spec.failover.allow_unclean,
+        replace_after_seconds=spec.failover.replace_after_seconds,
+    )
+
+
+def _topic(topic: Topic) -> TopicSpec:
+    return TopicSpec(
+        name=topic.name,
+        queues=topic.queues,
+        type=topic.type,
+        retention_ms=parse_duration_ms(topic.retention),
+        dlq_retention_ms=parse_duration_ms(topic.dlq_retention),
+        max_attempts=topic.max_attempts,
+        max_delay_ms=None if topic.max_delay is None else parse_duration_ms(topic.max_delay),
+        max_release_per_second=topic.max_release_per_second,
+    )
+
+
+def _pod(template: PodTemplate) -> PodWishes:
+    said = template.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return PodWishes(
+        labels=said.get("labels", {}),
+        annotations=said.get("annotations", {}),
+        node_selector=said.get("nodeSelector", {}),
+        affinity=said.get("affinity"),
+        tolerations=tuple(said.get("tolerations", ())),
+        topology_spread=tuple(said["topologySpreadConstraints"]) if "topologySpreadConstraints" in said else None,
+        priority_class=template.priority_class_name,
+        image_pull_secrets=tuple(secret.name for secret in template.image_pull_secrets or ()),
+        grace_seconds=template.termination_grace_period_seconds,
+        env=tuple(said.get("env", ())),
+    )

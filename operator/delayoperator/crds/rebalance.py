@@ -1,0 +1,222 @@
+"""DelayRebalance: a plan of moves with what it costs and gains; the states and verbs of Strimzi's KafkaRebalance."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StrictStr
+
+from delayoperator.crds import limits
+from delayoperator.crds.base import (
+    ATOMIC,
+    LIST_SET,
+    SHARD_NAME,
+    TOPIC_NAME,
+    Duration,
+    Int,
+    Model,
+    NodeId,
+    Number,
+    Text,
+    list_map,
+    rule,
+    rules,
+)
+from delayoperator.crds.rebalancing import Approval, AutomaticBelow
+from delayoperator.crds.status import Condition
+
+MAX_MOVES = 1_000
+
+_FIXED_CLUSTER = rule(
+    "self.cluster == oldSelf.cluster", "cluster can't be changed: make another DelayRebalance", field=".cluster"
+)
+_WINDOW = rule(
+    "!has(self.notBefore) || !has(self.notAfter) || self.notBefore < self.notAfter",
+    "notAfter must be later than notBefore",
+    field=".notAfter",
+)
+_NODES = rule(
+    "self.mode == 'Full' || (has(self.nodes) && self.nodes.size() > 0)",
+    "modes AddNodes and RemoveNodes need nodes: the ones that came, or that are to go",
+    field=".nodes",
+)
+_ELSEWHERE = rule("self.from != self.to", "a move needs two nodes: from and to are the same", field=".to")
+
+
+class Mode(StrEnum):
+    FULL = "Full"
+    ADD_NODES = "AddNodes"
+    REMOVE_NODES = "RemoveNodes"
+
+
+class State(StrEnum):
+    """Verbs: approve (delaycluster.io/approve=HASH), refresh and stop (delaycluster.io/rebalance=VERB).
+
+    New; PendingProposal (accepts stop, refresh); ProposalReady (approve, refresh); Rebalancing (stop, refresh);
+    Stopped, NotReady, Ready (refresh); ReconciliationPaused.
+    """
+
+    NEW = "New"
+    PENDING_PROPOSAL = "PendingProposal"
+    PROPOSAL_READY = "ProposalReady"
+    REBALANCING = "Rebalancing"
+    STOPPED = "Stopped"
+    NOT_READY = "NotReady"
+    READY = "Ready"
+    RECONCILIATION_PAUSED = "ReconciliationPaused"
+
+
+class Move(Model):
+    """One copy of one shard goes from a node to another."""
+
+    model_config = ConfigDict(json_schema_extra=rules(_ELSEWHERE))
+
+    shard: Annotated[StrictStr, Field(pattern=SHARD_NAME, max_length=56)] = Field(description="The shard, TOPIC-QUEUE.")
+    from_: NodeId = Field(alias="from", description="The node that loses its copy.")
+    to: NodeId = Field(description="The node that gets one.")
+
+
+class MoveState(StrEnum):
+    WAITING = "Waiting"
+    MOVING = "Moving"
+    DONE = "Done"
+    REFUSED = "Refused"
+
+
+class PlannedMove(Move):
+    """A move with what it costs."""
+
+    bytes: Int | None = Field(None, ge=0, description="What is copied.")
+    messages: Int | None = Field(None, ge=0, description="Messages that wait in the shard.")
+    due_during_move: Int | None = Field(None, ge=0, description="Messages that fall due while it moves.")
+    state: MoveState | None = Field(None, description="How far it is.")
+    reason: Text | None = Field(None, description="Why it was refused: the map changed since the plan.")
+
+
+class Load(Model):
+    """The load to come, over nodes and slots of time."""
+
+    peak_messages: Int | None = Field(
+        None, ge=0, description="The most messages that fall due on one node in one slot."
+    )
+    peak_bytes: Int | None = Field(None, ge=0, description="The same in bytes.")
+    mean_messages: Number | None = Field(None, ge=0, description="The mean of all nodes in that slot.")
+    hot_slots: Int | None = Field(None, ge=0, description="Slots in which a node is above the threshold.")
+    lower_bound_messages: Number | None = Field(None, ge=0, description="What no plan could get below.")
+
+
+class Plan(Model):
+    """What is proposed: made by the job or from spec.moves, and never changed: a refresh makes another."""
+
+    hash: Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
+        None, description="Names the plan; approval names it: delaycluster.io/approve=HASH."
+    )
+    made_at: str | None = Field(None, description="When it was made.", json_schema_extra={"format": "date-time"})
+    expires_at: str | None = Field(
+        None, description="After this it can't be approved.", json_schema_extra={"format": "date-time"}
+    )
+    cluster_generation: Int | None = Field(
+        None, ge=0, description="The DelayCluster's metadata.generation that it is about; another one makes it void."
+    )
+    moved_bytes: Int | None = Field(None, ge=0, description="What all moves copy.")
+    due_in_window: Int | None = Field(
+        None, ge=0, description="Messages that fall due on moving shards while they move."
+    )
+    before: Load | None = Field(None, description="The load as it is.")
+    after: Load | None = Field(None, description="The load with every move done.")
+    moves: list[PlannedMove] | None = Field(
+        None, max_length=MAX_MOVES, description="The moves, in their order.", json_schema_extra=ATOMIC
+    )
+
+
+class Progress(Model):
+    """How far the moves are."""
+
+    moves_done: Int | None = Field(None, ge=0, description="Moves that are done.")
+    moves_total: Int | None = Field(None, ge=0, description="Moves of the plan.")
+    bytes_done: Int | None = Field(None, ge=0, description="Bytes that were copied.")
+    percent: Int | None = Field(None, ge=0, le=100, description="Of the plan's bytes.")
+    current: Text | None = Field(None, description="The shard that moves now.")
+    seconds_left: Int | None = Field(None, ge=0, description="An estimate, at the pace so far.")
+
+
+class DelayRebalanceSpec(Model):
+    """What is asked for."""
+
+    model_config = ConfigDict(json_schema_extra=rules(_FIXED_CLUSTER, _WINDOW, _NODES, *limits.REBALANCING))
+
+    cluster: Annotated[StrictStr, Field(min_length=1, max_length=limits.MAX_NAME)] = Field(
+        description="The DelayCluster, in the same namespace. Can't be changed."
+    )
+    mode: Mode = Field(
+        Mode.FULL, description="Full: over all nodes. AddNodes: only onto `nodes`. RemoveNodes: only away from `nodes`."
+    )
+    nodes: list[NodeId] | None = Field(
+        None, max_length=1_000, description="The nodes that came or are to go.", json_schema_extra=LIST_SET
+    )
+    moves: list[Move] | None = Field(
+        None,
+        max_length=MAX_MOVES,
+        description="Exactly these moves, by hand. Absent: the job proposes some.",
+        json_schema_extra=ATOMIC,
+    )
+    threshold: Number | None = Field(
+        None, ge=1, le=100, description="As in the DelayCluster's rebalance; absent: as there."
+    )
+    approval: Approval = Field(
+        Approval.MANUAL,
+        description="Manual: the plan waits for the annotation delaycluster.io/approve=HASH. Automatic: it does not. "
+        "AutomaticBelow: it does not when it is within `automaticBelow`.",
+    )
+    automatic_below: AutomaticBelow | None = Field(None, description="With AutomaticBelow: up to what size.")
+    excluded_topics: list[Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)]] | None = Field(
+        None, max_length=limits.MAX_TOPICS, description="Topics whose shards stay.", json_schema_extra=LIST_SET
+    )
+    not_before: str | None = Field(
+        None, description="No move starts earlier.", json_schema_extra={"format": "date-time"}
+    )
+    not_after: str | None = Field(None, description="No move starts later.", json_schema_extra={"format": "date-time"})
+    lead_time: Duration | None = Field(
+        None, description="Messages due within it are never moved: they are delivered where they are. Such as 2m."
+    )
+    throttle_bytes_per_second: Int | None = Field(
+        None, ge=65_536, le=1 << 40, description="The most that moves may copy; absent: no limit."
+    )
+
+
+class DelayRebalanceStatus(Model):
+    """What became of it."""
+
+    observed_generation: Int | None = Field(
+        None, ge=0, description="The metadata.generation that this status is about."
+    )
+    state: State | None = Field(
+        None,
+        description="New, PendingProposal, ProposalReady (waits for approval), Rebalancing, Stopped, NotReady (the "
+        "condition says why), Ready (done), ReconciliationPaused. Annotate delaycluster.io/rebalance=refresh for a new "
+        "plan, =stop to stop after the move that is under way.",
+    )
+    conditions: list[Condition] | None = Field(
+        None, max_length=32, description="The state with its reason.", json_schema_extra=list_map("type")
+    )
+    plan: Plan | None = Field(None, description="What is proposed, or was carried out.")
+    approved: Text | None = Field(None, description="The hash of the plan that was approved.")
+    progress: Progress | None = Field(None, description="How far the moves are.")
+    cool_down_until: str | None = Field(
+        None,
+        description="Until then no automatic plan follows one that was stopped.",
+        json_schema_extra={"format": "date-time"},
+    )
+
+
+class DelayRebalance(Model):
+    """Moves of shards between nodes, proposed with what they cost and gain, approved, and carried out one by one. Made
+    by the rebalance job or by hand.
+
+    Approve: kubectl annotate delayrebalance NAME delaycluster.io/approve=HASH. Stop or refresh: kubectl annotate
+    delayrebalance NAME delaycluster.io/rebalance=stop
+    """
+
+    spec: DelayRebalanceSpec = Field(description="What is asked for.")
+    status: DelayRebalanceStatus | None = Field(None, description="What became of it.")

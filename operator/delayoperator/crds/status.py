@@ -1,0 +1,55 @@
+"""What the operator says about a cluster, and conditions as all three kinds have them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from delayoperator.crds.base import Int, Model, Text, list_map
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Model):
+    """As metav1.Condition."""
+
+    type: Text = Field(description="What the condition speaks of.")
+    status: ConditionStatus = Field(description="True, False or Unknown.")
+    reason: Text = Field("", description="Why, in one CamelCase word that stays the same over releases.")
+    message: str = Field("", description="Why, for people: what is waited for, which limit.")
+    last_transition_time: str | None = Field(
+        None, description="When `status` changed last.", json_schema_extra={"format": "date-time"}
+    )
+    observed_generation: Int | None = Field(
+        None, ge=0, description="The metadata.generation that the condition is about."
+    )
+
+
+class DelayClusterStatus(Model):
+    """What the cluster is, as its operator sees it."""
+
+    observed_generation: Int | None = Field(
+        None, ge=0, description="The metadata.generation of the spec that this status is about."
+    )
+    conditions: list[Condition] | None = Field(
+        None,
+        max_length=32,
+        description="Ready: every shard is served. Progressing: the operator is changing something. Degraded: "
+        "copies are missing, or something needs a person. Rebalancing: moves of a plan are under way.",
+        json_schema_extra=list_map("type"),
+    )
+    nodes: Int | None = Field(None, ge=0, description="Pods that there are.")
+    ready_nodes: Int | None = Field(None, ge=0, description="Pods that are ready.")
+    shards: Int | None = Field(None, ge=0, description="Shards that the topics ask for.")
+    served_shards: Int | None = Field(None, ge=0, description="Shards whose master serves.")
+    in_sync_shards: Int | None = Field(None, ge=0, description="Shards that have all their copies in sync.")
+    selector: str | None = Field(
+        None, max_length=1_024, description="The pods' label selector, for the scale subresource."
+    )
+    version: Text | None = Field(None, description="The release that all nodes run, once they do.")
+    image: Text | None = Field(None, description="The image that the nodes run, or are being moved to.")
