@@ -1,0 +1,42 @@
+"""All objects that a cluster owns, but for its shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from delayoperator.resources import access, names, services, settings
+from delayoperator.resources.normal import normal
+from delayoperator.resources.statefulset import FIXED, stateful_set
+from delayoperator.resources.view import ClusterView, Json
+
+STAMP = names.PREFIX + "wanted"
+"""Annotation: a digest of what was wanted when the object was applied last."""
+
+
+def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
+    """In the order in which they are to be applied: what the pods may do and read before the pods.
+
+    live_set: the StatefulSet that is there; None: there is none. Each object is in normal form, to be applied as it is.
+    """
+    found = (
+        access.service_account(view),
+        access.role(view),
+        access.role_binding(view),
+        settings.settings_map(view),
+        *(settings.node_lease(view, node) for node in view.cluster.node_ids),
+        services.headless_service(view),
+        services.client_service(view),
+        services.disruption_budget(view),
+        stateful_set(view, live_set),
+        *([settings.pod_monitor(view)] if view.pod_monitor else []),
+    )
+    return tuple(_stamped(normal(one)) for one in found)
+
+
+def _stamped(wanted: Json) -> Json:
+    spec = {key: value for key, value in wanted.get("spec", {}).items() if key not in FIXED}  # that is as it is found
+    text = json.dumps({**wanted, "spec": spec}, sort_keys=True)
+    meta = wanted["metadata"]
+    stamp = {STAMP: hashlib.sha256(text.encode()).hexdigest()[:16]}
+    return {**wanted, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), **stamp}}}

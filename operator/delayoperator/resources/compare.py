@@ -1,0 +1,118 @@
+"""Whether an object has to be applied: what is wanted against what is live.
+
+The live object has more than anybody wrote: defaults, status, other managers' fields. So each field that is wanted has
+to be there with that value, in Kubernetes' normal forms, and nothing else matters. What we wanted before and don't want
+any more can't be seen that way; for it every object carries a stamp of what was wanted, and that differs then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from delayoperator.resources.normal import BadQuantity, is_quantity, normal, quantity
+from delayoperator.resources.view import Json
+
+LIST_MAPS: Mapping[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "ownerReferences": ("uid",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""Lists whose items are known by these fields (x-kubernetes-list-map-keys): others may add items of their own. Any
+other list is one value."""
+
+PORTS = {"containerPort": ("containerPort", "protocol"), "port": ("port", "protocol")}
+SHOWN = 60  # characters of a value in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """path: `spec.template.spec.containers[node].image`; "" is the whole object. A value of None: absent."""
+
+    path: str
+    wanted: Any
+    found: Any
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the object'}: {_shown(self.found)} -> {_shown(self.wanted)}"
+
+
+def differences(desired: Json, live: Json | None) -> tuple[Difference, ...]:
+    """Why `desired` has to be applied by server-side apply; empty: it need not be. live: None, there is none."""
+    if live is None:
+        return (Difference("", desired["kind"], None),)
+    # A list's items come without their kind.
+    wanted = {key: value for key, value in normal(desired).items() if key not in ("apiVersion", "kind")}
+    return tuple(_missing(wanted, normal(live), "", ""))
+
+
+def list_keys(holder: str, items: Sequence[Any]) -> tuple[str, ...]:
+    """The fields that tell the items of field `holder` apart; none: the list is one value."""
+    first = items[0] if items and isinstance(items[0], dict) else {}
+    if holder == "ports":
+        return next((keys for name, keys in PORTS.items() if name in first), ())
+    return LIST_MAPS.get(holder, ())
+
+
+def _missing(wanted: Any, found: Any, path: str, holder: str) -> Iterator[Difference]:
+    """holder: the name of the field that `wanted` is the value of."""
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict):
+            yield Difference(path, wanted, found)
+            return
+        for key, item in wanted.items():
+            at = _below(path, key)
+            if not is_quantity(holder, key):
+                yield from _missing(item, found.get(key), at, key)
+            elif not _same_quantity(item, found.get(key)):
+                yield Difference(at, item, found.get(key))
+    elif isinstance(wanted, list):
+        yield from _missing_items(wanted, found, path, holder)
+    elif type(wanted) is not type(found) or wanted != found:  # to Python, True is 1
+        yield Difference(path, wanted, found)
+
+
+def _missing_items(wanted: list[Any], found: Any, path: str, holder: str) -> Iterator[Difference]:
+    items = found if isinstance(found, list) else []
+    keys = list_keys(holder, wanted)
+    if keys:
+        by_key = {_key(item, keys): item for item in items if isinstance(item, dict)}
+        for item in wanted:
+            key = _key(item, keys)
+            yield from _missing(item, by_key.get(key), f"{path}[{'/'.join(key)}]", holder)
+    elif len(items) != len(wanted):
+        yield Difference(path, wanted, found)
+    else:  # an item that is an object may have defaults
+        for number, (item, other) in enumerate(zip(wanted, items, strict=True)):
+            yield from _missing(item, other, f"{path}[{number}]", holder)
+
+
+def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(item.get(key, "")) for key in keys)
+
+
+def _same_quantity(wanted: Any, found: Any) -> bool:
+    try:
+        return found is not None and quantity(wanted) == quantity(found)
+    except BadQuantity:
+        return bool(wanted == found)
+
+
+def _below(path: str, key: str) -> str:
+    if "." in key or "/" in key:
+        return f"{path}[{key}]"
+    return f"{path}.{key}" if path else key
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(none)"
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

@@ -1,0 +1,81 @@
+"""What the cluster's objects are called, how they are labelled, whose they are, and the ports that they agree on."""
+
+from __future__ import annotations
+
+from delayoperator.resources.view import ClusterView, Json
+
+MANAGER = "delaycluster-operator"
+"""Field manager of everything that the operator applies."""
+
+API_VERSION = "delaycluster.io/v1alpha1"
+PREFIX = "delaycluster.io/"
+CLUSTER_LABEL = PREFIX + "cluster"
+SETTINGS_KEY = "cluster.json"
+VOLUME = "data"
+CONTAINER = "node"
+
+GRPC_PORT = 7070
+HTTP_PORT = 7170
+PEER_PORT = 7270  # TCP: shipping, UDP: beacons
+
+
+def headless_service(cluster: str) -> str:
+    return f"{cluster}-nodes"
+
+
+def node_account(cluster: str) -> str:
+    """ServiceAccount, Role and RoleBinding of the node pods."""
+    return f"{cluster}-node"
+
+
+def settings_map(cluster: str) -> str:
+    return f"{cluster}-cluster"
+
+
+def node_lease(cluster: str, node: str) -> str:
+    return f"{cluster}.{node}"
+
+
+def shard_object(cluster: str, shard: str) -> str:
+    """A dot: `a` with topic `b-c` and `a-b` with topic `c` are two."""
+    return f"{cluster}.{shard}"
+
+
+def claim(cluster: str, number: int) -> str:
+    """The StatefulSet's own naming of a pod's PersistentVolumeClaim."""
+    return f"{VOLUME}-{cluster}-{number}"
+
+
+def selector(cluster: str) -> dict[str, str]:
+    """The labels that choose this cluster's pods. Fixed for ever: a StatefulSet's selector can't change."""
+    return {CLUSTER_LABEL: cluster, "app.kubernetes.io/component": "node"}
+
+
+def labels(cluster: str) -> dict[str, str]:
+    return {
+        **selector(cluster),
+        "app.kubernetes.io/name": "delaycluster",
+        "app.kubernetes.io/instance": cluster,
+        "app.kubernetes.io/managed-by": MANAGER,
+    }
+
+
+def owner(view: ClusterView) -> Json:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "DelayCluster",
+        "name": view.name,
+        "uid": view.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def metadata(view: ClusterView, name: str) -> Json:
+    """Of every owned object: it goes with the cluster."""
+    return {
+        "name": name,
+        "namespace": view.namespace,
+        "labels": labels(view.name),
+        "ownerReferences": [owner(view)],
+    }

@@ -1,0 +1,162 @@
+"""The template of the node pods: what runs, as whom, where, and how it is told to be well.
+
+Whatever is in here restarts every node when it changes (`restarts.py`), so nothing is that needs not be.
+
+Kubernetes 1.28 is the oldest that will do: the node's id comes from the pods' label `apps.kubernetes.io/pod-index`
+(feature gate PodIndexLabel, on by default since). Without the label POD_INDEX is empty, and the process is `n`: no
+node of the cluster, with no lease that it may renew, so it never serves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayoperator.resources import names
+from delayoperator.resources.memory import memory_args
+from delayoperator.resources.view import ClusterView, Json
+
+USER = 10_001
+DATA, TMP = "/data", "/tmp"
+GRACE_SECONDS = 60  # a node hands its masters over (15 s at most), then writes a checkpoint of each copy
+FROZEN_GRACE_SECONDS = 10  # one whose event loop stands still hands nothing over
+DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+
+READ_AT_START = names.PREFIX + "read-at-start"
+"""Annotation of the pods: wishes that a node reads once, so a change of them has to restart it."""
+
+HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+
+
+def template(view: ClusterView) -> Json:
+    wishes = view.pod
+    return {
+        "metadata": {
+            "labels": {**wishes.labels, **names.labels(view.name)},
+            "annotations": {
+                **wishes.annotations,
+                "kubectl.kubernetes.io/default-container": names.CONTAINER,
+                READ_AT_START: f"durability={view.cluster.durability} leaseSeconds={view.cluster.lease_seconds}",
+            },
+        },
+        "spec": {
+            "serviceAccountName": names.node_account(view.name),
+            "automountServiceAccountToken": True,  # the node follows its shards, and renews its lease
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS if wishes.grace_seconds is None else wishes.grace_seconds,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "fsGroupChangePolicy": "OnRootMismatch",  # not file by file with each start
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(view)],
+            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
+            "nodeSelector": dict(wishes.node_selector),
+            "affinity": _affinity(view),
+            "tolerations": [dict(toleration) for toleration in wishes.tolerations],
+            "topologySpreadConstraints": _spread(view),
+            "priorityClassName": wishes.priority_class,
+            "imagePullSecrets": [{"name": name} for name in wishes.image_pull_secrets],
+        },
+    }
+
+
+def _container(view: ClusterView) -> Json:
+    resources = DEFAULT_RESOURCES if view.resources is None else view.resources
+    return {
+        "name": names.CONTAINER,
+        "image": view.image,
+        "command": ["delaynode"],
+        "args": [
+            "--node-id=n$(POD_INDEX)",
+            f"--data={DATA}",
+            f"--registry=kube:{view.namespace}/{view.name}",
+            # On all addresses: kubectl port-forward comes by the loopback.
+            f"--listen=0.0.0.0:{names.GRPC_PORT}",
+            f"--advertise=$(POD_IP):{names.GRPC_PORT}",
+            f"--http=0.0.0.0:{names.HTTP_PORT}",
+            f"--advertise-http=$(POD_IP):{names.HTTP_PORT}",
+            f"--peer=$(POD_IP):{names.PEER_PORT}",
+            *memory_args(resources),
+        ],
+        "env": _env(view),
+        "ports": [
+            {"name": "grpc", "containerPort": names.GRPC_PORT, "protocol": "TCP"},
+            {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
+            {"name": "peer", "containerPort": names.PEER_PORT, "protocol": "TCP"},
+            {"name": "peer-udp", "containerPort": names.PEER_PORT, "protocol": "UDP"},
+        ],
+        "resources": {
+            kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
+        },
+        "volumeMounts": [{"name": names.VOLUME, "mountPath": DATA}, {"name": "tmp", "mountPath": TMP}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **_probes(),
+    }
+
+
+def _probes() -> Json:
+    """/healthz is answered by the node's event loop and asks nobody: neither a hanging disk nor an API server that is
+    away fails it, a loop that stands still or has lost a vital part does. Shards are opened behind it, so a long
+    recovery fails nothing.
+
+    A node that stands still has lost its masters by then, within the lease: liveness has time.
+    """
+    return {
+        "startupProbe": {
+            **_get("/healthz"),
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 300,  # 10 minutes: what earlier transfers left is swept away first
+        },
+        "readinessProbe": {**_get("/readyz"), "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 2},
+        "livenessProbe": {
+            **_get("/healthz"),
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+            "terminationGracePeriodSeconds": FROZEN_GRACE_SECONDS,
+        },
+    }
+
+
+def _get(path: str) -> Json:
+    return {"httpGet": {"path": path, "port": "http"}}
+
+
+def _env(view: ClusterView) -> list[Any]:
+    ours = [
+        {"name": "POD_INDEX", "valueFrom": _field("metadata.labels['apps.kubernetes.io/pod-index']")},
+        {"name": "POD_IP", "valueFrom": _field("status.podIP")},
+        {"name": "POD_UID", "valueFrom": _field("metadata.uid")},
+    ]
+    taken = {item["name"] for item in ours}
+    return [*ours, *(dict(item) for item in view.pod.env if item["name"] not in taken)]
+
+
+def _field(path: str) -> Json:
+    return {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
+
+
+def _affinity(view: ClusterView) -> Json:
+    """Given, it alone holds. Otherwise another machine is preferred, not required: a test cluster may have one."""
+    if view.pod.affinity is not None:
+        return dict(view.pod.affinity)
+    term = {"labelSelector": {"matchLabels": names.selector(view.name)}, "topologyKey": HOST}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def _spread(view: ClusterView) -> list[Json]:
+    own: Json = {"labelSelector": {"matchLabels": names.selector(view.name)}}
+    if view.pod.topology_spread is None:
+        return [{"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway", **own}]
+    return [{**own, **constraint} for constraint in view.pod.topology_spread]

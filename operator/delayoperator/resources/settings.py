@@ -1,0 +1,34 @@
+"""What the nodes read of the cluster, the leases that they renew, and how their metrics are found."""
+
+from __future__ import annotations
+
+from delaynode.registry import codec
+
+from delayoperator.resources import names
+from delayoperator.resources.view import ClusterView, Json
+
+
+def settings_map(view: ClusterView) -> Json:
+    """The wishes, as the registry writes them: nodes see only those that were found good."""
+    meta = names.metadata(view, names.settings_map(view.name))
+    data = {names.SETTINGS_KEY: codec.dumps(view.cluster)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
+
+
+def node_lease(view: ClusterView, node: str) -> Json:
+    """Made by the operator, empty: the node writes the rest, and may not make one itself."""
+    meta = names.metadata(view, names.node_lease(view.name, node))
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+
+
+def pod_monitor(view: ClusterView) -> Json:
+    """For the Prometheus operator, where its CRD is installed."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": names.metadata(view, view.name),
+        "spec": {
+            "selector": {"matchLabels": names.selector(view.name)},
+            "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
+        },
+    }

@@ -1,0 +1,65 @@
+"""What the builders read of a DelayCluster: wishes that were found good already, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from delaynode.registry.model import ClusterSpec, shard_name
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """size: a Kubernetes quantity. class_name: None means the default class, "" means none (Kubernetes' own words)."""
+
+    size: str = "10Gi"
+    class_name: str | None = None
+    delete_with_cluster: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodWishes:
+    """spec.podTemplate. What core/v1 has a shape for is in that shape, as JSON."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: Mapping[str, Any] | None = None  # None: other machines are preferred
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    topology_spread: tuple[Mapping[str, Any], ...] | None = None  # None: other zones are preferred
+    priority_class: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()  # names
+    grace_seconds: int | None = None
+    env: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """cluster: the wishes as the nodes get them; its `nodes` is the number of pods. image: never empty.
+
+    resources: requests and limits of the node's container, by their names in core/v1; None: the operator's own.
+    shards: names of all shards that exist, wanted or not; those of the topics need not be among them.
+    """
+
+    namespace: str
+    uid: str
+    cluster: ClusterSpec
+    image: str
+    storage: Storage = field(default_factory=Storage)
+    resources: Mapping[str, Mapping[str, str | int | float]] | None = None
+    pod: PodWishes = field(default_factory=PodWishes)
+    pod_monitor: bool = False
+    shards: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.cluster.name
+
+    @property
+    def all_shards(self) -> tuple[str, ...]:
+        """Those that exist and those that the topics ask for."""
+        wanted = (shard_name(topic.name, queue) for topic in self.cluster.topics for queue in range(topic.queues))
+        return tuple(sorted({*self.shards, *wanted}))

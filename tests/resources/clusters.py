@@ -1,0 +1,70 @@
+"""The clusters that the tests build objects for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delaynode.registry.model import DAY_MS, ClusterSpec, TopicSpec
+from delayoperator.resources import ClusterView, Json, PodWishes, Storage, build
+
+MINIMAL = ClusterView(
+    namespace="default",
+    uid="0b8d1e0c-5c0f-4a5e-9a54-7d7b8a7f0f11",
+    cluster=ClusterSpec("orders", 3, replicas=2),
+    image="delaycluster/delaycluster:0.1.0",
+)
+PRODUCTION = ClusterView(
+    namespace="shop",
+    uid="6f1b7f5a-2f1e-4b8e-8a3b-2b9f3f1c7d22",
+    cluster=ClusterSpec(
+        "payments",
+        5,
+        (
+            TopicSpec("timeouts", 4, retention_ms=DAY_MS, max_release_per_second=20_000),
+            TopicSpec("reminders", 2, max_attempts=5),
+        ),
+        replicas=2,
+        min_in_sync=2,
+    ),
+    image="registry.example.com/delaycluster/delaycluster:0.1.0",
+    storage=Storage("200Gi", "fast", delete_with_cluster=True),
+    resources={"requests": {"cpu": 2, "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+    pod=PodWishes(
+        labels={"team": "payments"},
+        annotations={"example.com/cost": "42"},
+        node_selector={"node-role.kubernetes.io/storage": ""},
+        affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": {"delaycluster.io/cluster": "payments"}},
+        }]}},
+        tolerations=({"key": "dedicated", "operator": "Equal", "value": "storage", "effect": "NoSchedule"},),
+        topology_spread=(
+            {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"},
+        ),
+        priority_class="important",
+        image_pull_secrets=("registry",),
+        grace_seconds=120,
+        env=({"name": "GRPC_VERBOSITY", "value": "error"}, {"name": "POD_IP", "value": "10.0.0.1"}),
+    ),
+    pod_monitor=True,
+    shards=("old-0", "timeouts-0", "timeouts-1"),
+)  # fmt: skip
+
+
+def one(objects: tuple[Json, ...], kind: str, name: str = "") -> Json:
+    """The only object of a kind, or the one of that name."""
+    found = [item for item in objects if item["kind"] == kind and name in ("", item["metadata"]["name"])]
+    assert len(found) == 1, f"{len(found)} {kind} {name}"
+    return found[0]
+
+
+def stateful_set(view: ClusterView, live: Json | None = None) -> Json:
+    return one(build(view, live), "StatefulSet")
+
+
+def pod_spec(view: ClusterView) -> Any:
+    return stateful_set(view)["spec"]["template"]["spec"]
+
+
+def container(view: ClusterView) -> Any:
+    return pod_spec(view)["containers"][0]

@@ -1,0 +1,87 @@
+"""What an API server (1.34's core types) hands back for an object that was applied: defaults filled in, quantities in
+canonical form, empty fields dropped, its own metadata added.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from delayoperator.resources import Json
+
+CANONICAL = {"1024Mi": "1Gi", "0.5": "500m", "2000m": "2", "1000Gi": "1000Gi", "1e3": "1k"}
+
+
+def served(applied: Json) -> Json:
+    live: Json = _dropped(deepcopy(applied))
+    live["metadata"].update(
+        uid="9f0c", resourceVersion="812", creationTimestamp="2026-01-01T00:00:00Z", generation=1,
+        managedFields=[{"manager": "delaycluster-operator", "operation": "Apply", "fieldsType": "FieldsV1"}],
+    )  # fmt: skip
+    fill = {"StatefulSet": _stateful_set, "Service": _service, "PodDisruptionBudget": _budget}.get(live["kind"])
+    if fill is not None:
+        fill(live)
+    return live
+
+
+def as_listed(live: Json) -> Json:
+    """An item of a list: without its kind."""
+    return {key: value for key, value in live.items() if key not in ("apiVersion", "kind")}
+
+
+def _dropped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _dropped(item) for key, item in value.items() if item is not None and item != []}
+    return [_dropped(item) for item in value] if isinstance(value, list) else value
+
+
+def _stateful_set(live: Json) -> None:
+    spec = live["spec"]
+    if not spec.get("minReadySeconds"):
+        spec.pop("minReadySeconds", None)
+    live["status"] = {"replicas": spec["replicas"], "readyReplicas": 0, "updateRevision": "orders-6d9"}
+    for claim in spec["volumeClaimTemplates"]:
+        claim["metadata"]["creationTimestamp"] = None
+        claim["spec"]["volumeMode"] = "Filesystem"
+        claim["status"] = {"phase": "Pending"}
+        _canonical(claim["spec"]["resources"])
+    spec["template"]["metadata"]["creationTimestamp"] = None
+    pod = spec["template"]["spec"]
+    pod.update(
+        restartPolicy="Always", dnsPolicy="ClusterFirst", schedulerName="default-scheduler",
+        serviceAccount=pod["serviceAccountName"],
+    )  # fmt: skip
+    for container in pod["containers"]:
+        container.update(
+            terminationMessagePath="/dev/termination-log",
+            terminationMessagePolicy="File",
+            imagePullPolicy="IfNotPresent",
+        )
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            container[probe]["successThreshold"] = 1
+            container[probe]["httpGet"]["scheme"] = "HTTP"
+        for variable in container["env"]:
+            variable.get("valueFrom", {}).get("fieldRef", {}).setdefault("apiVersion", "v1")
+            if variable.get("value") == "":
+                del variable["value"]
+        _canonical(container["resources"])
+
+
+def _canonical(resources: Json) -> None:
+    for amounts in resources.values():
+        for name, amount in amounts.items():
+            amounts[name] = CANONICAL.get(str(amount), str(amount))
+
+
+def _service(live: Json) -> None:
+    spec = live["spec"]
+    spec.setdefault("clusterIP", "10.96.0.17")
+    spec.update(
+        clusterIPs=[spec["clusterIP"]], type="ClusterIP", sessionAffinity="None", internalTrafficPolicy="Cluster",
+        ipFamilies=["IPv4"], ipFamilyPolicy="SingleStack",
+    )  # fmt: skip
+    live["status"] = {"loadBalancer": {}}
+
+
+def _budget(live: Json) -> None:
+    live["status"] = {"currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0}

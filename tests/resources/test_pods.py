@@ -1,0 +1,217 @@
+"""The node pods: what the restricted pod security level asks for, and what they tell the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from delaynode import config
+from delaynode.registry.model import Durability
+from delaynode.serve import node
+from delayoperator.crds import cluster as crd
+from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
+from delayoperator.resources import EFFECTS, ClusterView, Effect, PodWishes, Storage, effect
+from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
+from pydantic import BaseModel
+
+from tests.resources.clusters import MINIMAL, PRODUCTION, container, pod_spec, stateful_set
+
+BOTH = pytest.mark.parametrize("view", [MINIMAL, PRODUCTION], ids=["minimal", "production"])
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+@BOTH
+def test_pods_pass_the_restricted_pod_security_level(view: ClusterView) -> None:
+    pod = pod_spec(view)
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert {key for volume in pod["volumes"] for key in volume} - {"name"} <= VOLUMES
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] != 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for one in pod["containers"]:
+        context = one["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert "privileged" not in context
+        assert not any("hostPort" in port for port in one["ports"])
+
+
+@BOTH
+def test_nothing_is_writable_but_the_data_and_a_small_tmp(view: ClusterView) -> None:
+    assert container(view)["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {mount["mountPath"] for mount in container(view)["volumeMounts"]} == {"/data", "/tmp"}
+    assert [volume["emptyDir"]["sizeLimit"] for volume in pod_spec(view)["volumes"]] == ["64Mi"]
+
+
+# ---------------------------------------------------------------- what the process is told
+def parsed(view: ClusterView, **variables: str) -> config.NodeConfig:
+    """The settings that the process has, with the kubelet's $(NAME) filled in."""
+    values = {"POD_INDEX": "2", "POD_IP": "10.1.2.3", **variables}
+    known = {variable["name"] for variable in container(view)["env"]}
+    assert values.keys() <= known
+    args = container(view)["args"]
+    for name, value in values.items():
+        args = [arg.replace(f"$({name})", value) for arg in args]
+    assert not any("$(" in arg for arg in args)
+    return config.parse(args)
+
+
+def test_the_node_understands_its_arguments() -> None:
+    found = parsed(MINIMAL)
+    assert (found.node, found.registry, found.data) == ("n2", "kube:default/orders", "/data")
+    assert (found.listen, found.advertise, found.peer) == ("0.0.0.0:7070", "10.1.2.3:7070", "10.1.2.3:7270")
+    assert (found.http, found.advertise_http) == ("0.0.0.0:7170", "10.1.2.3:7170")
+
+
+def test_every_port_that_the_node_listens_on_is_declared() -> None:
+    found = parsed(MINIMAL)
+    declared = {(port["containerPort"], port["protocol"]) for port in container(MINIMAL)["ports"]}
+    listening = {int(address.rpartition(":")[2]) for address in (found.listen, found.http, found.peer)}
+    assert declared == {*((port, "TCP") for port in listening), (7270, "UDP")}
+
+
+def test_people_add_variables_and_can_not_replace_the_ones_that_the_arguments_need() -> None:
+    env = {variable["name"]: variable for variable in container(PRODUCTION)["env"]}
+    assert env["GRPC_VERBOSITY"]["value"] == "error"
+    assert env["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    assert len(env) == len(container(PRODUCTION)["env"])
+
+
+def limited(memory: str) -> config.NodeConfig:
+    return parsed(replace(MINIMAL, resources={"limits": {"memory": memory}}))
+
+
+def test_a_limit_of_one_gib_gives_the_nodes_own_defaults() -> None:
+    own, found = parsed(MINIMAL), limited("1Gi")
+    assert (found.in_flight_bytes, found.unread_bytes) == (own.in_flight_bytes, own.unread_bytes)
+    assert found.window_budget == pytest.approx(own.window_budget, rel=0.05)
+    assert found.memory_bytes == 768 << 20
+
+
+@pytest.mark.parametrize("mib", [SMALLEST_LIMIT_MIB, 512, 1_024, 4_096, 65_536])
+def test_the_parts_fit_into_the_limit(mib: int) -> None:
+    found = limited(f"{mib}Mi")
+    process = 150 << 20
+    assert process + 28 * found.window_budget + found.in_flight_bytes + found.unread_bytes <= mib << 20
+    assert found.memory_bytes < mib << 20
+
+
+def test_a_limit_is_a_quantity_in_any_form() -> None:
+    assert limited("2Gi") == limited("2048Mi") == limited("2147483648") == limited("2.0Gi")
+
+
+# ---------------------------------------------------------------- life and death
+def test_a_node_has_time_to_hand_its_masters_over() -> None:
+    assert pod_spec(MINIMAL)["terminationGracePeriodSeconds"] >= 2 * node.HAND_OVER_SECONDS
+    assert pod_spec(PRODUCTION)["terminationGracePeriodSeconds"] == 120
+
+
+def seconds(probe: str) -> int:
+    found = container(MINIMAL)[probe]
+    return int(found["periodSeconds"] * found["failureThreshold"])
+
+
+def test_liveness_asks_only_whether_the_event_loop_answers_and_has_patience() -> None:
+    assert container(MINIMAL)["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert container(MINIMAL)["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert seconds("livenessProbe") >= 60
+    assert seconds("startupProbe") >= 300
+    assert seconds("readinessProbe") <= 15
+
+
+def test_machines_and_zones_are_preferred_and_never_required_by_default() -> None:
+    pod = pod_spec(MINIMAL)
+    rules = pod["affinity"]["podAntiAffinity"]
+    assert [*rules] == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [spread["whenUnsatisfiable"] for spread in pod["topologySpreadConstraints"]] == ["ScheduleAnyway"]
+
+
+def test_an_affinity_that_is_given_holds_alone() -> None:
+    assert pod_spec(PRODUCTION)["affinity"] == PRODUCTION.pod.affinity
+    assert pod_spec(replace(MINIMAL, pod=PodWishes(affinity={})))["affinity"] == {}
+
+
+def test_a_spread_without_a_selector_counts_this_clusters_pods() -> None:
+    (spread,) = pod_spec(PRODUCTION)["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"]["delaycluster.io/cluster"] == "payments"
+
+
+def test_the_operators_labels_can_not_be_replaced() -> None:
+    view = replace(MINIMAL, pod=PodWishes(labels={"delaycluster.io/cluster": "other", "team": "x"}))
+    labels = stateful_set(view)["spec"]["template"]["metadata"]["labels"]
+    assert (labels["delaycluster.io/cluster"], labels["team"]) == ("orders", "x")
+
+
+# ---------------------------------------------------------------- restarts
+def wishes(**changed: Any) -> Callable[[ClusterView], ClusterView]:
+    return lambda view: replace(view, cluster=replace(view.cluster, **changed))
+
+
+def topic(**changed: Any) -> Callable[[ClusterView], ClusterView]:
+    def change(view: ClusterView) -> ClusterView:
+        first, *others = view.cluster.topics
+        return replace(view, cluster=replace(view.cluster, topics=(replace(first, **changed), *others)))
+
+    return change
+
+
+CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
+    "nodes": wishes(nodes=7),
+    "image": lambda view: replace(view, image="other:2"),
+    "replicas": wishes(replicas=3),
+    "minInSync": wishes(min_in_sync=1),
+    "delivery": wishes(delivery="MasterAndSlave"),
+    "durability": wishes(durability=Durability.ASYNC),
+    "horizonDays": wishes(horizon_days=100),
+    "drained": wishes(drained=("n0",)),
+    "topics": wishes(topics=()),
+    "topics.queues": topic(queues=9),
+    "topics.retention": topic(retention_ms=1),
+    "topics.dlqRetention": topic(dlq_retention_ms=1),
+    "topics.maxAttempts": topic(max_attempts=1),
+    "topics.maxDelay": topic(max_delay_ms=1),
+    "topics.maxReleasePerSecond": topic(max_release_per_second=None),
+    "failover.leaseSeconds": wishes(lease_seconds=5),
+    "failover.lagSeconds": wishes(lag_seconds=5),
+    "failover.replaceAfterSeconds": wishes(replace_after_seconds=60),
+    "failover.allowUnclean": wishes(allow_unclean_failover=True),
+    "storage.size": lambda view: replace(view, storage=Storage("300Gi", "fast")),
+    "storage.deleteWithCluster": lambda view: replace(view, storage=Storage("200Gi", "fast")),
+    "resources": lambda view: replace(view, resources={"limits": {"memory": "5Gi"}}),
+    "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
+    "monitoring": lambda view: replace(view, pod_monitor=False),
+}
+UNSEEN = {"paused", "rebalance"}  # the builders do not read them
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_field_restarts_the_nodes_exactly_when_the_table_says_so(field: str) -> None:
+    before, after = stateful_set(PRODUCTION), stateful_set(CHANGES[field](PRODUCTION))
+    assert (before["spec"]["template"] != after["spec"]["template"]) == (EFFECTS[field] is Effect.RESTART)
+
+
+def test_the_table_is_tested_as_a_whole() -> None:
+    fixed = {field for field, what in EFFECTS.items() if what is Effect.FIXED}
+    assert CHANGES.keys() | UNSEEN | fixed == EFFECTS.keys()
+
+
+def test_the_table_knows_every_field_that_people_can_write() -> None:
+    """Of some the parts are named, since they differ in effect."""
+    parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.Storage}
+    for name in written(DelayClusterSpec):
+        below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
+        assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below
+        assert below or effect(name)
+
+
+def written(model: type[BaseModel]) -> list[str]:
+    """The names of a model's fields as people write them."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def test_a_field_below_one_that_is_named_is_as_its_parent() -> None:
+    assert effect("podTemplate.affinity.nodeAffinity") is Effect.RESTART
+    with pytest.raises(KeyError, match="colour"):
+        effect("colour.depth")
