@@ -1,0 +1,205 @@
+"""The operator's process: python -m delayoperator.
+
+    WATCH_NAMESPACE     namespaces to look after, with commas between; empty or not set: all
+    DELAYNODE_IMAGE     the image of nodes whose DelayCluster names none
+    OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default 0.0.0.0:8080
+
+Logs are JSON events on stderr, a line each. Without an API server it waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import kopf
+from aiohttp import web
+from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delaynode.registry.port import Registry
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from delayoperator.handlers.routes import routes, settings
+from delayoperator.handlers.table import Clusters
+from delayoperator.kube.api import FIELD_MANAGER, Api, KubeTransport
+from delayoperator.kube.worker import Settings, Worker
+from delayoperator.loop import Log
+from delayoperator.metrics import OperatorCollector, registry_of
+
+AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server
+DEFAULT_IMAGE = "delaycluster-node:latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    namespaces: tuple[str, ...] = ()  # empty: all
+    image: str = DEFAULT_IMAGE
+    http: str = "0.0.0.0:8080"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Options:
+        namespaces = environment.get("WATCH_NAMESPACE", "").split(",")
+        return cls(
+            tuple(dict.fromkeys(it.strip() for it in namespaces if it.strip())),
+            environment.get("DELAYNODE_IMAGE") or DEFAULT_IMAGE,
+            environment.get("OPERATOR_HTTP") or "0.0.0.0:8080",
+        )
+
+
+class JsonLines(logging.Formatter):
+    """kopf's and other libraries' log records as events like ours."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time_ms": int(record.created * 1000),
+            "event": "log",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr() -> Log:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # at INFO it tells of each event
+    lock = threading.Lock()
+
+    def log(event: Mapping[str, object]) -> None:
+        line = json.dumps({"time_ms": time.time_ns() // 1_000_000, **event}, default=str)
+        with lock, contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+
+    return log
+
+
+class Operator:
+    """Everything of the process but its signals. run() ends once `stop` is set."""
+
+    def __init__(self, options: Options, log: Log, credentials: Credentials, workers: Settings | None = None) -> None:
+        self._options, self._log, self._credentials = options, log, credentials
+        self._transport = KubeTransport(credentials)
+        self._client = KubeClient(credentials, agent=FIELD_MANAGER)
+        self.api = Api(self._transport)
+        self._settings = workers or Settings(options.image)
+        self.clusters = Clusters(self._new_worker, log)
+        self._watching = False
+        self.http_address = ""  # while it serves
+
+    async def run(self, stop: asyncio.Event) -> None:
+        runner = await self._serve_http()
+        try:
+            await self._watch(stop)
+        finally:
+            await asyncio.to_thread(self.clusters.stop)
+            await runner.cleanup()
+            self._transport.close()
+            self._client.close()
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        faults = 0
+        while not stop.is_set():
+            ready = asyncio.Event()
+            try:
+                waiting = asyncio.create_task(self._note_ready(ready))
+                await kopf.operator(
+                    registry=routes(self.clusters, self._credentials),
+                    settings=settings(),
+                    standalone=True,
+                    clusterwide=not self._options.namespaces,
+                    namespaces=self._options.namespaces,
+                    ready_flag=ready,
+                    stop_flag=stop,
+                )
+                stop.set()  # in the main thread kopf takes the signals itself, and returns
+            except Exception as error:  # the workers go on meanwhile: they need no watches, only find changes later
+                self._log({"event": "watching-failed", "error": f"{type(error).__name__}: {error}"})
+            finally:
+                waiting.cancel()
+                self._watching = False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), AGAIN_S[min(faults, len(AGAIN_S) - 1)])
+            faults += 1
+
+    async def _note_ready(self, ready: asyncio.Event) -> None:
+        await ready.wait()
+        self._watching = True
+        self._log({"event": "watching", "namespaces": list(self._options.namespaces) or "all"})
+
+    def _new_worker(self, namespace: str, name: str) -> Worker:
+        return Worker(namespace, name, self.api, self._open_registry, self._settings, self._log)
+
+    def _open_registry(self, namespace: str, name: str, uid: str) -> Registry:
+        return KubeRegistry(self._client, namespace, name, OwnerReference(name, uid), log=self._log)
+
+    async def _serve_http(self) -> web.AppRunner:
+        metrics = registry_of(OperatorCollector(self.clusters, self.api))
+
+        async def healthz(_: web.Request) -> web.Response:
+            stuck = self.clusters.stuck()
+            if stuck:
+                return web.Response(status=503, text=f"a round does not end: {', '.join(stuck)}\n")
+            return web.Response(text="ok\n")
+
+        async def readyz(_: web.Request) -> web.Response:
+            if not self._watching:
+                return web.Response(status=503, text="not watching the API server yet\n")
+            return web.Response(text="ok\n")
+
+        async def all_metrics(_: web.Request) -> web.Response:
+            body = await asyncio.to_thread(generate_latest, metrics)
+            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        app = web.Application()
+        app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", all_metrics)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        host, _, port = self._options.http.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        self.http_address = "{}:{}".format(*runner.addresses[0][:2])
+        return runner
+
+
+async def serve(options: Options, log: Log) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    credentials = await _credentials(stop, log)
+    if credentials is not None:
+        await Operator(options, log, credentials).run(stop)
+    log({"event": "stopped"})
+
+
+async def _credentials(
+    stop: asyncio.Event, log: Log, find: Callable[[], Credentials] = Credentials.from_environment
+) -> Credentials | None:
+    while not stop.is_set():
+        try:
+            return find()
+        except OSError as error:
+            log({"event": "no-credentials", "error": str(error)})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), AGAIN_S[-1])
+    return None
+
+
+def main() -> None:
+    log = log_to_stderr()
+    asyncio.run(serve(Options.from_environment(os.environ), log))
+
+
+if __name__ == "__main__":
+    main()

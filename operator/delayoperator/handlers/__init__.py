@@ -1,0 +1,1 @@
+"""kopf's routing table, and the table of clusters that it wakes."""

@@ -1,0 +1,72 @@
+"""Which clusters there are, a worker each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from delayoperator.kube.api import Json
+from delayoperator.kube.worker import Worker
+from delayoperator.loop import Log
+
+STUCK_S = 600.0  # every call is bounded: a round that lasts so long will not end
+
+
+class Clusters:
+    """new_worker: (namespace, name) -> a worker that was not started. From any thread."""
+
+    def __init__(self, new_worker: Callable[[str, str], Worker], log: Log) -> None:
+        self._new_worker, self._log = new_worker, log
+        self._lock = threading.Lock()
+        self._workers: dict[tuple[str, str], Worker] = {}
+
+    def seen(self, namespace: str, name: str) -> None:
+        """There is such a DelayCluster, and something about it may be new."""
+        with self._lock:
+            worker = self._workers.get((namespace, name))
+            if worker is not None and worker.alive:
+                worker.wake()
+                return
+            worker = self._workers[namespace, name] = self._new_worker(namespace, name)
+            worker.start()
+        self._log({"event": "cluster-found", "cluster": f"{namespace}/{name}"})
+
+    def gone(self, namespace: str, name: str) -> None:
+        """It was deleted. Should there be another of this name by now, its worker finds that out."""
+        with self._lock:
+            worker = self._workers.get((namespace, name))
+        if worker is not None:
+            self._log({"event": "cluster-gone", "cluster": f"{namespace}/{name}"})
+            worker.wake()
+
+    def touched(self, namespace: str, name: str) -> None:
+        """Something that belongs to it has changed. One that we do not know is not ours to look after."""
+        with self._lock:
+            worker = self._workers.get((namespace, name))
+        if worker is not None:
+            worker.wake()
+
+    def pod(self, namespace: str, name: str, body: Json) -> None:
+        with self._lock:
+            worker = self._workers.get((namespace, name))
+        if worker is not None:
+            worker.pod(body)
+
+    def workers(self) -> list[Worker]:
+        with self._lock:
+            return [worker for worker in self._workers.values() if worker.alive]
+
+    def stuck(self) -> list[str]:
+        """Clusters whose round does not end: this process should be started again."""
+        now_s = time.monotonic()
+        began = [(worker, worker.round_began_s) for worker in self.workers()]
+        return [f"{it.namespace}/{it.name}" for it, at_s in began if at_s is not None and now_s - at_s > STUCK_S]
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        workers = self.workers()
+        for worker in workers:
+            worker.stop()
+        until_s = time.monotonic() + timeout_s
+        for worker in workers:
+            worker.join(max(0.0, until_s - time.monotonic()))

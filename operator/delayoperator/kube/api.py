@@ -1,0 +1,199 @@
+"""The few calls to the API server that the operator makes, as JSON, each bounded in time.
+
+Plain dicts here, since objects of a dozen kinds pass through; what is decided from them is made into values first
+(`views.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import urllib3
+from delaynode.registry.kube import Credentials
+from kubernetes.client.rest import RESTClientObject
+
+from delayoperator.kube.kinds import Kind
+
+FIELD_MANAGER = "delaycluster-operator"
+CONNECT_S = 3.0
+READ_S = 10.0
+CONNECTIONS = 16  # kept
+PAGE = 500  # objects a list request: a page stays far below the memory of a small operator
+
+Json = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server did not do what it was asked for. status 0: no answer, so a write may have been done."""
+
+    def __init__(self, what: str, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{what}: {status} {reason}: {message}" if status else f"{what}: {reason}: {message}")
+        self.what = what
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    @property
+    def not_found(self) -> bool:
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        return self.status == 409
+
+    @property
+    def forbidden(self) -> bool:
+        return self.status in (401, 403)
+
+    @property
+    def refused(self) -> bool:
+        """The request itself is wrong: the same one will be refused again."""
+        return self.status in (400, 405, 413, 415, 422)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    retry_after_s: float | None = None
+
+
+class Transport(Protocol):
+    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Raises OSError or urllib3.exceptions.HTTPError when there was no answer in time."""
+
+
+class KubeTransport:
+    """HTTP with the pod's credentials, or KUBECONFIG's. Nothing is ever sent twice on its own."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        configuration = credentials.configuration
+        configuration.connection_pool_maxsize = CONNECTIONS
+        self._host = str(configuration.host).rstrip("/")
+        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
+
+    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        answer = self._send(method, url, headers, body)
+        if answer.status == 401:  # nothing was done; the token's file may have a new one
+            self._credentials.reload()
+            answer = self._send(method, url, headers, body)
+        return answer
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        response = self._pool.request(
+            method,
+            self._host + url,
+            headers={**headers, **self._credentials.header()},
+            body=body,
+            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
+            retries=False,
+        )
+        return Answer(response.status, response.data, _seconds(response.headers.get("Retry-After")))
+
+
+class Api:
+    """Thread-safe. Counts what it sends, by verb: `sent`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self.sent: Counter[str] = Counter()
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        try:
+            return self._call("get", "GET", kind.path(namespace, name), f"{kind.name} {name}")
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+    def list(self, kind: Kind, namespace: str, selector: str = "") -> list[Json]:
+        return list(self._pages(kind, namespace, selector))
+
+    def apply(self, kind: Kind, body: Json) -> Json:
+        """Server-side apply: our fields become so, whoever changed them; nobody else's are touched."""
+        name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
+        path = f"{kind.path(namespace, name)}?fieldManager={FIELD_MANAGER}&force=true"
+        return self._call("apply", "PATCH", path, f"{kind.name} {name}", body, "application/apply-patch+yaml")
+
+    def merge(self, kind: Kind, namespace: str, name: str, body: Json, subresource: str = "") -> Json:
+        """A JSON merge patch; conditional when `body` has a metadata.resourceVersion."""
+        path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
+        path += f"?fieldManager={FIELD_MANAGER}"
+        return self._call("patch", "PATCH", path, f"{kind.name} {name}", body, "application/merge-patch+json")
+
+    def create(self, kind: Kind, namespace: str, body: Json) -> Json:
+        path = f"{kind.path(namespace)}?fieldManager={FIELD_MANAGER}"
+        return self._call("create", "POST", path, f"{kind.name} {body['metadata'].get('name', '')}", body)
+
+    def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """The very object with this uid; one that is gone already is as good."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        try:
+            self._call("delete", "DELETE", kind.path(namespace, name), f"{kind.name} {name}", body)
+        except ApiError as error:
+            if not error.not_found and not error.conflict:
+                raise
+
+    def evict(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """As `delete`, unless the PodDisruptionBudget says no (429)."""
+        options = {"preconditions": {"uid": uid}}
+        meta = {"name": name, "namespace": namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
+        try:
+            self._call("evict", "POST", f"{kind.path(namespace, name)}/eviction", f"{kind.name} {name}", body)
+        except ApiError as error:
+            if not error.not_found and not error.conflict:
+                raise
+
+    def _pages(self, kind: Kind, namespace: str, selector: str) -> Iterator[Json]:
+        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        while True:
+            path = f"{kind.path(namespace)}?{urllib.parse.urlencode(query)}"
+            page = self._call("list", "GET", path, f"{kind.name}s of {namespace}")
+            yield from page.get("items") or ()
+            more = page.get("metadata", {}).get("continue")
+            if not more:
+                return
+            query["continue"] = more
+
+    def _call(
+        self, verb: str, method: str, path: str, what: str, body: Json | None = None, content: str = "application/json"
+    ) -> Json:
+        with self._lock:
+            self.sent[verb] += 1
+        what = f"{verb} {what}"
+        headers = {"Accept": "application/json", "Content-Type": content, "User-Agent": FIELD_MANAGER}
+        sent = None if body is None else json.dumps(body).encode()
+        try:
+            answer = self._transport.request(method, path, headers, sent)
+        except (OSError, urllib3.exceptions.HTTPError) as error:
+            raise ApiError(what, 0, "NoAnswer", f"{type(error).__name__}: {error}") from error
+        try:
+            read = json.loads(answer.body) if answer.body else {}
+        except ValueError:
+            read = {"message": answer.body[:200].decode("utf-8", "replace")}
+        if not isinstance(read, dict):
+            raise ApiError(what, 0, "NoAnswer", "the answer is no JSON object")
+        if answer.status >= 300:
+            reason, message = str(read.get("reason") or "Error"), str(read.get("message") or "")
+            raise ApiError(what, answer.status, reason, message[:500], answer.retry_after_s)
+        return read
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else min(60.0, max(0.0, float(text)))
+    except ValueError:
+        return None

@@ -1,0 +1,106 @@
+"""Makes a cluster's objects as they should be: server-side apply of what differs, and nothing where nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.kinds import OPTIONAL, PRUNED, Kind, kind_of
+from delayoperator.kube.observe import Live
+from delayoperator.resources import ClusterView, differences
+from delayoperator.resources.owning import foreign
+from delayoperator.upkeep.conditions import Problem
+from delayoperator.upkeep.reasons import Reason
+from delayoperator.upkeep.world import some
+
+Say = Callable[[Reason, str, bool], None]
+"""(reason, message, is a warning) -> an event."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    written: list[Kind] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    retry_after_s: float = 0.0
+
+
+def problem(error: ApiError) -> Problem:
+    """What to say of an error that came back: who can help is in its reason."""
+    if error.forbidden:
+        return Problem(Reason.FORBIDDEN, f"the operator may not {error.what}: {error.message or error.reason}")
+    if error.refused:
+        return Problem(Reason.OBJECT_REFUSED, f"{error.what} is refused: {error.message or error.reason}")
+    return Problem(Reason.APPLY_FAILED, str(error))
+
+
+class Applier:
+    def __init__(self, api: Api, say: Say) -> None:
+        self._api, self._say = api, say
+
+    def apply(self, view: ClusterView, desired: Iterable[Json], live: Live) -> Outcome:
+        """Each object by itself: one that fails holds up none of the others."""
+        outcome = Outcome()
+        made: list[str] = []
+        wanted: set[tuple[Kind, str]] = set()
+        for body in desired:
+            kind, name = kind_of(body), str(body["metadata"]["name"])
+            wanted.add((kind, name))
+            try:
+                self._one(view, kind, name, body, live.owned.get((kind, name)), outcome, made)
+            except ApiError as error:
+                if kind in OPTIONAL and error.not_found:
+                    said = f"{kind.name} {name} is asked for, and the cluster knows no {kind.plural}.{kind.group}"
+                    outcome.problems.append(Problem(Reason.OBJECT_REFUSED, said))
+                else:
+                    self._failed(error, outcome)
+        if made:
+            self._say(Reason.OBJECT_APPLIED, f"made {some(made, 12)}", False)
+        for (kind, name), body in live.owned.items():
+            if kind in PRUNED and (kind, name) not in wanted and _is_its(view, body):
+                try:
+                    self._api.delete(kind, view.namespace, name, str(body["metadata"]["uid"]))
+                except ApiError as error:
+                    self._failed(error, outcome)
+                    continue
+                outcome.written.append(kind)
+                self._say(Reason.OBJECT_PRUNED, f"{kind.name} {name} is not wished for any more", False)
+        return outcome
+
+    def _one(
+        self,
+        view: ClusterView,
+        kind: Kind,
+        name: str,
+        body: Json,
+        found: Json | None,
+        outcome: Outcome,
+        made: list[str],
+    ) -> None:
+        if found is None:  # there, perhaps, without our label
+            found = self._api.get(kind, view.namespace, name)
+        why = None if found is None else foreign(view, found)
+        if why is not None:
+            said = f"{kind.name} {name} is needed by this cluster and is left alone: {why}"
+            outcome.problems.append(Problem(Reason.NAME_TAKEN, said))
+            return
+        if found is not None and "deletionTimestamp" in found["metadata"]:
+            return  # its end is a change that wakes us
+        differs = differences(body, found)
+        if not differs:
+            return
+        self._api.apply(kind, body)
+        outcome.written.append(kind)
+        if found is None:
+            made.append(f"{kind.name} {name}")
+        else:
+            told = [str(it) for it in differs if not it.path.startswith("metadata.annotations[delaycluster.io/")]
+            self._say(Reason.OBJECT_APPLIED, f"{kind.name} {name}: {some(told or ['ours again'])}", False)
+
+    def _failed(self, error: ApiError, outcome: Outcome) -> None:
+        outcome.retry_after_s = max(outcome.retry_after_s, error.retry_after_s or 0.0)
+        outcome.problems.append(problem(error))
+
+
+def _is_its(view: ClusterView, body: Json) -> bool:
+    return any(it.get("uid") == view.uid for it in body["metadata"].get("ownerReferences") or ())

@@ -1,0 +1,93 @@
+"""Events on a DelayCluster, as `kubectl describe` shows them: few, told once, counted when they repeat."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from delayoperator.kube.api import FIELD_MANAGER, Api, ApiError, Json
+from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT
+from delayoperator.loop import Clock
+
+SAME_MS = 600_000  # the same words within this time are the same event, counted up
+AGAIN_MS = 60_000  # and so often is the count written at most
+BURST = 25  # events of a cluster at once, then one in REFILL_MS: as Kubernetes' own recorder
+REFILL_MS = 10_000
+MOST_CHARS = 1_000
+
+
+@dataclass(slots=True)
+class _Told:
+    name: str
+    first: str
+    count: int
+    told_ms: int
+    written_ms: int
+
+
+class Events:
+    """For one cluster, from any of its threads. An event that can't be written is lost: it is also in the log."""
+
+    def __init__(self, api: Api, clock: Clock, log: Callable[[dict[str, object]], None]) -> None:
+        self._api, self._clock, self._log = api, clock, log
+        self._lock = threading.Lock()
+        self._told: dict[str, _Told] = {}
+        self._tokens, self._filled_ms = float(BURST), clock.monotonic_ms()
+
+    def say(self, cluster: Json, reason: str, message: str, *, warning: bool = False) -> None:
+        """cluster: the DelayCluster's metadata."""
+        namespace, name = str(cluster["namespace"]), str(cluster["name"])
+        event = {"event": "said", "cluster": f"{namespace}/{name}", "reason": reason, "message": message}
+        self._log({**event, "type": "Warning" if warning else "Normal"})
+        try:
+            with self._lock:
+                self._write(cluster, reason, message[:MOST_CHARS], "Warning" if warning else "Normal")
+        except ApiError as error:
+            self._log({"event": "event-not-written", "cluster": f"{namespace}/{name}", "error": str(error)})
+
+    def _write(self, cluster: Json, reason: str, message: str, kind: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._told = {key: it for key, it in self._told.items() if now_ms - it.told_ms < SAME_MS}
+        key = hashlib.sha256(f"{kind}\n{reason}\n{message}".encode()).hexdigest()
+        told = self._told.get(key)
+        stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        namespace = str(cluster["namespace"])
+        if told is not None:
+            told.count, told.told_ms = told.count + 1, now_ms
+            if now_ms - told.written_ms >= AGAIN_MS:
+                told.written_ms = now_ms
+                self._api.merge(EVENT, namespace, told.name, {"count": told.count, "lastTimestamp": stamp})
+            return
+        if not self._may_write(now_ms):
+            return
+        name = f"{cluster['name']}.{secrets.token_hex(8)}"
+        self._told[key] = _Told(name, stamp, 1, now_ms, now_ms)
+        about = {"apiVersion": DELAY_CLUSTER.api_version, "kind": DELAY_CLUSTER.name, "namespace": namespace}
+        body: Json = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {**about, "name": cluster["name"], "uid": cluster.get("uid", "")},
+            "reason": reason,
+            "message": message,
+            "type": kind,
+            "count": 1,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": FIELD_MANAGER,
+            "reportingInstance": "",
+        }
+        self._api.create(EVENT, namespace, body)
+
+    def _may_write(self, now_ms: int) -> bool:
+        self._tokens = min(BURST, self._tokens + (now_ms - self._filled_ms) / REFILL_MS)
+        self._filled_ms = now_ms
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True

@@ -1,0 +1,76 @@
+"""One look at a cluster's objects: consistent lists, so that a round sees what the one before it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, OPTIONAL, OWNED, POD, STATEFUL_SET, STORAGE_CLASS, Kind
+from delayoperator.kube.views import claim_view, pod_view, set_view
+from delayoperator.upkeep.world import ClaimView, PodView, SetView, ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What there is. owned: everything with the cluster's label, by kind and name."""
+
+    owned: Mapping[tuple[Kind, str], Json] = field(default_factory=dict)
+    pods: Sequence[PodView] = ()
+    claims: Sequence[ClaimView] = ()
+    claim_bodies: Mapping[str, Json] = field(default_factory=dict)
+    pod_bodies: Sequence[Json] = ()
+
+    def stateful_set(self, name: str) -> Json | None:
+        return self.owned.get((STATEFUL_SET, name))
+
+    def set_view(self, name: str) -> SetView | None:
+        body = self.stateful_set(name)
+        return None if body is None else set_view(body)
+
+
+class Observer:
+    """For one cluster. What storage classes allow is asked once: they seldom change, and asking needs a cluster-wide
+    right that a namespaced operator lacks."""
+
+    def __init__(self, api: Api, namespace: str, name: str) -> None:
+        self._api, self._namespace, self._name = api, namespace, name
+        self._expandable: dict[str, bool] = {}
+
+    def look(self) -> Live:
+        """Raises ApiError."""
+        selector = f"{CLUSTER_LABEL}={self._name}"
+        owned: dict[tuple[Kind, str], Json] = {}
+        for kind in OWNED:
+            for body in self._listed(kind, selector):
+                owned[kind, str(body["metadata"]["name"])] = body
+        pod_bodies = self._api.list(POD, self._namespace, selector)
+        claims = {str(it["metadata"]["name"]): it for it in self._api.list(CLAIM, self._namespace, selector)}
+        pods = [view for it in pod_bodies if (view := pod_view(self._name, it)) is not None]
+        views = [claim_view(self._name, it, self._classes(it)) for it in claims.values()]
+        return Live(
+            owned,
+            sorted(pods, key=lambda pod: ordinal(pod.node)),
+            [it for it in views if it is not None],
+            claims,
+            pod_bodies,
+        )
+
+    def _listed(self, kind: Kind, selector: str) -> list[Json]:
+        try:
+            return self._api.list(kind, self._namespace, selector)
+        except ApiError as error:
+            if kind in OPTIONAL and (error.not_found or error.forbidden):
+                return []  # its CRD is not installed, or not ours to see: then there is none of ours
+            raise
+
+    def _classes(self, claim: Json) -> Mapping[str, bool]:
+        name = str((claim.get("spec") or {}).get("storageClassName") or "")
+        if name and name not in self._expandable:
+            try:
+                body = self._api.get(STORAGE_CLASS, "", name)
+            except ApiError:
+                return {}
+            if body is not None:
+                self._expandable[name] = bool(body.get("allowVolumeExpansion", False))
+        return self._expandable

@@ -1,0 +1,125 @@
+"""The control loop of one cluster in a thread of its own: no failover waits for an object that is slow to apply."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from delaynode.registry.port import Registry
+
+from delayoperator.loop import Clock, ControlLoop, Log
+from delayoperator.plan import NodeView
+from delayoperator.probe import GrpcProber, Prober
+from delayoperator.upkeep.ended import Endings
+from delayoperator.upkeep.world import counted_of, some
+
+LOOK_MS = 500  # between consistent lists of the leases
+WRITERS = 32  # compare-and-swaps at a time
+AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the loop has done since it was asked last, for an event or two instead of one a shard."""
+
+    created: int = 0
+    reigns: int = 0
+    reasons: tuple[str, ...] = ()  # of the first reigns
+
+    def sentence(self) -> str:
+        return f"{counted_of(self.reigns, 'reign')} began: {some(self.reasons)}"
+
+
+class ShardsThread:
+    """on_action: called after each action of the loop, from its threads. fault: why the loop does not run just now."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        log: Log,
+        on_action: Callable[[], None],
+        prober: Callable[[], Prober] = GrpcProber,
+        clock: Clock | None = None,
+    ) -> None:
+        self._registry, self._log, self._on_action = registry, log, on_action
+        self._prober, self._clock = prober, clock
+        self._endings = Endings()
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._done = Done()
+        self._loop: ControlLoop | None = None
+        self.paused = False
+        self.fault: str | None = None
+        self._thread = threading.Thread(target=self._run, name="shards", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """A loop that waits for the registry longer than this is left to end by itself: it writes nothing any more."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def nodes(self) -> Mapping[str, NodeView]:
+        return {} if self._loop is None else self._loop.nodes
+
+    def ended(self, incarnations: list[str]) -> tuple[str, ...]:
+        """These processes have ended for certain. Returns those that this is news of."""
+        with self._lock:
+            new = self._endings.note(incarnations)
+        if new:
+            self._wake.set()
+        return new
+
+    def taken(self) -> Done:
+        with self._lock:
+            done, self._done = self._done, Done()
+        return done
+
+    def _run(self) -> None:
+        faults = 0
+        while not self._stop.is_set():
+            self._loop = ControlLoop(
+                self._registry,
+                _new_uid,
+                self._note,
+                clock=self._clock,
+                prober=self._prober(),
+                ended=self._endings.known,
+                writers=WRITERS,
+                paused=lambda: self.paused,
+            )
+            try:
+                self._loop.run(self._stop, look_ms=LOOK_MS, wake=self._wake)
+                return
+            except Exception as error:  # a fault of ours: said in the status, and the loop begins anew
+                self.fault = f"{type(error).__name__}: {error}"
+                self._log({"event": "control-loop-failed", "error": self.fault})
+                self._on_action()
+                self._stop.wait(AGAIN_S[min(faults, len(AGAIN_S) - 1)])
+                faults += 1
+
+    def _note(self, event: Mapping[str, object]) -> None:
+        self._log(event)
+        if event.get("outcome") != "done":
+            return
+        self.fault = None
+        with self._lock:
+            done = self._done
+            created, reigns = event.get("action") == "CreateShard", event.get("action") == "StartReign"
+            reasons = (*done.reasons, f"{event.get('shard')}: {event.get('reason')}")[:3] if reigns else done.reasons
+            self._done = Done(done.created + created, done.reigns + reigns, reasons)
+        self._on_action()
+
+
+def _new_uid() -> int:
+    return secrets.randbelow(2**64 - 1) + 1

@@ -1,0 +1,91 @@
+"""A DelayCluster's status as it should be, and what of it has to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from delayoperator.upkeep.conditions import Picture, Problem, Said, finished
+from delayoperator.upkeep.reasons import Reason
+
+Json = dict[str, Any]
+
+
+def was_ready(status: Json) -> bool:
+    """Whether the cluster has ever been complete: then what is missing now is a fault, not a beginning."""
+    known = _by_type(status)
+    ready, progressing = known.get("Ready", {}), known.get("Progressing", {})
+    if progressing.get("reason") == Reason.COPIES_COMING:
+        return False
+    return bool(ready) and (ready.get("status") == "True" or ready.get("reason") == Reason.SHARDS_NOT_SERVED)
+
+
+def status_of(
+    said: Sequence[Said], seen: Picture, before: Json, generation: int, selector: str, image: str, wall_ms: int
+) -> Json:
+    """before: the status that is there; a condition keeps its time while its status stays the same."""
+    known = _by_type(before)
+    return {
+        "observedGeneration": generation,
+        "conditions": [_condition(it, known.get(it.type, {}), generation, wall_ms) for it in said],
+        "nodes": len(seen.pods),
+        "readyNodes": sum(pod.ready for pod in seen.pods),
+        "shards": seen.census.wanted,
+        "servedShards": seen.census.served,
+        "inSyncShards": seen.census.in_sync,
+        "selector": selector,
+        "image": image,
+    }
+
+
+def degraded_only(before: Json, fault: Problem, generation: int, wall_ms: int) -> Json:
+    """The conditions with Degraded set to this; the others as they are."""
+    said = finished(Said("Degraded", True, fault.reason, fault.message))
+    conditions = list(before.get("conditions") or ())
+    new = _condition(said, _by_type(before).get("Degraded", {}), generation, wall_ms)
+    places = [place for place, it in enumerate(conditions) if it.get("type") == "Degraded"]
+    if places:
+        conditions[places[0]] = new
+    else:
+        conditions.append(new)
+    return {"conditions": conditions}
+
+
+def _condition(said: Said, old: Json, generation: int, wall_ms: int) -> Json:
+    status = "True" if said.status else "False"
+    since = old.get("lastTransitionTime") if old.get("status") == status else None
+    return {
+        "type": said.type,
+        "status": status,
+        "reason": str(said.reason),
+        "message": said.message,
+        "observedGeneration": generation,
+        "lastTransitionTime": since or datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def changed(before: Json, after: Json) -> Json:
+    """The fields of `after` that are not so yet; empty: nothing is written."""
+    return {key: value for key, value in after.items() if before.get(key) != value}
+
+
+def transitions(before: Json, after: Json) -> list[tuple[str, str, bool]]:
+    """(reason, message, is a warning) of conditions that have another status or reason than before: an event each."""
+    known = _by_type(before)
+    found = []
+    for condition in after["conditions"]:
+        old = known.get(condition["type"], {})
+        if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
+            continue
+        if not old and condition["reason"] in (Reason.HEALTHY, Reason.NOT_REBALANCING, Reason.SETTLED):
+            continue  # of a cluster that is new: nothing has happened
+        bad = condition["type"] == "Degraded" and condition["status"] == "True"
+        bad = bad or (condition["type"] == "Ready" and condition["reason"] == Reason.SHARDS_NOT_SERVED)
+        bad = bad or condition["reason"] == Reason.INVALID_SPEC
+        found.append((str(condition["reason"]), str(condition["message"]), bad))
+    return list(dict.fromkeys(found))
+
+
+def _by_type(status: Json) -> dict[str, Json]:
+    return {str(it.get("type")): it for it in status.get("conditions") or ()}

@@ -1,0 +1,240 @@
+"""One DelayCluster's worker: observe -> decide -> apply, again whenever something may have changed.
+
+Level-triggered: a wake-up says that there is something to look at, never what. A round reads everything anew and writes
+what differs; a round that finds nothing to do writes nothing. Nothing that raises ends the worker: it is said in a
+condition and an event, and tried again, at first soon, then at most AGAIN_S[-1] apart.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from delaynode.registry.port import Registry, Unavailable
+
+from delayoperator.crds.convert import is_paused
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.apply import problem
+from delayoperator.kube.events import Events
+from delayoperator.kube.kinds import DELAY_CLUSTER
+from delayoperator.kube.shards import ShardsThread
+from delayoperator.kube.tending import Tended, Tending
+from delayoperator.kube.views import ended_processes
+from delayoperator.loop import Clock, Log
+from delayoperator.plan import Liveness
+from delayoperator.probe import GrpcProber, Prober
+from delayoperator.upkeep.conditions import Problem
+from delayoperator.upkeep.reasons import Reason
+
+AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # after a round that failed
+UNDER_WAY_S = 5.0  # between looks while something goes on
+RESYNC_S = 60.0  # a change that no watch told us of is found by then
+GATHER_S = 0.1  # a burst of changes is one round
+LEAST_S = 0.5  # between the beginnings of two rounds
+WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of the operator process, for all workers."""
+
+    image: str  # of nodes whose cluster names none
+    clock: Clock = field(default_factory=Clock)
+    prober: Callable[[], Prober] = GrpcProber
+    resync_s: float = RESYNC_S
+
+
+OpenRegistry = Callable[[str, str, str], Registry]
+"""(namespace, cluster, the DelayCluster's uid) -> its registry."""
+
+
+class Worker:
+    """log: one event, a line each. Started once; ends when its DelayCluster is gone, or by stop()."""
+
+    def __init__(
+        self, namespace: str, name: str, api: Api, open_registry: OpenRegistry, settings: Settings, log: Log
+    ) -> None:
+        self.namespace, self.name = namespace, name
+        self._api, self._open_registry, self._settings = api, open_registry, settings
+        self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
+        self._events = Events(api, settings.clock, self._log)
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._registry: Registry | None = None
+        self._shards: ShardsThread | None = None
+        self._tending: Tending | None = None
+        self._faults = 0
+        self._seen: object = None  # the registry's version and the nodes' liveness, as the last round had them
+        self._ends: list[str] = []  # told of before the loop was there
+        self._news: list[str] = []  # for events, which the thread of the watches does not wait for
+        self.rounds = 0
+        self.round_began_s: float | None = None  # monotonic; None between rounds
+        self.last: Tended | None = None
+        self._thread = threading.Thread(target=self._run, name=f"cluster-{namespace}/{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def pod(self, body: Json) -> None:
+        """A pod as a watch has just shown it: the way of a failover that need not wait."""
+        ended = ended_processes(body)
+        shards = self._shards
+        if shards is None:
+            self._ends = [*self._ends, *ended]
+        elif new := shards.ended(ended):
+            pod = str(body["metadata"].get("name"))
+            self._log({"event": "container-ended", "pod": pod, "incarnations": list(new)})
+            self._news = [*self._news, f"the container of {pod} has ended: what it led gets other masters at once"]
+        self.wake()
+
+    def stop(self) -> None:
+        """Asks it to end; `join` waits."""
+        self._stop.set()
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._wake.clear()
+                began_s = time.monotonic()
+                self.round_began_s = began_s
+                pause_s = self._round()
+                self.round_began_s = None
+                if pause_s is None:
+                    return
+                self._rest(began_s, pause_s)
+        finally:
+            self._close()
+
+    def _round(self) -> float | None:
+        """How long to rest unless woken; None: the cluster is gone."""
+        self.rounds += 1
+        try:
+            tended = self._tend()
+        except ApiError as error:
+            return self._failed("api-error", problem(error), error.retry_after_s)
+        except Unavailable as error:
+            return self._failed("registry-unavailable", Problem(Reason.APPLY_FAILED, str(error)), None)
+        except Exception as error:  # a fault of ours
+            self._log({"event": "round-failed", "error": repr(error), "trace": traceback.format_exc()})
+            fault = Problem(Reason.OPERATOR_ERROR, f"a round failed: {type(error).__name__}: {error}")
+            return self._failed("operator-error", fault, None)
+        if tended is None:
+            return None
+        self.last = tended
+        if tended.failed:
+            return self._pause(
+                "round-incomplete", "; ".join(it.message for it in tended.problems), tended.retry_after_s
+            )
+        self._faults = 0
+        if tended.wrote or tended.soon:
+            return LEAST_S
+        return min(UNDER_WAY_S, self._settings.resync_s) if tended.under_way else self._settings.resync_s
+
+    def _tend(self) -> Tended | None:
+        body = self._api.get(DELAY_CLUSTER, self.namespace, self.name)
+        if body is None:
+            return None
+        if "deletionTimestamp" in body["metadata"]:
+            # What it owns is being deleted: made again now, it would be there for ever.
+            self._stop_shards()
+            return Tended(wrote=False)
+        tending = self._tending_of(str(body["metadata"]["uid"]))
+        # First of all, and whatever is wrong with the other objects: failovers wait for nothing else.
+        if self._shards is None and self._registry is not None and self._registry.read_cluster() is not None:
+            self._start_shards()
+        if self._shards is not None:
+            self._shards.paused = is_paused(body)
+        news, self._news = self._news, []
+        for message in news:
+            tending.tell(Reason.CONTAINER_ENDED, message, True)
+        tended = tending.round(body, self._shards, self._problems())
+        if self._shards is not None:
+            self._shards.ended([it for pod in tended.pods for it in ended_processes(pod)])
+        self._seen = self._world()
+        return tended
+
+    def _tending_of(self, uid: str) -> Tending:
+        if self._tending is None or self._tending.uid != uid:
+            self._close()  # another one of this name: nothing of the former's is true of it
+            self._registry = self._open_registry(self.namespace, self.name, uid)
+            self._tending = Tending(
+                self._api, self._registry, self._events, self.namespace, self.name, uid, self._settings.image,
+                self._settings.clock,
+            )  # fmt: skip
+        return self._tending
+
+    def _start_shards(self) -> None:
+        assert self._registry is not None
+        shards = ShardsThread(self._registry, self._log, self.wake, self._settings.prober, self._settings.clock)
+        shards.ended(self._ends)
+        self._ends = []
+        shards.start()
+        self._shards = shards
+
+    def _problems(self) -> list[Problem]:
+        fault = None if self._shards is None else self._shards.fault
+        return [Problem(Reason.OPERATOR_ERROR, f"the shards' control loop failed: {fault}")] if fault else []
+
+    def _failed(self, event: str, fault: Problem, retry_after_s: float | None) -> float:
+        """A round that was not finished, so that nobody has told of it yet."""
+        if self._tending is not None and (self._faults or fault.reason is Reason.OPERATOR_ERROR):
+            try:
+                self._tending.say(fault)
+            except Exception as also:  # the log has both; the next round tries again
+                self._log({"event": "fault-not-said", "error": repr(also)})
+        return self._pause(event, fault.message, retry_after_s)
+
+    def _pause(self, event: str, error: str, retry_after_s: float | None) -> float:
+        pause_s = max(AGAIN_S[min(self._faults, len(AGAIN_S) - 1)], retry_after_s or 0.0)
+        self._faults += 1
+        self._log({"event": event, "error": error[:1000], "again_in_seconds": pause_s})
+        return pause_s
+
+    def _rest(self, began_s: float, pause_s: float) -> None:
+        """Until something may have changed, or `pause_s` are over. After a fault, wake-ups don't shorten the pause to
+        nothing: somebody else's changes must not make us ask an API server that is overloaded."""
+        least_s = LEAST_S if self._faults == 0 else min(pause_s, LEAST_S * 2 ** min(self._faults, 6))
+        until_s = time.monotonic() + pause_s
+        while not self._stop.is_set():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or self._wake.wait(min(left_s, WATCH_S)):
+                break
+            if self._world() != self._seen:
+                break
+        self._stop.wait(max(GATHER_S, began_s + least_s - time.monotonic()))
+
+    def _world(self) -> object:
+        """What the shards and the leases show, cheaply: the same as before means that nothing has happened."""
+        if self._registry is None or self._shards is None:
+            return None
+        try:
+            version = self._registry.version()
+        except Unavailable:
+            return self._seen
+        nodes: Mapping[str, Liveness] = {node: view.liveness for node, view in self._shards.nodes.items()}
+        return version, nodes, self._shards.fault
+
+    def _stop_shards(self) -> None:
+        if self._shards is not None:
+            self._shards.stop()
+            self._shards = None
+
+    def _close(self) -> None:
+        self._stop_shards()
+        if self._registry is not None:
+            self._registry.close()
+            self._registry = None
+        self._tending = None

@@ -1,0 +1,62 @@
+"""The operator's own Prometheus metrics, read from the workers when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from delayoperator.handlers.table import Clusters
+from delayoperator.kube.api import Api
+from delayoperator.upkeep.conditions import conditions
+
+
+class OperatorCollector(Collector):
+    def __init__(self, clusters: Clusters, api: Api) -> None:
+        self._clusters, self._api = clusters, api
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._of_clusters()
+        sent = CounterMetricFamily("delay_operator_api_requests", "Requests to the API server.", labels=["verb"])
+        for verb, count in sorted(Counter(self._api.sent).items()):
+            sent.add_metric([verb], count)
+        yield sent
+
+    def _of_clusters(self) -> Iterator[Metric]:
+        labels = ["namespace", "cluster"]
+        rounds = CounterMetricFamily("delay_operator_rounds", "Rounds of a cluster's worker.", labels=labels)
+        said = GaugeMetricFamily(
+            "delay_operator_condition", "1: the condition is True; 0: it is False.", labels=[*labels, "type", "reason"]
+        )
+        shards = GaugeMetricFamily("delay_operator_shards", "A cluster's shards.", labels=[*labels, "state"])
+        nodes = GaugeMetricFamily("delay_operator_nodes", "A cluster's pods.", labels=[*labels, "state"])
+        for worker in self._clusters.workers():
+            where = [worker.namespace, worker.name]
+            rounds.add_metric(where, worker.rounds)
+            seen = None if worker.last is None else worker.last.picture
+            if seen is None:
+                continue
+            for condition in conditions(seen):
+                said.add_metric([*where, condition.type, str(condition.reason)], float(condition.status))
+            counted = seen.census
+            for state, number in (
+                ("wanted", counted.wanted),
+                ("served", counted.served),
+                ("in_sync", counted.in_sync),
+                ("moving", counted.moving),
+                ("blocked", len(counted.blocked)),
+            ):
+                shards.add_metric([*where, state], number)
+            nodes.add_metric([*where, "wanted"], seen.wanted_nodes)
+            nodes.add_metric([*where, "ready"], sum(pod.ready for pod in seen.pods))
+        yield from (rounds, said, shards, nodes)
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    return registry

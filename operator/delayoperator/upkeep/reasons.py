@@ -1,0 +1,62 @@
+"""The reasons of conditions and events: stable words that scripts match, and where their pages are.
+
+A reason of a condition that needs somebody has a heading of the same name in docs/operations.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+PAGE = "docs/operations.md"
+
+
+class Reason(StrEnum):
+    # Ready
+    SERVING = "Serving"  # every shard has a master that serves
+    STARTING = "Starting"  # the cluster has never been ready yet
+    SHARDS_NOT_SERVED = "ShardsNotServed"  # clients of some shards wait
+    # Progressing
+    SETTLED = "Settled"  # what was asked for is in place
+    PAUSED = "Paused"  # spec.paused: nothing is changed, nothing fails over
+    SCALING_OUT = "ScalingOut"
+    SCALING_IN = "ScalingIn"
+    ROLLING_RESTART = "RollingRestart"
+    VOLUMES_GROWING = "VolumesGrowing"
+    MOVING_SHARDS = "MovingShards"
+    COPIES_COMING = "CopiesComing"  # of a new cluster: its shards are served and get their other copies
+    PODS_STARTING = "PodsStarting"
+    # Degraded, the worst first
+    OPERATOR_ERROR = "OperatorError"  # a fault of the operator's own
+    SHARDS_BLOCKED = "ShardsBlocked"  # a shard may have no master: what its condition says is missing
+    ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a reign began though acknowledged messages may be missing
+    INVALID_SPEC = "InvalidSpec"  # the wishes can't be granted; the last good ones stand
+    NAME_TAKEN = "NameTaken"  # an object of a name that the cluster needs belongs to somebody else
+    FORBIDDEN = "Forbidden"  # the operator's role lacks something
+    OBJECT_REFUSED = "ObjectRefused"  # the API server finds an object of ours wrong (quota, admission, pod security)
+    APPLY_FAILED = "ApplyFailed"  # the API server answered with an error; tried again
+    POD_NOT_STARTING = "PodNotStarting"
+    ROLLOUT_STUCK = "RolloutStuck"
+    NODE_SILENT = "NodeSilent"  # a lease is not renewed
+    COPIES_OUT_OF_SYNC = "CopiesOutOfSync"
+    MOVES_HELD = "MovesHeld"
+    VOLUMES_CANNOT_GROW = "VolumesCannotGrow"
+    HEALTHY = "Healthy"
+    # Rebalancing
+    NOT_REBALANCING = "NotRebalancing"
+    # Events only
+    OBJECT_APPLIED = "ObjectApplied"
+    OBJECT_PRUNED = "ObjectPruned"
+    POD_RESTARTED = "PodRestarted"
+    VOLUME_GROWN = "VolumeGrown"
+    MASTERS_CHOSEN = "MastersChosen"
+    SHARDS_CREATED = "ShardsCreated"
+    CONTAINER_ENDED = "ContainerEnded"
+
+
+DEGRADED = tuple(list(Reason)[list(Reason).index(Reason.OPERATOR_ERROR) : list(Reason).index(Reason.HEALTHY)])
+NEEDS_PAGE = frozenset({*DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING})
+
+
+def with_page(reason: Reason, message: str) -> str:
+    """The message with the page that says what to do, where there is one."""
+    return f"{message}. See {PAGE}#{reason.lower()}" if reason in NEEDS_PAGE else message

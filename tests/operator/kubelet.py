@@ -1,0 +1,331 @@
+"""Stands in for what a cluster has besides its API server: the StatefulSet controller, kubelets, node processes that
+renew leases, serve shards, keep copies on their claims and answer ReplicaStatus over real gRPC.
+
+    kubelet = Kubelet(server.store); kubelet.start(); ...; kubelet.close()
+
+Every `TICK_S` it looks at the fake API server's store (not over HTTP) and does what its parts would do. Simplified: a
+copy is complete as soon as its master serves; a stopping node ends when it leads nothing any more, or after STOP_S.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from delayclient.proto.delay.v1 import delay_pb2
+from delaynode.registry.kube import objects
+from delaynode.registry.kube.names import Names
+from delaynode.registry.model import Handover, NodeLease, ShardObject, ShardStatus
+
+from tests.kube import fakekinds
+from tests.kube.fakestore import Refused, Store
+
+TICK_S = 0.05
+STOP_S = 3.0
+PATIENCE_S = 1.0  # of a master with a silent slave, before it goes on without it
+FINALIZER = "test/kubelet"
+Json = dict[str, Any]
+
+
+@dataclass
+class Process:
+    """One node process in a pod."""
+
+    cluster: str
+    node: str
+    pod_uid: str
+    disk: Json  # copies by the shard's uid: the highest epoch that the copy knows
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
+    renewals: int = 0
+    frozen: bool = False
+    stopping_since_s: float | None = None
+    server: Any = None
+    endpoint: str = ""
+
+    def entry(self, uid: int) -> str:
+        return f"copy-{self.node}-{uid}"
+
+
+class Kubelet:
+    """bad_images: pods that have one of these never start. dead: pods by name whose process does not run."""
+
+    def __init__(self, store: Store, tick_s: float = TICK_S) -> None:
+        self.store, self.tick_s = store, tick_s
+        self.bad_images: set[str] = set()
+        self.frozen: set[str] = set()  # pods by name
+        self.expandable = True
+        self.lock = threading.RLock()
+        self.processes: dict[str, Process] = {}  # by pod uid
+        self.ends: dict[str, list[str]] = {}  # incarnations that ended in a pod, by its uid
+        self.disks: dict[tuple[str, str], Json] = {}  # by namespace/cluster and node
+        self.restarts: list[str] = []  # pods that were told to stop, in order
+        self.errors: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for process in self.processes.values():
+            process.server.stop(0)
+
+    def kill(self, pod: str) -> None:
+        """The container of this pod ends, as by kill -9; the kubelet starts another one in its place."""
+        with self.lock:
+            found = next(it for it in self._pods() if it["metadata"]["name"] == pod)
+            self._end(found["metadata"]["uid"])
+
+    # ------------------------------------------------------------ the loop
+    def _run(self) -> None:
+        while not self._stop.wait(self.tick_s):
+            try:
+                with self.lock:
+                    self._tick()
+            except Refused as error:
+                if error.code not in (404, 409):
+                    self.errors.append(str(error))
+            except Exception as error:  # for the test to show
+                self.errors.append(repr(error))
+
+    def _tick(self) -> None:
+        for each in self._all("statefulsets"):
+            self._tend_set(each)
+        pods = self._pods()
+        present = {pod["metadata"]["uid"] for pod in pods}
+        for uid in [uid for uid in self.processes if uid not in present]:
+            self._end(uid)
+        for pod in pods:
+            self._tend_pod(pod)
+        for claim in self._all("persistentvolumeclaims"):
+            self._tend_claim(claim)
+        shards = self._shards()
+        for process in list(self.processes.values()):
+            if not process.frozen:
+                self._renew(process)
+                self._serve(process, shards)
+
+    # ------------------------------------------------------------ StatefulSets
+    def _tend_set(self, found: Json) -> None:
+        meta, spec = found["metadata"], found["spec"]
+        name, namespace = meta["name"], meta["namespace"]
+        revision = f"{name}-{hashlib.sha256(json.dumps(spec['template'], sort_keys=True).encode()).hexdigest()[:10]}"
+        pods = {pod["metadata"]["name"]: pod for pod in self._pods() if pod["metadata"]["namespace"] == namespace}
+        for number in range(spec["replicas"]):
+            if f"{name}-{number}" not in pods:
+                self._make_pod(found, number, revision)
+        for pod in pods.values():
+            owner, number = pod["metadata"]["name"].rsplit("-", 1)
+            if owner == name and int(number) >= spec["replicas"] and "deletionTimestamp" not in pod["metadata"]:
+                self.store.delete(fakekinds.find("pods"), namespace, pod["metadata"]["name"])
+                if spec["persistentVolumeClaimRetentionPolicy"]["whenScaled"] == "Delete":
+                    self.store.delete(fakekinds.find("persistentvolumeclaims"), namespace, f"data-{name}-{number}")
+        own = [pod for key, pod in pods.items() if key.rsplit("-", 1)[0] == name]
+        status = {"observedGeneration": meta["generation"], "updateRevision": revision, "replicas": len(own)}
+        if {key: found.get("status", {}).get(key) for key in status} != status:
+            self.store.patch(fakekinds.find("statefulsets"), namespace, name, {"status": status}, "sts", "status")
+
+    def _make_pod(self, found: Json, number: int, revision: str) -> None:
+        meta, spec = found["metadata"], found["spec"]
+        name, namespace, template = f"{meta['name']}-{number}", meta["namespace"], spec["template"]
+        labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"]}
+        claims = fakekinds.find("persistentvolumeclaims")
+        claim = spec["volumeClaimTemplates"][0]
+        try:
+            self.store.get(claims, namespace, f"data-{name}")
+        except Refused:
+            body = {"metadata": {"name": f"data-{name}", "labels": claim["metadata"]["labels"]}, "spec": claim["spec"]}
+            body["spec"] = {"storageClassName": "standard", **claim["spec"]}
+            self.store.create(claims, namespace, body)
+        pod = {
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner], "finalizers": [FINALIZER]},
+            "spec": {**template["spec"], "nodeName": f"machine-{number}"},
+        }
+        self.store.create(fakekinds.find("pods"), namespace, pod)
+
+    def _tend_claim(self, claim: Json) -> None:
+        asked = claim["spec"]["resources"]["requests"]["storage"]
+        status = {"phase": "Bound", "capacity": {"storage": asked}}
+        if claim.get("status") != status:
+            meta = claim["metadata"]
+            kind = fakekinds.find("persistentvolumeclaims")
+            self.store.patch(kind, meta["namespace"], meta["name"], {"status": status}, "pv", "status")
+
+    # ------------------------------------------------------------ pods
+    def _tend_pod(self, pod: Json) -> None:
+        meta, uid = pod["metadata"], pod["metadata"]["uid"]
+        process = self.processes.get(uid)
+        if "deletionTimestamp" in meta:
+            if process is not None and process.stopping_since_s is None:
+                process.stopping_since_s = time.monotonic()
+                self.restarts.append(meta["name"])
+            over = process is None or process.frozen or self._may_stop(process)
+            if over:
+                self._end(uid)
+                self.store.patch(
+                    fakekinds.find("pods"),
+                    meta["namespace"],
+                    meta["name"],
+                    {"metadata": {"finalizers": None}},
+                    "kubelet",
+                )
+            return
+        image = pod["spec"]["containers"][0]["image"]
+        if image in self.bad_images:
+            waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
+            return self._pod_status(pod, {"waiting": waiting}, ready=False)
+        if process is None:
+            process = self._begin(pod)
+        process.frozen = meta["name"] in self.frozen
+        self._pod_status(pod, {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=not process.frozen)
+
+    def _pod_status(self, pod: Json, state: Json, *, ready: bool) -> None:
+        meta = pod["metadata"]
+        container: Json = {"name": "node", "state": state, "restartCount": len(self.ends.get(meta["uid"], []))}
+        if ends := self.ends.get(meta["uid"]):
+            last = {"exitCode": 137, "finishedAt": "2026-01-01T00:00:00Z", "message": f"incarnation {ends[-1]}\n"}
+            container["lastState"] = {"terminated": last}
+        status = {
+            "phase": "Running" if "running" in state else "Pending",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "containerStatuses": [container],
+        }
+        if pod.get("status") != status:
+            kind = fakekinds.find("pods")
+            self.store.patch(kind, meta["namespace"], meta["name"], {"status": status}, "kubelet", "status")
+
+    def _begin(self, pod: Json) -> Process:
+        meta = pod["metadata"]
+        cluster, number = meta["name"].rsplit("-", 1)
+        place = f"{meta['namespace']}/{cluster}"
+        process = Process(place, f"n{number}", meta["uid"], self.disks.setdefault((place, f"n{number}"), {}))
+        process.server = grpc.server(futures.ThreadPoolExecutor(2))
+        process.server.add_generic_rpc_handlers((_Answers(self, process),))
+        process.endpoint = f"127.0.0.1:{process.server.add_insecure_port('127.0.0.1:0')}"
+        process.server.start()
+        self.processes[meta["uid"]] = process
+        return process
+
+    def _end(self, uid: str) -> None:
+        process = self.processes.pop(uid, None)
+        if process is not None:
+            process.server.stop(0)
+            self.ends.setdefault(uid, []).append(process.incarnation)
+
+    def _may_stop(self, process: Process) -> bool:
+        leads = any(shard.spec.master == process.node for shard in self._of(process, self._shards()).values())
+        since_s = process.stopping_since_s or 0.0
+        return time.monotonic() - since_s > (STOP_S if leads else 2 * TICK_S)
+
+    # ------------------------------------------------------------ node processes
+    def _renew(self, process: Process) -> None:
+        namespace, cluster = process.cluster.split("/")
+        process.renewals += 1
+        stopping = process.stopping_since_s is not None
+        lease = NodeLease(
+            process.node, process.incarnation, process.endpoint, "127.0.0.1:1", process.renewals, stopping=stopping
+        )
+        patch = objects.lease_patch(lease, process.pod_uid, 3, time.time_ns() // 1_000_000)
+        try:
+            self.store.patch(fakekinds.find("leases"), namespace, f"{cluster}.{process.node}", patch, "delaynode")
+        except Refused:
+            return  # the operator has not made it yet
+
+    def _serve(self, process: Process, shards: dict[str, list[ShardObject]]) -> None:
+        namespace, cluster = process.cluster.split("/")
+        for name, shard in self._of(process, shards).items():
+            spec, status = shard.spec, shard.status
+            uid = str(spec.uid)
+            if process.node in spec.replicas and (status is not None and status.serving_epoch == spec.epoch):
+                process.disk[uid] = spec.epoch
+            if process.node not in spec.replicas:
+                process.disk.pop(uid, None)
+            if (spec.master, spec.incarnation) != (process.node, process.incarnation):
+                continue
+            process.disk[uid] = spec.epoch
+            wanted = self._status(process, shard)
+            if wanted != status:
+                patch = objects.at_version(objects.status_patch(wanted), shard.version)
+                try:
+                    kind = fakekinds.find("delayshards")
+                    self.store.patch(kind, namespace, f"{cluster}.{name}", patch, "delaynode", "status")
+                except Refused:
+                    continue  # somebody was faster: the next tick
+
+    def _status(self, process: Process, shard: ShardObject) -> ShardStatus:
+        spec = shard.spec
+        here = {it.node: it for it in self.processes.values() if it.cluster == process.cluster and not it.frozen}
+        in_sync = [
+            it.entry(spec.uid)
+            for node in spec.replicas
+            if (it := here.get(node)) is not None
+            and it.disk.get(str(spec.uid)) == spec.epoch
+            and (node not in spec.leaving or node == process.node)
+        ]
+        handover = None
+        if spec.switchover is not None and spec.switchover.to in here:
+            handover = Handover(spec.epoch, 100)
+        return ShardStatus(spec.epoch, process.incarnation, tuple(in_sync), handover)
+
+    # ------------------------------------------------------------ reading
+    def _all(self, plural: str) -> list[Json]:
+        return self.store.list(fakekinds.find(plural))[0]
+
+    def _pods(self) -> list[Json]:
+        return [pod for pod in self._all("pods") if FINALIZER in pod["metadata"].get("finalizers", [])]
+
+    def _shards(self) -> dict[str, list[ShardObject]]:
+        found: dict[str, list[ShardObject]] = {}
+        for body in self._all("delayshards"):
+            namespace, cluster = body["metadata"]["namespace"], body["metadata"]["labels"]["delaycluster.io/cluster"]
+            shard = objects.read_shard(Names(namespace, cluster), body)
+            found.setdefault(f"{namespace}/{cluster}", []).append(shard)
+        return found
+
+    @staticmethod
+    def _of(process: Process, shards: dict[str, list[ShardObject]]) -> dict[str, ShardObject]:
+        return {shard.name: shard for shard in shards.get(process.cluster, ())}
+
+
+class _Answers(grpc.GenericRpcHandler):
+    """ReplicaStatus of one process."""
+
+    def __init__(self, kubelet: Kubelet, process: Process) -> None:
+        self._kubelet, self._process = kubelet, process
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if details.method != "/delay.v1.ReplicationService/ReplicaStatus":
+            return None
+        return grpc.unary_unary_rpc_method_handler(
+            self._answer,
+            request_deserializer=delay_pb2.ReplicaStatusRequest.FromString,
+            response_serializer=delay_pb2.ReplicaStatusResponse.SerializeToString,
+        )
+
+    def _answer(self, request: Any, context: grpc.ServicerContext) -> Any:
+        process = self._process
+        if process.frozen:
+            time.sleep(2)
+        known = dict(process.disk)  # one step to Python: no lock is waited for, an answer is quick
+        answer = delay_pb2.ReplicaStatusResponse(node=process.node, incarnation=process.incarnation, listed=True)
+        for uid, epoch in known.items():
+            answer.copies.add(
+                uid=int(uid),
+                entry=process.entry(int(uid)),
+                role=delay_pb2.ReplicaState.SLAVE,
+                epoch=epoch,
+                log_epoch=epoch,
+                log_end=100,
+                committed=100,
+            )
+        return answer

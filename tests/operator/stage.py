@@ -1,0 +1,242 @@
+"""A stage for the operator: the fake API server, controllers and nodes, and operators as threads or as processes.
+
+with Stage(tmp_path) as stage:
+    stage.operator()
+    stage.create("shop", nodes=3, topics=[{"name": "orders", "queues": 4}])
+    stage.settled("shop")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from delaynode.registry.kube import Credentials
+from delayoperator.__main__ import Operator, Options
+from delayoperator.kube.worker import Settings
+from kubernetes import client
+
+from tests.kube import fakekinds
+from tests.kube.fakeapi import FakeApiServer
+from tests.kube.fakestore import Refused
+from tests.operator.kubelet import TICK_S, Kubelet
+
+Json = dict[str, Any]
+PATIENCE_S = 60.0
+IMAGE = "node:1"
+NAMESPACE = "default"
+NODES_OWN = (
+    "/leases/",
+    "/delayshards/",
+)  # parts of paths that the operator's upkeep does not write to when all is well
+
+
+@dataclass
+class RunningOperator:
+    """One in this process."""
+
+    operator: Operator
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event
+    events: list[Json]
+
+    def close(self) -> None:
+        if not self.thread.is_alive():
+            return
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self.thread.join(40)
+
+
+class Stage:
+    def __init__(self, directory: Path, tick_s: float = TICK_S) -> None:
+        self.directory = directory
+        self.server = FakeApiServer()
+        self.kubelet = Kubelet(self.server.store, tick_s)
+        self.operators: list[RunningOperator] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        self.kubeconfig = self.server.write_kubeconfig(self.directory / "kubeconfig")
+        self._before = os.environ.get("KUBECONFIG")
+        os.environ["KUBECONFIG"] = str(self.kubeconfig)
+        self.server.store.create(fakekinds.find("namespaces"), "", {"metadata": {"name": NAMESPACE}})
+        self.storage_class(expandable=True)
+        self.kubelet.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what the server's connections say of their end
+        self.server.thaw()
+        for operator in self.operators:
+            operator.close()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.kubelet.close()
+        self.server.close()
+        if self._before is None:
+            os.environ.pop("KUBECONFIG", None)
+        else:
+            os.environ["KUBECONFIG"] = self._before
+        if kind is None:
+            assert self.kubelet.errors == []
+
+    # ------------------------------------------------------------ operators
+    def operator(self, *, resync_s: float = 60.0, namespaces: tuple[str, ...] = ()) -> RunningOperator:
+        """One in a thread of this process, with kopf really running in it."""
+        events: list[Json] = []
+        configuration = client.Configuration()
+        configuration.host = self.server.url
+        started = threading.Event()
+        running: list[RunningOperator] = []
+
+        def run() -> None:
+            async def main() -> None:
+                stop = asyncio.Event()
+                options = Options(namespaces, IMAGE, "127.0.0.1:0")
+                made = Operator(
+                    options, lambda event: events.append(dict(event)), Credentials(configuration),
+                    Settings(IMAGE, resync_s=resync_s),
+                )  # fmt: skip
+                thread, loop = threading.current_thread(), asyncio.get_running_loop()
+                running.append(RunningOperator(made, thread, loop, stop, events))
+                started.set()
+                await made.run(stop)
+
+            asyncio.run(main())
+
+        threading.Thread(target=run, name="operator", daemon=True).start()
+        assert started.wait(10)
+        self.operators.append(running[0])
+        return running[0]
+
+    def process(self) -> subprocess.Popen[bytes]:
+        """One as it runs in its container: a process that can be killed."""
+        environment = {
+            **os.environ,
+            "DELAYNODE_IMAGE": IMAGE,
+            "OPERATOR_HTTP": "127.0.0.1:0",
+            "KUBECONFIG": str(self.kubeconfig),
+        }
+        log = (self.directory / f"operator-{len(self.processes)}.log").open("wb")
+        command = [sys.executable, "-m", "delayoperator"]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        log.close()
+        self.processes.append(process)
+        return process
+
+    @staticmethod
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    # ------------------------------------------------------------ what people do
+    def create(self, name: str = "shop", **spec: Any) -> Json:
+        body = {"metadata": {"name": name}, "spec": {"nodes": 3, **spec}}
+        return self.server.store.create(fakekinds.find("delayclusters"), NAMESPACE, body, "kubectl")
+
+    def edit(self, name: str = "shop", **spec: Any) -> None:
+        self.server.store.patch(fakekinds.find("delayclusters"), NAMESPACE, name, {"spec": spec}, "kubectl")
+
+    def apply(self, manager: str, name: str = "shop", **spec: Any) -> None:
+        body = {"metadata": {"name": name}, "spec": spec}
+        self.server.store.apply(fakekinds.find("delayclusters"), NAMESPACE, name, body, manager)
+
+    def patch(self, plural: str, name: str, patch: Json) -> None:
+        self.server.store.patch(fakekinds.find(plural), NAMESPACE, name, patch, "somebody")
+
+    def delete(self, plural: str, name: str) -> None:
+        self.server.store.delete(fakekinds.find(plural), NAMESPACE, name)
+
+    def storage_class(self, *, expandable: bool) -> None:
+        kind = fakekinds.find("storageclasses")
+        try:
+            self.server.store.patch(kind, "", "standard", {"allowVolumeExpansion": expandable}, "admin")
+        except Refused:
+            self.server.store.create(kind, "", {"metadata": {"name": "standard"}, "allowVolumeExpansion": expandable})
+
+    # ------------------------------------------------------------ what there is
+    def get(self, plural: str, name: str) -> Json | None:
+        try:
+            return self.server.get(plural, name, NAMESPACE)
+        except Refused:
+            return None
+
+    def there(self, plural: str, name: str) -> Json:
+        found = self.get(plural, name)
+        assert found is not None, f"{plural} {name} is not there"
+        return found
+
+    def names(self, plural: str) -> set[str]:
+        return {str(it["metadata"]["name"]) for it in self.server.list(plural, NAMESPACE)}
+
+    def pods(self) -> set[str]:
+        """Those whose end has not begun."""
+        return {
+            str(it["metadata"]["name"])
+            for it in self.server.list("pods", NAMESPACE)
+            if "deletionTimestamp" not in it["metadata"]
+        }
+
+    def condition(self, kind: str, name: str = "shop") -> Json:
+        """Empty: there is none yet."""
+        found = self.get("delayclusters", name) or {}
+        conditions: list[Json] = found.get("status", {}).get("conditions", [])
+        return next((it for it in conditions if it["type"] == kind), {})
+
+    def reason(self, kind: str, name: str = "shop") -> str:
+        return str(self.condition(kind, name).get("reason", ""))
+
+    def events(self, reason: str = "", name: str = "shop") -> list[Json]:
+        return [
+            it
+            for it in self.server.list("events", NAMESPACE)
+            if it["involvedObject"]["name"] == name and reason in ("", it["reason"])
+        ]
+
+    def is_settled(self, name: str = "shop") -> bool:
+        body = self.get("delayclusters", name) or {}
+        status = body.get("status", {})
+        reasons = [self.reason(kind, name) for kind in ("Ready", "Progressing", "Degraded")]
+        seen = status.get("observedGeneration") == body.get("metadata", {}).get("generation")
+        return bool(seen) and reasons == ["Serving", "Settled", "Healthy"]
+
+    # ------------------------------------------------------------ waiting
+    def settled(self, name: str = "shop", timeout_s: float = PATIENCE_S) -> None:
+        self.until(lambda: self.is_settled(name), lambda: self.describe(name), timeout_s)
+
+    def until(
+        self, true: Callable[[], object], why: Callable[[], object] = lambda: "", timeout_s: float = PATIENCE_S
+    ) -> None:
+        until_s = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < until_s, f"not so after {timeout_s:.0f} s: {why() or self.describe()}"
+            time.sleep(0.02)
+
+    def describe(self, name: str = "shop") -> str:
+        """What `kubectl describe` would say."""
+        body = self.get("delayclusters", name)
+        if body is None:
+            return f"there is no DelayCluster {name}"
+        lines = [str(body.get("spec"))]
+        for it in body.get("status", {}).get("conditions", []):
+            lines.append(f"{it['type']}={it['status']} {it['reason']}: {it['message']}")
+        lines += [f"{it['type']} {it['reason']}: {it['message']}" for it in self.events(name=name)]
+        faults = [it for running in self.operators for it in running.events if "error" in it]
+        return "\n".join([*lines, *map(str, faults[-5:]), *self.kubelet.errors[-3:]])

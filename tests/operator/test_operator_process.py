@@ -1,0 +1,100 @@
+"""The process around it: what it is told, what it tells Prometheus and the kubelet, and what a node leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from delaynode.main import note_incarnation
+from delayoperator.__main__ import DEFAULT_IMAGE, JsonLines, Options
+from delayoperator.metrics import OperatorCollector, registry_of
+from delayoperator.upkeep.ended import incarnation_of
+from prometheus_client import generate_latest
+
+from tests.operator.stage import Stage
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, Options((), DEFAULT_IMAGE, "0.0.0.0:8080")),
+        ({"WATCH_NAMESPACE": " a, b ,a,"}, Options(("a", "b"))),
+        ({"WATCH_NAMESPACE": "", "DELAYNODE_IMAGE": "x:1", "OPERATOR_HTTP": "[::]:1"}, Options((), "x:1", "[::]:1")),
+    ],
+)
+def test_what_the_environment_says(environment: dict[str, str], expected: Options) -> None:
+    assert Options.from_environment(environment) == expected
+
+
+def test_libraries_records_become_json_lines_too() -> None:
+    record = logging.LogRecord("kopf.a", logging.ERROR, "x.py", 1, 'a "%s"', ("b",), None)
+    line = json.loads(JsonLines().format(record))
+    assert (line["event"], line["level"], line["logger"], line["message"]) == ("log", "error", "kopf.a", 'a "b"')
+
+
+def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
+    running = stage.operator()
+    stage.create(topics=[{"name": "orders", "queues": 3}])
+    stage.settled()
+    text = generate_latest(registry_of(OperatorCollector(running.operator.clusters, running.operator.api))).decode()
+    where = 'cluster="shop",namespace="default"'
+    assert f'delay_operator_shards{{{where},state="served"}} 3.0' in text
+    assert f'delay_operator_nodes{{{where},state="ready"}} 3.0' in text
+    assert f'delay_operator_condition{{{where},reason="Serving",type="Ready"}} 1.0' in text
+    assert f"delay_operator_rounds_total{{{where}}}" in text
+    assert 'delay_operator_api_requests_total{verb="apply"}' in text
+
+
+def test_health_and_readiness(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = stage.operator()
+    stage.create()
+    stage.settled()
+    address = running.operator.http_address
+
+    def asked(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert asked("/healthz") == (200, "ok\n")
+    assert asked("/readyz") == (200, "ok\n")
+    assert asked("/metrics")[0] == 200
+    monkeypatch.setattr(running.operator.clusters, "stuck", lambda: ["default/shop"])
+    assert asked("/healthz") == (503, "a round does not end: default/shop\n")
+
+
+def test_a_node_leaves_its_incarnation_for_the_kubelet(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    note_incarnation("00aa", log)
+    assert not log.exists(), "outside of a container there is no such file, and none is made"
+    log.touch()
+    note_incarnation("00aa", log)
+    assert incarnation_of(log.read_text()) == "00aa"
+    note_incarnation("00bb", tmp_path)  # no file: no harm
+
+
+def test_credentials_that_are_not_there_yet_are_waited_for() -> None:
+    from delayoperator import __main__ as process
+
+    events: list[object] = []
+
+    def missing() -> None:
+        raise OSError("no credentials for Kubernetes")
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(process._credentials(stop, events.append, missing))  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        stop.set()
+        assert await waiting is None
+
+    asyncio.run(main())
+    assert events == [{"event": "no-credentials", "error": "no credentials for Kubernetes"}]

@@ -1,0 +1,269 @@
+"""The decisions of upkeep as tables of cases: restarts, sizes, volumes, who has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from delayoperator.kube.views import claim_view, ended_processes, pod_view, set_view
+from delayoperator.upkeep.ended import KEPT, Endings, incarnation_of
+from delayoperator.upkeep.restart import RestartPod, RestartWaits, afterwards, next_restart
+from delayoperator.upkeep.sizes import Sizes, sizes
+from delayoperator.upkeep.volumes import volumes
+from delayoperator.upkeep.world import Census, ClaimView, PodView, SetView
+from hypothesis import given
+from hypothesis import strategies as st
+
+OLD, NEW = "shop-1", "shop-2"
+WHOLE = Census(wanted=6, existing=6, served=6, in_sync=6, masters={"n0": 3, "n1": 1, "n2": 2})
+
+
+def pod(number: int, revision: str = OLD, *, ready: bool = True, deleting: bool = False, stopped: str = "") -> PodView:
+    return PodView(f"shop-{number}", f"n{number}", f"uid{number}", revision, ready, deleting, stopped or None)
+
+
+def pods(*revisions: str) -> list[PodView]:
+    return [pod(number, revision) for number, revision in enumerate(revisions)]
+
+
+# ---------------------------------------------------------------- restarts
+RESTARTS = {
+    "nothing is old": (pods(NEW, NEW, NEW), WHOLE, None),
+    "the fewest masters first": (pods(OLD, OLD, OLD), WHOLE, "shop-1"),
+    "then the next": (pods(OLD, NEW, OLD), WHOLE, "shop-2"),
+    "of equal ones the highest": (pods(OLD, OLD, OLD), Census(), "shop-2"),
+    "a pod is ending": ([pod(0), pod(1), pod(2, deleting=True, ready=False)], WHOLE, "shop-2 is ending"),
+    "a pod is missing": ([pod(0), pod(1)], WHOLE, "2 of 3 pods exist"),
+    "a pod is not ready": ([pod(0), pod(1, NEW, ready=False), pod(2)], WHOLE, "waiting for shop-1 to be ready"),
+    "a copy is missing": (
+        pods(OLD, OLD, NEW),
+        Census(wanted=6, served=6, in_sync=5, unsynced=("orders-3 has 1 of 2 copies in sync",)),
+        "orders-3 has 1 of 2 copies in sync",
+    ),
+    "a shard has no master": (
+        pods(OLD, OLD, NEW),
+        Census(wanted=6, served=5, in_sync=5, unserved=("orders-3 has no master yet",)),
+        "orders-3 has no master yet",
+    ),
+    "a shard moves": (pods(OLD, OLD, NEW), Census(wanted=1, served=1, in_sync=1, moving=1), "1 shard on the move"),
+    "a shard nobody asks for lacks a copy": (
+        pods(OLD, NEW, NEW),
+        Census(surplus=1, unsynced=("a-0 has 1 of 2",)),
+        "a-0",
+    ),
+    "the new one does not start": (
+        [pod(0), pod(1), pod(2, NEW, ready=False, stopped="ErrImagePull: no such image")],
+        WHOLE,
+        "the new revision does not start (shop-2: ErrImagePull: no such image)",
+    ),
+    "an old one does not start: it is no loss": (
+        [pod(0), pod(1, ready=False, stopped="CrashLoopBackOff"), pod(2, NEW)],
+        Census(wanted=6, served=4, in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)),
+        "shop-1",
+    ),
+    "but one at a time": (
+        [pod(0), pod(1, ready=False, stopped="CrashLoopBackOff"), pod(2, deleting=True, ready=False)],
+        WHOLE,
+        "shop-2 is ending",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESTARTS)
+def test_which_pod_is_restarted_next_or_what_it_waits_for(case: str) -> None:
+    seen, counted, expected = RESTARTS[case]
+    decided = next_restart(SetView(3, NEW, observed=True), seen, counted)
+    if expected is None:
+        assert decided is None
+    elif isinstance(decided, RestartPod):
+        assert decided.pod.name == expected
+    else:
+        assert isinstance(decided, RestartWaits)
+        assert expected in decided.message
+        assert decided.stuck == ("does not start" in expected)
+
+
+def test_nothing_is_restarted_while_the_new_revision_is_not_known() -> None:
+    assert next_restart(SetView(3, OLD, observed=False), pods(OLD, NEW, NEW), WHOLE) is None
+
+
+def test_a_restart_is_over_when_all_is_as_before() -> None:
+    current = SetView(3, NEW, observed=True)
+    for seen, counted in (
+        (pods(NEW, NEW), WHOLE),
+        ([*pods(NEW, NEW), pod(2, NEW, ready=False)], WHOLE),
+        (pods(NEW, NEW, NEW), Census(wanted=6, served=6, in_sync=5)),
+    ):
+        waits = afterwards("shop-2", current, seen, counted)
+        assert waits is not None
+        assert "shop-2 was the last" in waits.message
+    assert afterwards("shop-2", current, pods(NEW, NEW, NEW), WHOLE) is None
+
+
+# ---------------------------------------------------------------- sizes
+SIZES: Mapping[str, tuple[tuple[int, int, dict[str, int], tuple[str, ...]], Sizes]] = {
+    "new": ((3, 0, {}, ()), Sizes(3, 3)),
+    "as it is": ((3, 3, {"n0": 4, "n2": 1}, ()), Sizes(3, 3)),
+    "more, at once": ((5, 3, {"n0": 4}, ()), Sizes(5, 5)),
+    "fewer: first it has to be known": ((3, 5, {"n0": 4}, ()), Sizes(5, 5, ("n3", "n4"))),
+    "fewer: known, and copies are left": ((3, 5, {"n4": 4}, ("n3", "n4")), Sizes(5, 5, ("n3", "n4"))),
+    "the highest is empty": ((3, 5, {"n3": 1, "n4": 0}, ("n3", "n4")), Sizes(4, 4, ("n3",))),
+    "all empty": ((3, 5, {"n2": 1}, ("n3", "n4")), Sizes(3, 3)),
+    "another thought": ((5, 5, {"n4": 1}, ("n3", "n4")), Sizes(5, 5)),
+    "the StatefulSet is lost": ((3, 0, {"n0": 1, "n4": 2}, ()), Sizes(5, 5, ("n3", "n4"))),
+    "somebody shrank the StatefulSet": ((5, 1, {"n4": 2}, ()), Sizes(5, 5)),
+    "drained by people, not leaving": ((3, 3, {"n1": 2}, ("n1",)), Sizes(3, 3)),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_how_many_pods_there_are_to_be(case: str) -> None:
+    (wanted, now, named, drained), expected = SIZES[case]
+    found = sizes(wanted, now, named, drained)
+    assert (found.nodes, found.pods, found.leaving) == (expected.nodes, expected.pods, expected.leaving)
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(0, 8),
+    st.dictionaries(st.integers(0, 7).map("n{}".format), st.integers(0, 3)),
+    st.sets(st.integers(0, 7).map("n{}".format)),
+)
+def test_no_pod_goes_that_has_a_copy_and_leaving_ends(
+    wanted: int, now: int, named: dict[str, int], drained: set[str]
+) -> None:
+    found = sizes(wanted, now, named, drained)
+    assert all(int(node[1:]) < found.pods for node, count in named.items() if count)
+    assert found.pods >= wanted
+    assert all(wanted <= int(node[1:]) < found.nodes for node in found.leaving)
+    drained = drained | set(found.leaving)
+    once_empty = sizes(
+        wanted, found.pods, {node: count for node, count in named.items() if int(node[1:]) < wanted}, drained
+    )
+    assert once_empty.pods == wanted
+
+
+# ---------------------------------------------------------------- volumes
+GIB = 2**30
+VOLUMES = {
+    "large enough": (ClaimView("data-shop-0", "n0", 2 * GIB, 2 * GIB, True), "", ""),
+    "larger than wished: it never shrinks": (ClaimView("data-shop-0", "n0", 4 * GIB, 4 * GIB, True), "", ""),
+    "too small": (ClaimView("data-shop-0", "n0", GIB, GIB, True), "grow", "data-shop-0 has 1 GiB, 2Gi is wished for"),
+    "the class is not known: it is tried": (ClaimView("data-shop-0", "n0", GIB, GIB, None), "grow", "data-shop-0"),
+    "the class says no": (ClaimView("data-shop-0", "n0", GIB, GIB, False), "refused", "data-shop-0 has 1 GiB"),
+    "under way": (ClaimView("data-shop-0", "n0", 2 * GIB, GIB, True), "growing", "data-shop-0 has 1 GiB of 2 GiB"),
+    "not bound yet": (ClaimView("data-shop-0", "n0", GIB, 0, True), "", ""),
+}
+
+
+@pytest.mark.parametrize("case", VOLUMES)
+def test_which_claims_grow(case: str) -> None:
+    claim, where, words = VOLUMES[case]
+    found = volumes(2 * GIB, "2Gi", [claim])
+    said = {"grow": [it.reason for it in found.grow], "growing": found.growing, "refused": found.refused}
+    assert [name for name, sentences in said.items() if sentences] == ([where] if where else [])
+    assert not where or words in said[where][0]
+
+
+# ---------------------------------------------------------------- who has ended
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("incarnation 0011aabb\n", "0011aabb"),
+        ("incarnation 0011aabb", "0011aabb"),
+        ("Traceback ...\nincarnation 0011aabb\n", None),
+        ("incarnation 0011aabb and more", None),
+        ("incarnation ", None),
+        ("", None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_only_a_termination_message_of_exactly_this_form_names_a_process(message: object, expected: str | None) -> None:
+    assert incarnation_of(message) == expected
+
+
+def test_only_terminated_containers_have_ended() -> None:
+    note = {"message": "incarnation aa\n"}
+    seen = {
+        "metadata": {"name": "shop-0", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [
+                {"name": "node", "state": {"running": note}, "lastState": {"waiting": note}},
+                {"name": "sidecar", "state": {"terminated": {"message": "incarnation cc\n"}}},
+            ],
+        },
+    }
+    assert ended_processes(seen) == []
+    seen["status"]["containerStatuses"][0]["lastState"] = {"terminated": note}  # type: ignore[index]
+    assert ended_processes(seen) == ["aa"]
+
+
+def test_who_has_ended_once_stays_so_and_the_memory_is_bounded() -> None:
+    endings = Endings()
+    assert endings.note(["a", "b", "a"]) == ("a", "b")
+    assert endings.note(["b", "c"]) == ("c",)
+    assert endings.known() == {"a", "b", "c"}
+    endings.note([f"x{number}" for number in range(2 * KEPT)])
+    assert len(endings.known()) == KEPT
+
+
+# ---------------------------------------------------------------- Kubernetes' words
+STOPPED = {
+    "runs": ({"phase": "Running", "containerStatuses": [{"name": "node", "state": {"running": {}}}]}, None),
+    "image": (
+        {"phase": "Pending", "containerStatuses": [{"name": "node", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
+        "ErrImagePull",
+    ),
+    "crashes": (
+        {
+            "phase": "Running",
+            "containerStatuses": [
+                {
+                    "name": "node",
+                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}},
+                    "lastState": {"terminated": {"exitCode": 3}},
+                }
+            ],
+        },
+        "CrashLoopBackOff: the last one ended with exit code 3; see kubectl logs --previous",
+    ),
+    "no machine": (
+        {
+            "phase": "Pending",
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "no memory",
+                }
+            ],
+        },
+        "Unschedulable: no memory",
+    ),
+    "evicted": ({"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}, "Evicted: disk pressure"),
+    "just made": ({}, "Pending"),
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_why_a_pod_does_not_run(case: str) -> None:
+    status, expected = STOPPED[case]
+    view = pod_view("shop", {"metadata": {"name": "shop-1"}, "status": status})
+    assert view is not None
+    assert view.stopped == expected
+
+
+def test_names_that_only_look_like_this_clusters_are_not_its_own() -> None:
+    for name in ("shop-", "shop-x", "shop-01", "shopping-1", "shop-1-2", "eshop-1"):
+        assert pod_view("shop", {"metadata": {"name": name}}) is None
+        assert claim_view("shop", {"metadata": {"name": f"data-{name}"}}, {}) is None
+
+
+def test_a_status_of_an_earlier_spec_says_nothing_of_the_revision() -> None:
+    body = {"metadata": {"generation": 3}, "spec": {"replicas": 3}, "status": {"updateRevision": "a"}}
+    assert not set_view({**body, "status": {"updateRevision": "a", "observedGeneration": 2}}).observed
+    assert set_view({**body, "status": {"updateRevision": "a", "observedGeneration": 3}}).observed
+    assert not set_view({"metadata": {"generation": 1}, "spec": {}}).observed
