@@ -1,0 +1,233 @@
+"""What Helm makes of the chart. Without helm on PATH (or in kubelab's cache) these are skipped.
+
+UPDATE_SNAPSHOTS=1 writes tests/chart/snapshots anew; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from delayoperator.__main__ import Options
+
+from tests.chart.places import CHART, ROOT, SNAPSHOTS, VALUES, Json, documents, read
+
+CACHE = Path(os.environ.get("KUBELAB_CACHE", Path.home() / ".cache" / "kubelab")) / "bin"
+HELM = shutil.which("helm") or shutil.which("helm", path=str(CACHE))
+RELEASE = ("delaycluster", "--namespace", "delaycluster-system", "--kube-version", "1.33.0")
+CASES = sorted(path.stem for path in VALUES.glob("*.yaml"))
+
+pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not on PATH")
+
+
+def helm(*words: str) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    return subprocess.run([HELM, *words], capture_output=True, text=True, timeout=120, check=False)
+
+
+def render(chart: Path, case: str, *more: str) -> list[Json]:
+    ended = helm("template", *RELEASE[:1], str(chart), *RELEASE[1:], "--values", str(VALUES / f"{case}.yaml"), *more)
+    assert ended.returncode == 0, ended.stderr
+    return documents(ended.stdout)
+
+
+def named(objects: list[Json]) -> dict[tuple[str, str, str], Json]:
+    return {(it["kind"], it["metadata"].get("namespace", ""), it["metadata"]["name"]): it for it in objects}
+
+
+def kinds(objects: list[Json], kind: str) -> list[Json]:
+    return [it for it in objects if it["kind"] == kind]
+
+
+def without_definitions(objects: list[Json]) -> list[Json]:
+    return [it for it in objects if it["kind"] != "CustomResourceDefinition"]
+
+
+class Readable(yaml.SafeDumper):
+    """Texts of many lines as such."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+Readable.add_representer(str, _text)
+
+
+def snapshot(objects: list[Json]) -> str:
+    """In a fixed order and form, so that releases of Helm that write YAML differently agree."""
+    ordered = [found for _, found in sorted(named(without_definitions(objects)).items())]
+    for found in kinds(ordered, "ConfigMap"):  # the dashboard has tests of its own
+        found["data"] = {name: f"{len(text.splitlines())} lines" for name, text in found["data"].items()}
+    return "".join(f"---\n{yaml.dump(found, Dumper=Readable, width=120, sort_keys=True)}" for found in ordered)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_chart_renders_as_it_did(case: str) -> None:
+    kept, now = SNAPSHOTS / f"{case}.yaml", snapshot(render(CHART, case))
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        SNAPSHOTS.mkdir(exist_ok=True)
+        kept.write_text(now)
+    assert now == kept.read_text(), "if the change is meant: UPDATE_SNAPSHOTS=1, and read what differs"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_lint_finds_nothing(case: str) -> None:
+    ended = helm("lint", "--strict", "--kube-version", "1.33.0", str(CHART), "--values", str(VALUES / f"{case}.yaml"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_helm_refuses_values_that_the_schema_refuses() -> None:
+    ended = helm("template", "x", str(CHART), "--set", "replicas=3")
+    assert ended.returncode != 0
+    assert "replicas" in ended.stderr
+
+
+def test_the_definitions_are_installed_as_the_project_has_them_and_are_kept() -> None:
+    found = named(kinds(render(CHART, "none"), "CustomResourceDefinition"))
+    wanted = named([read(path) for path in (ROOT / "crds").glob("*.yaml")])
+    assert found.keys() == wanted.keys()
+    for key, definition in found.items():
+        assert definition["spec"] == wanted[key]["spec"]
+        assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_the_definitions_can_be_left_to_others_or_go_with_the_release() -> None:
+    assert kinds(render(CHART, "none", "--set", "crds.create=false"), "CustomResourceDefinition") == []
+    for definition in kinds(render(CHART, "none", "--set", "crds.keep=false"), "CustomResourceDefinition"):
+        assert "annotations" not in definition["metadata"]
+
+
+def test_an_operator_of_some_namespaces_has_no_right_outside_of_them() -> None:
+    objects = render(CHART, "one-namespace")
+    assert kinds(objects, "ClusterRole") == kinds(objects, "ClusterRoleBinding") == []
+    roles, bindings = kinds(objects, "Role"), kinds(objects, "RoleBinding")
+    assert {it["metadata"]["namespace"] for it in roles} == {"orders", "billing"}
+    assert all(role["rules"] == read(CHART / "files" / "rules.yaml") for role in roles)
+    for binding in bindings:
+        (subject,) = binding["subjects"]
+        assert subject["namespace"] == "delaycluster-system"
+        assert binding["roleRef"]["name"] in {it["metadata"]["name"] for it in roles}
+
+
+def test_an_operator_of_some_namespaces_may_read_what_lies_outside_of_all() -> None:
+    (role,) = kinds(render(CHART, "none", "--set", "watchNamespaces={orders}"), "ClusterRole")
+    assert role["rules"] == read(CHART / "files" / "cluster-objects.yaml")
+
+
+def test_an_operator_of_the_whole_cluster_has_both_sets_of_rules() -> None:
+    (role,) = kinds(render(CHART, "none"), "ClusterRole")
+    assert role["rules"] == read(CHART / "files" / "rules.yaml") + read(CHART / "files" / "cluster-objects.yaml")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_keep_to_the_restricted_level(case: str) -> None:
+    pods = [it["spec"]["template"]["spec"] for it in kinds(render(CHART, case), "Deployment")]
+    pods += [it["spec"] for it in kinds(render(CHART, case), "Pod")]
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_there_is_one_operator_and_a_new_one_starts_when_the_old_one_has_ended() -> None:
+    (deployment,) = kinds(render(CHART, "none"), "Deployment")
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_reads_its_settings_as_the_chart_writes_them(case: str) -> None:
+    """The nodes get the operator's own image, by its digest too."""
+    (deployment,) = kinds(render(CHART, case), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    options = Options.from_environment({it["name"]: it["value"] for it in container["env"]})
+    wanted = read(VALUES / f"{case}.yaml") or {}
+    assert options.image == container["image"]
+    assert options.namespaces == tuple(wanted.get("watchNamespaces", ()))
+    (port,) = container["ports"]
+    assert options.http == f"0.0.0.0:{port['containerPort']}"
+    assert container["command"] == ["python", "-m", Options.__module__.removesuffix(".__main__")]
+    assert ("@sha256:" in container["image"]) == (case == "everything")
+
+
+def test_probes_ask_for_what_the_operator_serves() -> None:
+    (deployment,) = kinds(render(CHART, "none"), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    source = (ROOT / "operator" / "delayoperator" / "__main__.py").read_text()
+    paths = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")]
+    assert paths == ["/healthz", "/healthz", "/readyz"]
+    assert all(f'web.get("{path}"' in source for path in (*paths, "/metrics"))
+
+
+def test_alerts_link_to_the_readers_own_pages() -> None:
+    (rule,) = kinds(render(CHART, "everything"), "PrometheusRule")
+    links = [alert["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for alert in group["rules"]]
+    base = "https://git.example.com/delaycluster/blob/v0.1.0/docs/"
+    assert links
+    assert all(link.startswith(base) and "//" not in link.removeprefix(base) for link in links)
+
+
+def test_notes_of_a_release_in_some_namespaces_name_one_of_them() -> None:
+    namespaces = ("--set", "watchNamespaces={a,b}")
+    ended = helm("install", *RELEASE[:1], str(CHART), *RELEASE[1:3], "--dry-run=client", *namespaces)
+    if "unknown flag" in ended.stderr or "Kubernetes cluster unreachable" in ended.stderr:
+        pytest.skip("this helm writes no notes without a cluster")
+    assert ended.returncode == 0, ended.stderr
+    assert "kubectl apply --namespace a -f -" in ended.stdout
+
+
+# ------------------------------------------------------------ an upgrade from the chart that is committed
+
+
+def committed(tmp_path: Path) -> Path:
+    """The chart of the last commit that has another one than the working tree; skips where there is none."""
+    inside = CHART.relative_to(ROOT)
+    git = ["git", "-C", str(ROOT)]
+    log = subprocess.run([*git, "log", "--format=%H", "-n", "20", "--", str(inside)], capture_output=True, text=True)
+    for commit in log.stdout.split():
+        differs = subprocess.run([*git, "diff", "--quiet", commit, "--", str(inside)], check=False).returncode
+        if differs:
+            archive = subprocess.run([*git, "archive", commit, str(inside)], capture_output=True, check=True).stdout
+            subprocess.run(["tar", "-x", "-C", str(tmp_path)], input=archive, check=True)
+            return tmp_path / inside
+    pytest.skip("no commit has another chart than this one")
+
+
+IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Deployment": (("spec", "selector"),),
+    "RoleBinding": (("roleRef",),),
+    "ClusterRoleBinding": (("roleRef",),),
+}
+"""Fields that the API server takes no change of: an upgrade that changes one fails."""
+
+
+def at(found: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        found = found[part]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_release_of_the_chart_before_can_be_upgraded(case: str, tmp_path: Path) -> None:
+    before = committed(tmp_path)
+    ended = helm("template", *RELEASE[:1], str(before), *RELEASE[1:], "--values", str(VALUES / f"{case}.yaml"))
+    if "values don't meet the specifications" in ended.stderr:
+        pytest.skip("the chart before knows some of these values not yet")
+    assert ended.returncode == 0, ended.stderr
+    old, new = named(documents(ended.stdout)), named(render(CHART, case))
+    for key in old.keys() & new.keys():
+        for path in IMMUTABLE.get(key[0], ()):
+            assert at(new[key], path) == at(old[key], path), key
+    gone = [key for key in old.keys() - new.keys() if key[0] == "CustomResourceDefinition"]
+    assert gone == [], "a definition that leaves the chart takes every object of its kind with it unless it is kept"

@@ -1,0 +1,137 @@
+"""The operator's rights: exactly what its code asks of the API server, and what it hands on to the nodes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from delaynode.registry.model import ClusterSpec, TopicSpec
+from delayoperator.handlers import routes
+from delayoperator.kube import kinds
+from delayoperator.kube.kinds import Kind
+from delayoperator.resources import ClusterView, build
+
+from tests.chart.places import CHART, ROOT, Json, read
+
+Right = tuple[str, str, str]
+"""(API group, resource or resource/subresource, verb)"""
+
+OPERATOR = ROOT / "operator" / "delayoperator"
+
+# KubeRegistry's requests, as it makes them for the operator.
+REGISTRY = {
+    ("delaycluster.io", "delayshards", verb) for verb in ("get", "list", "watch", "create", "patch")
+} | {
+    ("delaycluster.io", "delayshards/status", "patch"),
+    *(("", "configmaps", verb) for verb in ("get", "list", "watch", "create", "patch")),
+    *(("coordination.k8s.io", "leases", verb) for verb in ("get", "list", "create")),
+}  # fmt: skip
+
+# Not a call of its own: blockOwnerDeletion takes it where that is guarded.
+WITH_OWNERS = {("delaycluster.io", "delayclusters/finalizers", "update")}
+
+
+def rights(rules: Iterable[Json]) -> set[Right]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def granted() -> set[Right]:
+    return rights([*read(CHART / "files" / "rules.yaml"), *read(CHART / "files" / "cluster-objects.yaml")])
+
+
+def of(kind: Kind, *verbs: str, part: str = "") -> set[Right]:
+    return {(kind.group, kind.plural + part, verb) for verb in verbs}
+
+
+def calls() -> Iterator[tuple[str, Kind, str]]:
+    """(method, kind, subresource) of every call of delayoperator.kube.api.Api that names its kind where it is made."""
+    for path in OPERATOR.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+                continue
+            kind = getattr(kinds, node.args[0].id, None) if isinstance(node.args[0], ast.Name) else None
+            if isinstance(kind, Kind):
+                given = [*node.args, *(word.value for word in node.keywords)]
+                status = any(isinstance(arg, ast.Constant) and arg.value == "status" for arg in given)
+                yield node.func.attr, kind, "/status" if status else ""
+
+
+VERBS = {
+    "get": ("get",),
+    "list": ("list",),
+    "apply": ("create", "patch"),  # server-side apply makes what is not there
+    "merge": ("patch",),
+    "create": ("create",),
+    "delete": ("delete",),
+}
+
+
+def asked_for() -> set[Right]:
+    found = set(REGISTRY)
+    for kind in kinds.OWNED:
+        found |= of(kind, "get", "list", "create", "patch")
+    for kind in kinds.PRUNED:
+        found |= of(kind, "delete")
+    for kind in (kinds.DELAY_CLUSTER, kinds.POD, *routes.WATCHED):
+        found |= of(kind, "list", "watch")
+    if not routes.settings().scanning.disabled:  # kopf looks out for definitions that come later
+        found |= {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
+    for method, kind, part in calls():
+        if method == "evict":
+            found |= of(kind, "create", part="/eviction")
+        else:
+            found |= of(kind, *VERBS.get(method, ()), part=part)
+    return found
+
+
+def node_rules() -> list[Json]:
+    spec = ClusterSpec(name="c", nodes=3, replicas=2, topics=(TopicSpec("t", 2),))
+    objects = build(ClusterView("ns", "uid", spec, "image"))
+    return [rule for found in objects if found["kind"] in ("Role", "ClusterRole") for rule in found["rules"]]
+
+
+def test_the_scan_of_the_code_sees_its_calls() -> None:
+    found = {(method, kind.name) for method, kind, _ in calls()}
+    assert {("get", "DelayCluster"), ("evict", "Pod"), ("merge", "PersistentVolumeClaim"), ("create", "Event")} <= found
+
+
+def test_the_operator_has_every_right_that_its_code_asks_for() -> None:
+    assert asked_for() - granted() == set()
+
+
+def test_the_operator_holds_what_it_grants_to_the_nodes() -> None:
+    """Or the API server would not let it make their Role."""
+    assert rights(node_rules()) - granted() == set()
+
+
+def test_the_operator_has_no_right_that_nothing_uses() -> None:
+    assert granted() - asked_for() - rights(node_rules()) - WITH_OWNERS == set()
+
+
+def test_no_rule_has_wildcards_secrets_or_the_power_to_grant_more() -> None:
+    for _, resource, verb in granted():
+        assert "*" not in (resource, verb)
+        assert resource not in ("secrets", "pods/exec", "pods/portforward", "serviceaccounts/token")
+        assert verb not in ("escalate", "bind", "impersonate", "deletecollection")
+
+
+def test_what_lies_outside_of_namespaces_is_only_read() -> None:
+    assert {verb for _, _, verb in rights(read(CHART / "files" / "cluster-objects.yaml"))} <= {"get", "list", "watch"}
+
+
+def test_volumes_are_never_the_operators_to_delete() -> None:
+    assert ("", "persistentvolumeclaims", "delete") not in granted()
+
+
+def test_rules_are_one_file_each_that_the_template_takes_as_it_is() -> None:
+    template = (CHART / "templates" / "rbac.yaml").read_text()
+    assert {Path(name).name for name in ("rules.yaml", "cluster-objects.yaml")} == {
+        path.name for path in (CHART / "files").glob("*.yaml") if f'"files/{path.name}"' in template
+    }

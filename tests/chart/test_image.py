@@ -1,0 +1,94 @@
+"""The Dockerfile, as far as it can be judged without building it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.chart.places import CHART, ROOT, project, read
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+USER = 10_001
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """Name -> (what it is made from, its instructions)."""
+    found = {}
+    for part in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        base, name = re.fullmatch(r"(\S+) AS (\S+)", head).groups()  # type: ignore[union-attr]
+        found[name] = base, re.sub(r"^#.*\n", "", body, flags=re.MULTILINE)
+    return found
+
+
+def lineage(name: str) -> str:
+    """All instructions that the image of a stage is made by, those that only copy files from others left out."""
+    base, body = stages()[name]
+    return (lineage(base) if base in stages() else "") + body
+
+
+@pytest.mark.parametrize("target", ["node", "operator", "rebalance"])
+def test_a_target_ends_as_a_user_that_owns_nothing_and_is_not_root(target: str) -> None:
+    assert re.findall(r"^USER (.+)$", lineage(target), re.MULTILINE) == [f"{USER}:{USER}"]
+    assert lineage(target).rstrip().endswith(f"USER {USER}:{USER}")
+
+
+@pytest.mark.parametrize("target", ["node", "operator"])
+def test_no_pip_and_no_build_tool_is_in_the_image(target: str) -> None:
+    assert "pip" not in lineage(target)
+    assert "apt-get" not in lineage(target)
+
+
+def test_the_operators_target_is_the_last_one_so_it_is_built_by_default() -> None:
+    assert list(stages())[-1] == "operator"
+
+
+def test_every_image_starts_from_the_base_that_was_asked_for() -> None:
+    assert "ARG BASE_IMAGE=python:3.11-slim-bookworm\n" in DOCKERFILE
+    assert {base for base, _ in stages().values() if base not in stages()} == {"${BASE_IMAGE}"}
+
+
+def test_the_projects_own_files_are_copied_only_after_everything_that_is_fetched() -> None:
+    """So that a change of the code fetches nothing again."""
+    for name, (_, body) in stages().items():
+        fetches = re.search(r"apt-get update|pip install|install --no-compile", body)
+        copies = re.findall(r"^COPY (?!--from)(.+) \S+$", body, re.MULTILINE)
+        assert not fetches or copies in ([], ["pyproject.toml"]), name
+        if copies not in ([], ["pyproject.toml"]):
+            assert re.findall(r"pip (?:wheel|install)(?!.*--no-index)", body) == [], name
+
+
+def test_it_names_no_proxy_no_package_index_and_no_secret() -> None:
+    assert not re.search(r"^(?:ARG|ENV) .*(?:proxy|index|token|password)", DOCKERFILE, re.MULTILINE | re.IGNORECASE)
+    assert not re.search(r"https?://", "".join(body for _, body in stages().values()))
+    fetched = [body for _, body in stages().values() if re.search(r"pip install|install --no-compile \"", body)]
+    assert fetched
+    assert all("--mount=type=secret,id=pip.conf" in body for body in fetched)
+
+
+def test_the_build_tools_are_those_of_the_project() -> None:
+    (needed,) = project()["build-system"]["requires"]
+    assert f"'{needed}'" in stages()["tools"][1]
+
+
+def test_the_pods_user_is_the_images() -> None:
+    assert f"runAsUser: {USER}\n" in (CHART / "templates" / "_helpers.tpl").read_text()
+
+
+def test_the_build_context_has_what_is_copied_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = {
+        source
+        for _, body in stages().values()
+        for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", body, re.MULTILINE)
+        for source in sources.split()
+    }
+    assert allowed == copied
+
+
+def test_the_chart_names_the_image_that_the_dockerfile_says_how_to_build() -> None:
+    image, version = read(CHART / "values.yaml")["image"]["repository"], project()["project"]["version"]
+    assert re.search(rf"--target operator +-t {image}:{re.escape(version)} ", DOCKERFILE)
