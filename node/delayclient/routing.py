@@ -81,8 +81,15 @@ def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
 class Cluster:
     """A connection to the cluster. Belongs to the event loop in which it is first used."""
 
-    def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT) -> None:
-        """`endpoint` is 'host:port' of any node, several of them, or a comma-separated text."""
+    def __init__(
+        self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, *, dial: Callable[[str], str] | None = None
+    ) -> None:
+        """`endpoint` is 'host:port' of any node, several of them, or a comma-separated text.
+
+        dial: where to connect to for an endpoint, those that routes name included; for a cluster that is reached
+        through a tunnel. Everything else, errors too, speaks of the endpoint.
+        """
+        self._dial = dial
         self.endpoints = split_endpoints(endpoint)
         self.reach = Reach(self.endpoints, self._ping, self._silent)
         self.book = RouteBook(self.endpoints, self._ask_for_route, self.reach.doubted, self.reach.elected)
@@ -174,7 +181,8 @@ class Cluster:
         if channel is None:
             if self._closed:
                 raise Closed("cluster connection")
-            channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            address = self._dial(endpoint) if self._dial is not None else endpoint
+            channel = self._channels[endpoint] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return channel
 
     @property

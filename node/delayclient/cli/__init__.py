@@ -7,6 +7,9 @@ from typing import Final
 
 import click
 
+from delayclient.cli.common import place_options
+from delayclient.cli.kube import KubeTarget
+
 _COMMANDS: Final = {
     "local": ("local:local", "Run a cluster on this machine."),
     "produce": ("produce:produce", "Send messages to be delivered later."),
@@ -41,13 +44,13 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]")
+@place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def main(ctx: click.Context, endpoint: str | None, as_json: bool) -> None:
+def main(ctx: click.Context, endpoint: str | None, kube: KubeTarget | None, as_json: bool) -> None:
     """Delayed messages: produce, consume, cancel and look.
 
     Exit codes: 0 done; 1 the task failed (not all acknowledged, too few received); 2 wrong usage or input;
     3 the cluster cannot be reached.
     """
-    ctx.obj = {"endpoint": endpoint, "json": as_json}
+    ctx.obj = {"endpoint": endpoint, "kube": kube, "json": as_json}

@@ -23,7 +23,7 @@ def adopt(settings: Settings, data: Path, shards: tuple[str, ...], yes: bool) ->
     log is taken, and one that nobody sees might have a higher one. What was moved since the registry's state was saved
     is found on any node.
     """
-    with steered(data) as at:
+    with steered(settings, data) as at:
         found = at.adoptions(shards)
         if not found and not settings.as_json:
             click.echo("nothing to adopt: the registry knows all that the copies do")

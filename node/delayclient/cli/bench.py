@@ -196,6 +196,8 @@ def _run(
 
     given = click.get_current_context().obj or {}
     as_json = options["as_json"] or given.get("json", False)
+    if given.get("kube"):
+        raise click.UsageError(f"{name} takes no --kube: a port-forward would be what is measured")
     endpoint = None
     if "endpoint" in options:
         endpoint = options["endpoint"] or given.get("endpoint")

@@ -1,4 +1,4 @@
-"""What all commands share: --endpoint and --json, running in an event loop, and errors as one line and an exit code."""
+"""What all commands share: --endpoint, --kube and --json, an event loop, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from delayclient.cli.kube import KubeTarget, parse_target
 from delayclient.duration import instant_ms, parse_duration_ms, parse_spread_ms
 
 if TYPE_CHECKING:
@@ -29,24 +30,80 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where the cluster is and how to print."""
+    """Where the cluster is and how to print. kube: in Kubernetes, and `endpoint` is of no use."""
 
     endpoint: str
     as_json: bool
+    kube: KubeTarget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How to reach the nodes. trouble: why the way itself failed last; empty if it did not."""
+
+    endpoints: str | Sequence[str]
+    dial: Callable[[str], str] | None = None
+    trouble: Callable[[], str] = lambda: ""
+
+
+def place_options(command: F) -> F:
+    """Adds --endpoint and --kube."""
+    endpoint = click.option(
+        "--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]"
+    )
+    kube = click.option(
+        "--kube",
+        type=KUBE,
+        metavar="[[CTX/]NS/]NAME",
+        help="A DelayCluster in Kubernetes, by port-forward; also $DELAYCTL_KUBE.",
+    )
+    return endpoint(kube(command))
 
 
 def common_options(command: F) -> F:
-    """Adds --endpoint and --json; the command gets `settings`."""
+    """Adds --endpoint, --kube and --json; the command gets `settings`."""
 
-    @click.option("--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]")
+    @place_options
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
-    def wrapped(endpoint: str | None, as_json: bool, **arguments: Any) -> Any:
+    def wrapped(endpoint: str | None, kube: KubeTarget | None, as_json: bool, **arguments: Any) -> Any:
         given = click.get_current_context().obj or {}
-        chosen = endpoint or given.get("endpoint") or os.environ.get("DELAYCTL_ENDPOINT") or DEFAULT_ENDPOINT
-        return command(settings=Settings(chosen, as_json or bool(given.get("json"))), **arguments)
+        as_json = as_json or bool(given.get("json"))
+        return command(settings=_settings(endpoint, kube, as_json, given), **arguments)
 
     return wrapped  # type: ignore[return-value]
+
+
+def _settings(endpoint: str | None, kube: KubeTarget | None, as_json: bool, given: Mapping[str, Any]) -> Settings:
+    """The command's own options go before those of `delayctl`, and these before the environment's."""
+    for asked, where in (
+        ((endpoint, kube), "--endpoint and --kube"),
+        ((given.get("endpoint"), given.get("kube")), "--endpoint and --kube"),
+        (_from_environment(), "$DELAYCTL_ENDPOINT and $DELAYCTL_KUBE"),
+    ):
+        endpoint, kube = asked
+        if endpoint and kube:
+            raise click.UsageError(f"{where} name two clusters: give one of them")
+        if endpoint or kube:
+            break
+    return Settings(endpoint or DEFAULT_ENDPOINT, as_json, kube)
+
+
+def _from_environment() -> tuple[str | None, KubeTarget | None]:
+    kube = os.environ.get("DELAYCTL_KUBE")
+    return os.environ.get("DELAYCTL_ENDPOINT"), KUBE.convert(kube, None, None) if kube else None
+
+
+@contextmanager
+def way(settings: Settings) -> Iterator[Way]:
+    """How the cluster is reached; ends the process where that can't be, with a line and an exit code."""
+    if settings.kube is None:
+        yield Way(settings.endpoint)
+        return
+    from delayclient.cli.kubeway import forwarded
+
+    with forwarded(settings.kube) as found:
+        yield found
 
 
 def run(settings: Settings, main: Callable[[Cluster], Awaitable[int | None]]) -> NoReturn:
@@ -55,21 +112,24 @@ def run(settings: Settings, main: Callable[[Cluster], Awaitable[int | None]]) ->
     from delayclient.handle import BadHandle
     from delayclient.routing import Cluster
 
-    async def connected() -> int:
+    async def connected(way: Way) -> int:
         try:
-            cluster = Cluster(settings.endpoint)
+            cluster = Cluster(way.endpoints, dial=way.dial)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         async with cluster:
             return await main(cluster) or 0
 
     try:
-        code = asyncio.run(connected())
+        with way(settings) as found:
+            try:
+                code = asyncio.run(connected(found))
+            except Unavailable as error:
+                trouble = found.trouble()
+                fail(f"{error} ({trouble})" if trouble else str(error), UNREACHABLE)
         sys.stdout.flush()
     except BadHandle as error:
         fail(str(error), USAGE)
-    except Unavailable as error:
-        fail(str(error), UNREACHABLE)
     except DelayError as error:
         fail(str(error), FAILED)
     except BrokenPipeError:
@@ -132,3 +192,4 @@ class _Parsed(click.ParamType[Any]):
 DURATION: Final = _Parsed("duration", parse_duration_ms)
 INSTANT: Final = _Parsed("time", instant_ms)
 SPREAD: Final = _Parsed("low..high", parse_spread_ms)
+KUBE: Final = _Parsed("cluster", parse_target)

@@ -14,9 +14,9 @@ from delayclient.proto.delay.v1 import delay_pb2
 
 if TYPE_CHECKING:
     from delayclient.admin import Admin
+    from delayclient.routing import Cluster
 
 METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
-DEADLINE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Copies:
         return None if self.master is None else max(0, self.master.log_end - copy.log_end)
 
 
-async def all_copies(admin: Admin) -> Mapping[int, Copies]:
-    """By the shards' uids. Nodes that do not answer have none; never raises."""
+async def all_copies(admin: Admin, seconds: float) -> Mapping[int, Copies]:
+    """By the shards' uids. Nodes that do not answer in time have none; never raises."""
     try:
         endpoints = {node.node: node.endpoint for node in await admin.nodes() if node.endpoint}
     except DelayError:
         return {}
-    answers = await asyncio.gather(*(_ask(endpoint) for endpoint in endpoints.values()))
+    answers = await asyncio.gather(*(_ask(admin.cluster, endpoint, seconds) for endpoint in endpoints.values()))
     found: dict[int, list[Copy]] = {}
     for node, answer in zip(endpoints, answers, strict=True):
         for state in answer.copies if answer is not None else ():
@@ -70,18 +70,17 @@ async def all_copies(admin: Admin) -> Mapping[int, Copies]:
     return {uid: Copies(tuple(copies)) for uid, copies in found.items()}
 
 
-async def _ask(endpoint: str) -> delay_pb2.ReplicaStatusResponse | None:
-    async with grpc.aio.insecure_channel(endpoint) as channel:
-        method = channel.unary_unary(
-            METHOD,
-            request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
-            response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
-        )
-        try:
-            answer: delay_pb2.ReplicaStatusResponse = await method(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
-        except grpc.RpcError:
-            return None
-        return answer
+async def _ask(cluster: Cluster, endpoint: str, seconds: float) -> delay_pb2.ReplicaStatusResponse | None:
+    method = cluster.channel(endpoint).unary_unary(
+        METHOD,
+        request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
+        response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
+    )
+    try:
+        answer: delay_pb2.ReplicaStatusResponse = await method(delay_pb2.ReplicaStatusRequest(), timeout=seconds)
+    except grpc.RpcError:
+        return None
+    return answer
 
 
 def _copy(node: str, state: delay_pb2.ReplicaState) -> Copy:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayclient.cli.common import DURATION, FAILED, UNREACHABLE, USAGE, Settings, common_options, fail, put_json, run
+from delayclient.cli.common import DURATION, FAILED, USAGE, Settings, common_options, fail, put_json, run
 from delayclient.cli.steered import Progress, data_option, steered
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ def list_(settings: Settings) -> None:
 @common_options
 def drain(settings: Settings, data: Path, node: str, undo: bool, wait: bool, timeout: int) -> None:
     """Empty NODE: its copies move to the others, its masters hand over, and nothing new is placed there."""
-    with steered(data) as at:
+    with steered(settings, data) as at:
         started_s = time.monotonic()
         at.drain(node, undo=undo)
         left = _copies_on(at, node)
@@ -89,17 +87,17 @@ def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: 
 @data_option
 @common_options
 def restart(settings: Settings, data: Path, timeout: int) -> None:
-    """Restart the nodes of a local cluster, one at a time.
+    """Restart the nodes, one at a time.
 
     Each hands its masters over first, and the next one has its turn once every shard has all its copies in sync again:
-    a shard with several copies is never away for longer than a switchover. `delayctl local` does it; this command asks
-    and waits.
+    a shard with several copies is never away for longer than a switchover. `delayctl local` or, with --kube, the
+    operator does it; this command asks and waits.
     """
-    with steered(data) as at:
+    with steered(settings, data) as at:
         started_s = time.monotonic()
         before = at.incarnations()
         wanted = at.cluster().node_ids
-        _ask_supervisor(data)
+        at.restart()
         with Progress("restart", settings) as progress:
             while True:
                 now = at.incarnations()
@@ -115,22 +113,6 @@ def restart(settings: Settings, data: Path, timeout: int) -> None:
             put_json({"restarted": list(wanted), "seconds": seconds})
         else:
             click.echo(f"restarted {', '.join(wanted)} in {seconds} s")
-
-
-def _ask_supervisor(data: Path) -> None:
-    """The process of `delayctl local`, whose pid the directory's lock holds as long as it runs."""
-    import fcntl
-
-    try:
-        with (data / "lock").open("r+", encoding="utf-8") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.kill(int(lock.read()), signal.SIGUSR1)
-                return
-    except (OSError, ValueError) as error:
-        fail(f"no cluster runs on {data}: {error}", UNREACHABLE)
-    fail(f"no cluster runs on {data}: start it with `delayctl local --data {data}`", UNREACHABLE)
 
 
 @nodes.command("accept-clock")

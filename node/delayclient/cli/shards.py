@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from delayclient.views import Wheel
 
 POLL_S = 0.1
+NEAR_S, FAR_S = 1.0, 5.0  # a node that has said nothing for so long is listed without an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ def list_(settings: Settings, topic: str | None) -> None:
         from delayclient.admin import Admin
         from delayclient.cli.copies import Copies, all_copies
 
-        async with Admin(cluster, timeout="1s") as admin:
+        seconds = NEAR_S if settings.kube is None else FAR_S
+        async with Admin(cluster, timeout=int(seconds * 1000)) as admin:
             routes = [await admin.route(topic)] if topic else await admin.topics()
-            copies = await all_copies(admin)
+            copies = await all_copies(admin, seconds)
             found = await asyncio.gather(
                 *(
                     _look(admin, route.topic, queue, copies.get(queue.uid, Copies()))
@@ -92,7 +94,7 @@ def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None
     The new copy is fetched and catches up while the shard goes on; a master that is to go hands over, a pause well
     under a second; then the old copy is deleted. Without --wait the command returns once the move is written down.
     """
-    with steered(data) as at:
+    with steered(settings, data) as at:
         started_s = time.monotonic()
         target = at.move(shard, to, origin)
         if wait:
@@ -115,7 +117,7 @@ def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None
 @common_options
 def switchover(settings: Settings, data: Path, shard: str, to: str | None, timeout: int) -> None:
     """Let another in-sync copy of SHARD be its master. Clients wait for a moment; nothing is lost."""
-    with steered(data) as at:
+    with steered(settings, data) as at:
         started_s = time.monotonic()
         former, to = at.switch(shard, to)
         while not _leads(at, shard, to):

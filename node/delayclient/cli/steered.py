@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from delayclient.cli.common import FAILED, UNREACHABLE, Settings, fail
 
@@ -30,18 +31,27 @@ def data_option(command: F) -> F:
         show_default=True,
         metavar="DIR",
         envvar="DELAYCTL_DATA",
-        help="The directory of the local cluster; also $DELAYCTL_DATA.",
+        help="The directory of the local cluster, without --kube; also $DELAYCTL_DATA.",
     )(command)
 
 
 @contextmanager
-def steered(data: Path) -> Iterator[Steering]:
-    """The registry of the cluster in `data`; what it refuses ends the process with a line and an exit code."""
+def steered(settings: Settings, data: Path) -> Iterator[Steering]:
+    """The registry of the cluster: --kube's, or the one in `data`. What it refuses ends the process with a line and
+    an exit code."""
     from delayclient.cli.steering import Refused, Unreachable, steering
 
     try:
-        with steering(data) as at:
-            yield at
+        if settings.kube is None:
+            with steering(data) as at:
+                yield at
+        else:
+            if click.get_current_context().get_parameter_source("data") is ParameterSource.COMMANDLINE:
+                raise click.UsageError("--data and --kube name two clusters: give one of them")
+            from delayclient.cli.kubesteering import kube_steering
+
+            with kube_steering(settings.kube) as at:
+                yield at
     except Refused as error:
         fail(str(error), FAILED)
     except Unreachable as error:

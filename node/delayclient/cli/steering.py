@@ -1,10 +1,14 @@
-"""Changes of what a local cluster is asked for, in its registry's file, by compare-and-swap (DESIGN section 6).
+"""Changes of what a cluster is asked for, in its registry, by compare-and-swap (DESIGN section 6).
 
-The control loop sees them within a moment and acts; what is written here is only the wish.
+The control loop sees them within a moment and acts; what is written here is only the wish. A local cluster's registry
+is a file; for one in Kubernetes see kubesteering.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +24,10 @@ from delaynode.registry.model import (
     ShardStatus,
     Switchover,
 )
-from delaynode.registry.port import Conflict, OutcomeUnknown, RegistryError
+from delaynode.registry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delaynode.registry.sqlite import SqliteRegistry
 from delayoperator.plan import CopyView, Role
-from delayoperator.probe import GrpcProber, NodeAnswer
+from delayoperator.probe import GrpcProber, NodeAnswer, Prober
 
 TRIES = 20  # a write may meet the master's or the operator's
 
@@ -47,11 +51,15 @@ class Adoption:
 
 
 class Steering:
-    """One cluster's registry, with the questions and changes that commands need."""
+    """One cluster's registry, with the questions and changes that commands need.
 
-    def __init__(self, registry: SqliteRegistry) -> None:
+    restart: asks whoever starts the nodes to restart them one by one.
+    """
+
+    def __init__(self, registry: Registry, restart: Callable[[], None], prober: Prober) -> None:
         self._registry = registry
-        self._prober = GrpcProber()
+        self._restart = restart
+        self._prober = prober
 
     def close(self) -> None:
         self._prober.close()
@@ -77,8 +85,8 @@ class Steering:
 
     def answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
         """What nodes say that they have; those without an answer are missing."""
-        leases = {lease.node: lease for lease in self._registry.list_leases()}
-        return self._prober.ask([leases[node] for node in leases if nodes is None or node in nodes])
+        leases = self._registry.list_leases()
+        return self._prober.ask([lease for lease in leases if nodes is None or lease.node in nodes])
 
     def in_sync(self, shard: ShardObject) -> set[str]:
         """The nodes that say that theirs is one of the copies that the in-sync set names."""
@@ -153,29 +161,21 @@ class Steering:
     def drain(self, node: str, *, undo: bool) -> None:
         """The node is to be emptied, or may be used again. Raises Refused where the others could not hold all."""
 
-        def edit(spec: ClusterSpec) -> ClusterSpec:
-            if node not in spec.node_ids:
-                raise Refused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
-            others = tuple(it for it in spec.drained if it != node)
-            if undo:
-                return replace(spec, drained=others)
-            left = len(spec.node_ids) - len(others) - 1
-            if left < spec.replicas:
-                copies = "copy is" if spec.replicas == 1 else "copies are"
-                raise Refused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
-            return replace(spec, drained=(*others, node))
-
         for _ in range(TRIES):
             found = self._cluster()
-            wanted = edit(found.spec)
-            if wanted == found.spec:
+            drained = drained_with(found.spec, node, undo=undo)
+            if drained == found.spec.drained:
                 return
             try:
-                self._registry.put_cluster(wanted, found.version)
+                self._registry.put_cluster(replace(found.spec, drained=drained), found.version)
                 return
             except (Conflict, OutcomeUnknown):
                 continue
         raise Unreachable("the registry takes no writes")
+
+    def restart(self) -> None:
+        """All nodes are to be restarted, one by one. Raises Refused, Unreachable."""
+        self._restart()
 
     def adoptions(self, names: Sequence[str] = ()) -> list[Adoption]:
         """The shards whose objects know less than their copies do, and what they would become.
@@ -219,6 +219,7 @@ class Steering:
         return lease
 
     def _edit(self, name: str, edit: Callable[[ShardObject], ShardSpec]) -> ShardSpec:
+        fault: Exception | None = None
         for _ in range(TRIES):
             shard = self.shard(name)
             wanted = edit(shard)
@@ -227,11 +228,12 @@ class Steering:
             try:
                 self._registry.write_spec(name, wanted, shard.version)
                 return wanted
-            except Conflict:
-                continue
-            except OutcomeUnknown:
+            except Conflict as error:
+                fault = error
+            except OutcomeUnknown as error:
+                fault = error
                 time.sleep(0.2)  # looked at again: it may have happened
-        raise Unreachable(f"{name} could not be written")
+        raise Unreachable(f"{name} could not be written: {fault}")
 
 
 @contextmanager
@@ -241,13 +243,41 @@ def steering(data: Path) -> Iterator[Steering]:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
         raise Unreachable(f"{error}: name the cluster's directory, --data DIR") from error
-    steering = Steering(registry)
+    steering = Steering(registry, lambda: _ask_supervisor(data), GrpcProber())
     try:
         yield steering
     except RegistryError as error:
         raise Unreachable(str(error)) from error
     finally:
         steering.close()
+
+
+def _ask_supervisor(data: Path) -> None:
+    """The process of `delayctl local`, whose pid the directory's lock holds as long as it runs."""
+    try:
+        with (data / "lock").open("r+", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(int(lock.read()), signal.SIGUSR1)
+                return
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"no cluster runs on {data}: {error}") from error
+    raise Unreachable(f"no cluster runs on {data}: start it with `delayctl local --data {data}`")
+
+
+def drained_with(spec: ClusterSpec, node: str, *, undo: bool) -> tuple[str, ...]:
+    """The nodes to be emptied, with or without `node`. Raises Refused where the others could not hold all."""
+    if node not in spec.node_ids:
+        raise Refused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+    others = tuple(it for it in spec.drained if it != node)
+    if undo:
+        return others
+    left = len(spec.node_ids) - len(others) - 1
+    if left < spec.replicas:
+        copies = "copy is" if spec.replicas == 1 else "copies are"
+        raise Refused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
+    return (*others, node)
 
 
 def _is_whole(shard: ShardObject, incarnations: Mapping[str, str]) -> bool:

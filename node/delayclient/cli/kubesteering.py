@@ -1,0 +1,136 @@
+"""Changes of what a cluster in Kubernetes is asked for: through its DelayShards, and through its DelayCluster.
+
+DelayShards are written as the local registry's objects are. The wishes are the DelayCluster's, which belongs to
+people: it is patched, and the operator does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import grpc
+from delaynode.registry.kube.adapter import KubeRegistry
+from delaynode.registry.kube.client import Credentials, KubeClient
+from delaynode.registry.model import NodeLease
+from delaynode.registry.port import RegistryError
+from delayoperator.probe import MAX_ANSWER_BYTES, METHOD, NodeAnswer, read_answer
+
+from delayclient.cli.kube import KubeAccess, KubeInvalid, KubeTarget
+from delayclient.cli.kubeforward import Forwards
+from delayclient.cli.kubeway import accessed
+from delayclient.cli.steering import TRIES, Refused, Steering, Unreachable, drained_with
+from delayclient.proto.delay.v1 import delay_pb2
+
+ANSWER_S: Final = 5.0
+_EVERYTHING: Final = delay_pb2.ReplicaStatusRequest()
+
+RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
+"""The annotation that `kubectl rollout restart` uses; a new value is a new revision of the pods."""
+
+
+class FarProber:
+    """Asks nodes for their copies through a port-forward, where the first answer may take as long as six round trips.
+
+    The control loop's own prober has no use for answers that are a second late; whoever sits at a terminal has.
+    """
+
+    def __init__(self, dial: Callable[[str], str]) -> None:
+        self._dial = dial
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        """The answers by node id; a node that gives none within ANSWER_S is missing."""
+        calls = {lease.node: self._method(lease.endpoint).future(_EVERYTHING, timeout=ANSWER_S) for lease in leases}
+        answers = {}
+        for node, call in calls.items():
+            try:
+                answers[node] = read_answer(call.result())
+            except grpc.RpcError:
+                continue
+        return answers
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def _method(self, endpoint: str) -> Any:
+        if endpoint not in self._channels:
+            options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
+            self._channels[endpoint] = grpc.insecure_channel(self._dial(endpoint), options=options)
+        return self._channels[endpoint].unary_unary(
+            METHOD,
+            request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
+            response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
+        )
+
+
+class KubeSteering(Steering):
+    """As Steering; wishes are written into the DelayCluster. Raises KubeError too."""
+
+    def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
+        super().__init__(registry, self._restart_pods, FarProber(forwards.dial))
+        self._access = access
+
+    def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
+        self._not_paused(self._access.delaycluster())
+        return super().move(name, to, origin)
+
+    def drain(self, node: str, *, undo: bool) -> None:
+        for _ in range(TRIES):
+            found = self._access.delaycluster()
+            self._not_paused(found)
+            wished = tuple((found.get("spec") or {}).get("drained") or ())
+            drained = drained_with(replace(self.cluster(), drained=wished), node, undo=undo)
+            if undo and node not in wished and node in self.cluster().drained:
+                raise Refused(f"{node} is being emptied because spec.nodes leaves it out: scale out again to keep it")
+            if drained == wished or self._patched(found, {"drained": list(drained)}):
+                return
+        raise Unreachable(f"{self._access} changes all the time: it could not be written")
+
+    def _restart_pods(self) -> None:
+        for _ in range(TRIES):
+            found = self._access.delaycluster()
+            self._not_paused(found)
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            if self._patched(found, {"podTemplate": {"annotations": {RESTARTED: now}}}):
+                return
+        raise Unreachable(f"{self._access} changes all the time: it could not be written")
+
+    def _patched(self, found: Mapping[str, Any], spec: dict[str, Any]) -> bool:
+        """False: somebody else has written it meanwhile. Raises Refused where a rule of the schema forbids it."""
+        version = found["metadata"]["resourceVersion"]
+        try:
+            return self._access.patch_delaycluster({"metadata": {"resourceVersion": version}, "spec": spec})
+        except KubeInvalid as error:
+            raise Refused(str(error)) from error
+
+    def _not_paused(self, found: Mapping[str, Any]) -> None:
+        if (found.get("spec") or {}).get("paused"):
+            raise Refused(
+                f"{self._access} is paused: the operator moves and restarts nothing until spec.paused is false"
+            )
+
+
+@contextmanager
+def kube_steering(target: KubeTarget) -> Iterator[KubeSteering]:
+    """The cluster that --kube names. Raises Unreachable; what is wrong with the way to it ends the process."""
+    with accessed(target) as access:
+        pods = access.first_pods()
+        client = KubeClient(Credentials(access.configuration), agent="delayctl", connections=4)
+        # What a watch meets goes into the error of the call that needs it.
+        registry = KubeRegistry(client, access.namespace, access.cluster, log=lambda event: None)
+        try:
+            with Forwards(access, pods) as forwards:
+                steering = KubeSteering(registry, access, forwards)
+                try:
+                    yield steering
+                finally:
+                    steering.close()
+        except RegistryError as error:
+            raise Unreachable(str(error)) from error
+        finally:
+            client.close()
