@@ -1,0 +1,132 @@
+"""Builds what is missing into the cache: Go modules from the module proxy, the rest from Debian's packages.
+
+The Kubernetes components are one binary: k8s.io/kubernetes can't be `go install`ed (its go.mod has replacements), so a
+small module of our own requires it and repeats the replacements with the published versions of the staging libraries.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster.settings import COMPONENTS, KUBE_VERSION, MODULES, PACKAGES, PAUSE_IMAGE, PLACES, STAGING_VERSION
+from e2e.cluster.shell import say, sh, succeeds
+
+SOURCE = Path(__file__).parent / "components" / "main.go"
+STAMP = "k8s.io/component-base/version"
+GO_BUILD = ("go", "build", "-trimpath", "-ldflags")
+PAUSE_SOURCE = """package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM)
+	<-c
+}
+"""
+
+
+def build() -> None:
+    """Idempotent; about 10 minutes the first time on 2 cores. Two at once: the second waits."""
+    PLACES.bin.mkdir(parents=True, exist_ok=True)
+    with open(PLACES.cache / "build.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        packages()
+        for name, module in MODULES.items():
+            if not (PLACES.bin / name).exists():
+                with timed(f"building {name}"):
+                    _install(name, module)
+        kubernetes()
+        pause()
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    say(what)
+    yield
+    say(f"{what}: {time.monotonic() - began:.0f} s")
+
+
+def packages() -> None:
+    missing = [package for package in PACKAGES if not succeeds("dpkg", "-s", package)]
+    if not missing:
+        return
+    with timed(f"installing {' '.join(missing)}"):
+        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        sh("apt-get", "update", "-qq", quiet=True)
+        sh("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, quiet=True, env=env)
+
+
+def _go_env(cgo: bool = False) -> dict[str, str]:
+    ours = {"CGO_ENABLED": str(int(cgo)), "GOBIN": str(PLACES.bin), "GOFLAGS": "-mod=mod -buildvcs=false"}
+    return {**os.environ, **ours}
+
+
+def kubernetes() -> None:
+    binary = PLACES.bin / f"kube-{KUBE_VERSION}"
+    if not binary.exists():
+        with timed(f"building Kubernetes {KUBE_VERSION}"):
+            _build_kubernetes(binary)
+    for name in COMPONENTS:
+        link = PLACES.bin / name
+        if not link.is_symlink() or os.readlink(link) != binary.name:
+            link.unlink(missing_ok=True)
+            link.symlink_to(binary.name)
+
+
+def _build_kubernetes(binary: Path) -> None:
+    source = PLACES.cache / "src"
+    source.mkdir(parents=True, exist_ok=True)
+    shutil.copy(SOURCE, source / "main.go")
+    env = _go_env()
+    module = f"k8s.io/kubernetes@v{KUBE_VERSION}"
+    found = json.loads(sh("go", "mod", "download", "-json", module, env=env, cwd=Path("/"), capture=True).stdout)
+    parent = json.loads(sh("go", "mod", "edit", "-json", found["GoMod"], env=env, capture=True).stdout)
+    staging = sorted(one["Old"]["Path"] for one in parent["Replace"] if one["New"]["Path"].startswith("./staging"))
+    replaced = "\n".join(f"\t{path} => {path} v{STAGING_VERSION}" for path in staging)
+    (source / "go.mod").write_text(
+        f"module kubelab\n\ngo {parent['Go']}\n\n"
+        f"require k8s.io/kubernetes v{KUBE_VERSION}\n\nreplace (\n{replaced}\n)\n"
+    )
+    (source / "go.sum").unlink(missing_ok=True)
+    sh("go", "mod", "tidy", env=env, cwd=source, quiet=True)
+    major, minor, _ = KUBE_VERSION.split(".")
+    stamps = f"-X {STAMP}.gitVersion=v{KUBE_VERSION} -X {STAMP}.gitMajor={major} -X {STAMP}.gitMinor={minor}"
+    sh(*GO_BUILD, f"-s -w {stamps}", "-o", binary, ".", env=env, cwd=source)
+
+
+def _install(name: str, module: str) -> None:
+    env = _go_env(cgo=name == "runc")  # runc's nsenter is C
+    options = ("-trimpath", "-tags", "seccomp", "-ldflags", "-s -w")
+    sh("go", "install", *options, module, cwd=Path("/"), quiet=True, env=env)
+
+
+def pause() -> None:
+    """The image of every pod's sandbox: a process that waits for its end."""
+    archive = PLACES.cache / "pause.tar"
+    if archive.exists():
+        return
+    source = PLACES.cache / "pause"
+    source.mkdir(exist_ok=True)
+    (source / "go.mod").write_text("module pause\n\ngo 1.21\n")
+    (source / "main.go").write_text(PAUSE_SOURCE)
+    binary = PLACES.bin / "pause"
+    sh(*GO_BUILD, "-s -w", "-o", binary, ".", env=_go_env(), cwd=source)
+    root = PLACES.cache / "pause-rootfs.tar"
+    with tarfile.open(root, "w") as tar:
+        tar.add(binary, arcname="pause")
+    sh("podman", "import", "-c", 'ENTRYPOINT ["/pause"]', root, PAUSE_IMAGE, quiet=True)
+    sh("podman", "save", "--format", "docker-archive", "-o", archive, PAUSE_IMAGE, quiet=True)

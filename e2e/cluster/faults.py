@@ -1,0 +1,54 @@
+"""What can be done to nodes and to the control plane's components."""
+
+from __future__ import annotations
+
+import signal
+
+from e2e.cluster.hosts import control_plane_host
+from e2e.cluster.nodes import Node
+from e2e.cluster.settings import node_ip, pod_network
+from e2e.cluster.shell import succeeds
+
+
+def stop_node(index: int) -> None:
+    """Power off: kill -9 of all that it runs. What it wrote is still there, as after a crash of the machine's power."""
+    Node(index).host.power_off()
+
+
+def start_node(index: int) -> None:
+    Node(index).start()
+
+
+def cut_node(index: int) -> None:
+    """Unplug its network cable: nothing reaches it or its pods, nor they anything outside it."""
+    control_plane_host().ip("link", "set", Node(index).cable, "down")
+
+
+def join_node(index: int) -> None:
+    control_plane_host().ip("link", "set", Node(index).cable, "up")
+
+
+def cut_api(index: int) -> None:
+    """The node and its pods lose the API server, and nothing else."""
+    _filter("-I", index)
+
+
+def join_api(index: int) -> None:
+    _filter("-D", index)
+
+
+def _filter(action: str, index: int) -> None:
+    host = control_plane_host()
+    for source in (node_ip(index), pod_network(index)):
+        rule = ("INPUT", "-s", source, "-p", "tcp", "--dport", "6443", "-j", "DROP")
+        there = succeeds(*host.inside("iptables", "-w", "-C", *rule))
+        if there == (action == "-D"):
+            succeeds(*host.inside("iptables", "-w", action, *rule))
+
+
+def freeze(component: str) -> None:
+    control_plane_host().send_signal(component, signal.SIGSTOP)
+
+
+def thaw(component: str) -> None:
+    control_plane_host().send_signal(component, signal.SIGCONT)

@@ -1,0 +1,113 @@
+"""The operator's chart, installed and uninstalled as people do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from e2e.harness.kubectl import Kubectl, Object, run, wait_until
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "delaycluster-operator"
+INSTALL_SECONDS = 180
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component=operator"
+
+
+def default_image() -> str:
+    """What the chart runs when it is given no values."""
+    repository = yaml.safe_load((CHART / "values.yaml").read_text())["image"]["repository"]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    return f"{repository}:{version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    kube: Kubectl
+    namespace: str
+    image: str | None = None  # REPOSITORY:TAG; None: no values at all
+    name: str = "delaycluster"
+    chart: Path = CHART
+
+    def _helm(self, *argv: str) -> str:
+        words = ("helm", *argv, "--kube-context", self.kube.context, "--namespace", self.namespace)
+        return run(words, seconds=INSTALL_SECONDS + 20)
+
+    @property
+    def installed(self) -> bool:
+        return self.name in self._helm("list", "--short").split()
+
+    def install(self) -> None:
+        """Installs or upgrades; returns when the operator is ready."""
+        self.kube.namespace(self.namespace)
+        values: tuple[str, ...] = ()
+        if self.image:
+            repository, _, tag = self.image.rpartition(":")
+            values = ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}")
+        self._helm("upgrade", "--install", self.name, str(self.chart), *values)
+        self.wait_ready()
+
+    def uninstall(self) -> None:
+        self._helm("uninstall", self.name, "--ignore-not-found")
+
+    def test(self) -> None:
+        """The chart's own test."""
+        self._helm("test", self.name)
+
+    # ------------------------------------------------------------ the operator's Deployment
+    @property
+    def _selector(self) -> str:
+        """Of its pods."""
+        return f"{INSTANCE}={self.name},{COMPONENT}"
+
+    @property
+    def deployment(self) -> Object:
+        found = self.kube.list("deployments", self.namespace, f"{INSTANCE}={self.name}")
+        assert len(found) == 1, f"the release has {len(found)} Deployments, not one"
+        return found[0]
+
+    def pods(self) -> list[Object]:
+        found = self.kube.list("pods", self.namespace, self._selector)
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    @property
+    def node(self) -> str:
+        """The Kubernetes node that the operator runs on."""
+        return str(self.pods()[0]["spec"]["nodeName"])
+
+    def scale(self, replicas: int) -> None:
+        """Several operators at once, or none."""
+        name = self.deployment["metadata"]["name"]
+        self.kube("scale", f"deployment/{name}", f"--replicas={replicas}", "--namespace", self.namespace)
+        self.wait_ready(replicas)
+
+    def wait_ready(self, replicas: int = 1) -> None:
+        def unready() -> list[str]:
+            pods = self.kube.list("pods", self.namespace, self._selector)
+            ready = sum(_is_ready(pod) for pod in pods)
+            return [] if ready == len(pods) == replicas else [f"{len(pods)} operator pods, {ready} ready; {_why(pods)}"]
+
+        wait_until(f"{replicas} operators are ready", unready, INSTALL_SECONDS)
+
+    def restarts(self) -> int:
+        return sum(
+            status["restartCount"] for pod in self.pods() for status in pod["status"].get("containerStatuses", [])
+        )
+
+    def logs(self) -> str:
+        return self.kube("logs", "--namespace", self.namespace, f"--selector={self._selector}", "--tail=-1")
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _why(pods: list[Object]) -> str:
+    found = []
+    for pod in pods:
+        for status in pod["status"].get("containerStatuses", []):
+            for state in status["state"].values():
+                found.append(f"{pod['metadata']['name']}: {state.get('reason', '')} {state.get('message', '')}".strip())
+    return "; ".join(found)[:600]

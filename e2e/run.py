@@ -1,0 +1,105 @@
+"""Brings a clean cluster, builds the image onto it, runs the scenarios, takes the cluster away.
+
+    python -m e2e.run [--on kubelab|kind|current] [--keep] [pytest's arguments, such as -m quick or -k freeze]
+
+kubelab: e2e/cluster, built from Go modules; needs root on Debian 12 with Go. kind: needs Docker and kind. current: the
+kubeconfig's current context, which must be named for tests, with an image that it can pull (--image). Without --on:
+kind where Docker runs and kind is installed, else kubelab.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.harness.helm import default_image
+
+ROOT = Path(__file__).resolve().parents[1]
+KUBELAB = (sys.executable, str(ROOT / "e2e" / "kubelab"))
+KIND_SCRIPT = str(ROOT / "e2e" / "kind" / "kind")
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-c", str(ROOT / "e2e" / "pytest.ini"), "--rootdir", str(ROOT / "e2e")),
+    str(ROOT / "e2e" / "scenarios"),
+)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    print(f"e2e: {what}", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(f"e2e: {what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def call(*argv: str) -> int:
+    return subprocess.run(argv, cwd=ROOT).returncode
+
+
+def must(*argv: str) -> None:
+    if code := call(*argv):
+        raise SystemExit(f"e2e: {' '.join(argv)[:300]} ended with {code}")
+
+
+def choose() -> str:
+    docker = shutil.which("docker") and not subprocess.run(["docker", "info"], capture_output=True).returncode
+    if docker and shutil.which("kind"):
+        return "kind"
+    if os.geteuid() == 0 and shutil.which("go") and shutil.which("apt-get"):
+        return "kubelab"
+    raise SystemExit(
+        "e2e: no cluster can be made here: neither Docker with kind, nor root on Debian with Go; "
+        "`--on current` takes the kubeconfig's current context"
+    )
+
+
+def on_kubelab(keep: bool, arguments: Sequence[str]) -> int:
+    with timed("building Kubernetes (once for each cache)"):
+        must(*KUBELAB, "build")
+    try:
+        with timed("starting from a clean cluster"):
+            must(*KUBELAB, "down")
+            must(*KUBELAB, "up")
+        with timed("building and loading the image"):
+            must(*KUBELAB, "image", f"docker.io/{default_image()}", str(ROOT))
+        with timed("scenarios"):
+            return call(*KUBELAB, "exec", "--", *PYTEST, *arguments)
+    finally:
+        if not keep:
+            with timed("stopping the cluster"):
+                call(*KUBELAB, "down")
+
+
+def on_kind(keep: bool, arguments: Sequence[str]) -> int:
+    try:
+        with timed("starting from a clean cluster, building and loading the image"):
+            must(KIND_SCRIPT, "up", default_image())
+        with timed("scenarios"):
+            return call(*PYTEST, "--context", "kind-delaycluster-e2e", *arguments)
+    finally:
+        if not keep:
+            call(KIND_SCRIPT, "down")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on", choices=("kubelab", "kind", "current"))
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running")
+    options, arguments = parser.parse_known_args()
+    on = options.on or choose()
+    arguments += ["--keep"] * options.keep
+    if on == "current":
+        raise SystemExit(call(*PYTEST, *arguments))
+    raise SystemExit((on_kind if on == "kind" else on_kubelab)(options.keep, arguments))
+
+
+if __name__ == "__main__":
+    main()

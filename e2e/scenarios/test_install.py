@@ -1,0 +1,128 @@
+"""From `helm install` with no values to `helm uninstall`, with docs/examples as they are in between."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness.delaycluster import ClusterUnderTest
+from e2e.harness.helm import Release
+from e2e.harness.kubectl import Kubectl, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+READY_SECONDS = 180.0
+OWNED = (
+    *("delayshards", "statefulsets", "services", "configmaps", "poddisruptionbudgets", "pods"),
+    *("serviceaccounts", "roles", "rolebindings", "leases"),
+)
+GONE_SECONDS = 120.0
+
+
+@pytest.fixture
+def namespace(kube: Kubectl) -> Iterator[str]:
+    """An empty one, gone afterwards."""
+    name = "delaycluster-e2e-examples"
+    kube.delete("namespace", name)
+    kube.namespace(name)
+    yield name
+    kube.delete("namespace", name)
+
+
+def delayctl(kube: Kubectl, namespace: str, pod: str, *argv: str) -> str:
+    return kube("exec", pod, "--namespace", namespace, "--", "delayctl", "--endpoint", *argv, seconds=90)
+
+
+@pytest.mark.quick
+def test_install_with_no_values_first_message_delete_uninstall(
+    operator: Release, kube: Kubectl, namespace: str, figure: Callable[..., None]
+) -> None:
+    """The five-minute start: every command is the example's own, and nothing but volumes and definitions stays."""
+    operator.test()
+    began = time.monotonic()
+    kube("apply", "--namespace", namespace, "-f", str(EXAMPLES / "minimal.yaml"))
+    wait = ("wait", "--for=condition=Ready", "delaycluster/hello", f"--timeout={READY_SECONDS:g}s")
+    kube(*wait, "--namespace", namespace, seconds=READY_SECONDS + 10)
+    ready = time.monotonic() - began
+    produce = ("produce", "greetings", "--delay", "2s", "--body", "hello, later")
+    delayctl(kube, namespace, "hello-0", "hello:7070", *produce)
+    consume = ("consume", "greetings", "--group", "me", "--count", "1", "--timeout", "30")
+    told = delayctl(kube, namespace, "hello-0", "hello:7070", *consume)
+    assert "hello, later" in told
+    figure(ready_s=round(ready, 1))
+
+    kube.delete("delaycluster", "hello", namespace)
+    owned = "delaycluster.io/cluster=hello"
+
+    def left() -> list[str]:
+        return kube("get", ",".join(OWNED), "--namespace", namespace, "--selector", owned, "-o", "name").split()
+
+    wait_until("everything that it owned is gone", left, GONE_SECONDS)
+    volumes = kube("get", "pvc", "--namespace", namespace, "-o", "name").split()
+    assert len(volumes) == 3, f"the volumes survive the cluster: {volumes}"
+
+    operator.uninstall()
+    wait_until(
+        "the release is gone",
+        lambda: kube("get", "all", "--namespace", operator.namespace, "-o", "name").split(),
+        GONE_SECONDS,
+    )
+    assert kube.exists("crd", "delayclusters.delaycluster.io"), "the definitions, and so all DelayClusters, stay"
+
+
+def test_uninstalled_operator_leaves_the_data_plane_running(
+    cluster: ClusterUnderTest, operator: Release, topic: str
+) -> None:
+    before = {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()}
+    operator.uninstall()
+    time.sleep(10)
+    delayctl(cluster.kube, cluster.namespace, "e2e-0", "e2e:7070", "produce", topic, "--delay", "1s", "--body", "still")
+    consume = ("consume", topic, "--group", "me", "--count", "1", "--timeout", "30")
+    assert "still" in delayctl(cluster.kube, cluster.namespace, "e2e-0", "e2e:7070", *consume)
+    assert {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()} == before
+    operator.install()
+    cluster.wait_whole()
+    assert {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()} == before, "nor does its return"
+
+
+def test_the_order_timeout_application_works_as_it_is(operator: Release, kube: Kubectl, namespace: str) -> None:
+    kube("apply", "--namespace", namespace, "-k", str(EXAMPLES / "order-timeout"))
+    wait = ("wait", "--for=condition=Ready", "delaycluster/orders", f"--timeout={READY_SECONDS:g}s")
+    kube(*wait, "--namespace", namespace, seconds=READY_SECONDS + 10)
+    faster = ("PAYMENT_TIMEOUT=3s", "ORDER_EVERY_S=0.2", "PAID_SHARE=0.5")
+    kube("set", "env", "deployment/shop", "--namespace", namespace, *faster)
+
+    def missing() -> list[str]:
+        log = ("logs", "--namespace", namespace, "--tail=500")
+        shop = kube(*log, "deployment/shop", check=False)
+        timeouts = kube(*log, "--selector=app.kubernetes.io/name=timeouts", check=False)
+        seen = {json.loads(line)["event"] for line in (shop + timeouts).splitlines() if line.startswith('{"event"')}
+        return sorted({"placed", "paid", "cancelled"} - seen)
+
+    wait_until("orders are placed, paid and cancelled", missing, 120)
+
+
+def test_topics_of_several_owners_live_side_by_side(operator: Release, kube: Kubectl, namespace: str) -> None:
+    folder = EXAMPLES / "two-owners"
+    owners = {"platform": "cluster.yaml", "team-orders": "team-orders.yaml", "team-billing": "team-billing.yaml"}
+    for owner, file in owners.items():
+        way = ("apply", "--server-side", f"--field-manager={owner}", "--namespace", namespace)
+        kube(*way, "-f", str(folder / file))
+    topics = kube.get("delaycluster", "shared", namespace)["spec"]["topics"]
+    assert [topic["name"] for topic in topics] == ["order-timeouts", "invoices", "dunning"]
+    theirs = (folder / "team-orders.yaml").read_text().replace("queues: 8", "queues: 9")
+    told = kube.refused(
+        *("apply", "--server-side", "--field-manager=team-billing", "--namespace", namespace, "-f", "-"), stdin=theirs
+    )
+    assert 'conflict with "team-orders"' in told
+    ClusterUnderTest(kube, "shared", namespace).wait_whole()
+
+
+@pytest.mark.quick
+def test_the_production_example_is_accepted(operator: Release, kube: Kubectl, namespace: str) -> None:
+    """It wants five machines, so it is only checked by the API server."""
+    kube("apply", "--dry-run=server", "--namespace", namespace, "-f", str(EXAMPLES / "production.yaml"))

@@ -1,0 +1,97 @@
+"""The parts of the Kubernetes tests that judge: a judge that can't say no is worth nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from e2e.harness import writes
+from e2e.harness.delaycluster import Shard
+from e2e.harness.helm import default_image
+from e2e.harness.kubectl import Failed, WrongContext, check_context, wait_until
+from e2e.harness.load import Result
+from e2e.harness.loadpod import pauses
+
+METRICS = """# TYPE apiserver_request_total counter
+apiserver_request_total{code="200",dry_run="",group="",resource="configmaps",scope="resource",subresource="",verb="PATCH",version="v1"} 3
+apiserver_request_total{code="409",dry_run="",group="",resource="configmaps",scope="resource",subresource="",verb="PATCH",version="v1"} 1
+apiserver_request_total{code="200",dry_run="",group="",resource="configmaps",scope="cluster",subresource="",verb="LIST",version="v1"} 50
+apiserver_request_total{code="200",group="delaycluster.io",resource="delayshards",subresource="status",verb="PATCH"} 2
+apiserver_request_total{code="200",group="coordination.k8s.io",resource="leases",subresource="",verb="PUT"} 1.2e+02
+apiserver_request_total{code="200",group="",resource="nodes",subresource="status",verb="PATCH"} 9
+apiserver_request_total{code="201",group="authorization.k8s.io",resource="subjectaccessreviews",subresource="",verb="POST"} 4
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("name", ["kubelab", "kind-delaycluster-e2e", "team-e2e"])
+def test_contexts_named_for_tests_are_taken(name: str) -> None:
+    check_context(name)
+
+
+@pytest.mark.parametrize("name", ["production", "kind-", "kubelab-prod", "e2e", "my-e2e-prod", ""])
+def test_any_other_context_is_refused_unless_it_is_allowed_by_name(name: str) -> None:
+    with pytest.raises(WrongContext, match="not named for tests"):
+        check_context(name, ["another"])
+    check_context(name, [name])
+
+
+def test_writes_are_counted_by_resource_and_reads_are_not() -> None:
+    found = writes.counted(METRICS)
+    assert found["configmaps"] == 4
+    assert found["delaycluster.io/delayshards/status"] == 2
+    assert found[writes.LEASES] == 120
+
+
+def test_only_renewals_and_what_kubernetes_itself_writes_are_left_out() -> None:
+    assert writes.ours(writes.counted(METRICS)) == {"configmaps": 4, "delaycluster.io/delayshards/status": 2}
+    pods: Counter[str] = Counter({"pods": 1, "pods/status": 5, "events": 2})
+    assert writes.ours(pods) == {"pods": 1, "events": 2}
+
+
+def test_a_pause_is_told_with_its_beginning_and_length() -> None:
+    assert pauses([10.0, 10.2, 12.7, 12.75, 12.4], zero_ms=1_000_000) == [(1_010_200, 2_200), (1_012_400, 300)]
+    assert pauses([], 0) == []
+
+
+def shard_object(**status: Any) -> dict[str, Any]:
+    spec = {"topic": "t", "queue": 0, "replicas": ["n0", "n1"], "master": "n0", "epoch": 4}
+    return {"metadata": {"name": "c.t-0"}, "spec": spec, "status": status}
+
+
+def test_a_shard_is_whole_only_with_a_serving_master_and_all_copies_in_sync() -> None:
+    assert Shard.of(shard_object(servingEpoch=4, inSync=["a", "b"])).faults == []
+    assert "epoch 4 of n0, serving 3" in Shard.of(shard_object(servingEpoch=3, inSync=["a", "b"])).faults[0]
+    assert "1 of 2 copies" in Shard.of(shard_object(servingEpoch=4, inSync=["a"])).faults[0]
+    assert Shard.of(shard_object()).faults, "nothing has served yet"
+
+
+def result(**totals: Any) -> Result:
+    good = {"acknowledged": 5, "delivered": [5, 5], "broken": {}}
+    found = {"errors": {}, "faults": [], "late_ms": {}, "acknowledged": [[[1_000, 400]], []], "delivered": [[], []]}
+    return Result.of({"totals": {**good, **totals}, **found})
+
+
+@pytest.mark.parametrize("bad", [{"acknowledged": 0}, {"delivered": [5, 0]}, {"broken": {"early": ["x"]}}])
+def test_a_load_that_lost_something_or_did_nothing_is_no_success(bad: dict[str, Any]) -> None:
+    result().assert_kept()
+    with pytest.raises(AssertionError):
+        result(**bad).assert_kept()
+
+
+def test_a_pause_counts_when_it_ends_after_the_harm() -> None:
+    assert result().longest("acknowledged", [0, 1], since_ms=1_399) == 0.4
+    assert result().longest("acknowledged", [0, 1], since_ms=1_401) == 0
+    assert result().longest("acknowledged", [1]) == 0
+
+
+def test_waiting_ends_with_what_is_still_wrong() -> None:
+    with pytest.raises(Failed, match="the pod: not within 0 s: it is Pending"):
+        wait_until("the pod", lambda: ["it is Pending"], 0)
+
+
+def test_the_charts_own_image_is_named() -> None:
+    repository, _, tag = default_image().rpartition(":")
+    assert "/" in repository
+    assert tag
