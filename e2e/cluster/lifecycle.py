@@ -14,7 +14,7 @@ from e2e.cluster.controlplane import ready_nodes, start_control_plane
 from e2e.cluster.hosts import control_plane_host, known_nodes, node_host
 from e2e.cluster.nodes import Node
 from e2e.cluster.settings import KUBE_VERSION, PLACES, VOLUMES
-from e2e.cluster.shell import fail, say, sh, succeeds, wait_for
+from e2e.cluster.shell import fail, out, say, sh, succeeds, wait_for
 
 COMMAND = Path(__file__).resolve().parent.parent / "kubelab"
 
@@ -63,5 +63,10 @@ def down() -> None:
     for host in hosts:
         if host.exists():
             sh("ip", "netns", "delete", host.name)
+    for line in out("ip", "netns", "list").splitlines():
+        name = line.split()[0]
+        # the pods' namespaces: CNI leaves them when a node is powered off; those of anybody else's pods have processes
+        if name.startswith("cni-") and not out("ip", "netns", "pids", name, check=False).split():
+            sh("ip", "netns", "delete", name)
     for directory in (VOLUMES, PLACES.home, PLACES.run):
         shutil.rmtree(directory, ignore_errors=True)

@@ -33,6 +33,7 @@ from delayoperator.probe import NobodyAnswers, Prober
 
 POLL_MS = 50
 PROBE_MS = 500
+REFUSED_DOUBLINGS = 3  # of the pause, while the registry takes nothing: 400 ms, so that leases are still looked at
 WRITING_MS = 500  # of a round: then the leases have to be looked at again, and the rest is planned anew
 
 Log = Callable[[Mapping[str, object]], None]
@@ -113,19 +114,21 @@ class ControlLoop:
         look_ms: between looks at the leases, where that costs the registry something: a change of the objects is still
         seen within poll_ms. wake: set by whoever knows of something new; cleared here.
         """
-        connected = True
+        connected, refused = True, 0  # refused: rounds in a row that wrote in vain
         try:
             while not stop.is_set():
-                applied = 0
+                done = Round()
                 try:
-                    applied = self.round().applied
+                    done = self.round()
                     connected = True
                 except RegistryError as error:
                     if connected:
                         self._log({"event": "registry-unavailable", "error": str(error)})
                     connected = False
-                if applied == 0:
-                    self._rest(stop, poll_ms, look_ms or poll_ms, wake or stop)
+                refused = refused + 1 if done.refused and not done.applied else 0
+                if done.applied == 0:
+                    pause_ms = poll_ms << min(max(0, refused - 1), REFUSED_DOUBLINGS)
+                    self._rest(stop, pause_ms, max(look_ms or 0, pause_ms), wake or stop)
         finally:
             self._prober.close()
             if self._pool is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delaynode.registry.port import OutcomeUnknown, Registry, Unavailable
+from delaynode.registry.port import Conflict, OutcomeUnknown, Registry, Unavailable
 from delaynode.registry.sqlite import SqliteRegistry
 from delayoperator.loop import Clock, ControlLoop
 
@@ -275,6 +276,26 @@ def test_more_queues_and_fewer(world: World) -> None:
     world.pass_time(300, "n0", "n1")
     reasons = [[condition.reason for condition in shard.conditions] for shard in world.registry.list_shards()]
     assert reasons == [[], ["FewerQueues"], ["FewerQueues"]]
+
+
+def test_a_write_that_is_refused_for_ever_is_not_tried_twenty_times_a_second(world: World) -> None:
+    """An object that somebody broke, say. Each try is a request and a line in the log."""
+    world.wish()
+    world.start("n0", "a")
+    refused: list[float] = []
+
+    def refuse(*_: object) -> Version:
+        refused.append(time.monotonic())
+        raise Conflict("not this one")
+
+    world.faulty.create_shard = refuse  # type: ignore[attr-defined]
+    stop = threading.Event()
+    running = threading.Thread(target=world.loop.run, args=(stop,))
+    running.start()
+    time.sleep(2.0)
+    stop.set()
+    running.join()
+    assert 4 <= len(refused) / 2 < 20  # two shards a round; without a pause it would be 40 rounds
 
 
 def test_run_survives_an_outage_says_it_once_and_stops_when_told(world: World) -> None:

@@ -127,7 +127,7 @@ def test_a_peers_last_word_counts() -> None:
     for peer in ("n1", "n2"):
         made.heard(peer, NOW + 100, BOOT + 100, 0)
     assert made.judge(NOW + 100, BOOT + 100) == Agreement(
-        2, 0, False, False, "0 of 2 peers are more than 1000 ms away, the median +0 ms"
+        2, 0, False, False, "0 of 2 peers are more than 1000 ms away, the median +0 s"
     )
 
 

@@ -40,6 +40,11 @@ def test_invariants_hold_whatever_happens(pool: ProcessPoolExecutor, first: int)
     assert sum(one.delivered for one in found) > 50 * BLOCK, "the runs did next to nothing"
 
 
+@pytest.mark.parametrize("seed", [2922])  # a step of the clock below the allowed skew kept the only copy from leading
+def test_seeds_that_have_failed_once_hold(seed: int) -> None:
+    assert outcomes([seed])[0].failure is None
+
+
 def _replayed(seed: int, hash_seed: str) -> str:
     command = [sys.executable, "-m", "tests.simulation.run", "--seed", str(seed)]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

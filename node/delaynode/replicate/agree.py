@@ -76,7 +76,9 @@ class ClockAgreement:
         skew = own - median_low(one.middle_ms for one in heard)
         out_voted = len(heard) >= TO_OUT_VOTE and far * 2 > len(heard)
         may_accept = disbelieved_ms > 0 and near_step * 2 > len(heard)
-        reason = f"{far} of {len(heard)} peers are more than {self._max_skew_ms} ms away, the median {-skew:+} ms"
+        # Whole seconds: it is told to people in a condition, which is not to be written again with each look.
+        median = f"the median {round(-skew / 1000):+} s"
+        reason = f"{far} of {len(heard)} peers are more than {self._max_skew_ms} ms away, {median}"
         return Agreement(len(heard), skew, out_voted, may_accept, reason)
 
     def _surely_far(self, heard: Heard, own_ms: int) -> bool:

@@ -412,8 +412,9 @@ class Node:
         """Why no master should be chosen here; None when one may be."""
         if self.skew is not None:
             return f"its clock differs: {self.skew}"
-        if ahead := self.clock.disbelieved_ms:
-            return f"its clock is {ahead} ms ahead of what is believed"
+        if (ahead_ms := self.clock.disbelieved_ms) > MAX_CLOCK_SKEW_MS:
+            # Whole seconds: it is told to people in a condition, which is not to be written again with each look.
+            return f"its clock is more than {ahead_ms // 1000} s ahead of what is believed"
         return "it is stopping" if self.stopping else None
 
     def hosts(self) -> list[ShardHost]:

@@ -17,7 +17,7 @@ class Reason(StrEnum):
     SHARDS_NOT_SERVED = "ShardsNotServed"  # clients of some shards wait
     # Progressing
     SETTLED = "Settled"  # what was asked for is in place
-    PAUSED = "Paused"  # spec.paused: nothing is changed, nothing fails over
+    PAUSED = "Paused"  # spec.paused: nothing is changed; only a shard without a master still gets one
     SCALING_OUT = "ScalingOut"
     SCALING_IN = "ScalingIn"
     ROLLING_RESTART = "RollingRestart"
