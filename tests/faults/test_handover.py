@@ -23,7 +23,7 @@ from tests.faults.trial import SEED
 from tests.serve.client import Client, Msg, Shard, poll
 
 WORK = Work(rate=RATE)
-PAUSE_SECONDS = 5.0  # on a machine of its own: under a second
+PAUSE_SECONDS = 3.0  # on a machine of its own: under a second
 
 
 def through(

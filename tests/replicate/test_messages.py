@@ -38,7 +38,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 BLOB = st.binary(max_size=200)
 HEAD = {"uid": U64, "epoch": U32}
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Follow, **HEAD),
+    st.builds(Follow, **HEAD, spared=st.booleans()),
     st.builds(Start, **HEAD, cut=I64, commit=I64),
     st.builds(Frames, **HEAD, offset=I64, commit=I64, data=st.tuples(BLOB)),
     st.builds(Commit, **HEAD, commit=I64),

@@ -114,6 +114,26 @@ def slave_that_could_not_be_read_for_once_is_read_for_again(seed: int) -> None:
 
 
 @attack
+def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
+    """Seed 1960: the registry does not name it yet, the larger set was sent and not answered."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        shrink(run, slave)
+        weather = run.world.machines[master].weather
+        weather.script.append(("write_status", "later"))
+        run.world.start(slave)
+        run.until(lambda: not weather.script, 20, "the larger set was sent")
+        weather.down = True  # it can't read what became of it
+        run.world.machines[slave].disk.full = True
+        run.until(lambda: run.replica(slave).role is Role.DAMAGED, 20, "the new member's disk takes nothing more")
+        run.until(lambda: len(run.status().in_sync) == 2, 20, "the larger set has landed")
+        run.world.run(2.0)
+        assert run.replica(slave).role is Role.DAMAGED, "the copy that the registry names"
+        weather.down = False
+        run.world.machines[slave].disk.full = False
+
+
+@attack
 def shard_that_can_commit_nothing_holds_up_no_other_shards_checkpoint(seed: int) -> None:
     """Its slave is dead, and the registry is away: the smaller in-sync set can't be written."""
     with cluster(seed, nodes=3, queues=3) as run:

@@ -16,9 +16,9 @@ from delaynode.registry.port import OutcomeUnknown
 from delaynode.replicate import shipping
 from delaynode.replicate.insync import Entries
 from delaynode.replicate.leader import Leader
-from delaynode.replicate.messages import Beacon, BeaconReply
+from delaynode.replicate.messages import Beacon, BeaconReply, Follow
 from delaynode.replicate.promises import Promises
-from delaynode.replicate.shipping import Phase
+from delaynode.replicate.shipping import Member, Phase, Shipping
 from delaynode.serve import replica, yard
 from delaynode.serve.copyhost import CopyHost
 from delaynode.serve.follower import Follower
@@ -135,6 +135,15 @@ def takes_no_answer_for_failure(put: Put) -> None:  # B1, the second half
         return written
 
     put(Leader, "_write", doubtful)
+
+
+@mutation("damaged_copy_stays_while_a_write_under_way_names_it")
+def spares_a_copy_that_a_write_under_way_names(put: Put) -> None:
+    def ask(self: Shipping, member: Member) -> None:
+        self._fall(member, Phase.ASKED)
+        self._peers.send(member.node, Follow(self.uid, self.epoch, member.damaged))
+
+    put(Shipping, "_ask", ask)
 
 
 @mutation("b5_master_whose_disk_failed_once_gives_way")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from delaynode.clock import MAX_CLOCK_SKEW_MS, GuardedClock, Trust
+from delaynode.clock import GuardedClock, Trust
 from delaynode.metrics import NodeMetrics
 from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
 from delaynode.registry.port import RegistryError
@@ -274,8 +274,6 @@ class Process:
     # ------------------------------------------------------------ clients
     def unfit(self) -> str:
         """Why no master should be chosen here, as Node.unfit()."""
-        if (ahead_ms := self.clock.disbelieved_ms) > MAX_CLOCK_SKEW_MS:
-            return f"its clock is more than {ahead_ms // 1000} s ahead of what is believed"
         return "it is stopping" if self.stopping else ""
 
     def call(self, work: Callable[[Process], Coroutine[Any, Any, Any]], reply: Callable[[Any], None]) -> None:

@@ -41,7 +41,7 @@ def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
     )  # fmt: skip
 
 
-def outcomes(seeds: list[int]) -> list[Outcome]:
+def outcomes(seeds: Iterable[int]) -> list[Outcome]:
     return [outcome_of(seed) for seed in seeds]
 
 

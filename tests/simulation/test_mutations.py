@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import attacks, attacks_on_ends, attacks_on_operation  # noqa: F401  they fill the list
+from tests.simulation import attacks, attacks_on_ends, attacks_on_operation, attacks_on_progress  # noqa: F401  they fill the list
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.run import outcome_of
 from tests.simulation.schedules import ATTACKS

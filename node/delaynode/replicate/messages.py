@@ -34,10 +34,15 @@ class BadMessage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The sender is the shard's master in this epoch. Asks what the receiver has."""
+    """The sender is the shard's master in this epoch. Asks what the receiver has.
+
+    spared: the receiver has said that its copy is of no use, and no commit waits for that copy any more; nor can a
+    write that is under way name it in the in-sync set.
+    """
 
     uid: int
     epoch: int
+    spared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class Pull:
 Message = Follow | Start | Frames | Commit | Bootstrap | Piece | Release | State | Ack | Refused | Pull
 
 FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE, STATE, ACK, REFUSED, PULL = range(1, 12)
+_FLAG = struct.Struct("<?")
 _REFUSED = struct.Struct("<IB")
 _PIECE = struct.Struct("<qq")
 _PULLED = struct.Struct("<qqq")
@@ -165,7 +171,7 @@ def encode(message: Message) -> list[Buffer]:
         case Commit():
             kind, body = COMMIT, [_OFFSET.pack(message.commit)]
         case Follow():
-            kind, body = FOLLOW, []
+            kind, body = FOLLOW, [_FLAG.pack(message.spared)]
         case Start():
             kind, body = START, [_OFFSETS.pack(message.cut, message.commit)]
         case Bootstrap():
@@ -214,7 +220,7 @@ def _decode(data: memoryview) -> Message:
         case 4:
             return Commit(uid, epoch, *_OFFSET.unpack(body))
         case 1:
-            return Follow(uid, epoch)
+            return Follow(uid, epoch, *_FLAG.unpack(body))
         case 2:
             return Start(uid, epoch, *_OFFSETS.unpack(body))
         case 5:

@@ -155,7 +155,8 @@ class Shipping:
     def _ask(self, member: Member) -> None:
         """A FOLLOW without a link is dropped; link_up() asks again."""
         self._fall(member, Phase.ASKED)
-        self._peers.send(member.node, Follow(self.uid, self.epoch))
+        spared = member.damaged and self.replaceable(member.entry)
+        self._peers.send(member.node, Follow(self.uid, self.epoch, spared))
 
     def _fall(self, member: Member, phase: Phase) -> None:
         self._let_go(member)

@@ -70,6 +70,7 @@ class Follower:
         self._wanted: list[tuple[int, int, int]] = []  # pieces to ask for: file, offset, length; the last one next
         self._owed = 0  # pieces asked for
         self._leaving: str | None = None  # why nobody is followed any more
+        self.spared = False  # the master knows that the copy is of no use, and counts on it no more
 
     @property
     def streaming(self) -> bool:
@@ -118,6 +119,7 @@ class Follower:
         self._streaming = False
         self.origin, self.epoch = origin, message.epoch
         why = self._leaving or copy.damaged()
+        self.spared = message.spared and why is not None
         if why is not None:
             origin.reply(Refused(uid, message.epoch, message.epoch, True, why))
             return

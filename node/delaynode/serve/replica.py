@@ -444,9 +444,14 @@ class Replica:
 
     # ------------------------------------------------------------ giving up
     async def _given_up(self) -> bool:
-        """Whether a serving master does without this copy, so that it may go. A sole copy stays what it is."""
-        spec, status = self.object.spec, self.object.status
-        if status is None or spec.master == self.yard.node or self._follower.origin is None:
+        """Whether a serving master does without this copy, so that it may go. A sole copy stays what it is.
+
+        What the registry says is not enough: the master may have named the copy in a write that is still under way.
+        """
+        spec, status, follower = self.object.spec, self.object.status, self._follower
+        if status is None or spec.master == self.yard.node or follower.origin is None:
+            return False
+        if not follower.spared or follower.epoch != spec.epoch:
             return False
         if status.serving_epoch != spec.epoch or self.holding.entry in status.in_sync or not self.holding.entry:
             return False
