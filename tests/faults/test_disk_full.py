@@ -224,8 +224,9 @@ def test_b11_a_disk_that_is_full_again_and_again_stores_each_message_once(
     check_logs(cluster)
 
 
+@pytest.mark.parametrize("then", ["the node is restarted", "it goes on by itself"])
 def test_a_disk_full_to_the_last_byte_stops_the_shard_and_takes_back_nothing(
-    cluster: LocalCluster, client: Client, disk: SmallDisk
+    then: str, cluster: LocalCluster, client: Client, disk: SmallDisk
 ) -> None:
     """Somebody else used up the reserve. What was acknowledged is there when there is room again."""
     shard = Shard(client, "t", 0)
@@ -252,8 +253,13 @@ def test_a_disk_full_to_the_last_byte_stops_the_shard_and_takes_back_nothing(
             call()
         assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.DATA_LOSS, "SHARD_DAMAGED")
 
+    pid = cluster.pids["n0"]
     disk.leave_free(RESERVE_MIB + 20)
-    restart(cluster, signal.SIGKILL)
+    if then == "the node is restarted":
+        restart(cluster, signal.SIGKILL)
+    else:
+        poll("the shard is served", lambda: get(cluster, "/readyz")[0] == 200, 60)
+        assert cluster.pids["n0"] == pid
     sent = [key for batch in soon for key in zip(batch.due, batch.seqs, strict=True)]
     got = shard.receive_all(205, seconds=30, max_bytes=1 << 20)
     assert [one.body for one in got[:5]] == [b"now"] * 5

@@ -12,6 +12,7 @@ from delaynode.store.frames import Frame, Kind, Tick
 from delaynode.store.intake import Batch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.timerlog import UNIT_BYTES
 
 from tests.store.consuming import World, tag_of
 from tests.store.producing import Item
@@ -333,13 +334,20 @@ def test_b10_with_async_durability_a_checkpoint_syncs_the_log_that_it_names() ->
     assert world.model.next_seq == 2
 
 
-def test_b10_a_wrong_unit_in_the_timer_log_is_noticed_not_silently_lost() -> None:
+def test_b10_a_wrong_unit_in_the_timer_log_is_noticed_and_never_silently_lost() -> None:
     world = World(1, SMALL)
     world.enqueue([Item(5 * MINUTE_MS)] * 3)
     world.checkpoint()
-    path = f"{ROOT}/timerlog/{0:020d}"
-    for byte in range(len(world.disk.files[path].data)):
+    path, log = f"{ROOT}/timerlog/{0:020d}", f"{ROOT}/log/{0:020d}"
+    good = bytes(world.disk.files[path].data)
+    for byte in range(0, len(good), 3):
         disk = world.disk.copy()
         disk.flip(path, 8 * byte)
+        disk.flip(path, 8 * byte + 1)
+        whole = disk.copy()
+        disk.flip(log, 8 * 200)  # nothing is left to make it again from
         with pytest.raises(Damaged):
             persist.recover(disk, ROOT, SMALL)
+        if byte >= UNIT_BYTES:  # its header says which frames it is from
+            assert persist.recover(whole, ROOT, SMALL)[1].mended == [0]
+            assert whole.files[path].data == good

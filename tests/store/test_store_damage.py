@@ -14,7 +14,7 @@ from delaynode.store.shard import Shard
 from delaynode.store.timerindex import HOUR_MS
 
 from tests.store.consuming import World
-from tests.store.lives import checkpoint_of, files_in, lived, pieces_of
+from tests.store.lives import checkpoint_of, files_in, lived
 from tests.store.memory_files import MemoryFiles
 from tests.store.walks import times
 from tests.store.world import ROOT, SMALL, START_MS, UID
@@ -48,19 +48,6 @@ def test_a_flip_in_the_wheels_changes_nothing() -> None:
     for disk in flips(world, "wheels", random.Random(2), times(40)):
         twin = world.twin(disk, world.shard.log.end)
         assert np.array_equal(twin.shard.index.minute.slots, world.shard.index.minute.slots)
-
-
-def test_a_flip_in_the_timer_log_is_damage_wherever_the_wheels_are_rebuilt_from_it() -> None:
-    world = lived(3, wheels=False)
-    end = checkpoint_of(world.disk).timer_end
-    rng = random.Random(3)
-    for _ in range(times(120)):
-        at = rng.randrange(end)
-        disk = world.disk.copy()
-        path, base = max((s for s in pieces_of(disk, "timerlog") if s[1] <= at), key=lambda s: s[1])
-        disk.flip(path, 8 * (at - base) + rng.randrange(8))
-        with pytest.raises(Damaged):
-            persist.recover(disk, ROOT, SMALL)
 
 
 @pytest.mark.parametrize("part", ["log/", "timerlog/", "queue/", "checkpoint", "shard.json", "wheels"])

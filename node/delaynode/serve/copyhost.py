@@ -60,6 +60,7 @@ class Workshop:
     fsync: bool
     log: Callable[..., None]  # log(event, **fields)
     disk_tight: Callable[[], bool]  # little is left: free what can be freed
+    disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
 
@@ -76,6 +77,7 @@ class CopyHost(ABC):
         self.topic = shard.identity.topic
         self.name = f"{shard.identity.topic}-{shard.identity.queue}"
         self.failure: str | None = None  # why it is of no use any more
+        self.lasting = False  # and a process that opens it next must not trust it either
         self.failed: Callable[[], None] = lambda: None  # told once, when it fails
         self.waiting = Waiting(shard.consumers, shard.queue, shop.clock.now_ms)
         self._tasks: list[asyncio.Task[None]] = []
@@ -149,7 +151,8 @@ class CopyHost(ABC):
             self.shard.damaged = why
             self.shop.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
             self._end(why)
-            if marker.outlasts_a_restart(error):
+            self.lasting = marker.outlasts_a_restart(error)
+            if self.lasting:
                 self._mark = partial(
                     marker.mark_damaged, self.shop.files, self.directory, why, self.shop.clock.now_ms(),
                     self.shard.committed,

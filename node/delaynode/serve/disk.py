@@ -64,6 +64,11 @@ class DiskSpace:
         free, reserve = self.look()
         return free < 2 * reserve
 
+    def full(self) -> bool:
+        """New messages are refused."""
+        free, reserve = self.look()
+        return free < reserve
+
     def check(self, size: int) -> None:
         """Let `size` bytes in. Raises Refused DISK_FULL."""
         free, reserve = self.look()

@@ -8,6 +8,7 @@ import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -47,7 +48,8 @@ class Files(Protocol):
         """Delete the file, if it is there; its name is gone from the disk when this returns."""
 
     def link(self, path: str, other: str) -> None:
-        """Give the file a second name, which sync() under it puts on disk. Raises FileNotFoundError, FileExistsError.
+        """Give the file a second name, for this process: after a crash it may be gone. Raises FileNotFoundError,
+        FileExistsError.
 
         What is appended, cut or synced under one name is so under both; replace and remove change one of them only.
         """
@@ -59,7 +61,10 @@ class Files(Protocol):
         """
 
     def remove_tree(self, directory: str) -> None:
-        """Delete the directory, if it is there, with all that is in it, one after the other; nobody may use it."""
+        """Delete the directory, if it is there, with all that is in it, one after the other; nobody may use it.
+
+        After a crash any of it may be there again.
+        """
 
 
 class ReadFiles(ABC):
@@ -173,7 +178,7 @@ class DiskFiles(ReadFiles):
         self._sync_directory(os.path.dirname(path))
 
     def link(self, path: str, other: str) -> None:
-        self._make_directory(Path(other).parent)
+        Path(other).parent.mkdir(parents=True, exist_ok=True)
         os.link(path, other)
 
     def rename(self, path: str, other: str) -> None:
@@ -185,11 +190,8 @@ class DiskFiles(ReadFiles):
 
     def remove_tree(self, directory: str) -> None:
         self._forget(directory)
-        try:
+        with suppress(FileNotFoundError):
             shutil.rmtree(directory)
-        except FileNotFoundError:
-            return
-        self._sync_directory(os.path.dirname(directory))
 
     def _forget(self, directory: str) -> None:
         """Close the descriptors of the files below the directory."""

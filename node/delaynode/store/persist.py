@@ -39,6 +39,7 @@ from delaynode.store.shard import Identity, Shard, ShardConfig
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, TimerIndex
 from delaynode.store.timerjobs import FlushJob
 from delaynode.store.timerlog import TimerLog
+from delaynode.store.timermending import Mender
 from delaynode.store.timerwheel import SLOT, TimerWheel
 from delaynode.store.types import MAX_SEQ, Pair, Records
 
@@ -50,11 +51,13 @@ Epoch = TypeVar("Epoch", tuple[int, int], list[int])
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a recovery did: units read from the TimerLog, frames applied, bytes of torn tail dropped."""
+    """What a recovery did: units read from the TimerLog, frames applied, bytes of torn tail dropped, and the TimerLog
+    positions of flushes that were bad and are made good."""
 
     units: int
     frames: int
     dropped_bytes: int
+    mended: list[int]
 
 
 def exists(files: Files, directory: str) -> bool:
@@ -113,9 +116,11 @@ def discard(files: Files, directory: str) -> None:
         files.remove_tree(directory)
 
 
-def create(files: Files, directory: str, uid: int, topic: str, queue: int, config: ShardConfig, now_ms: int) -> Shard:
-    """A new, empty copy with a copy id of its own."""
-    identity = Identity(uid, new_copy_id(), topic, queue, 0)
+def create(
+    files: Files, directory: str, uid: int, topic: str, queue: int, config: ShardConfig, now_ms: int, epoch: int = 0
+) -> Shard:
+    """A new, empty copy with a copy id of its own. epoch: the highest that is known."""
+    identity = Identity(uid, new_copy_id(), topic, queue, epoch)
     hour = now_ms - now_ms % HOUR_MS
     empty = Checkpoint(
         uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
@@ -153,7 +158,8 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     watermark = Pair(state.watermark_due, state.watermark_seq)
     index = TimerIndex(timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget)
     index.pending, index.pending_bytes = state.pending, state.pending_bytes
-    units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)))
+    mender = Mender(timer_log, log)
+    units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)), mender.mend)
     shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
     _restore(shard, state, arrays, ledger)
 
@@ -176,7 +182,7 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
                 mark_damaged(files, directory, f"recovery: {error}", shard.wall_ms, state.log_offset)
         raise
     shard.commit(shard.applied)
-    return shard, Recovery(units, frames, dropped)
+    return shard, Recovery(units, frames, dropped, mender.mended)
 
 
 def _apply(shard: Shard, frame: Frame) -> None:

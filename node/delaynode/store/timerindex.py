@@ -17,7 +17,7 @@ import numpy as np
 
 from delaynode.store.timercleaning import STEP_UNITS, CleanJob, Cycle
 from delaynode.store.timerjobs import Capture, CascadeJob, FlushJob, LoadJob, SlotRef
-from delaynode.store.timerlog import UNIT_BYTES, Flush, TimerLog, build_flush
+from delaynode.store.timerlog import UNIT_BYTES, Flush, Mend, TimerLog, build_flush
 from delaynode.store.timerscan import Choice, Folds, Named, ScanJob
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, U32, Bools, Pair, Records, at_or_below
@@ -309,9 +309,9 @@ class TimerIndex:
         self._flushing = []
 
     # ------------------------------------------------------------ recovery
-    def rebuild(self, position: int) -> int:
-        """Hang the TimerLog from `position` on onto the wheels; returns the number of units read."""
-        total = self.log.rebuild(self.minute, self.hour, position)
+    def rebuild(self, position: int, mend: Mend | None = None) -> int:
+        """Hang the TimerLog from `position` on onto the wheels; returns the number of units read. Raises Damaged."""
+        total = self.log.rebuild(self.minute, self.hour, position, mend)
         stale = (self.hour.slots["time"] >= 0) & (self.hour.slots["time"] < self.minute_bound_ms)
         for time in self.hour.slots["time"][stale].tolist():
             self.hour.empty(time)  # cascaded: its units came again as ROLLs

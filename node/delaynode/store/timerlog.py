@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -60,6 +61,17 @@ def own_checks(stored: Records, place: I64, uid: int) -> Array:
 def flush_crc(position: int, uid: int) -> int:
     """What the crc32 of the flush at `position` goes on from: one of another place or shard has another."""
     return zlib.crc32(_PLACE.pack(uid, position))
+
+
+def flush_is_sound(stored: Records, position: int, uid: int) -> bool:
+    """Whether a flush (n + 1,), header first, has the crc32 that its header says."""
+    header = stored[:1].copy()
+    header["key"] = 0
+    return zlib.crc32(raw(stored[1:]), zlib.crc32(raw(header), flush_crc(position, uid))) == int(stored[0]["key"])
+
+
+Mend: TypeAlias = Callable[[int, TimerWheel, TimerWheel], Records]
+"""What makes the bad flush at a position good again, see timermending.py. Raises Damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +206,31 @@ class TimerLog:
             position = previous
             block = min(block * 4, LARGEST_BLOCK) if first == 0 else block
 
-    def rebuild(self, minute: TimerWheel, hour: TimerWheel, position: int) -> int:
+    def _flush(self, position: int) -> Records:
+        """The flush at `position`, header first. Raises Damaged unless it is what its crc32 says."""
+        header = self._read(position, 1)[0]
+        count = int(header["offset"])
+        if header["magic"] != HEADER or count < 0 or position + (count + 1) * UNIT_BYTES > self.end:
+            raise Damaged(f"{self.file.directory}: no flush header at {position}")
+        stored = self._read(position, count + 1)
+        if not flush_is_sound(stored, position, self.uid):
+            raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
+        return stored
+
+    def rebuild(self, minute: TimerWheel, hour: TimerWheel, position: int, mend: Mend | None = None) -> int:
         """Hang every flush from `position` on onto the wheels; returns the number of units. Raises Damaged.
 
         One vectorised pass over each flush; how a wheel is made after an unclean stop or a change of owner.
         """
         total = 0
         while position < self.end:
-            header = self._read(position, 1).copy()
-            head = header[0].copy()
-            header["key"] = 0
-            count, split = int(head["offset"]), int(head["size"])
-            if head["magic"] != HEADER or count < 0 or position + (count + 1) * UNIT_BYTES > self.end:
-                raise Damaged(f"{self.file.directory}: no flush header at {position}")
-            body = self._read(position + UNIT_BYTES, count)
-            if zlib.crc32(raw(body), zlib.crc32(raw(header), flush_crc(position, self.uid))) != int(head["key"]):
-                raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
+            try:
+                stored = self._flush(position)
+            except Damaged:
+                if mend is None:
+                    raise
+                stored = mend(position, minute, hour)
+            count, split, body = len(stored) - 1, int(stored[0]["size"]), stored[1:]
             place = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
             for wheel, low, high in ((minute, 0, split), (hour, split, count)):
                 due = np.ascontiguousarray(body["due"][low:high])

@@ -1,0 +1,40 @@
+"""Mends what of a stopped copy's TimerLog can be mended, also where no recovery would read it."""
+
+from __future__ import annotations
+
+from delaynode.store import checkpoint as ck
+from delaynode.store import persist
+from delaynode.store.commitlog import CommitLog
+from delaynode.store.errors import Damaged
+from delaynode.store.files import Files
+from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
+from delaynode.store.timerlog import TimerLog
+from delaynode.store.timermending import Mender
+from delaynode.store.timerwheel import TimerWheel
+
+LARGE = 1 << 62  # a segment size that no file reaches
+
+
+def mend_timer_log(files: Files, directory: str) -> list[int]:
+    """Make bad flushes good, up to the first that can't be; returns their TimerLog positions. Raises OSError.
+
+    Changes nothing else, and nothing where identity, checkpoint or log can't be read at all.
+    """
+    try:
+        identity, horizon_ms = persist.read_identity(files, directory)
+        read = ck.read(files, f"{directory}/checkpoint")
+        log = CommitLog.open(files, f"{directory}/log", identity.uid, LARGE)
+    except Damaged:
+        return []
+    if read is None or read[0].uid != identity.uid:
+        return []
+    state = read[0]
+    timer = TimerLog(files, f"{directory}/timerlog", LARGE, identity.uid)
+    timer.start, timer.file.end = state.timer_start, min(timer.end, state.timer_end)
+    mender = Mender(timer, log)
+    try:
+        wheels = TimerWheel(MINUTE_MS, MINUTE_SLOTS), TimerWheel(HOUR_MS, hour_slots(horizon_ms))
+        timer.rebuild(*wheels, state.timer_start, mender.mend)
+    except Damaged:
+        pass  # told by verify_shard()
+    return mender.mended

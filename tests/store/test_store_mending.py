@@ -1,0 +1,167 @@
+"""A bad flush of the TimerLog is made again from its log range, to the last bit, or the copy is refused."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from delaynode.store import persist
+from delaynode.store.errors import Damaged
+from delaynode.store.timerlog import HEADER, STORED, UNIT_BYTES
+from delaynode.store.verify.mending import mend_timer_log
+
+from tests.store.consuming import World
+from tests.store.damaging import Content, content_of, disk_of, part_of
+from tests.store.examining import Past, examine
+from tests.store.histories import Life, a_long_life
+from tests.store.lives import checkpoint_of, files_in, lived, pieces_of
+from tests.store.memory_files import MemoryFiles
+from tests.store.producing import Item
+from tests.store.walks import times
+from tests.store.world import ROOT, SMALL
+
+
+def timer_files(disk: MemoryFiles) -> Content:
+    return {path: bytes(disk.files[path].data) for path in files_in(disk, "timerlog")}
+
+
+def without_wheels(content: Content) -> Content:
+    """A recovery then reads all of the TimerLog."""
+    return {path: data for path, data in content.items() if part_of(path) != "wheels"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Where a flush lies."""
+
+    path: str
+    at: int  # byte in the file
+    position: int
+    count: int
+
+    def block(self, first: int, count: int) -> slice:
+        """The bytes of its units [first, first + count)."""
+        return slice(self.at + UNIT_BYTES * (1 + first), self.at + UNIT_BYTES * (1 + first + count))
+
+
+def flushes_of(disk: MemoryFiles) -> list[Flush]:
+    found = []
+    for path, base in pieces_of(disk, "timerlog"):
+        units = np.frombuffer(bytes(disk.files[path].data), STORED)
+        for at in np.flatnonzero(units["magic"] == HEADER).tolist():
+            found.append(Flush(path, UNIT_BYTES * at, base + UNIT_BYTES * at, int(units[at]["offset"])))
+    return found
+
+
+def one_flush(messages: int = 40) -> World:
+    """A shard with one flush of far messages, some cancelled, some moved."""
+    world = World(1, SMALL)
+    for _ in range(messages // 5):
+        world.enqueue([Item(3_600_000 + 60_000 * n, size=9) for n in range(5)])
+    live = sorted(world.model.live)
+    world.cancel(*live[3:6])
+    world.reschedule(live[7], Item(7_200_000))
+    world.pump()
+    world.checkpoint()
+    return world
+
+
+@pytest.mark.parametrize("what", ["zeros", "garbage", "the body", "a unit of another place"])
+def test_a_block_that_is_lost_is_made_again_from_the_log(what: str) -> None:
+    world = one_flush()
+    before = timer_files(world.disk)
+    (flush,) = flushes_of(world.disk)
+    data = world.disk.files[flush.path].data
+    block = flush.block(0, flush.count) if what == "the body" else flush.block(2, 7)
+    if what == "zeros":
+        data[block] = bytes(7 * UNIT_BYTES)
+    elif what == "a unit of another place":
+        data[flush.block(2, 1)] = data[flush.block(9, 1)]
+    else:
+        data[block] = random.Random(1).randbytes(block.stop - block.start)
+    assert timer_files(world.disk) != before
+    world.kill()  # opens it, and compares everything
+    assert world.recovery.mended == [flush.position]
+    assert timer_files(world.disk) == before
+    world.kill()
+    assert world.recovery.mended == []
+    world.advance(8_000_000)
+    world.settle()
+    assert not world.model.live
+
+
+def test_every_bit_of_a_timer_log_that_flips_is_turned_back() -> None:
+    """Also in units that no frame says anything of: hours that came down to minutes."""
+    content = without_wheels(content_of(lived(3).disk))
+    good = {path: data for path, data in content.items() if part_of(path) == "timerlog"}
+    rng = random.Random(1)
+    for case in range(times(200)):
+        path = rng.choice(sorted(good))
+        disk = disk_of(content, case)
+        disk.flip(path, rng.randrange(8 * len(good[path])))
+        _, recovery = persist.recover(disk, ROOT, SMALL)
+        assert len(recovery.mended) == 1
+        assert timer_files(disk) == good
+
+
+def test_what_the_log_does_not_say_any_more_stays_refused() -> None:
+    """Two units are lost, and the frames that they are from: nobody knows what they said."""
+    world = one_flush()
+    (flush,) = flushes_of(world.disk)
+    world.disk.files[flush.path].data[flush.block(2, 2)] = bytes(2 * UNIT_BYTES)
+    content = content_of(world.disk)
+    world.disk.files[files_in(world.disk, "log/")[0]].data[200:203] = b"bad"  # a frame of the range
+    with pytest.raises(Damaged, match=f"the flush at {flush.position} is bad"):
+        persist.recover(world.disk, ROOT, SMALL)
+    assert persist.recover(disk_of(content, 1), ROOT, SMALL)[1].mended == [flush.position]
+
+
+@pytest.fixture(scope="module")
+def lives() -> list[Life]:
+    return [a_long_life(7_000 + n) for n in range(6)]
+
+
+def test_a_damaged_timer_log_becomes_what_it_was_or_is_refused_never_anything_else(lives: list[Life]) -> None:
+    outcomes: Counter[str] = Counter()
+    for case in range(times(300)):
+        rng = random.Random(f"mending {case}")
+        life = rng.choice(lives)
+        content = without_wheels(life.past.content)
+        good = {path: data for path, data in content.items() if part_of(path) == "timerlog"}
+        paths = [path for path in sorted(good) if good[path]]
+        if not paths:
+            continue
+        path = rng.choice(paths)
+        at = rng.randrange(len(good[path]))
+        size = rng.choice((1, 8, 52, 104, 400))
+        data = bytearray(good[path])
+        data[at : at + size] = rng.randbytes(min(size, len(data) - at))
+        disk = disk_of(content | {path: bytes(data)}, case)
+        try:
+            _, recovery = persist.recover(disk, ROOT, life.past.config)
+        except Damaged:
+            outcomes["refused"] += 1
+            continue
+        kept = timer_files(disk)
+        assert kept == {path: good[path][: len(kept[path])] for path in kept}, f"case {case}: not what it was"
+        outcomes["mended" if recovery.mended else "not needed"] += 1
+        if recovery.mended and case % 10 == 0:
+            examine(life.past, disk)
+    assert outcomes["mended"] > outcomes.total() // 3, outcomes
+
+
+def test_the_flushes_below_the_wheels_copy_are_mended_on_demand() -> None:
+    """A recovery reads none of them; a chain that leads there would."""
+    world = lived(3)
+    disk, good = world.disk, timer_files(world.disk)
+    path = min(good)
+    assert checkpoint_of(disk).timer_end > len(good[path])
+    disk.flip(path, 8 * 100)
+    assert persist.recover(disk.copy(), ROOT, SMALL)[1].mended == []
+    assert mend_timer_log(disk, ROOT) == [flushes_of(disk)[0].position]
+    assert timer_files(disk) == good
+    assert mend_timer_log(disk, ROOT) == []
+    examine(Past(world, content_of(disk)), disk)
