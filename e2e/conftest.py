@@ -17,7 +17,7 @@ import pytest
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.diagnose import describe
 from e2e.harness.helm import Release, default_image
-from e2e.harness.kubectl import Failed, Kubectl, WrongContext, check_context, current_context
+from e2e.harness.kubectl import PART_OF, SCENARIOS, Failed, Kubectl, WrongContext, check_context, current_context
 from e2e.harness.load import Load
 from e2e.harness.machines import Machines, machines_of
 
@@ -107,28 +107,27 @@ def machines(pytestconfig: pytest.Config) -> Machines:
 
 
 @pytest.fixture(scope="session")
-def _release(kube: Kubectl, image: str, pytestconfig: pytest.Config) -> Iterator[Release]:
-    release = Release(kube, OPERATOR_NAMESPACE, None if image == default_image() else image)
-    yield release
+def release(kube: Kubectl, image: str, pytestconfig: pytest.Config) -> Iterator[Release]:
+    """The operator's, installed or not."""
+    found = Release(kube, OPERATOR_NAMESPACE, None if image == default_image() else image)
+    yield found
     if not pytestconfig.option.keep:
-        release.uninstall()
-        kube.delete("namespace", release.namespace)
+        selector = (f"--selector={PART_OF}={SCENARIOS}", f"--field-selector=metadata.name!={found.namespace}")
+        kube("delete", "namespace", *selector, "--timeout=180s", seconds=190)  # while there is an operator
+        found.uninstall()
+        kube.delete("namespace", found.namespace)
 
 
 @pytest.fixture
-def operator(_release: Release) -> Release:
+def operator(release: Release) -> Release:
     """One operator, installed and ready."""
-    if not _release.installed:
-        _release.install()
-    _release.wait_ready()
-    return _release
+    release.ensure()
+    return release
 
 
 @pytest.fixture(scope="session")
-def _cluster(kube: Kubectl, pytestconfig: pytest.Config) -> Iterator[ClusterUnderTest]:
-    yield ClusterUnderTest(kube, "e2e", NAMESPACE)
-    if not pytestconfig.option.keep:
-        kube.delete("namespace", NAMESPACE)
+def _cluster(kube: Kubectl) -> ClusterUnderTest:
+    return ClusterUnderTest(kube, "e2e", NAMESPACE)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Brings a clean cluster, builds the image onto it, runs the scenarios, takes the cluster away.
 
-    python -m e2e.run [--on kubelab|kind|current] [--keep] [pytest's arguments, such as -m quick or -k freeze]
+    python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [pytest's arguments, such as -m quick or -k freeze]
 
-kubelab: e2e/cluster, built from Go modules; needs root on Debian 12 with Go. kind: needs Docker and kind. current: the
+kubelab: e2e/cluster, built from Go modules; needs root on Debian 12. kind: needs Docker and kind. current: the
 kubeconfig's current context, which must be named for tests, with an image that it can pull (--image). Without --on:
 kind where Docker runs and kind is installed, else kubelab.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.harness.helm import default_image
+from e2e.harness.helm import default_image, rebalance_image
 
 ROOT = Path(__file__).resolve().parents[1]
 KUBELAB = (sys.executable, str(ROOT / "e2e" / "kubelab"))
@@ -53,15 +53,15 @@ def choose() -> str:
     docker = shutil.which("docker") and not subprocess.run(["docker", "info"], capture_output=True).returncode
     if docker and shutil.which("kind"):
         return "kind"
-    if os.geteuid() == 0 and shutil.which("go") and shutil.which("apt-get"):
+    if os.geteuid() == 0 and shutil.which("apt-get"):
         return "kubelab"
     raise SystemExit(
-        "e2e: no cluster can be made here: neither Docker with kind, nor root on Debian with Go; "
+        "e2e: no cluster can be made here: neither Docker with kind, nor root on Debian; "
         "`--on current` takes the kubeconfig's current context"
     )
 
 
-def on_kubelab(keep: bool, arguments: Sequence[str]) -> int:
+def on_kubelab(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
     with timed("building Kubernetes (once for each cache)"):
         must(*KUBELAB, "build")
     try:
@@ -70,6 +70,9 @@ def on_kubelab(keep: bool, arguments: Sequence[str]) -> int:
             must(*KUBELAB, "up")
         with timed("building and loading the image"):
             must(*KUBELAB, "image", f"docker.io/{default_image()}", str(ROOT))
+        if spark:
+            with timed("building and loading the rebalance image"):
+                must(*KUBELAB, "image", f"docker.io/{rebalance_image()}", str(ROOT), "--target", "rebalance")
         with timed("scenarios"):
             return call(*KUBELAB, "exec", "--", *PYTEST, *arguments)
     finally:
@@ -78,10 +81,10 @@ def on_kubelab(keep: bool, arguments: Sequence[str]) -> int:
                 call(*KUBELAB, "down")
 
 
-def on_kind(keep: bool, arguments: Sequence[str]) -> int:
+def on_kind(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
     try:
         with timed("starting from a clean cluster, building and loading the image"):
-            must(KIND_SCRIPT, "up", default_image())
+            must(KIND_SCRIPT, "up", default_image(), *[rebalance_image()] * spark)
         with timed("scenarios"):
             return call(*PYTEST, "--context", "kind-delaycluster-e2e", *arguments)
     finally:
@@ -93,12 +96,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--on", choices=("kubelab", "kind", "current"))
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
+    parser.add_argument("--spark", action="store_true", help="build the rebalance image too (1.4 GB): its job runs")
     options, arguments = parser.parse_known_args()
     on = options.on or choose()
-    arguments += ["--keep"] * options.keep
     if on == "current":
-        raise SystemExit(call(*PYTEST, *arguments))
-    raise SystemExit((on_kind if on == "kind" else on_kubelab)(options.keep, arguments))
+        raise SystemExit(call(*PYTEST, *arguments, *["--keep"] * options.keep))
+    arguments.append("--keep")  # what the scenarios made goes with the cluster
+    raise SystemExit((on_kind if on == "kind" else on_kubelab)(options.keep, options.spark, arguments))
 
 
 if __name__ == "__main__":

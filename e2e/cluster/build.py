@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from e2e.cluster.golang import DEBIAN_PACKAGE, go_command, go_environment
 from e2e.cluster.settings import COMPONENTS, KUBE_VERSION, MODULES, PACKAGES, PAUSE_IMAGE, PLACES, STAGING_VERSION
-from e2e.cluster.shell import say, sh, succeeds
+from e2e.cluster.shell import Word, say, sh, succeeds
 
 SOURCE = Path(__file__).parent / "components" / "main.go"
 STAMP = "k8s.io/component-base/version"
-GO_BUILD = ("go", "build", "-trimpath", "-ldflags")
+GO_BUILD = ("build", "-trimpath", "-ldflags")
 PAUSE_SOURCE = """package main
 
 import (
@@ -61,7 +62,8 @@ def timed(what: str) -> Iterator[None]:
 
 
 def packages() -> None:
-    missing = [package for package in PACKAGES if not succeeds("dpkg", "-s", package)]
+    wanted = PACKAGES if shutil.which("go") else (*PACKAGES, DEBIAN_PACKAGE)
+    missing = [package for package in wanted if not succeeds("dpkg", "-s", package)]
     if not missing:
         return
     with timed(f"installing {' '.join(missing)}"):
@@ -70,9 +72,10 @@ def packages() -> None:
         sh("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, quiet=True, env=env)
 
 
-def _go_env(cgo: bool = False) -> dict[str, str]:
-    ours = {"CGO_ENABLED": str(int(cgo)), "GOBIN": str(PLACES.bin), "GOFLAGS": "-mod=mod -buildvcs=false"}
-    return {**os.environ, **ours}
+def _go(*argv: Word, cgo: bool = False, cwd: Path | None = None, quiet: bool = False, capture: bool = False) -> str:
+    """Its stdout when `capture` is set."""
+    done = sh(go_command(), *argv, env=go_environment(cgo), cwd=cwd, quiet=quiet, capture=capture)
+    return done.stdout if capture else ""
 
 
 def kubernetes() -> None:
@@ -91,10 +94,9 @@ def _build_kubernetes(binary: Path) -> None:
     source = PLACES.cache / "src"
     source.mkdir(parents=True, exist_ok=True)
     shutil.copy(SOURCE, source / "main.go")
-    env = _go_env()
     module = f"k8s.io/kubernetes@v{KUBE_VERSION}"
-    found = json.loads(sh("go", "mod", "download", "-json", module, env=env, cwd=Path("/"), capture=True).stdout)
-    parent = json.loads(sh("go", "mod", "edit", "-json", found["GoMod"], env=env, capture=True).stdout)
+    found = json.loads(_go("mod", "download", "-json", module, cwd=Path("/"), capture=True))
+    parent = json.loads(_go("mod", "edit", "-json", found["GoMod"], capture=True))
     staging = sorted(one["Old"]["Path"] for one in parent["Replace"] if one["New"]["Path"].startswith("./staging"))
     replaced = "\n".join(f"\t{path} => {path} v{STAGING_VERSION}" for path in staging)
     (source / "go.mod").write_text(
@@ -102,16 +104,15 @@ def _build_kubernetes(binary: Path) -> None:
         f"require k8s.io/kubernetes v{KUBE_VERSION}\n\nreplace (\n{replaced}\n)\n"
     )
     (source / "go.sum").unlink(missing_ok=True)
-    sh("go", "mod", "tidy", env=env, cwd=source, quiet=True)
+    _go("mod", "tidy", cwd=source, quiet=True)
     major, minor, _ = KUBE_VERSION.split(".")
     stamps = f"-X {STAMP}.gitVersion=v{KUBE_VERSION} -X {STAMP}.gitMajor={major} -X {STAMP}.gitMinor={minor}"
-    sh(*GO_BUILD, f"-s -w {stamps}", "-o", binary, ".", env=env, cwd=source)
+    _go(*GO_BUILD, f"-s -w {stamps}", "-o", binary, ".", cwd=source)
 
 
 def _install(name: str, module: str) -> None:
-    env = _go_env(cgo=name == "runc")  # runc's nsenter is C
     options = ("-trimpath", "-tags", "seccomp", "-ldflags", "-s -w")
-    sh("go", "install", *options, module, cwd=Path("/"), quiet=True, env=env)
+    _go("install", *options, module, cgo=name == "runc", cwd=Path("/"), quiet=True)  # runc's nsenter is C
 
 
 def pause() -> None:
@@ -124,7 +125,7 @@ def pause() -> None:
     (source / "go.mod").write_text("module pause\n\ngo 1.21\n")
     (source / "main.go").write_text(PAUSE_SOURCE)
     binary = PLACES.bin / "pause"
-    sh(*GO_BUILD, "-s -w", "-o", binary, ".", env=_go_env(), cwd=source)
+    _go(*GO_BUILD, "-s -w", "-o", binary, ".", cwd=source)
     root = PLACES.cache / "pause-rootfs.tar"
     with tarfile.open(root, "w") as tar:
         tar.add(binary, arcname="pause")

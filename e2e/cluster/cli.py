@@ -23,7 +23,7 @@ USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or 
     kubelab freeze COMPONENT | thaw COMPONENT  SIGSTOP / SIGCONT of kube-apiserver, etcd, ...
     kubelab down                   stop everything and delete the state
 
-Root on Debian 12 with Go 1.26 or newer is needed. KUBELAB_HOME: the state (/var/lib/kubelab).
+Root on Debian 12 is needed. KUBELAB_HOME: the state (/var/lib/kubelab).
 KUBELAB_CACHE: what was built (~/.cache/kubelab).
 """
 

@@ -73,8 +73,8 @@ class Host:
     def power_off(self) -> None:
         """kill -9 of every process in the namespace, and of the containers, which have namespaces of their own."""
         found = set(out("ip", "netns", "pids", self.name, check=False).split())
-        for shim in self._shims():
-            found |= {shim, *_descendants(shim)}
+        if shims := self._shims():
+            found |= {*shims, *_descendants(shims)}
         for pid in found - {str(os.getpid())}:
             try:
                 os.kill(int(pid), signal.SIGKILL)
@@ -117,8 +117,19 @@ def _machine_mounts() -> str:
     return f"--mount=/proc/{pid}/ns/mnt"
 
 
-def _descendants(pid: str) -> list[str]:
-    found = []
-    for child in out("pgrep", "-P", pid, check=False).split():
-        found += [child, *_descendants(child)]
+def _descendants(pids: list[str]) -> list[str]:
+    """Of all of them together, by one look at /proc."""
+    children: dict[str, list[str]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()  # a command's name may have spaces
+        except OSError:
+            continue
+        children.setdefault(fields[1], []).append(process.name)
+    found: list[str] = []
+    waiting = list(pids)
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
     return found

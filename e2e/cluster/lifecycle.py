@@ -58,8 +58,7 @@ def down() -> None:
     with open("/proc/mounts") as mounts:
         points = [line.split()[1] for line in mounts]
     ours = (str(PLACES.home), str(PLACES.run))
-    for point in sorted((one for one in points if one.startswith(ours)), reverse=True):
-        succeeds("umount", "-l", point)
+    succeeds("umount", "-l", *sorted((one for one in points if one.startswith(ours)), reverse=True))
     for host in hosts:
         if host.exists():
             sh("ip", "netns", "delete", host.name)

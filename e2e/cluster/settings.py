@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBE_VERSION = "1.36.3"
+GO_VERSION = "1.26.8"  # taken when the machine's Go is of an older minor version
 STAGING_VERSION = "0.36.3"  # of the k8s.io/* libraries that belong to it
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
 MODULES = {
@@ -19,8 +20,9 @@ MODULES = {
     "coredns": "github.com/coredns/coredns@v1.15.0",
 }
 PACKAGES = (
-    *("libseccomp-dev", "pkg-config", "gcc", "containernetworking-plugins", "iptables", "conntrack", "ethtool"),
-    *("socat", "debootstrap", "podman", "buildah", "openssl", "iproute2", "procps", "uidmap", "fuse-overlayfs"),
+    *("libseccomp-dev", "pkg-config", "gcc", "libc6-dev"),  # for runc
+    *("containernetworking-plugins", "iptables", "conntrack", "ethtool", "socat", "iproute2", "procps", "openssl"),
+    *("debootstrap", "podman", "buildah", "uidmap", "fuse-overlayfs"),  # for images
 )
 
 PAUSE_IMAGE = "docker.io/kubelab/pause:1"

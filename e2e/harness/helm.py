@@ -17,7 +17,16 @@ COMPONENT = "app.kubernetes.io/component=operator"
 
 def default_image() -> str:
     """What the chart runs when it is given no values."""
-    repository = yaml.safe_load((CHART / "values.yaml").read_text())["image"]["repository"]
+    return _image("image")
+
+
+def rebalance_image() -> str:
+    """What it runs the rebalance's jobs with."""
+    return _image("rebalanceImage")
+
+
+def _image(value: str) -> str:
+    repository = yaml.safe_load((CHART / "values.yaml").read_text())[value]["repository"]
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     return f"{repository}:{version}"
 
@@ -47,6 +56,13 @@ class Release:
             values = ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}")
         self._helm("upgrade", "--install", self.name, str(self.chart), *values)
         self.wait_ready()
+
+    def ensure(self) -> None:
+        """Installed and ready, whatever was before."""
+        if self.installed:
+            self.wait_ready()
+        else:
+            self.install()
 
     def uninstall(self) -> None:
         self._helm("uninstall", self.name, "--ignore-not-found")

@@ -13,6 +13,8 @@ from typing import Any
 FOR_TESTS = re.compile(r"kubelab|kind-.+|.+-e2e")
 POLL_SECONDS = 0.5
 CALL_SECONDS = 60.0
+PART_OF = "app.kubernetes.io/part-of"
+SCENARIOS = "delaycluster-e2e"  # so every namespace that the scenarios make is labelled
 
 Object = dict[str, Any]
 
@@ -106,7 +108,7 @@ class Kubectl:
 
     def namespace(self, name: str) -> None:
         """A namespace that takes only pods of the `restricted` pod security level."""
-        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        labels = {"pod-security.kubernetes.io/enforce": "restricted", PART_OF: SCENARIOS}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
 
 

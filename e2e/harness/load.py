@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("tests/faults/sdkload.py", "tests/faults/columns.py", "e2e/harness/loadpod.py")
 BEGIN_SECONDS = 120
 END_SECONDS = 200
+HARM_MS = 10_000  # what it may take from the command until the container or machine is gone
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -67,6 +68,22 @@ class Result:
         found: tuple[Pause, ...] = getattr(self, which)
         fitting = [one.length_ms for one in found if one.queue in queues and one.covers(since_ms)]
         return max(fitting, default=0) / 1000
+
+    def resumed(self, which: str, queues: Sequence[int], harmed_ms: int) -> float:
+        """The end of each queue's pause for the harm, the latest of them: seconds after the harm.
+
+        The SDK's callers are told no error while they wait for the next master, so the harm itself is the first one.
+        The pause is the longest of those that began soon enough: a later one has other causes.
+        """
+        ends = []
+        found: tuple[Pause, ...] = getattr(self, which)
+        for queue in queues:
+            near = [one for one in found if one.queue == queue and one.began_ms <= harmed_ms + HARM_MS]
+            own = [one for one in near if one.covers(harmed_ms)]
+            if own:
+                longest = max(own, key=lambda one: one.length_ms)
+                ends.append(longest.began_ms + longest.length_ms - harmed_ms)
+        return max(ends, default=0) / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
-
 from e2e.harness import writes
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import Release
@@ -23,7 +21,6 @@ def idle_writes(cluster: ClusterUnderTest) -> Counter[str]:
     return writes.so_far(cluster.kube) - before
 
 
-@pytest.mark.quick
 def test_an_idle_minute_writes_nothing_but_lease_renewals(
     cluster: ClusterUnderTest, operator: Release, figure: Callable[..., None]
 ) -> None:

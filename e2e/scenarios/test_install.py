@@ -24,13 +24,13 @@ GONE_SECONDS = 120.0
 
 
 @pytest.fixture
-def namespace(kube: Kubectl) -> Iterator[str]:
-    """An empty one, gone afterwards."""
-    name = "delaycluster-e2e-examples"
-    kube.delete("namespace", name)
+def namespace(kube: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One of the scenario's own. Nobody waits until it is gone: the pods in it may take half a minute to end."""
+    words = request.node.name.removeprefix("test_").split("_")[:4]
+    name = f"delaycluster-e2e-{'-'.join(words)}-{int(time.time()) % 100_000}"
     kube.namespace(name)
     yield name
-    kube.delete("namespace", name)
+    kube("delete", "namespace", name, "--wait=false")
 
 
 def delayctl(kube: Kubectl, namespace: str, pod: str, *argv: str) -> str:
@@ -89,6 +89,7 @@ def test_uninstalled_operator_leaves_the_data_plane_running(
     assert {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()} == before, "nor does its return"
 
 
+@pytest.mark.quick
 def test_the_order_timeout_application_works_as_it_is(operator: Release, kube: Kubectl, namespace: str) -> None:
     kube("apply", "--namespace", namespace, "-k", str(EXAMPLES / "order-timeout"))
     wait = ("wait", "--for=condition=Ready", "delaycluster/orders", f"--timeout={READY_SECONDS:g}s")

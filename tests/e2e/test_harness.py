@@ -86,6 +86,15 @@ def test_a_pause_counts_when_it_ends_after_the_harm() -> None:
     assert result().longest("acknowledged", [1]) == 0
 
 
+def test_what_resumed_last_counts_from_the_harm() -> None:
+    found = {"acknowledged": [[], []], "delivered": [[[1_000, 400], [2_000, 900], [4_000, 300]], [[2_100, 1_000]]]}
+    found["delivered"][0].append([30_000, 9_000])  # long after, by something else
+    ended = Result.of({"totals": {}, "errors": {}, "faults": [], "late_ms": {}, **found})
+    assert ended.resumed("delivered", [0], harmed_ms=1_900) == 1.0  # 2,900: the end of the longest, not of the last
+    assert ended.resumed("delivered", [0, 1], harmed_ms=1_900) == 1.2
+    assert ended.resumed("acknowledged", [0, 1], harmed_ms=1_900) == 0
+
+
 def test_waiting_ends_with_what_is_still_wrong() -> None:
     with pytest.raises(Failed, match="the pod: not within 0 s: it is Pending"):
         wait_until("the pod", lambda: ["it is Pending"], 0)

@@ -1,0 +1,146 @@
+"""Shards are rebalanced under load: by hand, and by the job that a CronJob runs in a pod of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness.delaycluster import ClusterUnderTest
+from e2e.harness.helm import Release, rebalance_image
+from e2e.harness.kubectl import Kubectl, Object, run, wait_until
+from e2e.harness.load import Load
+from e2e.harness.machines import Machines
+
+DELAYCTL = str(Path(sys.executable).with_name("delayctl"))
+MOVES_SECONDS = 300.0
+JOB_SECONDS = 600.0  # a pod, a Java machine and Spark, on two cores that all share
+CALM_SECONDS = 4.0
+WAITING = 20_000  # messages that make the load to come
+BY_HAND, BY_JOB = "e2e-together", "e2e-rebalance"  # the second: as the CronJob's runs name it
+KIND = "delayrebalance"
+API_VERSION = "delaycluster.io/v1alpha1"
+JOBS = "app.kubernetes.io/component=rebalance"
+
+Figure = Callable[..., None]
+
+
+@pytest.fixture
+def job_image(machines: Machines, cluster: ClusterUnderTest) -> str:
+    """The chart's own, on every machine."""
+    image = rebalance_image()
+    for machine in {pod["spec"]["nodeName"] for pod in cluster.pods().values()}:
+        if image not in machines.ctr(machine, "images", "list", "-q"):
+            pytest.skip(f"{image} is not on {machine}: `make e2e ARGS=--spark` builds it")
+    return image
+
+
+@pytest.fixture
+def tidy(cluster: ClusterUnderTest) -> Iterator[None]:
+    """Afterwards there is no rebalance, and no job that makes another."""
+    yield
+    cluster.edit(rebalance=None)
+    for name in (BY_HAND, BY_JOB):
+        cluster.kube.delete(KIND, name, cluster.namespace)
+    cluster.wait_whole()
+
+
+def state(kube: Kubectl, cluster: ClusterUnderTest, name: str) -> Object:
+    """Its status; empty while there is none."""
+    if not kube.exists(KIND, name, cluster.namespace):
+        return {}
+    found: Object = kube.get(KIND, name, cluster.namespace).get("status") or {}
+    return found
+
+
+def wait_state(cluster: ClusterUnderTest, name: str, wanted: str, seconds: float) -> float:
+    def other() -> list[str]:
+        found = state(cluster.kube, cluster, name)
+        told = {key: found.get(key) for key in ("state", "conditions", "progress")}
+        return [] if found.get("state") == wanted else [f"DelayRebalance {name}: {told}"]
+
+    return wait_until(f"DelayRebalance {name} is {wanted}", other, seconds)
+
+
+def led(cluster: ClusterUnderTest, topic: str) -> Counter[str]:
+    """How many of the topic's shards each node leads."""
+    return Counter(shard.master or "" for shard in cluster.shards(topic))
+
+
+def gather(cluster: ClusterUnderTest, topic: str, node: str) -> list[Object]:
+    """The moves by which `node` leads every shard of the topic."""
+    found = []
+    for shard in cluster.shards(topic):
+        first = shard.replicas[0]
+        if first != node:
+            found.append({"shard": f"{shard.topic}-{shard.queue}", "from": first, "to": node})
+    return found
+
+
+@pytest.mark.machines
+def test_a_plan_by_hand_and_then_the_jobs_are_carried_out_under_load(
+    cluster: ClusterUnderTest,
+    operator: Release,
+    topic: str,
+    load: Load,
+    job_image: str,
+    tidy: None,
+    figure: Figure,
+) -> None:
+    kube = cluster.kube
+    time.sleep(CALM_SECONDS)
+
+    # All of the topic is gathered on one node: by hand, approved by the plan's hash.
+    moves = gather(cluster, topic, "n0")
+    names = {"name": BY_HAND, "namespace": cluster.namespace}
+    spec = {"cluster": cluster.name, "moves": moves}
+    kube.apply({"apiVersion": API_VERSION, "kind": "DelayRebalance", "metadata": names, "spec": spec})
+    wait_state(cluster, BY_HAND, "ProposalReady", 60)
+    plan = state(kube, cluster, BY_HAND)["plan"]["hash"]
+    kube("annotate", KIND, BY_HAND, f"delaycluster.io/approve={plan}", "--namespace", cluster.namespace)
+    gathered = wait_state(cluster, BY_HAND, "Ready", MOVES_SECONDS)
+    assert led(cluster, topic) == Counter(n0=4)
+
+    # What falls due there makes it hot; the job sees that before it comes.
+    target = ("--kube", f"{kube.context}/{cluster.namespace}/{cluster.name}")
+    run([DELAYCTL, "produce", topic, "--count", str(WAITING), "--spread", "30m..60m", *target], seconds=120)
+    began = time.monotonic()
+    cluster.edit(
+        rebalance={
+            "schedule": "* * * * *",
+            "threshold": 1.2,
+            "horizon": "2h",
+            "approval": "Automatic",
+            "spark": {"image": job_image, "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}},
+        }
+    )
+    wait_until(
+        "the job has written a plan",
+        lambda: [] if state(kube, cluster, BY_JOB).get("plan") else [str(kube.list("pods", cluster.namespace, JOBS))],
+        JOB_SECONDS,
+    )
+    proposed = time.monotonic() - began
+    wait_state(cluster, BY_JOB, "Ready", MOVES_SECONDS)
+    carried_out = time.monotonic() - began - proposed
+    done = state(kube, cluster, BY_JOB)
+    assert done["progress"]["movesDone"] > 0, done["progress"]
+    assert max(led(cluster, topic).values()) <= 2, f"four shards of equal load over three nodes: {led(cluster, topic)}"
+    time.sleep(CALM_SECONDS)
+    result = load.finish()
+    figure(
+        gathered_s=round(gathered, 1),
+        proposed_s=round(proposed, 1),
+        carried_out_s=round(carried_out, 1),
+        moves=done["progress"]["movesTotal"],
+        peak_before=done["plan"]["before"]["peakMessages"],
+        peak_after=done["plan"]["after"]["peakMessages"],
+        lower_bound=done["plan"]["before"].get("lowerBoundMessages"),
+        acknowledged=result.totals["acknowledged"],
+        errors=result.errors,
+        pause_of_deliveries_s=result.longest("delivered", range(4)),
+    )
+    result.assert_kept()
