@@ -11,7 +11,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from delayclient.errors import DelayError, DelayTooLong
+from delayclient.errors import DelayError, DelayTooLong, WrongTopicType
 from delayclient.results import BatchPart, SendResult
 from delayclient.wire import (
     Buffer,
@@ -178,8 +178,8 @@ class Gathered(Batch):
                 future.set_exception(error)
 
     def split(self, error: DelayError) -> Sequence[Self]:
-        """Halves, when one message's delay made the shard refuse all: its neighbours belong to other callers."""
-        if not isinstance(error, DelayTooLong) or self.count == 1:
+        """Halves, when one message's time made the shard refuse all: its neighbours belong to other callers."""
+        if not isinstance(error, DelayTooLong | WrongTopicType) or self.count == 1:
             return ()
         middle = self.count // 2
         return (self._cut(0, middle), self._cut(middle, self.count))

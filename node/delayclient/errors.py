@@ -41,6 +41,10 @@ class DelayTooLong(InvalidRequest):
     """A due beyond the horizon or the topic's maxDelay; metadata has the limit."""
 
 
+class WrongTopicType(InvalidRequest):
+    """A message without a delay for a topic of type Delay, or one with a delay for a topic of type Normal."""
+
+
 class TooLarge(InvalidRequest):
     """A message over 4 MiB, or a batch over 8 MiB or 65,536 messages."""
 
@@ -125,6 +129,7 @@ class Closed(DelayError):
 
 _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "DELAY_TOO_LONG": DelayTooLong,
+    "WRONG_TOPIC_TYPE": WrongTopicType,
     "MESSAGE_TOO_LARGE": TooLarge,
     "BATCH_TOO_LARGE": TooLarge,
     "BAD_COLUMNS": InvalidRequest,

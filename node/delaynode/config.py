@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from delaynode import address
 from delaynode.registry.model import Durability
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """node: its id in the registry. registry: `sqlite:PATH`, `kube:NAMESPACE/CLUSTER`. listen, http: HOST:PORT."""
+    """node: its id in the registry. registry: `sqlite:PATH`, `kube:NAMESPACE/CLUSTER`. listen, http: HOST:PORT,
+    as address.join() writes it."""
 
     node: str
     data: str
@@ -46,19 +48,35 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         help="where the cluster's state lives: sqlite:PATH, or kube:NAMESPACE/CLUSTER (with the pod's credentials; "
         "outside of a pod, or where KUBECONFIG is set, those of the kubeconfig)",
     )
-    parser.add_argument("--listen", default="127.0.0.1:7070", help="HOST:PORT for gRPC")
-    parser.add_argument("--http", default="127.0.0.1:7170", help="HOST:PORT for /healthz, /readyz and /metrics")
     parser.add_argument(
-        "--advertise-http", default="", help="HOST:PORT that others reach --http at (default: the same)"
+        "--listen",
+        type=_place,
+        default="127.0.0.1:7070",
+        help="HOST:PORT for gRPC; [::] stands for all addresses, of IPv6 and IPv4",
     )
-    parser.add_argument("--advertise", default="", help="HOST:PORT that others reach --listen at (default: the same)")
+    parser.add_argument(
+        "--http",
+        type=_place,
+        default="127.0.0.1:7170",
+        help="HOST:PORT for /healthz, /readyz and /metrics; [::] as above",
+    )
+    parser.add_argument(
+        "--advertise-http", type=_place, default="", help="HOST:PORT that others reach --http at (default: the same)"
+    )
+    parser.add_argument(
+        "--advertise", type=_place, default="", help="HOST:PORT that others reach --listen at (default: the same)"
+    )
     parser.add_argument(
         "--peer",
+        type=_place,
         default="127.0.0.1:0",
         help="HOST:PORT for the other nodes, TCP and UDP; HOST an IP address, PORT 0: any that is free",
     )
     parser.add_argument(
-        "--advertise-peer", default="", help="IP:PORT that other nodes reach --peer at (default: the same)"
+        "--advertise-peer",
+        type=_place,
+        default="",
+        help="IP:PORT that other nodes reach --peer at (default: the same)",
     )
     parser.add_argument(
         "--window-budget", type=int, default=4_000_000, help="messages kept in memory for the coming minutes"
@@ -112,3 +130,10 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         advertise_peer=args.advertise_peer,
         accept_clock_step=args.accept_clock_step,
     )
+
+
+def _place(text: str) -> str:
+    try:
+        return address.normal(text) if text else ""
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, such as 10.0.0.1:7070 or [fd00::1]:7070") from error

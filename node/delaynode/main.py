@@ -8,7 +8,9 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -89,6 +91,18 @@ async def serve(config: NodeConfig) -> None:
         loop.add_signal_handler(number, stop, number)
     node = Node(config, open_registry(config.registry), log)
     note_incarnation(node.incarnation)
+    http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
+    if await _unless(stopping, node.hear()):
+        await _take_calls(node, stopping, leaving)
+    else:
+        log("stopping")
+        await node.stop()
+    await http.cleanup()
+    log("stopped")
+
+
+async def _take_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event) -> None:
+    config = node.config
     options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
     service = DelayService(node)
@@ -99,13 +113,12 @@ async def serve(config: NodeConfig) -> None:
     reflection.enable_server_reflection(names, server)
     server.add_insecure_port(config.listen)
     await node.prepare()
-    http = await serve_http(node, config.http)
     await server.start()
-    await node.start()
     following = asyncio.create_task(_follow_health(node, servicer))
-    log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
-    await stopping.wait()
-    log("stopping")
+    if await _unless(stopping, node.start()):
+        node.log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
+        await stopping.wait()
+    node.log("stopping")
     if leaving.is_set():
         await node.leave()
     following.cancel()
@@ -114,8 +127,19 @@ async def serve(config: NodeConfig) -> None:
     await node.stop()
     await stopped
     await service.dispatch.forwarder.close()
-    await http.cleanup()
-    log("stopped")
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before the process was told to stop; it is cancelled then. Raises what it raises."""
+    doing, told = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if doing.done():
+        doing.result()
+        return True
+    doing.cancel()
+    await asyncio.gather(doing, return_exceptions=True)
+    return False
 
 
 def main() -> None:

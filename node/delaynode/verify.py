@@ -3,7 +3,7 @@
 DIR: a node's data directory, a shard's directory, or any directory above some. Reads only, but for --clear-damaged.
 Exit status: 0 all is well, 1 something is damaged, 2 wrong usage or a node is running there.
 
-With --json a line each: {"event": "shard" | "progress" | "finding" | "summary" | "total", ...}.
+With --json a line each: {"event": "shard" | "progress" | "finding" | "mended" | "cleared" | "summary" | "total", ...}.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from delaynode.serve.datalock import DataInUse, lock_data
 from delaynode.store import persist
 from delaynode.store.files import DiskFiles
 from delaynode.store.verify import Finding, ReadOnlyFiles, Summary, size_of, verify_shard
+from delaynode.store.verify.mending import mend_timer_log
 
 WELL, DAMAGED, USAGE = 0, 1, 2
 DEPTH = 5  # of directories below DIR in which shards are looked for
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--clear-damaged",
         action="store_true",
-        help="let a shard serve again that is marked damaged, if nothing else is wrong",
+        help="let a shard serve again that is marked damaged, if nothing else is wrong or can be mended from its log",
     )
     args = parser.parse_args(argv)
     tell = _json_line if args.json else _text
@@ -102,13 +103,21 @@ def verify(shard: Path, tell: Tell, *, clear_damaged: bool) -> bool:
     def found(finding: Finding) -> None:
         tell("finding", {"text": str(finding), **asdict(finding)})
 
-    try:
-        summary = verify_shard(files, directory, found, progress)
-    except OSError as error:
-        found(Finding(error.filename or directory, -1, "", f"can't be read: {error.strerror or error}"))
-        summary = Summary(damage=1)
-    finally:
-        files.close()
+    def look() -> Summary:
+        try:
+            return verify_shard(files, directory, found, progress)
+        except OSError as error:
+            found(Finding(error.filename or directory, -1, "", f"can't be read: {error.strerror or error}"))
+            return Summary(damage=1)
+        finally:
+            files.close()
+
+    summary = look()
+    if clear_damaged and summary.marked and summary.damage > 1:
+        mended = mend_timer_log(DiskFiles(), directory)
+        if mended:
+            tell("mended", {"directory": directory, "positions": mended})
+            summary = look()
     if clear_damaged and summary.marked and summary.damage == 1:
         persist.clear_damaged(DiskFiles(), directory)
         summary.damage = 0
@@ -125,6 +134,10 @@ def _text(event: str, fields: dict[str, object]) -> None:
     match event:
         case "finding":
             print(f"  {'note' if fields['note'] else 'DAMAGE'}: {fields['text']}", flush=True)
+        case "mended":
+            positions = fields["positions"]
+            assert isinstance(positions, list)
+            print(f"  made again from the log: flushes of the TimerLog at {', '.join(map(str, positions))}", flush=True)
         case "cleared":
             print("  nothing else is wrong: the mark is removed", flush=True)
         case "shard":

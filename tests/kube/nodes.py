@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delaynode.registry.kube import Credentials, KubeClient
 from delaynode.registry.model import ShardObject
 from delayoperator.local import LocalCluster
 from delayoperator.local.cluster import WRITERS, new_uid
@@ -14,10 +14,10 @@ from delayoperator.probe import GrpcProber
 from kubernetes.client import Configuration
 
 from tests.kube.fakeapi import FakeApiServer
+from tests.kube.wishes import OWNER, WritingRegistry
 
 NAMESPACE, CLUSTER = "default", "c"
 LOOK_MS = 500  # between looks at the leases, as the operator does it
-OWNER = OwnerReference(CLUSTER, "11111111-2222-3333-4444-555555555555")
 
 
 class KubeCluster(LocalCluster):
@@ -48,7 +48,7 @@ class KubeCluster(LocalCluster):
 
     def _prepare(self) -> None:
         self.registry.close()
-        registry = KubeRegistry(
+        registry = WritingRegistry(
             self._client, NAMESPACE, CLUSTER, OWNER, log=lambda event: self.events.append(dict(event))
         )
         registry.ensure_leases([f"n{number}" for number in range(self._asked.nodes or 3)])

@@ -122,6 +122,7 @@ def test_json_speaks_the_names_of_the_design() -> None:
         "epoch": 0,
         "leaving": [],
         "vacant": False,
+        "byLoad": [],
     }
 
 

@@ -17,9 +17,9 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delaynode.registry.port import Conflict, Registry
+from delaynode.registry.port import Conflict
 
-from tests.registry.worlds import KubeWorld, SqliteWorld, World, until
+from tests.registry.worlds import KubeWorld, Openable, SqliteWorld, World, until
 
 SPEC = ShardSpec(uid=2**64 - 1, topic="orders", queue=0, replicas=("n0",))
 STATUS = ShardStatus(serving_epoch=1, incarnation="a", in_sync=("copy",), resigned="its disk fails")
@@ -35,11 +35,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def registry(world: World) -> Registry:
+def registry(world: World) -> Openable:
     return world.open()
 
 
-def test_each_part_of_a_shard_is_kept_beside_the_others(registry: Registry) -> None:
+def test_each_part_of_a_shard_is_kept_beside_the_others(registry: Openable) -> None:
     version = registry.create_shard(SPEC)
     version = registry.write_status("orders-0", STATUS, version)
     version = registry.write_conditions("orders-0", (CONDITION,), version)
@@ -51,7 +51,7 @@ def test_each_part_of_a_shard_is_kept_beside_the_others(registry: Registry) -> N
     assert shard.spec == spec
 
 
-def test_write_at_an_old_version_is_refused_and_changes_nothing(registry: Registry) -> None:
+def test_write_at_an_old_version_is_refused_and_changes_nothing(registry: Openable) -> None:
     old = registry.create_shard(SPEC)
     registry.write_conditions("orders-0", (CONDITION,), old)
     before = registry.get_shard("orders-0"), registry.version()
@@ -64,13 +64,13 @@ def test_write_at_an_old_version_is_refused_and_changes_nothing(registry: Regist
     assert (registry.get_shard("orders-0"), registry.version()) == before
 
 
-def test_a_version_is_opaque_and_a_foreign_one_is_a_conflict(registry: Registry) -> None:
+def test_a_version_is_opaque_and_a_foreign_one_is_a_conflict(registry: Openable) -> None:
     registry.create_shard(SPEC)
     with pytest.raises(Conflict):
         registry.write_spec("orders-0", SPEC, Version("not a version of this registry"))
 
 
-def test_versions_never_return_to_an_earlier_value(registry: Registry) -> None:
+def test_versions_never_return_to_an_earlier_value(registry: Openable) -> None:
     version = registry.create_shard(SPEC)
     seen = {version}
     for epoch in range(20):
@@ -79,7 +79,7 @@ def test_versions_never_return_to_an_earlier_value(registry: Registry) -> None:
         seen.add(version)
 
 
-def test_a_shard_is_created_once(registry: Registry) -> None:
+def test_a_shard_is_created_once(registry: Openable) -> None:
     registry.create_shard(SPEC)
     with pytest.raises(Conflict, match="exists already"):
         registry.create_shard(replace(SPEC, uid=5))
@@ -88,13 +88,13 @@ def test_a_shard_is_created_once(registry: Registry) -> None:
     assert shard.spec.uid == SPEC.uid
 
 
-def test_writing_to_a_missing_shard_is_a_conflict(registry: Registry) -> None:
+def test_writing_to_a_missing_shard_is_a_conflict(registry: Openable) -> None:
     assert registry.get_shard("orders-0") is None
     with pytest.raises(Conflict):
         registry.write_status("orders-0", STATUS, Version("1"))
 
 
-def test_shards_are_listed_by_topic_and_queue_and_by_node(registry: Registry) -> None:
+def test_shards_are_listed_by_topic_and_queue_and_by_node(registry: Openable) -> None:
     for topic, queue, replicas in (("b", 10, ("n0", "n1")), ("b", 9, ("n1",)), ("a", 0, ("n10",)), ("b", 2, ("n0",))):
         registry.create_shard(ShardSpec(1, topic, queue, replicas))
     assert [shard.name for shard in registry.list_shards()] == ["a-0", "b-2", "b-9", "b-10"]
@@ -103,7 +103,7 @@ def test_shards_are_listed_by_topic_and_queue_and_by_node(registry: Registry) ->
     assert registry.list_shards("n2") == ()
 
 
-def test_a_list_shows_what_others_have_written_meanwhile(world: World, registry: Registry) -> None:
+def test_a_list_shows_what_others_have_written_meanwhile(world: World, registry: Openable) -> None:
     other = world.open()
     version = registry.create_shard(SPEC)
     until(lambda: [shard.version for shard in other.list_shards()] == [version])
@@ -118,7 +118,7 @@ def test_a_list_shows_what_others_have_written_meanwhile(world: World, registry:
     assert [shard.name for shard in registry.list_shards("n1")] == ["orders-0", "orders-1"]
 
 
-def test_a_list_shows_at_once_what_this_one_has_written(registry: Registry) -> None:
+def test_a_list_shows_at_once_what_this_one_has_written(registry: Openable) -> None:
     for epoch in range(20):
         if epoch == 0:
             version = registry.create_shard(SPEC)
@@ -127,7 +127,7 @@ def test_a_list_shows_at_once_what_this_one_has_written(registry: Registry) -> N
         assert [(shard.version, shard.spec.epoch) for shard in registry.list_shards()] == [(version, epoch)]
 
 
-def test_the_version_moves_when_others_write_and_not_before_the_list_shows_it(world: World, registry: Registry) -> None:
+def test_the_version_moves_when_others_write_and_not_before_the_list_shows_it(world: World, registry: Openable) -> None:
     other = world.open()
     registry.list_shards()
     for queue in range(5):
@@ -137,7 +137,7 @@ def test_the_version_moves_when_others_write_and_not_before_the_list_shows_it(wo
         assert len(registry.list_shards()) == queue + 1
 
 
-def test_version_moves_with_every_write_but_a_lease_or_a_probe(registry: Registry) -> None:
+def test_version_moves_with_every_write_but_a_lease_or_a_probe(registry: Openable) -> None:
     seen = [registry.version()]
     cluster = registry.put_cluster(ClusterSpec("local", 1), None)
     seen.append(registry.version())
@@ -157,20 +157,20 @@ def test_version_moves_with_every_write_but_a_lease_or_a_probe(registry: Registr
     assert registry.version() == seen[-1]
 
 
-def test_leases_are_replaced_by_node(registry: Registry) -> None:
+def test_leases_are_replaced_by_node(registry: Openable) -> None:
     registry.renew_lease(NodeLease("n1", "a", "e1", "h1", 1))
     registry.renew_lease(NodeLease("n0", "b", "e0", "h0", 1))
     registry.renew_lease(NodeLease("n1", "c", "e1", "h1", 2))
     assert registry.list_leases() == (NodeLease("n0", "b", "e0", "h0", 1), NodeLease("n1", "c", "e1", "h1", 2))
 
 
-def test_a_lease_keeps_all_that_it_says(registry: Registry) -> None:
+def test_a_lease_keeps_all_that_it_says(registry: Openable) -> None:
     lease = NodeLease("n1", "a", "host:1", "host:2", 7, peer="host:3", stopping=True)
     registry.renew_lease(lease)
     assert registry.list_leases() == (lease,)
 
 
-def test_cluster_is_swapped_at_its_version(registry: Registry) -> None:
+def test_cluster_is_swapped_at_its_version(registry: Openable) -> None:
     assert registry.read_cluster() is None
     spec = ClusterSpec("local", 3, (TopicSpec("orders", 8, max_delay_ms=1000),), horizon_days=3_660)
     version = registry.put_cluster(spec, None)
@@ -184,7 +184,7 @@ def test_cluster_is_swapped_at_its_version(registry: Registry) -> None:
         registry.put_cluster(spec, version)
 
 
-def test_everything_is_there_again_after_reopening(world: World, registry: Registry) -> None:
+def test_everything_is_there_again_after_reopening(world: World, registry: Openable) -> None:
     registry.put_cluster(ClusterSpec("local", 3), None)
     version = registry.write_status("orders-0", STATUS, registry.create_shard(SPEC))
     registry.renew_lease(NodeLease("n0", "a", "e", "h", 1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry import kube, open_registry
+from delaynode.registry import open_registry
 from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry
 from delaynode.registry.model import (
     ClusterSpec,
@@ -29,6 +29,7 @@ from kubernetes.client import Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from tests.kube.fakekinds import find
+from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, OWNER, KubeWorld, until
 
 SPEC = ShardSpec(uid=2**64 - 1, topic="orders", queue=0, replicas=("n0", "n1"))
@@ -46,11 +47,11 @@ def world() -> Iterator[KubeWorld]:
 
 
 @pytest.fixture
-def registry(world: KubeWorld) -> KubeRegistry:
+def registry(world: KubeWorld) -> WritingRegistry:
     return world.open()
 
 
-def writes(registry: KubeRegistry, version: Version) -> dict[str, Callable[[], Version]]:
+def writes(registry: WritingRegistry, version: Version) -> dict[str, Callable[[], Version]]:
     return {
         "create": lambda: registry.create_shard(replace(SPEC, queue=1)),
         "spec": lambda: registry.write_spec("orders-0", replace(SPEC, epoch=5), version),
@@ -335,21 +336,46 @@ def test_a_token_that_is_replaced_in_its_file_is_read_again_at_once(world: KubeW
     client.close()
 
 
-def test_a_node_starts_when_the_wishes_are_there_and_says_what_is_missing(
+def test_a_nodes_registry_opens_at_once_and_says_what_is_missing_until_the_wishes_are_there(
     world: KubeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(world.server.write_kubeconfig(tmp_path / "config")))
-    monkeypatch.setattr(kube, "START_S", 0.5)
-    with pytest.raises(RegistryError, match=r"default: ConfigMap c-cluster is missing; the operator writes it"):
-        open_registry("kube:default/c")
-    world.open().put_cluster(ClusterSpec(CLUSTER, 3), None)
     registry = open_registry("kube:default/c")
-    assert registry.read_cluster() is not None
+    with pytest.raises(Unavailable, match=r"default: ConfigMap c-cluster is missing; the operator writes it"):
+        registry.read_cluster()
+    world.open().put_cluster(ClusterSpec(CLUSTER, 3), None)
+    until(lambda: not raises(registry.read_cluster))
     registry.close()
     world.server.freeze()
-    with pytest.raises(RegistryError, match="nothing was heard from the API server"):
-        open_registry("kube:default/c")
+    registry = open_registry("kube:default/c")
+    with pytest.raises(Unavailable, match="nothing was heard from the API server"):
+        registry.read_cluster()
+    registry.close()
     world.server.thaw()
+
+
+def test_closing_ends_a_call_that_waits_for_the_first_answer(
+    world: KubeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(world.server.write_kubeconfig(tmp_path / "config")))
+    world.server.freeze()
+    registry = open_registry("kube:default/c")
+    waiting = threading.Thread(target=raises, args=(registry.read_cluster,))
+    waiting.start()
+    time.sleep(0.3)
+    begin_s = time.monotonic()
+    registry.close()
+    waiting.join()
+    assert time.monotonic() - begin_s < 2.0
+    world.server.thaw()
+
+
+def raises(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except Unavailable:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("place", ["", "default", "/c", "default/", "default/c/d"])

@@ -13,6 +13,7 @@ from delaynode.registry.model import ClusterSpec, NodeLease, ShardSpec
 from delaynode.registry.port import Unavailable
 
 from tests.kube.fakekinds import find
+from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, KubeWorld, until
 
 LEASE = NodeLease("n0", "a", "10.0.0.1:7070", "10.0.0.1:7170", 1, peer="10.0.0.1:7270")
@@ -27,7 +28,7 @@ def world() -> Iterator[KubeWorld]:
 
 
 @pytest.fixture
-def operator(world: KubeWorld) -> KubeRegistry:
+def operator(world: KubeWorld) -> WritingRegistry:
     return world.open()
 
 
@@ -36,21 +37,14 @@ def node(world: KubeWorld) -> KubeRegistry:
     return world.open(owner=None, pod_uid="pod-1")
 
 
-def test_a_lease_is_made_for_each_node_once_and_nobody_holds_it_yet(world: KubeWorld, operator: KubeRegistry) -> None:
-    assert operator.ensure_leases(["n0", "n1", "n2", "n3"]) == 1
-    assert operator.ensure_leases(["n0", "n1", "n2", "n3"]) == 0
-    found = world.server.list("leases")
-    assert [it["metadata"]["name"] for it in found] == ["c.n0", "c.n1", "c.n2", "c.n3"]
-    assert all(it["metadata"]["ownerReferences"] for it in found)
+def test_a_lease_that_nobody_holds_yet_is_not_listed(world: KubeWorld, operator: WritingRegistry) -> None:
+    assert [it["metadata"]["name"] for it in world.server.list("leases")] == ["c.n0", "c.n1", "c.n2"]
     assert operator.list_leases() == ()
 
 
-def test_two_operators_may_make_the_leases_at_once(world: KubeWorld, operator: KubeRegistry) -> None:
-    world.server.fault(method="POST", path="/leases", code=409)
-    assert operator.ensure_leases(["n7", "n8"]) == 2
-
-
-def test_a_renewed_lease_is_one_of_kubernetes_too(world: KubeWorld, operator: KubeRegistry, node: KubeRegistry) -> None:
+def test_a_renewed_lease_is_one_of_kubernetes_too(
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
+) -> None:
     operator.put_cluster(ClusterSpec(CLUSTER, 3, lease_seconds=7), None)
     assert node.read_cluster() is not None
     node.renew_lease(replace(LEASE, stopping=True))
@@ -114,7 +108,7 @@ def test_a_late_renewal_of_a_process_that_is_gone_does_not_look_like_it(world: K
 
 
 def test_the_operator_reads_leases_consistently_and_nodes_from_memory_once_a_second(
-    world: KubeWorld, operator: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
 ) -> None:
     node.renew_lease(LEASE)
     began_s = time.monotonic()
@@ -128,7 +122,7 @@ def test_the_operator_reads_leases_consistently_and_nodes_from_memory_once_a_sec
 
 
 def test_a_lease_that_somebody_broke_is_said_once_and_hides_no_other(
-    world: KubeWorld, operator: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
 ) -> None:
     node.renew_lease(LEASE)
     node.renew_lease(replace(LEASE, node="n1"))
@@ -140,7 +134,7 @@ def test_a_lease_that_somebody_broke_is_said_once_and_hides_no_other(
     assert "c.n0" in str(said["reason"])
 
 
-def test_probing_needs_no_object_and_writes_nothing(world: KubeWorld, operator: KubeRegistry) -> None:
+def test_probing_needs_no_object_and_writes_nothing(world: KubeWorld, operator: WritingRegistry) -> None:
     before = world.server.store.version
     operator.probe()
     world.server.store.delete(LEASES, NAMESPACE, "c.n0")
@@ -149,7 +143,7 @@ def test_probing_needs_no_object_and_writes_nothing(world: KubeWorld, operator: 
 
 
 def test_an_idle_cluster_causes_no_writes_but_its_leases_and_few_requests(
-    world: KubeWorld, operator: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
 ) -> None:
     operator.put_cluster(ClusterSpec(CLUSTER, 1), None)
     operator.create_shard(ShardSpec(1, "orders", 0, ("n0",)))

@@ -16,6 +16,7 @@ from delaynode.registry.model import ClusterSpec, ShardSpec
 from delaynode.registry.port import Unavailable
 
 from tests.kube.fakekinds import find
+from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, KubeWorld, until
 
 SPEC = ShardSpec(uid=1, topic="orders", queue=0, replicas=("n0",))
@@ -30,13 +31,13 @@ def world() -> Iterator[KubeWorld]:
 
 
 @pytest.fixture
-def writer(world: KubeWorld) -> KubeRegistry:
+def writer(world: KubeWorld) -> WritingRegistry:
     """Whose writes the watching node hears of by its watch alone."""
     return world.open()
 
 
 @pytest.fixture
-def node(world: KubeWorld, writer: KubeRegistry) -> KubeRegistry:
+def node(world: KubeWorld, writer: WritingRegistry) -> KubeRegistry:
     """A node whose watches end after a second, and are given up after one and a half."""
     writer.put_cluster(ClusterSpec(CLUSTER, 3), None)
     node = world.open(owner=None, watch_s=1.0, grace_s=0.5)
@@ -53,7 +54,9 @@ def events(world: KubeWorld, name: str) -> list[dict[str, object]]:
     return [event for event in world.events if event["event"] == name]
 
 
-def test_a_watch_that_is_cut_goes_on_where_it_was(world: KubeWorld, writer: KubeRegistry, node: KubeRegistry) -> None:
+def test_a_watch_that_is_cut_goes_on_where_it_was(
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
+) -> None:
     writer.create_shard(SPEC)
     until(lambda: queues(node) == [0])
     began_s = time.monotonic()
@@ -66,7 +69,7 @@ def test_a_watch_that_is_cut_goes_on_where_it_was(world: KubeWorld, writer: Kube
 
 
 def test_a_watch_that_is_too_old_lists_again_and_misses_no_deletion(
-    world: KubeWorld, writer: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     for queue in range(3):
         writer.create_shard(replace(SPEC, queue=queue))
@@ -91,7 +94,7 @@ def test_a_watch_that_is_always_too_old_is_no_storm_of_lists(world: KubeWorld, n
 
 
 def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
-    world: KubeWorld, writer: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     world.server.silence_watches()
     time.sleep(0.3)  # it has to come round to that
@@ -103,7 +106,7 @@ def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
 
 
 def test_the_wishes_are_followed_too_though_their_object_is_from_before_the_history(
-    world: KubeWorld, writer: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     world.server.expire_watches()
     late = world.open(owner=None)
@@ -120,7 +123,7 @@ def test_the_wishes_are_followed_too_though_their_object_is_from_before_the_hist
 
 
 def test_deleted_wishes_are_kept_by_nodes_and_put_again_by_the_operator(
-    world: KubeWorld, writer: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     known = node.read_cluster()
     assert known is not None
@@ -137,7 +140,7 @@ def test_deleted_wishes_are_kept_by_nodes_and_put_again_by_the_operator(
 
 
 def test_wishes_that_somebody_broke_are_said_and_the_last_good_ones_stand(
-    world: KubeWorld, writer: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     known = node.read_cluster()
     world.server.store.patch(find("configmaps"), NAMESPACE, "c-cluster", {"data": {"cluster.json": "{"}})
@@ -180,7 +183,7 @@ def test_closing_ends_the_watches_at_once(world: KubeWorld, node: KubeRegistry) 
 
 
 def test_a_thousand_writes_of_others_all_arrive_while_watches_break(
-    world: KubeWorld, writer: KubeRegistry, node: KubeRegistry
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     versions = {queue: writer.create_shard(replace(SPEC, queue=queue)) for queue in range(20)}
     for epoch in range(1, 30):

@@ -7,21 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from delaynode.registry import open_registry
-from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delaynode.registry.kube import Credentials, KubeClient, OwnerReference
+from delaynode.registry.model import ClusterSpec, Version
 from delaynode.registry.port import Registry
+from delaynode.registry.sqlite import SqliteRegistry
 from kubernetes.client import Configuration
 
 from tests.kube.fakeapi import FakeApiServer
+from tests.kube.wishes import OWNER, WritingRegistry
 
 CLUSTER = "c"
 NAMESPACE = "default"
-OWNER = OwnerReference(CLUSTER, "11111111-2222-3333-4444-555555555555")
 NODES = ("n0", "n1", "n2")
 
 
+class Openable(Registry, Protocol):
+    """With the writes of whoever makes the cluster."""
+
+    def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version: ...
+
+
 class World(Protocol):
-    def open(self) -> Registry:
+    def open(self) -> Openable:
         """One more. Closed with the world, or before."""
 
     def close(self) -> None: ...
@@ -30,10 +37,10 @@ class World(Protocol):
 class SqliteWorld:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._open: list[Registry] = []
+        self._open: list[SqliteRegistry] = []
 
-    def open(self) -> Registry:
-        self._open.append(open_registry(f"sqlite:{self._path}", create=True))
+    def open(self) -> Openable:
+        self._open.append(SqliteRegistry(self._path, create=True))
         return self._open[-1]
 
     def close(self) -> None:
@@ -48,7 +55,7 @@ class KubeWorld:
         self.server = FakeApiServer(**server)
         self.server.start()
         self.events: list[dict[str, object]] = []
-        self._open: list[KubeRegistry] = []
+        self._open: list[WritingRegistry] = []
         self._clients: list[KubeClient] = []
         self.open().ensure_leases(NODES)
 
@@ -56,10 +63,10 @@ class KubeWorld:
         self._clients.append(KubeClient(Credentials(Configuration(host=self.server.url)), agent="test"))
         return self._clients[-1]
 
-    def open(self, owner: OwnerReference | None = OWNER, **options: Any) -> KubeRegistry:
+    def open(self, owner: OwnerReference | None = OWNER, **options: Any) -> WritingRegistry:
         """The operator's; with owner None a node's. Each has connections of its own, as in a process of its own."""
         client = self.client()
-        registry = KubeRegistry(
+        registry = WritingRegistry(
             client, NAMESPACE, CLUSTER, owner, log=lambda event: self.events.append(dict(event)), **options
         )
         self._open.append(registry)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
+from delaynode.registry.model import TopicSpec, TopicType
 from delayoperator.local import LocalCluster
 
 from tests.serve.client import Client, Shard
@@ -16,6 +16,8 @@ TOPICS = (
     TopicSpec("t", QUEUES),
     TopicSpec("few", 8, max_attempts=3),
     TopicSpec("short", 4, max_delay_ms=3_600_000),
+    TopicSpec("delayed", 8, TopicType.DELAY),
+    TopicSpec("ordinary", 4, TopicType.NORMAL),
     TopicSpec("metered", 1, max_attempts=3),
     TopicSpec("mortal", 1, max_attempts=1, dlq_retention_ms=4_000),
 )

@@ -227,6 +227,48 @@ def test_the_topics_own_limit_holds_below_the_horizon(take: Callable[[str], Shar
     assert shard.stored() == (1, 0)
 
 
+@pytest.mark.parametrize("bare", [Msg(), Msg(delay_ms=0), Msg(at_ms=0)])
+def test_a_topic_of_type_delay_takes_only_what_has_a_delay_or_a_due(bare: Msg, take: Callable[[str], Shard]) -> None:
+    shard = take("delayed")
+    with pytest.raises(Failure) as caught:
+        shard.send(Msg(delay_ms=60_000), bare)
+    assert (caught.value.code, caught.value.reason) == (INVALID, "WRONG_TOPIC_TYPE")
+    assert caught.value.message == "message 1 has neither delay nor due time, and topic 'delayed' is of type Delay"
+    assert shard.stored() == (0, 0)
+
+
+def test_a_topic_of_type_delay_takes_a_due_that_has_passed_for_it_may_be_a_late_retry(
+    take: Callable[[str], Shard],
+) -> None:
+    shard = take("delayed")
+    shard.send(Msg(delay_ms=1), Msg(at_ms=now_ms() - 5_000), Msg(at_ms=now_ms() + 60_000))
+    assert len(shard.receive_all(2)) == 2
+    assert len(shard.pending()) == 1
+
+
+@pytest.mark.parametrize("late", [Msg(delay_ms=1), Msg(at_ms=now_ms() + 3_600_000)])
+def test_a_topic_of_type_normal_takes_only_what_is_due_at_once(late: Msg, take: Callable[[str], Shard]) -> None:
+    shard = take("ordinary")
+    with pytest.raises(Failure) as caught:
+        shard.send(Msg(), late)
+    assert (caught.value.code, caught.value.reason) == (INVALID, "WRONG_TOPIC_TYPE")
+    assert caught.value.message == "message 1 is delayed, and topic 'ordinary' is of type Normal"
+    assert shard.stored() == (0, 0)
+
+
+def test_a_topic_of_type_normal_takes_what_is_due_at_once(take: Callable[[str], Shard]) -> None:
+    shard = take("ordinary")
+    shard.send(Msg(), Msg(delay_ms=0), Msg(at_ms=now_ms() - 1_000))
+    assert len(shard.receive_all(3)) == 3
+
+
+def test_a_streams_batch_of_the_wrong_type_is_answered_and_the_stream_goes_on(take: Callable[[str], Shard]) -> None:
+    shard = take("delayed")
+    requests = [shard.request(message) for message in (Msg(delay_ms=60_000), Msg(), Msg(delay_ms=60_000))]
+    answers = shard.client.stream(requests)
+    assert [answer.error.reason for answer in answers] == ["", "WRONG_TOPIC_TYPE", ""]
+
+
 def test_a_reschedule_beyond_the_horizon_moves_none_of_its_messages(shard: Shard) -> None:
     stored = shard.send(*[Msg(delay_ms=60_000)] * 3)
     with pytest.raises(Failure) as caught:

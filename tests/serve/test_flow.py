@@ -137,7 +137,7 @@ def test_consumers_that_never_read_cannot_grow_the_node_nor_keep_others_waiting(
     node = start("--unread-mib=64")
     shard, due, group = node.shard(0), now_ms() + 4_000, "honest"
     for _ in range(19):
-        shard.client.raw("Enqueue", batch(0, 128, 65_536, delay_ms=due - now_ms()).SerializeToString())
+        shard.client.raw("Enqueue", batch(0, 128, 65_536, delay_ms=max(0, due - now_ms())).SerializeToString())
     fields = {"max_messages": 1_000, "max_bytes": 8 * MIB, "wait_ms": 30_000}
     if method == "Fetch":
         asked = pb.FetchRequest(topic="t", queue=0, **fields).SerializeToString()

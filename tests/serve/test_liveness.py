@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
-from delaynode.registry.model import TopicSpec
+from delaynode.registry.model import Condition, ConditionType, TopicSpec
 from delaynode.registry.port import Unavailable
 from delaynode.serve.http import serve_http
 from delaynode.serve.node import Node
@@ -69,6 +70,28 @@ def test_a_node_that_renews_its_lease_no_more_for_a_fault_of_its_own_is_to_be_re
             monkeypatch.setattr(registry, "renew_lease", raising(KeyError("planted")), raising=False)
             await until(inside.node.broken)
             assert await asked(inside.node) == (503, "renew_loop has ended: KeyError('planted')")
+        finally:
+            await inside.stop()
+
+    asyncio.run(story())
+
+
+def test_a_shard_that_has_been_blocked_for_a_while_keeps_no_traffic_from_the_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        inside = await Inside.start(tmp_path, OneNode((TopicSpec("t", 1),)))
+        node = inside.node
+        try:
+            own = node.routes.objects["t", 0]
+            now_ms = node.clock.now_ms()
+            for since_ms, expected in (
+                (None, "1 shards are not served yet: t-1"),
+                (now_ms - 10_000, "1 shards are not served yet: t-1"),
+                (now_ms - 70_000, None),
+            ):
+                conditions = () if since_ms is None else (Condition(ConditionType.BLOCKED, "NodeAway", "", since_ms),)
+                lost = replace(own, name="t-1", spec=replace(own.spec, uid=99, queue=1), conditions=conditions)
+                node.routes.objects = {("t", 0): own, ("t", 1): lost}
+                assert node.not_ready() == expected
         finally:
             await inside.stop()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from delaynode.registry.model import NodeLease
-from delaynode.serve.node import Node
+from delaynode.serve.peering import peer_address
+from delaynode.serve.routes import Routes
 
 
 @pytest.mark.parametrize(
@@ -14,6 +13,7 @@ from delaynode.serve.node import Node
     [
         ("10.0.0.1:7000", ("10.0.0.1", 7000, "i")),
         ("::1:7000", ("::1", 7000, "i")),
+        ("[fd00::1]:7000", ("fd00::1", 7000, "i")),
         ("", None),
         ("10.0.0.1", None),
         ("10.0.0.1:", None),
@@ -25,6 +25,6 @@ from delaynode.serve.node import Node
 def test_a_lease_without_a_usable_address_stops_nobody_who_reads_it(
     peer: str, address: tuple[str, int, str] | None
 ) -> None:
-    lease = NodeLease("n1", "i", "e:1", "h:1", peer=peer)
-    node = SimpleNamespace(routes=SimpleNamespace(leases={"n1": lease}))
-    assert Node._peer_address(node, "n1") == address  # type: ignore[arg-type]
+    routes = Routes()
+    routes.leases = {"n1": NodeLease("n1", "i", "e:1", "h:1", peer=peer)}
+    assert peer_address(routes, "n1") == address

@@ -153,6 +153,28 @@ def test_a_mark_goes_when_nothing_else_is_wrong_and_only_when_asked(data: Path) 
     assert events(data)[0] == 0
 
 
+def test_a_timer_log_with_a_hole_is_made_again_from_the_log_when_the_mark_is_cleared(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 1)]) as own:
+        own.wait_ready()
+        with Client(own.endpoints[0]) as client:
+            Shard(client, "t", 0).send(*[Msg(delay_ms=3_600_000 + n) for n in range(50)])
+        own.stop()
+        shard = shard_of(own.data / "n0")
+        segment = min((shard / "timerlog").iterdir())
+        before = segment.read_bytes()
+        assert len(before) > 2_000
+        segment.write_bytes(before[:520] + bytes(1_000) + before[1_520:])
+        damaged = segment.read_bytes()
+        assert events("--clear-damaged", shard)[0] == 1
+        assert segment.read_bytes() == damaged  # it has no mark: a start mends it, or says why not
+        mark_damaged(DiskFiles(), str(shard), "the check of a unit differs", 1, 2)
+        code, told = events("--clear-damaged", shard)
+        assert code == 0, told
+        assert [event["positions"] for event in told if event["event"] == "mended"] == [[0]]
+        assert segment.read_bytes() == before
+        assert events(shard)[0] == 0
+
+
 def test_wrong_usage_has_status_2(tmp_path: Path) -> None:
     assert run(tmp_path).returncode == 2  # no shard
     assert run(tmp_path / "nothing").returncode == 2

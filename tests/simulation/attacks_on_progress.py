@@ -124,12 +124,13 @@ def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
         run.world.start(slave)
         run.until(lambda: not weather.script, 20, "the larger set was sent")
         weather.down = True  # it can't read what became of it
+        run.world.control.weather.down = True  # nor does anybody else write the object, which would refuse the late one
         run.world.machines[slave].disk.full = True
         run.until(lambda: run.replica(slave).role is Role.DAMAGED, 20, "the new member's disk takes nothing more")
         run.until(lambda: len(run.status().in_sync) == 2, 20, "the larger set has landed")
         run.world.run(2.0)
         assert run.replica(slave).role is Role.DAMAGED, "the copy that the registry names"
-        weather.down = False
+        weather.down = run.world.control.weather.down = False
         run.world.machines[slave].disk.full = False
 
 

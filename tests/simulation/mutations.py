@@ -19,10 +19,11 @@ from delaynode.replicate.leader import Leader
 from delaynode.replicate.messages import Beacon, BeaconReply, Follow
 from delaynode.replicate.promises import Promises
 from delaynode.replicate.shipping import Member, Phase, Shipping
-from delaynode.serve import replica, yard
+from delaynode.serve import reigning, yard
 from delaynode.serve.copyhost import CopyHost
 from delaynode.serve.follower import Follower
 from delaynode.serve.host import ShardHost
+from delaynode.serve.reigning import Reigning
 from delaynode.serve.replica import Replica, Role
 from delaynode.serve.slave import SlaveHost
 from delaynode.store import persist
@@ -259,11 +260,11 @@ def does_not_persist_its_epoch(put: Put) -> None:
 
 @mutation("b2_master_that_comes_back_alone_does_not_write_its_epoch_twice")
 def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
-    chosen, begin, accept = Replica._chosen, Shard.begin_reign, persist.accept_epoch
+    chosen, begin, accept = Reigning.chosen, Shard.begin_reign, persist.accept_epoch
 
-    def resumed(self: Replica) -> bool:
-        spec, shard = self.object.spec, self.shard
-        mine = spec.master == self.yard.node and self.leader is None and self.role is Role.SLAVE
+    def resumed(self: Reigning) -> bool:
+        spec, shard = self._copy.object.spec, self._copy.shard
+        mine = spec.master == self._yard.node and self.leader is None and self._copy.role is Role.SLAVE
         return chosen(self) or (mine and shard is not None and spec.epoch == shard.identity.epoch)
 
     def accept_again(files: Any, directory: str, shard: Shard, epoch: int) -> None:
@@ -274,7 +275,7 @@ def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
         if epoch != self.epoch:
             begin(self, epoch, node, now_ms)
 
-    put(Replica, "_chosen", resumed)
+    put(Reigning, "chosen", resumed)
     put(persist, "accept_epoch", accept_again)
     put(Shard, "begin_reign", begin_again)
 
@@ -317,7 +318,7 @@ def chooses_from_outside_the_in_sync_set(put: Put) -> None:
         return standing.Standing.IN_SYNC if found is standing.Standing.OUTSIDE else found
 
     put(standing, "_standing", lenient)
-    put(Replica, "_unclean", lambda self: True)
+    put(Reigning, "_unclean", lambda self: True)
 
 
 @mutation("a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake")
@@ -332,7 +333,7 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
 @mutation("chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out")
 def takes_a_reign_that_nobody_took_up_for_vacant(put: Put) -> None:
     put(planner, "is_vacant", lambda shard, seen: shard.spec.incarnation in seen.ended)
-    put(replica, "_vacated", lambda status, spec: spec.vacant)
+    put(reigning, "_vacated", lambda status, spec: spec.vacant)
 
 
 @mutation("frozen_master_has_not_ended")

@@ -8,7 +8,7 @@ from delaynode.registry.port import Registry
 
 
 def open_registry(url: str, *, create: bool = False) -> Registry:
-    """The registry that `--registry` names: `sqlite:PATH`, or `kube:NAMESPACE/CLUSTER`, which waits until it answers.
+    """The registry that `--registry` names: `sqlite:PATH`, or `kube:NAMESPACE/CLUSTER`, which need not answer yet.
 
     Raises ValueError for anything else, RegistryError when it can't be opened.
     """

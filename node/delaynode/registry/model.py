@@ -157,6 +157,7 @@ class ShardSpec:
     # The reign before this epoch's was taken up, and its process has ended: no promise need be waited out. Set or unset
     # with each epoch.
     vacant: bool = False
+    by_load: tuple[str, ...] = ()  # node ids: a rebalance moved it between them, so that counts don't move it back
 
     @property
     def name(self) -> str:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from delaynode.registry.model import (
     ClusterObject,
-    ClusterSpec,
     Condition,
     NodeLease,
     ShardObject,
@@ -48,10 +47,7 @@ class Registry(Protocol):
         """
 
     def read_cluster(self) -> ClusterObject | None:
-        """The cluster's wishes; None before anybody put them. Raises Unavailable."""
-
-    def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version:
-        """Replaces the wishes at `version` (None: there are none yet). Raises Conflict, OutcomeUnknown."""
+        """The cluster's wishes; None before anybody put them. Who puts them knows the adapter. Raises Unavailable."""
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         """All shards, or those with a replica on `node`, by topic and queue. May be a little stale."""

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from delaynode.replicate.links import family_of, is_ip
+from delaynode.address import family_of, join
+from delaynode.replicate.links import is_ip
 from delaynode.replicate.messages import BadMessage, Beacon, BeaconReply, decode_beacon, encode_beacon
 
 RECEIVE_BYTES = 4 << 20  # of the kernel's queue: what comes while this thread does not run
@@ -157,7 +158,7 @@ class BeaconThread:
             self._logged.pop(("beacon-not-sent", node), None)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EINTR):  # these are ordinary losses
-                self._trouble("beacon-not-sent", node, f"{to[0]}:{to[1]}, {len(data)} bytes: {error}")
+                self._trouble("beacon-not-sent", node, f"{join(to[0], to[1])}, {len(data)} bytes: {error}")
 
     def _guard(self, call: Callable[..., None], *args: object) -> None:
         """Nothing may end this thread: without it no shard of the node has a master for longer than a lease."""

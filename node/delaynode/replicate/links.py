@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from delaynode.address import family_of, join
 from delaynode.replicate.messages import Message, encode
 from delaynode.replicate.peers import Handler
 from delaynode.replicate.wire import BadGreeting, Hello, Wire, decode_answer, encode_answer
@@ -47,10 +48,6 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class Links:
@@ -167,7 +164,7 @@ class Links:
                 sock.close()
                 continue
             tune(sock, self.times)
-            origin = PeerOrigin(self, sock, f"{peer[0]}:{peer[1]}")
+            origin = PeerOrigin(self, sock, join(peer[0], peer[1]))
             self._accepted.add(origin)
 
     def _accept_again(self) -> None:
@@ -336,7 +333,7 @@ class _Link:
                 await loop.sock_connect(sock, (host, port))
         except OSError as error:  # TimeoutError is one
             sock.close()
-            return f"{host}:{port}: {error or 'no answer'}"
+            return f"{join(host, port)}: {error or 'no answer'}"
         except BaseException:
             sock.close()
             raise

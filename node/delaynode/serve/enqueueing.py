@@ -17,6 +17,7 @@ from delaynode.serve.forward import Passed
 from delaynode.serve.host import ShardHost
 from delaynode.serve.node import Elsewhere
 from delaynode.serve.rpc import as_error
+from delaynode.serve.topictype import check_type
 from delaynode.store.errors import Refused
 from delaynode.store.intake import Batch, columns_of
 from delaynode.store.types import I64
@@ -61,7 +62,9 @@ class EnqueueCalls:
     async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> Stored:
         """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
         batch = _batch(view)
-        self._dispatch.node.disk.check(size)
+        node = self._dispatch.node
+        check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
+        node.disk.check(size)
         started = time.monotonic()
         await host.upkeep.room()
         while True:

@@ -18,6 +18,7 @@ from delaynode.serve.copyhost import CopyHost
 from delaynode.serve.yard import Yard
 from delaynode.store import persist, snapshot
 from delaynode.store.errors import Damaged
+from delaynode.store.marker import outlasts_a_restart
 from delaynode.store.shard import Shard
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Holding:
         self.shard: Shard | None = None
         self.entry = ""
         self.damage: str | None = None
+        self.lasting = False  # the damage that open() found would be found again
         self.fetching: snapshot.Incoming | None = None
         self._files = yard.shop.files
         self._note = note
@@ -77,12 +79,12 @@ class Holding:
             with suppress(Damaged, OSError):
                 identity, _ = await self.off_loop(partial(persist.read_identity, files, directory))
                 self.entry = self._named(identity.copy_id)
-            self.damage = str(error)
+            self.damage, self.lasting = str(error), outlasts_a_restart(error)
             return False
         self._have(shard)
         self._note(
             "copy-opened", epoch=shard.identity.epoch, pending=shard.index.pending, units=recovery.units,
-            log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes,
+            log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes, mended=recovery.mended,
             seconds=round((yard.boot_ms() - started) / 1000, 3),
         )  # fmt: skip
         return True
@@ -94,7 +96,8 @@ class Holding:
     async def create(self, spec: ShardSpec) -> Shard:
         """The shard's first copy. Raises OSError, Damaged."""
         config, now = self.yard.shard_config(spec), self.yard.shop.clock.now_ms()
-        make = partial(persist.create, self._files, self.directory, spec.uid, spec.topic, spec.queue, config, now)
+        identity = spec.uid, spec.topic, spec.queue
+        make = partial(persist.create, self._files, self.directory, *identity, config, now, spec.epoch)
         shard = await self.off_loop(make)
         self._have(shard)
         return shard

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from delaynode.address import listen, split
 from delaynode.metrics import NodeCollector, registry_of
 from delaynode.serve.conditions import conditions, state
 from delaynode.serve.node import Node
@@ -37,6 +38,5 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    host, _, port = address.rpartition(":")
-    await web.TCPSite(runner, host, int(port)).start()
+    await web.SockSite(runner, listen(*split(address))).start()
     return runner

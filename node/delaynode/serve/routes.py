@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from delaynode.registry.model import ClusterSpec, Delivery, NodeLease, ShardObject
+from delaynode.registry.model import ClusterSpec, Delivery, NodeLease, ShardObject, TopicType
 from delaynode.store import ratelimit
 from delaynode.store.errors import Refused
 
@@ -83,6 +83,11 @@ class Routes:
         if topic is None or topic.max_release_per_second is None:
             return None
         return ratelimit.share(topic.max_release_per_second, topic.queues, shard.spec.queue)
+
+    def topic_type(self, topic: str) -> TopicType:
+        """Which messages it takes; of a topic that nobody asks for any more: all."""
+        spec = self.cluster.topic(topic) if self.cluster else None
+        return TopicType.MIXED if spec is None else spec.type
 
     @property
     def slaves_deliver(self) -> bool:

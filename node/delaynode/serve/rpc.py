@@ -19,6 +19,7 @@ MAX_TEXT_BYTES = 1_000  # of a message: it travels in trailers, twice, and gRPC 
 
 CODES = {
     "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
+    "WRONG_TOPIC_TYPE": grpc.StatusCode.INVALID_ARGUMENT,
     "MESSAGE_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "BATCH_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "BAD_COLUMNS": grpc.StatusCode.INVALID_ARGUMENT,

@@ -14,12 +14,10 @@ named stays: fields of a later release, somebody's labels. Version = resourceVer
 
     client = KubeClient(Credentials.from_environment(), agent="delaycluster-operator")       # one per process
     registry = KubeRegistry(client, namespace, cluster, owner=OwnerReference(cluster, uid))  # one per cluster
-    registry.ensure_leases(spec.node_ids)                       # unless they and the ConfigMap are applied otherwise
-    found = registry.read_cluster()                                                          # None: never put
-    if found is None or found.spec != spec:
-        registry.put_cluster(spec, None if found is None else found.version)
     ControlLoop(registry, ..., writers=32)                                                   # up to 32 writes at a time
     registry.close(); client.close()
+
+Leases and ConfigMap are applied by the operator with a cluster's other objects (`delayoperator/resources`).
 
 With an `owner` this is the operator's registry: what it creates goes with the owner, its leases are read consistently
 (a stale list would look like deaths), its writes are the operator's. Without one it is a node's: leases come from the
@@ -40,15 +38,20 @@ import os
 from delaynode.registry.kube.adapter import KubeRegistry
 from delaynode.registry.kube.client import Credentials, KubeClient
 from delaynode.registry.kube.names import NODE_MANAGER, OwnerReference
-from delaynode.registry.port import RegistryError
+from delaynode.registry.model import ClusterObject
+from delaynode.registry.port import RegistryError, Unavailable
 
 __all__ = ["Credentials", "KubeClient", "KubeRegistry", "OwnerReference", "open_for_node"]
 
-START_S = 30.0
 
+class _NodesRegistry(KubeRegistry):
+    """Does not answer before it knows the wishes, which a node's promises depend on; closes its client too."""
 
-class _OwnClient(KubeRegistry):
-    """Closes its client too."""
+    def read_cluster(self) -> ClusterObject:
+        found = super().read_cluster()
+        if found is None:
+            raise Unavailable(f"{self.missing_wishes}; the operator writes it")
+        return found
 
     def close(self) -> None:
         super().close()
@@ -56,8 +59,10 @@ class _OwnClient(KubeRegistry):
 
 
 def open_for_node(place: str) -> KubeRegistry:
-    """`NAMESPACE/CLUSTER`, with the environment's credentials, once the wishes are known (a node's promises depend on
-    them); waits START_S for that. Raises ValueError, RegistryError."""
+    """`NAMESPACE/CLUSTER`, with the environment's credentials; asks the API server nothing yet.
+
+    Raises ValueError, RegistryError.
+    """
     namespace, _, cluster = place.partition("/")
     if not namespace or not cluster or "/" in cluster:
         raise ValueError(f"registry kube:{place}: expected kube:NAMESPACE/CLUSTER")
@@ -65,10 +70,4 @@ def open_for_node(place: str) -> KubeRegistry:
         client = KubeClient(Credentials.from_environment(), agent=NODE_MANAGER)
     except OSError as error:
         raise RegistryError(str(error)) from error
-    registry = _OwnClient(client, namespace, cluster, pod_uid=os.environ.get("POD_UID", ""))
-    try:
-        registry.wait_for_wishes(START_S)
-    except RegistryError:
-        registry.close()
-        raise
-    return registry
+    return _NodesRegistry(client, namespace, cluster, pod_uid=os.environ.get("POD_UID", ""))

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from delaynode.registry.codec import BadRecord
@@ -18,7 +18,6 @@ from delaynode.registry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names,
 from delaynode.registry.kube.objects import at_version
 from delaynode.registry.model import (
     ClusterObject,
-    ClusterSpec,
     Condition,
     NodeLease,
     ShardObject,
@@ -33,6 +32,7 @@ OUT_S = 5.0  # a watch that has not run for so long is an outage
 BACK_S = 1.0  # and so long does version() wait for its end
 RENEW_READ_S = 1.0  # a renewal that hangs is tried again while the lease still holds
 LEASES_S = 0.9  # a node asks for the leases each second, and with every change
+STOP_S = 1.0  # a watch's thread that still waits for an answer then is left behind
 LEASE_SECONDS = 3  # if the wishes are not known
 
 Log = Callable[[Mapping[str, object]], None]
@@ -155,14 +155,6 @@ class KubeRegistry:
     def write_conditions(self, name: str, conditions: tuple[Condition, ...], version: Version) -> Version:
         return self._swap(name, "/status", objects.conditions_patch(conditions), version)
 
-    # ------------------------------------------------------------ the cluster's wishes
-    def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version:
-        path, name = self._names.config_maps, self._names.settings
-        if version is None:
-            body = objects.new_settings(self._names, spec, self._owner)
-            return self._create("the cluster", path, body, self._settings)
-        return self._patch("the cluster", path, name, "", objects.settings_patch(spec), version, self._settings)
-
     # ------------------------------------------------------------ leases
     def renew_lease(self, lease: NodeLease) -> None:
         wishes = self._settings.values().get(self._names.settings)
@@ -211,28 +203,6 @@ class KubeRegistry:
         self._leases = now_s, leases
         return leases
 
-    def ensure_leases(self, nodes: Iterable[str]) -> int:
-        """Creates the leases of these nodes that do not exist; returns how many. The operator's: nodes may not.
-
-        Raises Unavailable.
-        """
-        try:
-            answer = self._client.get(self._names.leases, {"labelSelector": self._names.selector})
-            there = {objects.name_of(obj) for obj in answer.get("items") or ()}
-            missing = [node for node in nodes if self._names.object(node) not in there]
-            for node in missing:
-                self._create_lease(node)
-        except (NoAnswer, Rejected) as error:
-            raise Unavailable(f"leases not created: {error}") from error
-        return len(missing)
-
-    def _create_lease(self, node: str) -> None:
-        try:
-            self._client.post(self._names.leases, objects.new_lease(self._names, node, self._owner), self._by)
-        except Rejected as error:
-            if error.code != 409:  # another operator was faster
-                raise
-
     def _lease(self, obj: Json) -> NodeLease | None:
         try:
             return objects.read_lease(self._names, obj)
@@ -259,20 +229,14 @@ class KubeRegistry:
         if started:
             for watch in self._watches:
                 watch.stop()
+            deadline_s = time.monotonic() + STOP_S
+            for watch in self._watches:
+                watch.join(deadline_s - time.monotonic())
 
-    def wait_for_wishes(self, timeout_s: float) -> None:
-        """Returns once the shards and the cluster's wishes are known. Raises RegistryError, which says what is not."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                if self.read_cluster() is not None:
-                    return
-                fault = f"ConfigMap {self._names.settings} is missing; the operator writes it"
-            except Unavailable as error:
-                fault = str(error)
-            if time.monotonic() >= deadline_s:
-                raise RegistryError(f"namespace {self._names.namespace}: {fault} (waited for {timeout_s:.0f} s)")
-            time.sleep(0.1)
+    @property
+    def missing_wishes(self) -> str:
+        """What to say where there are no wishes."""
+        return f"namespace {self._names.namespace}: ConfigMap {self._names.settings} is missing"
 
     # ------------------------------------------------------------ inside
     def _start(self) -> None:

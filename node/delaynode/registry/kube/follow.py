@@ -49,7 +49,8 @@ class Follower:
         self._watch_s, self._grace_s = watch_s, grace_s
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._synced = threading.Event()
+        self._settled = threading.Event()  # it is synced, or stopped and never will be
+        self._synced = False
         self._well = threading.Event()
         self._filled = False  # the mirror has all that there was at what it heard last
         self._fault: str | None = None
@@ -63,17 +64,23 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended, or would take long to."""
+        """Tells the thread to end, and ends all waiting for it."""
         self._stopped.set()
+        self._settled.set()
+        self._well.set()
         with self._lock:
             if self._stream is not None:
                 self._stream.abort()
+
+    def join(self, timeout_s: float) -> None:
+        """After stop(): returns when the thread has ended, or would take longer to."""
         if self._thread.is_alive():
-            self._thread.join(1.0)
+            self._thread.join(max(0.0, timeout_s))
 
     def wait_synced(self, timeout_s: float) -> bool:
         """Whether the mirror has been filled once; waits for it."""
-        return self._synced.wait(timeout_s)
+        self._settled.wait(timeout_s)
+        return self._synced
 
     def wait_well(self, timeout_s: float) -> bool:
         """Whether the watch runs; waits for it."""
@@ -113,8 +120,8 @@ class Follower:
 
     def _fill(self, objects: list[Json], version: str | None) -> None:
         self._mirror.listed(objects, version)
-        self._filled = True
-        self._synced.set()
+        self._filled = self._synced = True
+        self._settled.set()
 
     def _watch(self, version: str | None, fetch: Fetch | None = None) -> None:
         # Not all nodes of a cluster at the same moment.

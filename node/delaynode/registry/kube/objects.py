@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from delaynode.registry.codec import BadRecord, camel, dumps, from_json, loads, to_json
+from delaynode.registry.codec import BadRecord, camel, from_json, loads, to_json
 from delaynode.registry.kube.names import GROUP_VERSION, PREFIX, SETTINGS_KEY, TOPIC_LABEL, Names, OwnerReference
 from delaynode.registry.model import (
     ClusterObject,
@@ -57,7 +57,7 @@ def _conditions(found: Sequence[Json]) -> list[Condition]:
 
 
 def new_shard(names: Names, spec: ShardSpec, owner: OwnerReference | None) -> Json:
-    metadata = _new_metadata(names.object(spec.name), shard_labels(names, spec.topic), owner)
+    metadata = new_metadata(names.object(spec.name), shard_labels(names, spec.topic), owner)
     return {"apiVersion": GROUP_VERSION, "kind": "DelayShard", "metadata": metadata, "spec": to_json(spec)}
 
 
@@ -96,15 +96,6 @@ def read_settings(obj: Json) -> ClusterObject:
     return ClusterObject(version_of(obj), loads(ClusterSpec, text))
 
 
-def settings_patch(spec: ClusterSpec) -> Json:
-    return {"data": {SETTINGS_KEY: dumps(spec)}}
-
-
-def new_settings(names: Names, spec: ClusterSpec, owner: OwnerReference | None) -> Json:
-    metadata = _new_metadata(names.settings, names.labels, owner)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **settings_patch(spec)}
-
-
 # ---------------------------------------------------------------- leases
 def read_lease(names: Names, obj: Json) -> NodeLease | None:
     """None for one that nobody has held yet."""
@@ -137,11 +128,6 @@ def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> J
     return {"metadata": {"annotations": annotations}, "spec": spec}
 
 
-def new_lease(names: Names, node: str, owner: OwnerReference | None) -> Json:
-    metadata = _new_metadata(names.object(node), names.labels, owner)
-    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
-
-
 # ---------------------------------------------------------------- all of them
 def name_of(obj: Json) -> str:
     return str(_metadata(obj)["name"])
@@ -167,7 +153,7 @@ def _metadata(obj: Json) -> Json:
     return metadata
 
 
-def _new_metadata(name: str, labels: Mapping[str, str], owner: OwnerReference | None) -> Json:
+def new_metadata(name: str, labels: Mapping[str, str], owner: OwnerReference | None) -> Json:
     references = {"ownerReferences": [owner.to_json()]} if owner is not None else {}
     return {"name": name, "labels": dict(labels), **references}
 

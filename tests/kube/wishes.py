@@ -1,0 +1,64 @@
+"""What the operator applies beside the DelayShards, for tests that have no operator: wishes and nodes' leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from delaynode.registry.codec import dumps
+from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delaynode.registry.kube import objects as kube_objects
+from delaynode.registry.kube.client import Rejected
+from delaynode.registry.kube.names import SETTINGS_KEY, Names
+from delaynode.registry.model import ClusterSpec, Version
+from kubernetes.client import Configuration
+
+from tests.kube.fakeapi import FakeApiServer
+
+OWNER = OwnerReference("c", "11111111-2222-3333-4444-555555555555")
+
+
+def new_settings(names: Names, spec: ClusterSpec, owner: OwnerReference | None) -> dict[str, Any]:
+    metadata = kube_objects.new_metadata(names.settings, names.labels, owner)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {SETTINGS_KEY: dumps(spec)}}
+
+
+def new_lease(names: Names, node: str, owner: OwnerReference | None) -> dict[str, Any]:
+    metadata = kube_objects.new_metadata(names.object(node), names.labels, owner)
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+
+
+class WritingRegistry(KubeRegistry):
+    """The operator's, with the writes that it does otherwise."""
+
+    def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version:
+        """Replaces the wishes at `version` (None: there are none yet). Raises Conflict, OutcomeUnknown."""
+        path, name = self._names.config_maps, self._names.settings
+        if version is None:
+            return self._create("the cluster", path, new_settings(self._names, spec, self._owner), self._settings)
+        patch = {"data": {SETTINGS_KEY: dumps(spec)}}
+        return self._patch("the cluster", path, name, "", patch, version, self._settings)
+
+    def ensure_leases(self, nodes: Iterable[str]) -> int:
+        """Creates those that do not exist; returns how many."""
+        made = 0
+        for node in nodes:
+            try:
+                self._client.post(self._names.leases, new_lease(self._names, node, self._owner), self._by)
+                made += 1
+            except Rejected as error:
+                if error.code != 409:
+                    raise
+        return made
+
+
+@contextmanager
+def writing(server: FakeApiServer, cluster: str = "c") -> Iterator[WritingRegistry]:
+    client = KubeClient(Credentials(Configuration(host=server.url)), agent="delaycluster-operator")
+    registry = WritingRegistry(client, "default", cluster, OWNER)
+    try:
+        yield registry
+    finally:
+        registry.close()
+        client.close()
