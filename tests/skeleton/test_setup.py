@@ -30,6 +30,9 @@ echo "apt $*" >>"$STATE/log"
 DPKG = """#!/bin/bash
 [ -e "$STATE/$2" ]
 """
+JAVA = """#!/bin/bash
+[ ! -e "$STATE/no-java" ]
+"""
 ID = """#!/bin/bash
 cat "$STATE/uid"
 """
@@ -67,7 +70,7 @@ def machine(tmp_path: Path) -> Machine:
     shutil.copy(SETUP, made.clone / "scripts" / "setup")
     (made.clone / "pyproject.toml").write_text("")
     (made.state / "bin").mkdir(parents=True)
-    for name, text in {"python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID}.items():
+    for name, text in {"python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID, "java": JAVA}.items():
         path = made.state / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
@@ -171,6 +174,21 @@ def test_a_setup_without_what_only_some_tests_need_is_good_and_says_so(machine: 
     assert ended.returncode == 0
     assert "the tests that step a node's clock will be skipped" in ended.stderr
     assert (machine.clone / ".venv/bin/delaynode").exists()
+
+
+@pytest.mark.parametrize("hindrance", ["", "a user", "no network"])
+def test_java_is_installed_or_named(machine: Machine, hindrance: str) -> None:
+    machine.fact("no-java")
+    if hindrance == "a user":
+        machine.fact("uid", "1000")
+    elif hindrance:
+        machine.fact("no-debian")
+    ended = machine.setup()
+    assert ended.returncode == 0
+    if hindrance:
+        assert "apt-get install openjdk-17-jre-headless" in ended.stderr
+    else:
+        assert machine.log()[-1].endswith("openjdk-17-jre-headless")
 
 
 def test_an_old_python_is_refused_in_words(machine: Machine) -> None:

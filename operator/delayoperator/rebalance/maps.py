@@ -1,0 +1,105 @@
+"""The cluster's map from its registry: sqlite:PATH, or kube:NAMESPACE/CLUSTER with the zones of its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from delaynode.registry import open_registry
+from delaynode.registry.model import ClusterSpec, NodeLease, ShardObject
+from delaynode.registry.port import RegistryError
+
+from delayoperator.plan.placement import wanted
+from delayoperator.rebalance.model import ClusterMap, MapNode, MapShard, RebalanceError
+
+if TYPE_CHECKING:
+    from delayoperator.kube.api import Api
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+def read_map(place: str, zones: Mapping[str, str] | None = None, generation: int | None = None) -> ClusterMap:
+    """Raises RebalanceError. zones: by node id."""
+    try:
+        registry = open_registry(place)
+        try:
+            cluster, shards, leases = registry.read_cluster(), registry.list_shards(), registry.list_leases()
+        finally:
+            registry.close()
+    except (RegistryError, ValueError) as error:
+        raise RebalanceError(f"--registry {place}: {error}") from error
+    if cluster is None:
+        raise RebalanceError(f"--registry {place}: there is no cluster in it")
+    return as_map(cluster.spec, shards, leases, zones or {}, generation)
+
+
+def as_map(
+    cluster: ClusterSpec,
+    shards: Sequence[ShardObject],
+    leases: Sequence[NodeLease],
+    zones: Mapping[str, str],
+    generation: int | None = None,
+) -> ClusterMap:
+    """Shards that have no master at work, or that move already, are fixed; so are those whose master is not where it
+    belongs, the first of the wished nodes: the planner brings it back there, and a move would be one more."""
+    leased = {lease.node: lease for lease in leases}
+    placed = {node for shard in shards for node in _nodes_of(shard)}
+    names = [*cluster.node_ids, *sorted((placed | set(leased)) - set(cluster.node_ids))]  # those that leave come last
+    nodes = tuple(
+        MapNode(
+            name,
+            endpoint=leased[name].endpoint if name in leased else "",
+            zone=zones.get(name, ""),
+            usable=name in leased
+            and not leased[name].stopping
+            and name in cluster.node_ids
+            and name not in cluster.drained,
+        )
+        for name in names
+    )
+    return ClusterMap(cluster.name, nodes, tuple(_shard(shard) for shard in shards), generation)
+
+
+def zones_of(api: Api, namespace: str, cluster: str) -> dict[str, str]:
+    """The zone of each node id, where it can be known: the pod's own label, else that of the machine it runs on.
+
+    What may not be read is taken as not known: copies are then only on different nodes.
+    """
+    from delayoperator.kube.api import ApiError
+    from delayoperator.kube.kinds import CLUSTER_LABEL, POD, Kind
+    from delayoperator.kube.views import pod_view
+
+    machines = Kind("Node", "", "v1", "nodes", namespaced=False)
+    found: dict[str, str] = {}
+    known: dict[str, str] = {}
+    try:
+        pods = api.list(POD, namespace, f"{CLUSTER_LABEL}={cluster}")
+        for pod in pods:
+            view = pod_view(cluster, pod)
+            if view is None:
+                continue
+            zone = (pod["metadata"].get("labels") or {}).get(ZONE, "")
+            if not zone and view.machine:
+                if view.machine not in known:
+                    machine = api.get(machines, "", view.machine) or {}
+                    known[view.machine] = ((machine.get("metadata") or {}).get("labels") or {}).get(ZONE, "")
+                zone = known[view.machine]
+            if zone:
+                found[view.node] = zone
+    except ApiError as error:
+        if not error.forbidden:
+            raise RebalanceError(str(error)) from error
+    return found
+
+
+def _nodes_of(shard: ShardObject) -> set[str]:
+    spec = shard.spec
+    return {*spec.replicas, *wanted(spec), *((spec.master,) if spec.master else ())}
+
+
+def _shard(shard: ShardObject) -> MapShard:
+    spec, nodes = shard.spec, wanted(shard.spec)
+    at_work = shard.status is not None and shard.status.serving_epoch == spec.epoch and shard.status.resigned is None
+    moving = spec.target is not None or spec.switchover is not None or bool(spec.leaving)
+    fixed = not at_work or moving or bool(shard.conditions) or spec.master != nodes[0]
+    return MapShard(shard.name, spec.master or nodes[0], nodes, fixed)

@@ -1,0 +1,85 @@
+"""The plan's way into Kubernetes: status.plan of a DelayRebalance, which is made when there is something to propose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayoperator.crds.rebalance import DelayRebalanceSpec, Plan, State
+from delayoperator.kube.api import Api, ApiError
+from delayoperator.kube.kinds import CLUSTER_LABEL, DELAY_CLUSTER, GROUP, VERSION, Kind
+from delayoperator.rebalance.model import RebalanceError
+
+DELAY_REBALANCE = Kind("DelayRebalance", GROUP, VERSION, "delayrebalances")
+UNDER_WAY = frozenset({State.REBALANCING.value, State.RECONCILIATION_PAUSED.value})
+TRIES = 5  # against others who write the object meanwhile
+
+
+def name_of(cluster: str) -> str:
+    """The one that the CronJob's runs share."""
+    return f"{cluster}-rebalance"
+
+
+def under_way(found: dict[str, Any] | None) -> bool:
+    return found is not None and (found.get("status") or {}).get("state") in UNDER_WAY
+
+
+def publish(api: Api, namespace: str, name: str, cluster: dict[str, Any], plan: Plan) -> str:
+    """Writes the plan; what was done, in a sentence. A plan without moves tells one who waits, and makes no object.
+
+    cluster: the DelayCluster object. Raises RebalanceError.
+    """
+    try:
+        for _ in range(TRIES):
+            found = api.get(DELAY_REBALANCE, namespace, name)
+            if under_way(found):
+                return f"DelayRebalance {name} is under way: its plan stays"
+            if found is None:
+                if not plan.moves:
+                    return f"nothing to propose: no DelayRebalance {name} is made"
+                found = api.create(DELAY_REBALANCE, namespace, _new(name, namespace, cluster))
+            if _written(api, namespace, name, found, plan):
+                return f"DelayRebalance {name} has plan {plan.hash} with {len(plan.moves or ())} moves"
+    except ApiError as error:
+        raise RebalanceError(f"the plan could not be written: {error}") from error
+    raise RebalanceError(f"the plan could not be written: DelayRebalance {name} changed {TRIES} times meanwhile")
+
+
+def _written(api: Api, namespace: str, name: str, found: dict[str, Any], plan: Plan) -> bool:
+    # A null takes away what a former plan had there.
+    values = plan.model_dump(mode="json", by_alias=True)
+    values["moves"] = [
+        {key: value for key, value in move.items() if value is not None} for move in values["moves"] or ()
+    ]
+    body = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "status": {"plan": values}}
+    try:
+        api.merge(DELAY_REBALANCE, namespace, name, body, "status")
+    except ApiError as error:
+        if error.conflict or error.not_found:
+            return False
+        raise
+    return True
+
+
+def _new(name: str, namespace: str, cluster: dict[str, Any]) -> dict[str, Any]:
+    """With the DelayCluster's wishes for plans; it goes with the cluster."""
+    meta, wishes = cluster["metadata"], (cluster.get("spec") or {}).get("rebalance") or {}
+    shared = ("threshold", "approval", "automaticBelow", "excludedTopics")
+    known = {field.alias for field in DelayRebalanceSpec.model_fields.values()}
+    return {
+        "apiVersion": DELAY_REBALANCE.api_version,
+        "kind": DELAY_REBALANCE.name,
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {CLUSTER_LABEL: meta["name"]},
+            "ownerReferences": [
+                {
+                    "apiVersion": DELAY_CLUSTER.api_version,
+                    "kind": DELAY_CLUSTER.name,
+                    "name": meta["name"],
+                    "uid": meta["uid"],
+                }
+            ],
+        },
+        "spec": {"cluster": meta["name"], **{key: wishes[key] for key in shared if key in wishes and key in known}},
+    }
