@@ -70,6 +70,9 @@ ENV PYSPARK_PYTHON=/opt/delaycluster/bin/python SPARK_LOCAL_DIRS=/tmp
 FROM java AS rebalance
 COPY --from=dependencies-spark /opt/delaycluster /opt/delaycluster
 COPY --from=package /added /
+# What Spark calls the command of an executor's pod; images of Spark's own have a shell script for it.
+RUN printf '#!/bin/sh\nexec python -m delayoperator.rebalance.executor\n' > /usr/local/bin/executor \
+    && chmod 755 /usr/local/bin/executor
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="delaycluster-rebalance" \

@@ -2,7 +2,8 @@
 
     WATCH_NAMESPACE     namespaces to look after, with commas between; empty or not set: all
     DELAYNODE_IMAGE     the image of nodes whose DelayCluster names none
-    OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default 0.0.0.0:8080
+    DELAYREBALANCE_IMAGE  likewise of the rebalance job
+    OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
 
 Logs are JSON events on stderr, a line each. Without an API server it waits for one.
 """
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 import kopf
 from aiohttp import web
+from delaynode import address
 from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
 from delaynode.registry.port import Registry
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -36,13 +38,15 @@ from delayoperator.metrics import OperatorCollector, registry_of
 
 AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server
 DEFAULT_IMAGE = "delaycluster-node:latest"
+DEFAULT_REBALANCE_IMAGE = "delaycluster-rebalance:latest"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     namespaces: tuple[str, ...] = ()  # empty: all
     image: str = DEFAULT_IMAGE
-    http: str = "0.0.0.0:8080"
+    http: str = "[::]:8080"
+    rebalance_image: str = DEFAULT_REBALANCE_IMAGE
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options:
@@ -50,7 +54,8 @@ class Options:
         return cls(
             tuple(dict.fromkeys(it.strip() for it in namespaces if it.strip())),
             environment.get("DELAYNODE_IMAGE") or DEFAULT_IMAGE,
-            environment.get("OPERATOR_HTTP") or "0.0.0.0:8080",
+            environment.get("OPERATOR_HTTP") or "[::]:8080",
+            environment.get("DELAYREBALANCE_IMAGE") or DEFAULT_REBALANCE_IMAGE,
         )
 
 
@@ -93,7 +98,7 @@ class Operator:
         self._transport = KubeTransport(credentials)
         self._client = KubeClient(credentials, agent=FIELD_MANAGER)
         self.api = Api(self._transport)
-        self._settings = workers or Settings(options.image)
+        self._settings = workers or Settings(options.image, options.rebalance_image)
         self.clusters = Clusters(self._new_worker, log)
         self._watching = False
         self.http_address = ""  # while it serves
@@ -166,9 +171,8 @@ class Operator:
         app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", all_metrics)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        host, _, port = self._options.http.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
-        self.http_address = "{}:{}".format(*runner.addresses[0][:2])
+        await web.SockSite(runner, address.listen(*address.split(self._options.http))).start()
+        self.http_address = address.join(*runner.addresses[0][:2])
         return runner
 
 

@@ -11,6 +11,7 @@ from delayoperator.handlers import routes
 from delayoperator.kube import kinds
 from delayoperator.kube.kinds import Kind
 from delayoperator.resources import ClusterView, build
+from delayoperator.resources.view import RebalanceWishes
 
 from tests.chart.places import CHART, ROOT, Json, read
 
@@ -79,7 +80,7 @@ def asked_for() -> set[Right]:
         found |= of(kind, "get", "list", "create", "patch")
     for kind in kinds.PRUNED:
         found |= of(kind, "delete")
-    for kind in (kinds.DELAY_CLUSTER, kinds.POD, *routes.WATCHED):
+    for kind in (kinds.DELAY_CLUSTER, kinds.DELAY_REBALANCE, kinds.POD, *routes.WATCHED):
         found |= of(kind, "list", "watch")
     if not routes.settings().scanning.disabled:  # kopf looks out for definitions that come later
         found |= {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
@@ -91,9 +92,10 @@ def asked_for() -> set[Right]:
     return found
 
 
-def node_rules() -> list[Json]:
+def node_rules(master: str = "local[*]") -> list[Json]:
+    """Of the nodes and of the rebalance job."""
     spec = ClusterSpec(name="c", nodes=3, replicas=2, topics=(TopicSpec("t", 2),))
-    objects = build(ClusterView("ns", "uid", spec, "image"))
+    objects = build(ClusterView("ns", "uid", spec, "image", rebalance=RebalanceWishes("image", master=master)))
     return [rule for found in objects if found["kind"] in ("Role", "ClusterRole") for rule in found["rules"]]
 
 
@@ -122,6 +124,13 @@ def test_no_rule_has_wildcards_secrets_or_the_power_to_grant_more() -> None:
         assert verb not in ("escalate", "bind", "impersonate", "deletecollection")
 
 
+def test_the_rights_for_executors_are_those_that_their_job_gets_and_nothing_else() -> None:
+    extra = rights(read(CHART / "files" / "spark-executors.yaml"))
+    given = rights(node_rules("k8s://https://kubernetes.default"))
+    assert given - granted() - extra == set()
+    assert extra - given == set()
+
+
 def test_what_lies_outside_of_namespaces_is_only_read() -> None:
     assert {verb for _, _, verb in rights(read(CHART / "files" / "cluster-objects.yaml"))} <= {"get", "list", "watch"}
 
@@ -132,6 +141,6 @@ def test_volumes_are_never_the_operators_to_delete() -> None:
 
 def test_rules_are_one_file_each_that_the_template_takes_as_it_is() -> None:
     template = (CHART / "templates" / "rbac.yaml").read_text()
-    assert {Path(name).name for name in ("rules.yaml", "cluster-objects.yaml")} == {
+    assert {Path(name).name for name in ("rules.yaml", "spark-executors.yaml", "cluster-objects.yaml")} == {
         path.name for path in (CHART / "files").glob("*.yaml") if f'"files/{path.name}"' in template
     }

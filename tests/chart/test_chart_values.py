@@ -63,7 +63,7 @@ def paths(value: Any, at: str = "") -> Iterator[str]:
 
 def test_every_value_is_used_by_a_template() -> None:
     templates = "".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
-    whole = (".image", ".resources", ".dashboard.labels")  # handed on with all that is in them
+    whole = (".image", ".rebalanceImage", ".resources", ".dashboard.labels")  # handed on with all that is in them
     for path in paths(read(CHART / "values.yaml")):
         used = next((it for it in whole if path.startswith(f"{it}.")), path)
         assert f".Values{used}" in templates, path

@@ -71,7 +71,7 @@ def test_every_wish_arrives() -> None:
                 "terminationGracePeriodSeconds": 30,
                 "env": [{"name": "A", "value": "b"}, {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
             },
-            monitoring={"podMonitor": True},
+            monitoring={"podMonitor": True, "labels": {"release": "prometheus"}},
             rebalance={"schedule": "0 3 * * *"},
         )
     )  # fmt: skip
@@ -80,6 +80,7 @@ def test_every_wish_arrives() -> None:
         "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60
     )
     assert (made.image, made.paused, made.pod_monitor) == ("registry.example/delaycluster:1", True, True)
+    assert made.monitor_labels == {"release": "prometheus"}
     assert (made.storage.size, made.storage.class_name, made.storage.delete_with_cluster) == ("100Gi", "fast", True)
     assert made.resources == {"requests": {"cpu": "2", "memory": "1Gi"}}
     assert made.rebalance is not None

@@ -138,6 +138,7 @@ def test_only_what_names_an_item_is_required_of_people() -> None:
     required = {path: part["required"] for path, part in fields(schema_of(CLUSTER)) if part.get("required")}
     assert {path: names for path, names in required.items() if path.startswith(".spec")} == {
         ".spec.topics[]": ["name"],
+        ".spec.rebalance.history": ["claimName"],
         ".spec.podTemplate.topologySpreadConstraints[]": ["topologyKey"],
         ".spec.podTemplate.imagePullSecrets[]": ["name"],
         ".spec.podTemplate.env[]": ["name"],

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.kube.fakefaults import Fault
 from tests.operator.stage import Stage
 
 ORDERS = {"name": "orders", "queues": 4}
@@ -39,14 +40,19 @@ def test_an_error_that_stays_is_said_with_its_object_and_the_rest_goes_on(stage:
     stage.settled()
 
 
+def told_and_mended(stage: Stage, fault: Fault, words: str) -> None:
+    """A right that is missing is named, and when it is there again all is well."""
+    stage.until(lambda: stage.reason("Degraded") == "Forbidden")
+    assert words in stage.condition("Degraded")["message"]
+    fault.times = 0
+    stage.settled()
+
+
 def test_a_right_that_is_missing_is_named(stage: Stage) -> None:
     fault = stage.server.fault(method="PATCH", path="/roles/", code=403, times=None)
     stage.operator()
     stage.create(topics=[ORDERS])
-    stage.until(lambda: stage.reason("Degraded") == "Forbidden")
-    assert "the operator may not apply Role shop-node" in stage.condition("Degraded")["message"]
-    fault.times = 0
-    stage.settled()
+    told_and_mended(stage, fault, "the operator may not apply Role shop-node")
 
 
 def test_a_list_that_is_refused_is_said_too(stage: Stage) -> None:
@@ -55,10 +61,7 @@ def test_a_list_that_is_refused_is_said_too(stage: Stage) -> None:
     stage.settled()
     fault = stage.server.fault(method="LIST", path="/roles$", code=403, times=None)
     stage.edit(minInSync=2)
-    stage.until(lambda: stage.reason("Degraded") == "Forbidden")
-    assert "the operator may not list Roles of default" in stage.condition("Degraded")["message"]
-    fault.times = 0
-    stage.settled()
+    told_and_mended(stage, fault, "the operator may not list Roles of default")
 
 
 def test_an_api_server_that_asks_for_time_gets_it(stage: Stage) -> None:

@@ -22,7 +22,7 @@ from tests.operator.stage import Stage
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, Options((), DEFAULT_IMAGE, "0.0.0.0:8080")),
+        ({}, Options((), DEFAULT_IMAGE, "[::]:8080")),
         ({"WATCH_NAMESPACE": " a, b ,a,"}, Options(("a", "b"))),
         ({"WATCH_NAMESPACE": "", "DELAYNODE_IMAGE": "x:1", "OPERATOR_HTTP": "[::]:1"}, Options((), "x:1", "[::]:1")),
     ],

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from importlib import metadata
+
+import pytest
+from delayoperator.upkeep import world
 
 from tests.kube import fakekinds
 from tests.operator.stage import Stage
@@ -31,7 +35,8 @@ def test_a_new_image_reaches_all_pods_one_at_a_time(stage: Stage) -> None:
     assert max(missing) <= 1, "never two pods at a time"
     assert sorted(stage.kubelet.restarts) == ["shop-0", "shop-1", "shop-2"], "each once"
     assert len(stage.events("PodRestarted")) == 3
-    assert stage.there("delayclusters", "shop")["status"]["image"] == "node:2"
+    status = stage.there("delayclusters", "shop")["status"]
+    assert (status["image"], status["version"]) == ("node:2", metadata.version("delaycluster"))
 
 
 def test_the_restart_stops_at_an_image_that_does_not_start_and_goes_on_when_it_is_mended(stage: Stage) -> None:
@@ -66,6 +71,39 @@ def test_the_restart_waits_for_copies_that_are_not_in_sync(stage: Stage) -> None
     stage.kubelet.frozen.clear()
     stage.until(lambda: _images(stage) == {"node:2"})
     stage.settled()
+
+
+def _in_sync(stage: Stage, name: str, entries: list[str]) -> None:
+    """Somebody's hand, in place of the master's."""
+    kind = fakekinds.find("delayshards")
+    stage.server.store.patch(kind, "default", name, {"status": {"inSync": entries}}, "somebody", "status")
+
+
+def test_a_blocked_shard_holds_up_only_the_nodes_that_have_copies_of_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "STUCK_MS", 1_000)
+    stage.operator()
+    stage.create(topics=[ORDERS], failover={"replaceAfterSeconds": 3600})
+    stage.settled()
+    name = "shop.orders-0"
+    spec = stage.there("delayshards", name)["spec"]
+    sound = stage.there("delayshards", name)["status"]["inSync"]
+    (other,) = {"n0", "n1", "n2"} - {*spec["replicas"]}
+    with stage.kubelet.lock:
+        _in_sync(stage, name, ["copy-that-is-lost"])
+        stage.kubelet.kill(spec["master"].replace("n", "shop-"))
+    stage.until(lambda: stage.reason("Degraded") == "ShardsBlocked")
+    stage.edit(image="node:2")
+    stage.until(lambda: "also RolloutStuck" in stage.condition("Degraded")["message"])
+    assert "orders-0 (copies on " in stage.condition("Degraded")["message"]
+    assert stage.kubelet.restarts == [other.replace("n", "shop-")]
+    time.sleep(2)
+    assert len(stage.kubelet.restarts) == 1
+    _in_sync(stage, name, sound)
+    stage.until(lambda: _images(stage) == {"node:2"})
+    stage.settled()
+    assert len(stage.kubelet.restarts) == 3
 
 
 def test_scaling_out_and_in_again_moves_the_copies_first(stage: Stage) -> None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from delaynode.registry.model import (
+    ClusterSpec,
+    Condition,
+    ConditionType,
+    ShardObject,
+    ShardSpec,
+    TopicSpec,
+    Version,
+)
 from delayoperator.kube.views import claim_view, ended_processes, pod_view, set_view
 from delayoperator.upkeep.ended import KEPT, Endings, incarnation_of
 from delayoperator.upkeep.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.upkeep.sizes import Sizes, sizes
 from delayoperator.upkeep.volumes import volumes
-from delayoperator.upkeep.world import Census, ClaimView, PodView, SetView
+from delayoperator.upkeep.world import STUCK_MS, Census, ClaimView, PodView, SetView, census, stuck_shards
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +90,43 @@ def test_which_pod_is_restarted_next_or_what_it_waits_for(case: str) -> None:
         assert isinstance(decided, RestartWaits)
         assert expected in decided.message
         assert decided.stuck == ("does not start" in expected)
+
+
+STUCK: Mapping[str, frozenset[str]] = {"orders-3": frozenset({"n1", "n2"})}
+
+
+def test_a_node_without_copies_of_a_stuck_shard_is_restarted_and_the_others_are_left_as_they_are() -> None:
+    current = SetView(3, NEW, observed=True)
+    decided = next_restart(current, pods(OLD, OLD, OLD), WHOLE, STUCK)
+    assert isinstance(decided, RestartPod)
+    assert decided.pod.name == "shop-0", "though it has the most masters"
+    waits = next_restart(current, pods(NEW, OLD, OLD), WHOLE, STUCK)
+    assert isinstance(waits, RestartWaits)
+    assert waits.stuck
+    assert "2 of 3 pods to go, all with copies of shards that are Blocked" in waits.message
+    assert "orders-3 (copies on n1, n2)" in waits.message
+
+
+def test_a_pod_that_cannot_start_is_replaced_whatever_it_has_copies_of() -> None:
+    seen = [pod(0, NEW), pod(1, ready=False, stopped="CrashLoopBackOff"), pod(2, NEW)]
+    decided = next_restart(SetView(3, NEW, observed=True), seen, WHOLE, STUCK)
+    assert isinstance(decided, RestartPod)
+    assert decided.pod.name == "shop-1"
+
+
+def test_only_what_is_blocked_for_long_is_stuck_and_what_is_left_out_is_not_counted() -> None:
+    blocked = Condition(ConditionType.BLOCKED, "NodeAway", "waiting", since_ms=1_000_000)
+    spec = ShardSpec(7, "orders", 1, ("n0", "n1"), target=("n0", "n2"))
+    shards = [
+        ShardObject("orders-0", Version("1"), ShardSpec(6, "orders", 0, ("n0", "n1"))),
+        ShardObject("orders-1", Version("1"), spec, conditions=(blocked,)),
+    ]
+    assert stuck_shards(shards, 1_000_000 + STUCK_MS - 1) == {}
+    stuck = stuck_shards(shards, 1_000_000 + STUCK_MS)
+    assert stuck == {"orders-1": {"n0", "n1", "n2"}}
+    counted = census(ClusterSpec("shop", 3, (TopicSpec("orders", 2),), 2), shards, {}, without=stuck)
+    assert (counted.wanted, counted.moving, counted.surplus, counted.blocked) == (1, 0, 0, ())
+    assert [it.partition(" ")[0] for it in counted.unserved] == ["orders-0"]
 
 
 def test_nothing_is_restarted_while_the_new_revision_is_not_known() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from delaynode.registry.model import DAY_MS, ClusterSpec, TopicSpec
 from delayoperator.resources import ClusterView, Json, PodWishes, Storage, build
+from delayoperator.resources.view import RebalanceWishes
 
 MINIMAL = ClusterView(
     namespace="default",
@@ -47,7 +48,15 @@ PRODUCTION = ClusterView(
         env=({"name": "GRPC_VERBOSITY", "value": "error"}, {"name": "POD_IP", "value": "10.0.0.1"}),
     ),
     pod_monitor=True,
+    monitor_labels={"release": "prometheus", "app.kubernetes.io/name": "not the operator's"},
     shards=("old-0", "timeouts-0", "timeouts-1"),
+    rebalance=RebalanceWishes(
+        "registry.example.com/delaycluster/delaycluster-rebalance:0.1.0",
+        schedule="0 3 * * *",
+        master="k8s://https://kubernetes.default.svc",
+        conf={"spark.executor.instances": "4"},
+        history=("load-history", "payments"),
+    ),
 )  # fmt: skip
 
 

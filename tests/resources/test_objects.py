@@ -68,7 +68,7 @@ def allowed(view: ClusterView, verb: str, group: str, resource: str, name: str) 
     return any(
         verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
         and (not rule.get("resourceNames") or name in rule["resourceNames"])
-        for rule in one(build(view), "Role")["rules"]
+        for rule in one(build(view), "Role", f"{view.name}-node")["rules"]
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_nodes_write_the_status_of_their_clusters_shards_and_their_leases_and_no
     assert not allowed(PRODUCTION, "patch", leases, "leases", "payments.n5")
     assert not allowed(PRODUCTION, "get", "", "configmaps", "other-cluster")
     writes = {"create", "update", "patch", "delete", "deletecollection", "*"}
-    for rule in one(build(PRODUCTION), "Role")["rules"]:
+    for rule in one(build(PRODUCTION), "Role", "payments-node")["rules"]:
         assert "secrets" not in rule["resources"]
         assert "*" not in [*rule["resources"], *rule["apiGroups"], *rule["verbs"]]
         assert not writes & {*rule["verbs"]} or rule["resourceNames"], f"{rule} may write any name"

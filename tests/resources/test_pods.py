@@ -61,8 +61,14 @@ def parsed(view: ClusterView, **variables: str) -> config.NodeConfig:
 def test_the_node_understands_its_arguments() -> None:
     found = parsed(MINIMAL)
     assert (found.node, found.registry, found.data) == ("n2", "kube:default/orders", "/data")
-    assert (found.listen, found.advertise, found.peer) == ("0.0.0.0:7070", "10.1.2.3:7070", "10.1.2.3:7270")
-    assert (found.http, found.advertise_http) == ("0.0.0.0:7170", "10.1.2.3:7170")
+    assert (found.listen, found.advertise, found.peer) == ("[::]:7070", "10.1.2.3:7070", "10.1.2.3:7270")
+    assert (found.http, found.advertise_http) == ("[::]:7170", "10.1.2.3:7170")
+
+
+def test_a_pod_with_an_ipv6_address_advertises_it_between_brackets() -> None:
+    found = parsed(MINIMAL, POD_IP="fd00:10:244::7")
+    assert (found.advertise, found.peer) == ("[fd00:10:244::7]:7070", "[fd00:10:244::7]:7270")
+    assert found.advertise_http == "[fd00:10:244::7]:7170"
 
 
 def test_every_port_that_the_node_listens_on_is_declared() -> None:

@@ -24,7 +24,7 @@ from delayoperator.crds.base import (
     list_map,
     rules,
 )
-from delayoperator.crds.pod import PodTemplate, Resources
+from delayoperator.crds.pod import Labels, PodTemplate, Resources
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.status import DelayClusterStatus
 
@@ -47,8 +47,8 @@ class Topic(Model):
     )
     type: TopicType = Field(
         TopicType.MIXED,
-        description="What the topic is for, said to people: Delay (messages with a due time), Normal (without), Mixed "
-        "(both). Nothing is refused by it. Can't be changed.",
+        description="What the topic takes: Delay (only messages with a delay or a due time), Normal (only messages "
+        "that are due at once), Mixed (both). Others are refused with WRONG_TOPIC_TYPE. Can't be changed.",
     )
     retention: Duration = Field(
         "3d",
@@ -137,6 +137,13 @@ class Monitoring(Model):
 
     pod_monitor: Bool = Field(
         False, description="Makes a PodMonitor of the Prometheus operator (its CRD must be there) for the nodes."
+    )
+    labels: Labels | None = Field(
+        None,
+        description="Labels of the PodMonitor, besides the operator's: what your Prometheus selects PodMonitors by, "
+        "such as release: kube-prometheus-stack.",
+        max_length=64,
+        json_schema_extra=rules(limits.ours("labels")),
     )
 
 

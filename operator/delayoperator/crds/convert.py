@@ -42,6 +42,7 @@ class Wishes:
     resources: Mapping[str, Mapping[str, str]] | None = None
     pod: PodWishes = field(default_factory=PodWishes)
     pod_monitor: bool = False
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)
     rebalance: Rebalancing | None = None
 
 
@@ -104,19 +105,21 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
     for variable in (spec.pod_template.env or ()) if spec.pod_template else ():
         if variable.name in limits.TAKEN_ENV:
             yield Refusal(field_path("spec.podTemplate.env", variable.name), limits.ENV[0]["message"])
-    for what, labels in _pod_maps(spec.pod_template):
+    for where, what, labels in _label_maps(spec):
         for key in labels:
             if key.startswith(limits.OURS):
-                yield Refusal(f"spec.podTemplate.{what}[{key}]", limits.ours(what)["message"])
+                yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(what)["message"])
     rebalance = spec.rebalance
     if rebalance and rebalance.approval is Approval.AUTOMATIC_BELOW and rebalance.automatic_below is None:
         yield Refusal("spec.rebalance.automaticBelow", limits.REBALANCING[0]["message"])
 
 
-def _pod_maps(template: PodTemplate | None) -> Iterator[tuple[str, Mapping[str, str]]]:
-    if template is not None:
-        yield "labels", template.labels or {}
-        yield "annotations", template.annotations or {}
+def _label_maps(spec: DelayClusterSpec) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+    if (template := spec.pod_template) is not None:
+        yield "podTemplate", "labels", template.labels or {}
+        yield "podTemplate", "annotations", template.annotations or {}
+    if spec.monitoring is not None:
+        yield "monitoring", "labels", spec.monitoring.labels or {}
 
 
 def _topics(spec: DelayClusterSpec) -> Iterator[Refusal]:
@@ -168,6 +171,7 @@ def _wishes(name: str, spec: DelayClusterSpec) -> Wishes:
         resources=None if spec.resources is None else spec.resources.model_dump(by_alias=True, exclude_none=True),
         pod=_pod(spec.pod_template or PodTemplate.model_validate({})),
         pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,
+        monitor_labels=(spec.monitoring.labels if spec.monitoring is not None else None) or {},
         rebalance=spec.rebalance,
     )
 

@@ -15,6 +15,10 @@ from delayoperator.crds.rebalance import DelayRebalance
 from delayoperator.crds.shard import DelayShard
 from delayoperator.crds.structural import structural
 
+# From then on the rules of a definition may compare quantities (CEL's quantity library). The chart's kubeVersion and
+# the documents say the same: tests/skeleton/test_docs.py.
+OLDEST_KUBERNETES: Final = "1.29"
+
 HEADER: Final = "# Generated from operator/delayoperator/crds by `make crds`; changes here are overwritten.\n"
 
 
@@ -111,7 +115,7 @@ CLUSTER: Final = Kind(
         Column("Replicas", ".spec.replicas", "Copies of each shard.", "integer", wide=True),
         Column("Durability", ".spec.durability", "When a message counts as stored.", wide=True),
         Column("Delivery", ".spec.delivery", "Who hands messages out.", wide=True),
-        Column("Version", ".status.version", "The release that the nodes run.", wide=True),
+        Column("Version", ".status.version", "The release of the operator.", wide=True),
         Column("Image", ".status.image", "The nodes' image.", wide=True),
         Column("Message", _ready("message"), "The status in words.", wide=True),
     ),

@@ -27,6 +27,8 @@ from delayoperator.crds.rebalancing import Approval, AutomaticBelow
 from delayoperator.crds.status import Condition
 
 MAX_MOVES = 1_000
+MAX_IN_FLIGHT = 8
+HOT_SLOTS = 64  # of a shard, that a plan may name
 
 _FIXED_CLUSTER = rule(
     "self.cluster == oldSelf.cluster", "cluster can't be changed: make another DelayRebalance", field=".cluster"
@@ -54,7 +56,8 @@ class State(StrEnum):
     """Verbs: approve (delaycluster.io/approve=HASH), refresh and stop (delaycluster.io/rebalance=VERB).
 
     New; PendingProposal (accepts stop, refresh); ProposalReady (approve, refresh); Rebalancing (stop, refresh);
-    Stopped, NotReady, Ready (refresh); ReconciliationPaused.
+    Stopped (approve, which goes on with the rest of the plan, and refresh); NotReady, Ready (refresh);
+    ReconciliationPaused (keeps them for later).
     """
 
     NEW = "New"
@@ -65,6 +68,11 @@ class State(StrEnum):
     NOT_READY = "NotReady"
     READY = "Ready"
     RECONCILIATION_PAUSED = "ReconciliationPaused"
+
+
+class Ending(StrEnum):
+    STOP = "Stop"
+    REFRESH = "Refresh"
 
 
 class Move(Model):
@@ -84,14 +92,35 @@ class MoveState(StrEnum):
     REFUSED = "Refused"
 
 
-class PlannedMove(Move):
-    """A move with what it costs."""
+DateTime = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
+
+class PlannedMove(Move):
+    """A move with what it costs. A node that has a copy already, as `to`, takes over from the master: a switchover."""
+
+    replicas: list[NodeId] | None = Field(
+        None,
+        max_length=64,
+        description="The nodes of the shard's copies as the plan found them, the master's first: with others the move "
+        "is refused. `to` takes the place of `from`, in a switchover the first place. Absent: as found at its start.",
+        json_schema_extra=ATOMIC,
+    )
     bytes: Int | None = Field(None, ge=0, description="What is copied.")
     messages: Int | None = Field(None, ge=0, description="Messages that wait in the shard.")
     due_during_move: Int | None = Field(None, ge=0, description="Messages that fall due while it moves.")
-    state: MoveState | None = Field(None, description="How far it is.")
+    hot_slots: list[DateTime] | None = Field(
+        None,
+        max_length=HOT_SLOTS,
+        description="When the slots of time begin in which the shard makes its node hot; each lasts plan.slotSeconds. "
+        "A move that would not be over by then, with spec.leadTime to spare, waits until the slot is over.",
+        json_schema_extra=ATOMIC,
+    )
+    state: MoveState | None = Field(None, description="How far it is; absent: Waiting.")
     reason: Text | None = Field(None, description="Why it was refused: the map changed since the plan.")
+    started_at: str | None = Field(None, description="When it began.", json_schema_extra={"format": "date-time"})
+    ended_at: str | None = Field(
+        None, description="When it was done or refused.", json_schema_extra={"format": "date-time"}
+    )
 
 
 class Load(Model):
@@ -107,7 +136,9 @@ class Load(Model):
 
 
 class Plan(Model):
-    """What is proposed: made by the job or from spec.moves, and never changed: a refresh makes another."""
+    """What is proposed: made by the job or from spec.moves, and never changed but for how far its moves are: a refresh
+    makes another. The job leaves the moves' state out; a plan without moves says that none is worth its cost.
+    """
 
     hash: Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
         None, description="Names the plan; approval names it: delaycluster.io/approve=HASH."
@@ -119,6 +150,7 @@ class Plan(Model):
     cluster_generation: Int | None = Field(
         None, ge=0, description="The DelayCluster's metadata.generation that it is about; another one makes it void."
     )
+    slot_seconds: Int | None = Field(None, ge=1, le=86_400, description="How long a slot of time is; absent: 300.")
     moved_bytes: Int | None = Field(None, ge=0, description="What all moves copy.")
     due_in_window: Int | None = Field(
         None, ge=0, description="Messages that fall due on moving shards while they move."
@@ -135,9 +167,10 @@ class Progress(Model):
 
     moves_done: Int | None = Field(None, ge=0, description="Moves that are done.")
     moves_total: Int | None = Field(None, ge=0, description="Moves of the plan.")
+    moves_refused: Int | None = Field(None, ge=0, description="Moves that were refused; plan.moves says why.")
     bytes_done: Int | None = Field(None, ge=0, description="Bytes that were copied.")
-    percent: Int | None = Field(None, ge=0, le=100, description="Of the plan's bytes.")
-    current: Text | None = Field(None, description="The shard that moves now.")
+    percent: Int | None = Field(None, ge=0, le=100, description="Of the plan's bytes; without any, of its moves.")
+    current: Text | None = Field(None, description="The shards that move now, or what the next move waits for.")
     seconds_left: Int | None = Field(None, ge=0, description="An estimate, at the pace so far.")
 
 
@@ -178,10 +211,22 @@ class DelayRebalanceSpec(Model):
     )
     not_after: str | None = Field(None, description="No move starts later.", json_schema_extra={"format": "date-time"})
     lead_time: Duration | None = Field(
-        None, description="Messages due within it are never moved: they are delivered where they are. Such as 2m."
+        None,
+        description="How long before a shard's hot slot it must be in place: a move that could end later waits until "
+        "the slot is over, and what is due in it is delivered where it is. Such as 2m; absent: 1m.",
+    )
+    max_in_flight: Int = Field(
+        2, ge=1, le=MAX_IN_FLIGHT, description="Moves at a time: they share disks and network with the clients."
+    )
+    cool_down: Duration = Field(
+        "1h", description="After a plan has ended or was stopped, none is carried out unasked for so long."
     )
     throttle_bytes_per_second: Int | None = Field(
-        None, ge=65_536, le=1 << 40, description="The most that moves may copy; absent: no limit."
+        None,
+        ge=65_536,
+        le=1 << 40,
+        description="The most that moves copy on average: the next one waits until the bytes of those before it would "
+        "have passed at this rate. Each single copy goes as fast as it can. Absent: no limit.",
     )
 
 
@@ -201,11 +246,22 @@ class DelayRebalanceStatus(Model):
         None, max_length=32, description="The state with its reason.", json_schema_extra=list_map("type")
     )
     plan: Plan | None = Field(None, description="What is proposed, or was carried out.")
+    requested_at: str | None = Field(
+        None, description="When a proposal was asked for last.", json_schema_extra={"format": "date-time"}
+    )
+    plan_seen: Text | None = Field(None, description="The hash of the plan that `state` is about.")
     approved: Text | None = Field(None, description="The hash of the plan that was approved.")
+    approved_at: str | None = Field(
+        None, description="When it was approved.", json_schema_extra={"format": "date-time"}
+    )
+    ending: Ending | None = Field(
+        None, description="Stop or Refresh was asked for: no move starts, and those under way are waited for."
+    )
+    paused_from: State | None = Field(None, description="While ReconciliationPaused: the state to go on from.")
     progress: Progress | None = Field(None, description="How far the moves are.")
     cool_down_until: str | None = Field(
         None,
-        description="Until then no automatic plan follows one that was stopped.",
+        description="Until then no plan is carried out unasked.",
         json_schema_extra={"format": "date-time"},
     )
 

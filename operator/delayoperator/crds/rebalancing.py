@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
-from delayoperator.crds.base import CRON, Image, Int, Model, Number, rules
+from delayoperator.crds.base import CRON, LIST_SET, TOPIC_NAME, Duration, Image, Int, Model, Number, rules
 from delayoperator.crds.pod import Resources
 
 
@@ -42,6 +42,17 @@ class Spark(Model):
     )
 
 
+class History(Model):
+    """Where the job keeps what it saw of the load, as Parquet."""
+
+    claim_name: Annotated[
+        StrictStr, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    ] = Field(description="A PersistentVolumeClaim of this namespace that is there already; the job's pod mounts it.")
+    sub_path: (
+        Annotated[StrictStr, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None
+    ) = Field(None, description="A directory in it; absent: the cluster's name.")
+
+
 class Rebalancing(Model):
     """When the load is looked at and who approves of what is proposed."""
 
@@ -49,6 +60,12 @@ class Rebalancing(Model):
 
     schedule: Annotated[StrictStr, Field(max_length=100, pattern=CRON)] | None = Field(
         None, description="When the job runs, as a CronJob's schedule in UTC: '0 3 * * *'. Absent: only by hand."
+    )
+    horizon: Duration = Field("24h", description="How far ahead the load is looked at.")
+    slot: Duration = Field("5m", description="The slots of time in which the load is counted: 1m to 24h.")
+    max_moves: Int = Field(100, ge=1, le=1_000, description="The most moves that a plan has.")
+    excluded_topics: list[Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)]] | None = Field(
+        None, max_length=limits.MAX_TOPICS, description="Topics whose shards stay.", json_schema_extra=LIST_SET
     )
     threshold: Number = Field(
         1.5,
@@ -64,3 +81,4 @@ class Rebalancing(Model):
     )
     automatic_below: AutomaticBelow | None = Field(None, description="With AutomaticBelow: up to what size.")
     spark: Spark | None = Field(None, description="How the job runs; absent: in one pod.")
+    history: History | None = Field(None, description="Keeps each look at the load; absent: none is kept.")

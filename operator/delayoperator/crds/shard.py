@@ -67,6 +67,12 @@ class DelayShardSpec(Model):
         description="The reign before this epoch's was taken up and its process has ended: no promise need be "
         "waited out.",
     )
+    by_load: list[NodeId] | None = Field(
+        None,
+        max_length=COPIES,
+        description="A rebalance moved the shard between these nodes, by the load: mere counts don't move it back.",
+        json_schema_extra=ATOMIC,
+    )
 
 
 class Handover(Model):

@@ -51,5 +51,9 @@ class DelayClusterStatus(Model):
     selector: str | None = Field(
         None, max_length=1_024, description="The pods' label selector, for the scale subresource."
     )
-    version: Text | None = Field(None, description="The release that all nodes run, once they do.")
+    version: Text | None = Field(
+        None,
+        description="The release of the operator that looks after the cluster: the nodes' too, unless spec.image names "
+        "another.",
+    )
     image: Text | None = Field(None, description="The image that the nodes run, or are being moved to.")

@@ -18,6 +18,7 @@ from delayoperator.kube.kinds import (
     CLUSTER_LABEL,
     CONFIG_MAP,
     DELAY_CLUSTER,
+    DELAY_REBALANCE,
     DISRUPTION_BUDGET,
     POD,
     ROLE,
@@ -66,7 +67,11 @@ def routes(clusters: Clusters, credentials: Credentials) -> kopf.OperatorRegistr
     async def pod(namespace: str | None, labels: Mapping[str, str], body: kopf.Body, **_: Any) -> None:
         clusters.pod(str(namespace), labels[CLUSTER_LABEL], dict(body))
 
+    async def rebalance(namespace: str | None, spec: kopf.Spec, **_: Any) -> None:
+        clusters.touched(str(namespace), str(spec.get("cluster", "")))
+
     _on(DELAY_CLUSTER, registry, labelled=False)(cluster)
+    _on(DELAY_REBALANCE, registry, labelled=False)(rebalance)
     _on(POD, registry)(pod)
     for kind in WATCHED:
         _on(kind, registry)(owned)

@@ -1,4 +1,4 @@
-"""Events on a DelayCluster, as `kubectl describe` shows them: few, told once, counted when they repeat."""
+"""Events on a DelayCluster or a DelayRebalance, as `kubectl describe` shows them: few, told once, counted up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from delayoperator.kube.api import FIELD_MANAGER, Api, ApiError, Json
-from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT
+from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT, Kind
 from delayoperator.loop import Clock
 
 SAME_MS = 600_000  # the same words within this time are the same event, counted up
@@ -38,24 +38,25 @@ class Events:
         self._told: dict[str, _Told] = {}
         self._tokens, self._filled_ms = float(BURST), clock.monotonic_ms()
 
-    def say(self, cluster: Json, reason: str, message: str, *, warning: bool = False) -> None:
-        """cluster: the DelayCluster's metadata."""
-        namespace, name = str(cluster["namespace"]), str(cluster["name"])
-        event = {"event": "said", "cluster": f"{namespace}/{name}", "reason": reason, "message": message}
+    def say(self, about: Json, reason: str, message: str, *, warning: bool = False, kind: Kind = DELAY_CLUSTER) -> None:
+        """about: the object's metadata."""
+        namespace, name = str(about["namespace"]), str(about["name"])
+        what = "cluster" if kind is DELAY_CLUSTER else "rebalance"
+        event: dict[str, object] = {"event": "said", what: f"{namespace}/{name}", "reason": reason, "message": message}
         self._log({**event, "type": "Warning" if warning else "Normal"})
         try:
             with self._lock:
-                self._write(cluster, reason, message[:MOST_CHARS], "Warning" if warning else "Normal")
+                self._write(about, kind, reason, message[:MOST_CHARS], "Warning" if warning else "Normal")
         except ApiError as error:
-            self._log({"event": "event-not-written", "cluster": f"{namespace}/{name}", "error": str(error)})
+            self._log({"event": "event-not-written", what: f"{namespace}/{name}", "error": str(error)})
 
-    def _write(self, cluster: Json, reason: str, message: str, kind: str) -> None:
+    def _write(self, about: Json, of: Kind, reason: str, message: str, kind: str) -> None:
         now_ms = self._clock.monotonic_ms()
         self._told = {key: it for key, it in self._told.items() if now_ms - it.told_ms < SAME_MS}
-        key = hashlib.sha256(f"{kind}\n{reason}\n{message}".encode()).hexdigest()
+        key = hashlib.sha256(f"{about['name']}\n{of.name}\n{kind}\n{reason}\n{message}".encode()).hexdigest()
         told = self._told.get(key)
         stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        namespace = str(cluster["namespace"])
+        namespace = str(about["namespace"])
         if told is not None:
             told.count, told.told_ms = told.count + 1, now_ms
             if now_ms - told.written_ms >= AGAIN_MS:
@@ -64,14 +65,14 @@ class Events:
             return
         if not self._may_write(now_ms):
             return
-        name = f"{cluster['name']}.{secrets.token_hex(8)}"
+        name = f"{about['name']}.{secrets.token_hex(8)}"
         self._told[key] = _Told(name, stamp, 1, now_ms, now_ms)
-        about = {"apiVersion": DELAY_CLUSTER.api_version, "kind": DELAY_CLUSTER.name, "namespace": namespace}
+        involved = {"apiVersion": of.api_version, "kind": of.name, "namespace": namespace}
         body: Json = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {**about, "name": cluster["name"], "uid": cluster.get("uid", "")},
+            "involvedObject": {**involved, "name": about["name"], "uid": about.get("uid", "")},
             "reason": reason,
             "message": message,
             "type": kind,

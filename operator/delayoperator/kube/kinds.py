@@ -28,6 +28,7 @@ class Kind:
 
 DELAY_CLUSTER = Kind("DelayCluster", GROUP, VERSION, "delayclusters")
 DELAY_SHARD = Kind("DelayShard", GROUP, VERSION, "delayshards")
+DELAY_REBALANCE = Kind("DelayRebalance", GROUP, VERSION, "delayrebalances")
 STATEFUL_SET = Kind("StatefulSet", "apps", "v1", "statefulsets")
 SERVICE = Kind("Service", "", "v1", "services")
 CONFIG_MAP = Kind("ConfigMap", "", "v1", "configmaps")
@@ -38,6 +39,7 @@ DISRUPTION_BUDGET = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbu
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 POD_MONITOR = Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
 CRON_JOB = Kind("CronJob", "batch", "v1", "cronjobs")
+JOB = Kind("Job", "batch", "v1", "jobs")
 POD = Kind("Pod", "", "v1", "pods")
 CLAIM = Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
 STORAGE_CLASS = Kind("StorageClass", "storage.k8s.io", "v1", "storageclasses", namespaced=False)
@@ -58,7 +60,7 @@ OWNED = (
 )
 OPTIONAL = frozenset({POD_MONITOR, CRON_JOB})
 # Of these, what is not wished for any more is deleted; of the others there is always the same set.
-PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB})
+PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB, SERVICE_ACCOUNT, ROLE, ROLE_BINDING})
 
 
 def kind_of(body: dict[str, object]) -> Kind:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import Any
 
 from delayoperator.upkeep.conditions import Picture, Problem, Said, finished
 from delayoperator.upkeep.reasons import Reason
 
 Json = dict[str, Any]
+
+RELEASE = metadata.version("delaycluster")  # of this operator
 
 
 def was_ready(status: Json) -> bool:
@@ -35,6 +38,7 @@ def status_of(
         "servedShards": seen.census.served,
         "inSyncShards": seen.census.in_sync,
         "selector": selector,
+        "version": RELEASE,
         "image": image,
     }
 

@@ -15,17 +15,19 @@ from delayoperator.kube.apply import Applier, Outcome, problem
 from delayoperator.kube.events import Events
 from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, CONFIG_MAP, DELAY_CLUSTER, DELAY_SHARD, POD, STATEFUL_SET
 from delayoperator.kube.observe import Live, Observer
+from delayoperator.kube.rebalances import Rebalanced, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.status import changed, degraded_only, status_of, transitions, was_ready
 from delayoperator.kube.wishes import asked, granted, view_of, with_granted
 from delayoperator.loop import Clock
+from delayoperator.plan import NodeView
 from delayoperator.resources import ClusterView, build, grown, names, whole_bytes
 from delayoperator.upkeep.conditions import Picture, Problem, conditions
 from delayoperator.upkeep.reasons import Reason
 from delayoperator.upkeep.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.upkeep.sizes import Sizes, sizes
 from delayoperator.upkeep.volumes import Volumes, volumes
-from delayoperator.upkeep.world import Census, census, counted_of, patient, unserved_since
+from delayoperator.upkeep.world import Census, census, counted_of, patient, stuck_shards, unserved_since
 
 TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.NAME_TAKEN})
 
@@ -40,6 +42,7 @@ class Tended:
     retry_after_s: float = 0.0
     picture: Picture | None = None
     soon: bool = False  # a shard changes hands: whether it did is to be seen
+    again_s: float | None = None  # a rebalance has something to do by then
 
     @property
     def under_way(self) -> bool:
@@ -65,10 +68,13 @@ class Tending:
         uid: str,
         default_image: str,
         clock: Clock,
+        rebalances: Rebalances | None = None,
+        rebalance_image: str = "",
     ) -> None:
         self.uid = uid
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
         self._namespace, self._name, self._image = namespace, name, default_image
+        self._rebalances, self._rebalance_image = rebalances, rebalance_image
         self._observer = Observer(api, namespace, name)
         self._applier = Applier(api, self.tell)
         # For what is said only; an operator that is new does without.
@@ -94,14 +100,18 @@ class Tending:
         paused = is_paused(body)
         named = census(wishes.cluster, found, nodes).named
         size = self._sizes(wishes.cluster.nodes, live, named, standing.cluster, paused)
-        view = view_of(wishes, size, self._namespace, self.uid, self._image, tuple(shard.name for shard in found))
+        names_of_all = tuple(shard.name for shard in found)
+        view = view_of(wishes, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image)
         counted = census(view.cluster, found, nodes)
         outcome, restart, grow = Outcome(), None, Volumes()
         if not paused:
             outcome = self._applier.apply(view, self._desired(view, live, wanted.written), live)
             grow = self._grow(view, live, outcome)
             if STATEFUL_SET not in outcome.written:
-                restart = self._restart(live, counted, outcome)
+                stuck = stuck_shards(found, self._clock.wall_ms())
+                others = census(view.cluster, found, nodes, without=stuck) if stuck else counted
+                restart = self._restart(live, others, stuck, outcome)
+        rebalanced = self._rebalance(body, view, nodes, outcome, paused=paused)
         picture = Picture(
             name=self._name,
             wanted_nodes=wishes.cluster.nodes,
@@ -116,11 +126,29 @@ class Tending:
             standing=True,
             was_ready=ready_before,
             problems=[*problems, *outcome.problems],
+            rebalancing=rebalanced.under_way,
         )
         if shards is not None:
             self._tell(shards)
         tended = self._finish(body, status, picture, outcome, live, view.image)
-        return replace(tended, soon=picture.census is not counted)
+        return replace(
+            tended,
+            wrote=tended.wrote or rebalanced.wrote,
+            soon=picture.census is not counted,
+            again_s=rebalanced.again_s,
+        )
+
+    def _rebalance(
+        self, body: Json, view: ClusterView, nodes: Mapping[str, NodeView], outcome: Outcome, *, paused: bool
+    ) -> Rebalanced:
+        if self._rebalances is None:
+            return Rebalanced()
+        try:
+            rebalanced = self._rebalances.look(body, view, nodes, paused=paused)
+        except ApiError as error:
+            rebalanced = Rebalanced(errors=[error])
+        outcome.problems += [problem(error) for error in rebalanced.errors]
+        return rebalanced
 
     def _patient(self, counted: Census, was_ready: bool) -> Census:
         now_ms = self._clock.monotonic_ms()
@@ -188,11 +216,13 @@ class Tending:
             self.tell(Reason.VOLUME_GROWN, it.reason, False)
         return _without(found, refused)
 
-    def _restart(self, live: Live, counted: Census, outcome: Outcome) -> RestartPod | RestartWaits | None:
+    def _restart(
+        self, live: Live, counted: Census, stuck: Mapping[str, frozenset[str]], outcome: Outcome
+    ) -> RestartPod | RestartWaits | None:
         current = live.set_view(self._name)
         if current is None:
             return None
-        decided = next_restart(current, live.pods, counted)
+        decided = next_restart(current, live.pods, counted, stuck)
         if decided is None and self._restarted is not None:
             decided = afterwards(self._restarted, current, live.pods, counted)
             self._restarted = None if decided is None else self._restarted

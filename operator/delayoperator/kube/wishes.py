@@ -11,7 +11,9 @@ from delaynode.registry import codec
 from delaynode.registry.model import ClusterSpec
 
 from delayoperator.crds.convert import InvalidSpec, Wishes, wishes_of
+from delayoperator.crds.rebalancing import Rebalancing, Spark
 from delayoperator.resources import ClusterView, names
+from delayoperator.resources.view import RebalanceWishes
 from delayoperator.upkeep.sizes import Sizes
 
 Json = dict[str, Any]
@@ -71,7 +73,13 @@ def with_granted(settings: Json, written: Json) -> Json:
 
 
 def view_of(
-    wishes: Wishes, size: Sizes, namespace: str, uid: str, default_image: str, shards: tuple[str, ...]
+    wishes: Wishes,
+    size: Sizes,
+    namespace: str,
+    uid: str,
+    default_image: str,
+    shards: tuple[str, ...],
+    rebalance_image: str = "",
 ) -> ClusterView:
     drained = tuple(dict.fromkeys((*wishes.cluster.drained, *size.leaving)))
     return ClusterView(
@@ -83,5 +91,22 @@ def view_of(
         resources=wishes.resources,
         pod=wishes.pod,
         pod_monitor=wishes.pod_monitor,
+        monitor_labels=wishes.monitor_labels,
         shards=shards,
+        rebalance=None
+        if wishes.rebalance is None
+        else _job_wishes(wishes.rebalance, wishes.cluster.name, rebalance_image),
+    )
+
+
+def _job_wishes(wishes: Rebalancing, cluster: str, default_image: str) -> RebalanceWishes:
+    spark, history = wishes.spark or Spark.model_validate({}), wishes.history
+    resources = spark.resources
+    return RebalanceWishes(
+        image=spark.image or default_image,
+        schedule=wishes.schedule,
+        master=spark.master,
+        resources=None if resources is None else resources.model_dump(by_alias=True, exclude_none=True),
+        conf=dict(spark.conf or {}),
+        history=None if history is None else (history.claim_name, history.sub_path or cluster),
     )

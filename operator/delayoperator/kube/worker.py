@@ -20,6 +20,7 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.events import Events
 from delayoperator.kube.kinds import DELAY_CLUSTER
+from delayoperator.kube.rebalances import Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.tending import Tended, Tending
 from delayoperator.kube.views import ended_processes
@@ -42,6 +43,7 @@ class Settings:
     """Of the operator process, for all workers."""
 
     image: str  # of nodes whose cluster names none
+    rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
     clock: Clock = field(default_factory=Clock)
     prober: Callable[[], Prober] = GrpcProber
     resync_s: float = RESYNC_S
@@ -65,6 +67,7 @@ class Worker:
         self._registry: Registry | None = None
         self._shards: ShardsThread | None = None
         self._tending: Tending | None = None
+        self._rebalances: Rebalances | None = None
         self._faults = 0
         self._seen: object = None  # the registry's version and the nodes' liveness, as the last round had them
         self._ends: list[str] = []  # told of before the loop was there
@@ -141,7 +144,8 @@ class Worker:
         self._faults = 0
         if tended.wrote or tended.soon:
             return LEAST_S
-        return min(UNDER_WAY_S, self._settings.resync_s) if tended.under_way else self._settings.resync_s
+        pause_s = min(UNDER_WAY_S, self._settings.resync_s) if tended.under_way else self._settings.resync_s
+        return pause_s if tended.again_s is None else min(pause_s, tended.again_s)
 
     def _tend(self) -> Tended | None:
         body = self._api.get(DELAY_CLUSTER, self.namespace, self.name)
@@ -170,9 +174,14 @@ class Worker:
         if self._tending is None or self._tending.uid != uid:
             self._close()  # another one of this name: nothing of the former's is true of it
             self._registry = self._open_registry(self.namespace, self.name, uid)
+            chosen = self._settings
+            self._rebalances = Rebalances(
+                self._api, self._registry, Events(self._api, chosen.clock, self._log), self.namespace, self.name,
+                self._log, chosen.prober, chosen.clock,
+            )  # fmt: skip
             self._tending = Tending(
-                self._api, self._registry, self._events, self.namespace, self.name, uid, self._settings.image,
-                self._settings.clock,
+                self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
+                self._rebalances, chosen.rebalance_image,
             )  # fmt: skip
         return self._tending
 
@@ -234,6 +243,9 @@ class Worker:
 
     def _close(self) -> None:
         self._stop_shards()
+        if self._rebalances is not None:
+            self._rebalances.close()
+            self._rebalances = None
         if self._registry is not None:
             self._registry.close()
             self._registry = None

@@ -4,8 +4,9 @@
         cluster.wait_ready()
         ... cluster.endpoints, cluster.pids, cluster.kill("n1") ...
 
-A directory holds `registry.db`, `lock`, `logs/` and `n0/`, `n1/`, ...; started again on it, the cluster goes on from
-there. When this process dies, however it dies, the node processes die too.
+A directory holds `registry.db`, `lock`, `logs/`, `n0/`, `n1/`, ... and, once moves were proposed, `rebalance.json`;
+started again on it, the cluster goes on from there. When this process dies, however it dies, the node processes die
+too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -31,12 +32,15 @@ from delayoperator.local import ports, wishes
 from delayoperator.local.events import Events
 from delayoperator.local.supervise import STOP_TIMEOUT_S, Supervisor
 from delayoperator.loop import ControlLoop, Log
+from delayoperator.plan import NodeView
 from delayoperator.probe import GrpcProber
 
 NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
 WRITERS = 32  # compare-and-swaps at a time: they share the registry's transactions, thus its fsyncs
 EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row won't
 LOG_TAIL_BYTES = 2_000
+REBALANCE = "rebalance.json"
+REBALANCE_LOOK_S, REBALANCE_FAILED_S = 0.5, 10.0
 ENDS_KEPT = 1_000  # of processes: a reign that names an older one is an old story
 
 
@@ -116,7 +120,8 @@ class LocalCluster:
             self._lock.close()
             raise LocalClusterError(str(error)) from error
         self._supervisor.start()
-        self._loop_thread.start()
+        for thread in self._threads:
+            thread.start()
         self._started = True
 
     def _prepare(self) -> None:
@@ -133,7 +138,11 @@ class LocalCluster:
         commands = {node: self._command(number, node) for number, node in enumerate(self.wishes.node_ids)}
         self._supervisor = Supervisor(commands, logs, self._on_event, self._note_former, self._note_end)
         self._stop_loop = threading.Event()
-        self._loop_thread = threading.Thread(target=self._run_loop, name="control-loop", daemon=True)
+        self._loop: ControlLoop | None = None
+        self._threads = [
+            threading.Thread(target=self._run_loop, name="control-loop", daemon=True),
+            threading.Thread(target=self._run_rebalancer, name="rebalancer", daemon=True),
+        ]
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> tuple[str, ...]:
         """Stops the nodes cleanly, then the loop. Returns the ids of nodes that had to be killed after `timeout_s`."""
@@ -141,7 +150,8 @@ class LocalCluster:
             return ()
         killed = self._supervisor.stop(timeout_s)
         self._stop_loop.set()
-        self._loop_thread.join()
+        for thread in self._threads:
+            thread.join()
         self.registry.close()
         self._operator_events.close()
         self._lock.close()
@@ -291,11 +301,31 @@ class LocalCluster:
             loop = ControlLoop(
                 self.registry, new_uid, self._operator_events, prober=GrpcProber(), ended=self.ended, writers=WRITERS
             )
+            self._loop = loop
             try:
                 loop.run(self._stop_loop)
             except Exception as error:  # a cluster without its operator must be heard of, and gets a new one
                 self._on_event({"event": "operator-failed", "error": f"{type(error).__name__}: {error}"})
                 self._stop_loop.wait(1.0)
+
+    def _run_rebalancer(self) -> None:
+        # Its models need a package that most clusters can do without.
+        while not (self._data / REBALANCE).exists():
+            if self._stop_loop.wait(REBALANCE_LOOK_S):
+                return
+        while not self._stop_loop.is_set():
+            try:
+                from delayoperator.local.rebalance import Rebalancer
+
+                Rebalancer(self._data, self.registry, self._nodes, GrpcProber(), self._operator_events).run(
+                    self._stop_loop
+                )
+            except Exception as error:  # nor is a rebalance to stand still unheard of
+                self._on_event({"event": "rebalancer-failed", "error": f"{type(error).__name__}: {error}"})
+                self._stop_loop.wait(REBALANCE_FAILED_S)
+
+    def _nodes(self) -> Mapping[str, NodeView]:
+        return {} if self._loop is None else self._loop.nodes
 
     def _log_tail(self, node: str) -> str:
         path = self._supervisor.log_path(node)

@@ -2,7 +2,8 @@
 
 Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node is to be emptied; a
 node has nothing, or next to nothing. What works stays where it is: loads that merely differ are the rebalance job's
-matter, and a move asked for by people is not undone, for it leaves the nodes of each shard in the wished order.
+matter, and a move asked for by people is not undone, for it leaves the nodes of each shard in the wished order. Where
+that job has moved something (`by_load`) counts say nothing: what is few there may be much, and the other way round.
 
 Aims are set for all shards at once; how many of them are under way at a time is the planner's to limit.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from delaynode.registry.model import ClusterSpec, ShardObject
+from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec
 
 from delayoperator.plan.moving import Held, successor
 from delayoperator.plan.placement import Placement, wanted
@@ -53,8 +54,20 @@ def aims(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, lo
             found[shard.name] = aim
     steady = [shard for shard in shards if shard.name not in found and shard.spec.target is None]
     if calm(desired, seen):
-        found.update(_shares(steady, load))
+        found.update(_shares(steady, load, placed_by_load(seen.shards)))
     return found
+
+
+def placed_by_load(shards: Iterable[ShardObject]) -> frozenset[str]:
+    """The nodes that a rebalance has moved something from or to. shards: all, served or not."""
+    return frozenset(node for shard in shards for node in shard.spec.by_load)
+
+
+def outdated(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> ShardSpec | None:
+    """Without the nodes that are, or will be, other than those that the rebalance knew: they begin with nothing."""
+    of = shard.spec.by_load
+    kept = tuple(it for it in of if it in desired.node_ids and it not in desired.drained and not seen.node(it).gone)
+    return None if kept == of else replace(shard.spec, by_load=kept)
 
 
 def calm(desired: ClusterSpec, seen: Observed) -> bool:
@@ -65,10 +78,10 @@ def calm(desired: ClusterSpec, seen: Observed) -> bool:
 
 def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement) -> dict[str, Lead]:
     """Masters to be handed over, by shard name: away from nodes that are about to end, and, when all is calm, back to
-    where they were placed, from nodes that have at least two masters more."""
+    where they were placed, from nodes that have at least two masters more, or wherever they were placed by load."""
     found: dict[str, Lead] = {}
     masters: Counter[str] = Counter(shard.spec.master for shard in shards if shard.spec.master is not None)
-    quiet = calm(desired, seen)
+    quiet, by_load = calm(desired, seen), placed_by_load(seen.shards)
     for shard in shards:
         spec, master = shard.spec, shard.spec.master
         if spec.switchover is not None or master is None:
@@ -81,10 +94,16 @@ def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, l
                 masters[to] += 1
             continue
         first = wanted(spec)[0]
-        if not quiet or spec.target is not None or first == master or masters[master] - masters[first] < 2:
+        if not quiet or spec.target is not None or first == master:
+            continue
+        if {master, first} & by_load:
+            why = f"{first} is where a rebalance by load wants the master"
+        elif masters[master] - masters[first] >= 2:
+            why = f"{master} has {masters[master]} masters, {first} {masters[first]}"
+        else:
             continue
         if successor(shard, seen, load, (first,)) is not None:
-            found[shard.name] = Lead(first, f"{master} has {masters[master]} masters, {first} {masters[first]}")
+            found[shard.name] = Lead(first, why)
             masters[master] -= 1
             masters[first] += 1
     return found
@@ -148,14 +167,16 @@ def _because(desired: ClusterSpec, nodes: Sequence[str], gone: Iterable[str], dr
     return ", ".join(why)
 
 
-def _shares(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[str, Aim]]:
-    """Gives nodes that have next to nothing their share: of masters first, then of other copies."""
+def _shares(shards: Sequence[ShardObject], load: Placement, by_load: frozenset[str]) -> Iterator[tuple[str, Aim]]:
+    """Gives nodes that have next to nothing their share: of masters first, then of other copies. Not those whose share
+    a rebalance has chosen."""
     usable = load.usable()
     if len(usable) < 2:
         return
     share = sum(load.replicas[node] for node in usable) // len(usable)
     of_masters = sum(load.masters[node] for node in usable) // len(usable)
-    short = [node for node in usable if not load.replicas[node] or load.replicas[node] * SHORT < share]
+    few = [node for node in usable if not load.replicas[node] or load.replicas[node] * SHORT < share]
+    short = [node for node in few if node not in by_load]
     if not short:
         return
     donors = _Donors(shards)

@@ -93,6 +93,10 @@ def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], obser
             reason = f"{aim.reason}: copies are to be on {', '.join(aim.target)}"
             yield ChangeSpec(shard, replace(shard.spec, target=aim.target), reason)
             continue
+        forgotten = balance.outdated(desired, shard, observed)
+        if forgotten is not None:
+            yield ChangeSpec(shard, forgotten, "a node that a rebalance moved it from or to begins anew")
+            continue
         step = next_step(shard, observed, load, may_begin=moves < MAX_MOVES)
         if isinstance(step, Step):
             moves += begins(shard)

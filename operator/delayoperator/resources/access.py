@@ -45,6 +45,45 @@ def role_binding(view: ClusterView) -> Json:
     }
 
 
+def job_account(view: ClusterView) -> Json:
+    """Of the rebalance job."""
+    return {"apiVersion": "v1", "kind": "ServiceAccount", **_job_meta(view), "automountServiceAccountToken": False}
+
+
+def job_role(view: ClusterView) -> Json:
+    """The job reads the map and proposes: it moves nothing. Its executors, where it has any, are pods that it makes."""
+    rules = [
+        _rule("delaycluster.io", "delayclusters", ["get"], [view.name]),
+        _rule("delaycluster.io", "delayshards", ["get", "list", "watch"]),
+        _rule("delaycluster.io", "delayrebalances", ["get", "create"]),
+        _rule("delaycluster.io", "delayrebalances/status", ["patch"]),
+        _rule("coordination.k8s.io", "leases", ["get", "list"]),
+        _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name)]),
+        _rule("", "pods", ["list"]),  # which machine, thus which zone, a node runs in
+    ]
+    if view.rebalance is not None and view.rebalance.executors:
+        verbs = ["get", "list", "watch", "create", "patch", "delete", "deletecollection"]
+        rules += [
+            _rule("", resource, verbs) for resource in ("pods", "services", "configmaps", "persistentvolumeclaims")
+        ]
+    return {"apiVersion": f"{RBAC}/v1", "kind": "Role", **_job_meta(view), "rules": rules}
+
+
+def job_role_binding(view: ClusterView) -> Json:
+    name = names.rebalance(view.name)
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        **_job_meta(view),
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": view.namespace}],
+    }
+
+
+def _job_meta(view: ClusterView) -> Json:
+    return {"metadata": names.metadata(view, names.rebalance(view.name))}
+
+
 def _meta(view: ClusterView) -> Json:
     return {"metadata": names.metadata(view, names.node_account(view.name))}
 

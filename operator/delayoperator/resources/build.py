@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from delayoperator.resources import access, names, services, settings
+from delayoperator.resources import access, cronjob, names, services, settings
 from delayoperator.resources.normal import normal
 from delayoperator.resources.statefulset import FIXED, stateful_set
 from delayoperator.resources.view import ClusterView, Json
@@ -30,8 +30,16 @@ def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
         services.disruption_budget(view),
         stateful_set(view, live_set),
         *([settings.pod_monitor(view)] if view.pod_monitor else []),
+        *(_rebalance(view) if view.rebalance is not None else []),
     )
     return tuple(_stamped(normal(one)) for one in found)
+
+
+def _rebalance(view: ClusterView) -> tuple[Json, ...]:
+    """What the job may do, and when it runs. Without a schedule it runs when a DelayRebalance asks for a plan."""
+    rights = access.job_account(view), access.job_role(view), access.job_role_binding(view)
+    cron = cronjob.cron_job(view)
+    return rights if cron is None else (*rights, cron)
 
 
 def _stamped(wanted: Json) -> Json:

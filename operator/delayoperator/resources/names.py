@@ -28,6 +28,11 @@ def node_account(cluster: str) -> str:
     return f"{cluster}-node"
 
 
+def rebalance(cluster: str) -> str:
+    """The CronJob, its ServiceAccount, Role and RoleBinding, and the DelayRebalance that its runs share."""
+    return f"{cluster}-rebalance"
+
+
 def settings_map(cluster: str) -> str:
     return f"{cluster}-cluster"
 
@@ -58,6 +63,11 @@ def labels(cluster: str) -> dict[str, str]:
         "app.kubernetes.io/instance": cluster,
         "app.kubernetes.io/managed-by": MANAGER,
     }
+
+
+def job_labels(cluster: str) -> dict[str, str]:
+    """Of the rebalance job's pods, which are no nodes: no Service and no disruption budget counts them."""
+    return {**labels(cluster), "app.kubernetes.io/component": "rebalance"}
 
 
 def owner(view: ClusterView) -> Json:

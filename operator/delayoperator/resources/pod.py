@@ -2,8 +2,8 @@
 
 Whatever is in here restarts every node when it changes (`restarts.py`), so nothing is that needs not be.
 
-Kubernetes 1.28 is the oldest that will do: the node's id comes from the pods' label `apps.kubernetes.io/pod-index`
-(feature gate PodIndexLabel, on by default since). Without the label POD_INDEX is empty, and the process is `n`: no
+The node's id comes from the pods' label `apps.kubernetes.io/pod-index`, which every Kubernetes has that takes the
+definitions (`crds.definitions.OLDEST_KUBERNETES`). Without the label POD_INDEX is empty, and the process is `n`: no
 node of the cluster, with no lease that it may renew, so it never serves.
 """
 
@@ -73,10 +73,11 @@ def _container(view: ClusterView) -> Json:
             "--node-id=n$(POD_INDEX)",
             f"--data={DATA}",
             f"--registry=kube:{view.namespace}/{view.name}",
-            # On all addresses: kubectl port-forward comes by the loopback.
-            f"--listen=0.0.0.0:{names.GRPC_PORT}",
+            # On all addresses, of IPv6 and IPv4: kubectl port-forward comes by the loopback. $(POD_IP) may be an IPv6
+            # address, which nobody puts between brackets here: the node reads it without.
+            f"--listen=[::]:{names.GRPC_PORT}",
             f"--advertise=$(POD_IP):{names.GRPC_PORT}",
-            f"--http=0.0.0.0:{names.HTTP_PORT}",
+            f"--http=[::]:{names.HTTP_PORT}",
             f"--advertise-http=$(POD_IP):{names.HTTP_PORT}",
             f"--peer=$(POD_IP):{names.PEER_PORT}",
             *memory_args(resources),
@@ -105,8 +106,8 @@ def _container(view: ClusterView) -> Json:
 
 def _probes() -> Json:
     """/healthz is answered by the node's event loop and asks nobody: neither a hanging disk nor an API server that is
-    away fails it, a loop that stands still or has lost a vital part does. Shards are opened behind it, so a long
-    recovery fails nothing.
+    away fails it, a loop that stands still or has lost a vital part does. All that may take long comes after it:
+    waiting for the API server, sweeping up, opening shards.
 
     A node that stands still has lost its masters by then, within the lease: liveness has time.
     """
@@ -115,7 +116,7 @@ def _probes() -> Json:
             **_get("/healthz"),
             "periodSeconds": 2,
             "timeoutSeconds": 5,
-            "failureThreshold": 300,  # 10 minutes: what earlier transfers left is swept away first
+            "failureThreshold": 300,  # 10 minutes: it is answered as soon as Python has started, on whatever machine
         },
         "readinessProbe": {**_get("/readyz"), "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 2},
         "livenessProbe": {

@@ -23,10 +23,11 @@ def node_lease(view: ClusterView, node: str) -> Json:
 
 def pod_monitor(view: ClusterView) -> Json:
     """For the Prometheus operator, where its CRD is installed."""
+    meta = names.metadata(view, view.name)
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
-        "metadata": names.metadata(view, view.name),
+        "metadata": {**meta, "labels": {**view.monitor_labels, **meta["labels"]}},
         "spec": {
             "selector": {"matchLabels": names.selector(view.name)},
             "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],

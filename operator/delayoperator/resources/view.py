@@ -37,6 +37,23 @@ class PodWishes:
 
 
 @dataclass(frozen=True, slots=True)
+class RebalanceWishes:
+    """spec.rebalance, as far as it is about the job. image: never empty. history: a claim's name, and a path in it."""
+
+    image: str
+    schedule: str | None = None  # as a CronJob's, UTC; None: only when it is asked for
+    master: str = "local[*]"
+    resources: Mapping[str, Mapping[str, str | int | float]] | None = None  # None: the operator's own
+    conf: Mapping[str, str] = field(default_factory=dict)
+    history: tuple[str, str] | None = None
+
+    @property
+    def executors(self) -> bool:
+        """It runs its work in pods of its own."""
+        return self.master.startswith("k8s://")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """cluster: the wishes as the nodes get them; its `nodes` is the number of pods. image: never empty.
 
@@ -52,7 +69,9 @@ class ClusterView:
     resources: Mapping[str, Mapping[str, str | int | float]] | None = None
     pod: PodWishes = field(default_factory=PodWishes)
     pod_monitor: bool = False
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)  # of the PodMonitor
     shards: tuple[str, ...] = ()
+    rebalance: RebalanceWishes | None = None
 
     @property
     def name(self) -> str:

@@ -43,6 +43,7 @@ class Picture:
 
     invalid: why the present wishes can't be granted. standing: there are earlier ones that are kept up.
     was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
+    rebalancing: which plans are carried out, and how far they are; "": none.
     """
 
     name: str
@@ -58,14 +59,11 @@ class Picture:
     standing: bool = True
     was_ready: bool = False
     problems: Sequence[Problem] = ()
+    rebalancing: str = ""
 
 
 def conditions(seen: Picture) -> tuple[Said, ...]:
-    found = (_ready(seen), _progressing(seen), _degraded(seen))
-    return (
-        *(finished(it) for it in found),
-        Said("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced"),
-    )
+    return tuple(finished(it) for it in (_ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen)))
 
 
 def finished(said: Said) -> Said:
@@ -102,6 +100,12 @@ def _progressing(seen: Picture) -> Said:
     for reason, message in _under_way(seen):
         return Said("Progressing", True, reason, message)
     return Said("Progressing", False, Reason.SETTLED, "what was asked for is in place")
+
+
+def _rebalancing(seen: Picture) -> Said:
+    if seen.rebalancing:
+        return Said("Rebalancing", True, Reason.REBALANCING, seen.rebalancing)
+    return Said("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced")
 
 
 def _under_way(seen: Picture) -> Iterator[tuple[Reason, str]]:

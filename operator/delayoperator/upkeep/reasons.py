@@ -41,7 +41,8 @@ class Reason(StrEnum):
     MOVES_HELD = "MovesHeld"
     VOLUMES_CANNOT_GROW = "VolumesCannotGrow"
     HEALTHY = "Healthy"
-    # Rebalancing
+    # Rebalancing; what a DelayRebalance says of itself is plan.rebalancing's Why
+    REBALANCING = "Rebalancing"
     NOT_REBALANCING = "NotRebalancing"
     # Events only
     OBJECT_APPLIED = "ObjectApplied"

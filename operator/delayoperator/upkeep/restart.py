@@ -5,11 +5,15 @@ node hands its masters over on SIGTERM by itself; nodes with the fewest masters 
 have to look for a new one twice.
 
 A pod that can't start is no loss: it is replaced at once, or a mended image would never reach it.
+
+One shard that is Blocked must not keep a mended release from all the others: after a while it is not waited for any
+more. But its copies may be all that is left of it, and the process that has one may know what is wrong: nodes that
+hold one are left as they are, and that is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from delayoperator.upkeep.world import Census, PodView, SetView, counted_of, ordinal, some
@@ -27,10 +31,13 @@ class RestartWaits:
     """Pods of an old revision are left, and it is not time for the next one."""
 
     message: str
-    stuck: bool = False  # a pod of the new revision does not start: without people nothing will change
+    stuck: bool = False  # without people nothing will change: a pod of the new revision does not start, say
 
 
-def next_restart(current: SetView, pods: Sequence[PodView], counted: Census) -> RestartPod | RestartWaits | None:
+def next_restart(
+    current: SetView, pods: Sequence[PodView], counted: Census, stuck: Mapping[str, frozenset[str]] | None = None
+) -> RestartPod | RestartWaits | None:
+    """stuck: shards that are Blocked for long, with the nodes that have copies of them; `counted` is without them."""
     if not current.observed:
         return None  # which revision is the new one is not known yet: the next round sees it
     old = [pod for pod in pods if pod.revision != current.update_revision]
@@ -40,7 +47,7 @@ def next_restart(current: SetView, pods: Sequence[PodView], counted: Census) -> 
     if waiting and not any(pod.deleting for pod in pods):
         pod = waiting[0]
         return RestartPod(pod, f"{pod.name} is of an old revision and does not run ({pod.stopped})", len(old) - 1)
-    return _waits(current, pods, counted, len(old)) or _next(old, counted)
+    return _waits(current, pods, counted, len(old)) or _next(old, counted, stuck or {}, current.replicas)
 
 
 def afterwards(restarted: str, current: SetView, pods: Sequence[PodView], counted: Census) -> RestartWaits | None:
@@ -72,8 +79,18 @@ def _waits(current: SetView, pods: Sequence[PodView], counted: Census, old: int)
     return None
 
 
-def _next(old: Sequence[PodView], counted: Census) -> RestartPod:
-    pod = min(old, key=lambda pod: (counted.masters.get(pod.node, 0), -ordinal(pod.node)))
+def _next(
+    old: Sequence[PodView], counted: Census, stuck: Mapping[str, frozenset[str]], replicas: int
+) -> RestartPod | RestartWaits:
+    free = [pod for pod in old if not any(pod.node in nodes for nodes in stuck.values())]
+    if not free:
+        held = [f"{name} (copies on {', '.join(sorted(nodes))})" for name, nodes in sorted(stuck.items())]
+        message = (
+            f"{len(old)} of {replicas} pods to go, all with copies of shards that are Blocked; they are restarted when "
+            f"these have masters again: {some(held)}"
+        )
+        return RestartWaits(message, stuck=True)
+    pod = min(free, key=lambda pod: (counted.masters.get(pod.node, 0), -ordinal(pod.node)))
     masters = counted.masters.get(pod.node, 0)
     reason = f"{pod.name} is of an old revision; it hands {counted_of(masters, 'master')} over and is made anew"
     return RestartPod(pod, reason, len(old) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from delaynode.registry.model import ClusterSpec, ConditionType, ShardObject, shard_name
@@ -11,6 +11,7 @@ from delaynode.registry.model import ClusterSpec, ConditionType, ShardObject, sh
 from delayoperator.plan import Liveness, NodeView
 
 SWITCHING_MS = 2_000  # a switchover's pause, seen from here
+STUCK_MS = 120_000  # a shard that is Blocked for longer is not waited for by a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,18 @@ class Census:
         return self.served == self.in_sync == self.wanted and not self.moving and not self.unsynced
 
 
-def census(desired: ClusterSpec, shards: Sequence[ShardObject], nodes: Mapping[str, NodeView]) -> Census:
-    """nodes: by node id, as their leases show them; one that is missing has not been seen."""
+def census(
+    desired: ClusterSpec,
+    shards: Sequence[ShardObject],
+    nodes: Mapping[str, NodeView],
+    without: Collection[str] = (),
+) -> Census:
+    """nodes: by node id, as their leases show them; one that is missing has not been seen. without: names of shards
+    that are left out, as if nobody had asked for them and they were not there."""
+    shards = [shard for shard in shards if shard.name not in without]
     by_name = {shard.name: shard for shard in shards}
-    wanted = [shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues)]
+    named_ones = (shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues))
+    wanted = [name for name in named_ones if name not in without]
     masters: Counter[str] = Counter(shard.spec.master for shard in shards if shard.spec.master is not None)
     named: Counter[str] = Counter()
     for shard in shards:
@@ -102,6 +111,15 @@ def census(desired: ClusterSpec, shards: Sequence[ShardObject], nodes: Mapping[s
         masters=masters,
         named=named,
     )
+
+
+def stuck_shards(shards: Sequence[ShardObject], wall_ms: int) -> dict[str, frozenset[str]]:
+    """The shards that have been Blocked for so long that only people can help, with the nodes that have copies."""
+    return {
+        shard.name: frozenset({*shard.spec.replicas, *(shard.spec.target or ())})
+        for shard in shards
+        if any(it.type is ConditionType.BLOCKED and wall_ms - it.since_ms >= STUCK_MS for it in shard.conditions)
+    }
 
 
 def patient(counted: Census, since_ms: Mapping[str, int], now_ms: int) -> Census:

@@ -1,0 +1,248 @@
+"""One look at a cluster's DelayRebalances: what the state machine of plan/rebalancing says becomes writes.
+
+The status is written before anything is done for it, and on condition that nobody has changed the object meanwhile:
+whoever is killed in between begins anew from it, and an operator that reads an old object writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from delaynode.registry.model import NodeLease, ShardObject
+from delaynode.registry.port import Conflict, OutcomeUnknown, Registry
+from pydantic import ValidationError
+
+from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, MoveState, PlannedMove, State
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.events import Events
+from delayoperator.kube.kinds import DELAY_REBALANCE
+from delayoperator.kube.rebalancejobs import RebalanceJobs
+from delayoperator.loop import Clock, Log
+from delayoperator.plan import NodeView
+from delayoperator.plan.rebalancing import Asked, Edit, Outcome, Size, World, step
+from delayoperator.probe import Prober
+from delayoperator.resources import ClusterView
+from delayoperator.sizes import sizes
+
+VERBS = {"approve": "delaycluster.io/approve", "verb": "delaycluster.io/rebalance"}
+INVALID = "InvalidSpec"
+SOON_S = 5.0  # between looks while a plan is carried out or a job runs: no watch tells of bytes, or of nodes at peace
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """under_way: what the DelayCluster's condition says of it; "" when nothing is rebalanced."""
+
+    under_way: str = ""
+    again_s: float | None = None
+    wrote: bool = False
+    errors: Sequence[ApiError] = ()
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look has come to so far."""
+
+    wrote: bool = False
+    again_s: float | None = None
+    errors: list[ApiError] = field(default_factory=list)
+
+    def again(self, in_s: float) -> None:
+        self.again_s = max(0.0, in_s) if self.again_s is None else min(self.again_s, max(0.0, in_s))
+
+
+class Rebalances:
+    """For one DelayCluster. events: of its own, so that many moves leave the cluster's other events their room."""
+
+    def __init__(
+        self,
+        api: Api,
+        registry: Registry,
+        events: Events,
+        namespace: str,
+        cluster: str,
+        log: Log,
+        prober: Callable[[], Prober],
+        clock: Clock,
+    ) -> None:
+        self._api, self._registry, self._events, self._log, self._clock = api, registry, events, log, clock
+        self._namespace, self._cluster = namespace, cluster
+        self._new_prober = prober
+        self._jobs = RebalanceJobs(api, namespace, cluster)
+        self._prober: Prober | None = None
+
+    def close(self) -> None:
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
+
+    def look(self, cluster: Json, view: ClusterView, nodes: Mapping[str, NodeView], *, paused: bool) -> Rebalanced:
+        """cluster: the DelayCluster. view: as its objects are built. nodes: as the control loop sees them.
+
+        Raises ApiError when they can't be listed, and Unavailable of the registry.
+        """
+        bodies = self._listed()
+        found = self._registry.read_cluster() if bodies else None
+        if found is None:
+            return Rebalanced()
+        shards = {shard.name: shard for shard in self._registry.list_shards()}
+        generation = int(cluster["metadata"].get("generation", 0))
+        world = World(found.spec, shards, nodes, generation=generation, paused=paused)
+        look = _Look()
+        states = {str(body["metadata"]["name"]): _state(body) for body in bodies}
+        said = {str(body["metadata"]["name"]): body for body in bodies}
+        for body in bodies:
+            name = str(body["metadata"]["name"])
+            others = [it for it, state in states.items() if it != name and state is State.REBALANCING]
+            try:
+                status = self._one(body, view, _with(world, busy=next(iter(others), None)), look)
+            except ApiError as error:
+                look.errors.append(error)
+                look.again(SOON_S)
+                continue
+            if status is not None:
+                states[name] = status.state
+                said[name] = {**body, "status": _json(status)}
+        going = [name for name, state in states.items() if state is State.REBALANCING]
+        return Rebalanced("; ".join(_sentence(said[name]) for name in going), look.again_s, look.wrote, look.errors)
+
+    def _listed(self) -> list[Json]:
+        """The oldest first. None where the kind is not installed, or not ours to see."""
+        try:
+            bodies = self._api.list(DELAY_REBALANCE, self._namespace)
+        except ApiError as error:
+            if error.not_found or error.forbidden:
+                return []
+            raise
+        mine = [it for it in bodies if (it.get("spec") or {}).get("cluster") == self._cluster]
+        mine = [it for it in mine if "deletionTimestamp" not in it["metadata"]]
+        return sorted(mine, key=lambda it: (str(it["metadata"].get("creationTimestamp", "")), it["metadata"]["name"]))
+
+    def _one(self, body: Json, view: ClusterView, world: World, look: _Look) -> DelayRebalanceStatus | None:
+        """What its status is now; None: its spec or status can't be read, or somebody else has just written it."""
+        meta = body["metadata"]
+        try:
+            spec = DelayRebalanceSpec.model_validate(body.get("spec") or {})
+            before = DelayRebalanceStatus.model_validate(body.get("status") or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            self._events.say(meta, INVALID, why, warning=True, kind=DELAY_REBALANCE)
+            return None
+        notes = meta.get("annotations") or {}
+        asked = Asked(spec, int(meta.get("generation", 1)), notes.get(VERBS["approve"]), notes.get(VERBS["verb"]))
+        if before.state is State.PENDING_PROPOSAL:
+            world = _with(world, job=self._jobs.state_of(view, meta, before))
+            look.again(SOON_S)
+        world = _with(world, copied=self._copied(before, world.shards), sizes=self._sizes(asked, before, world))
+        now_ms = self._clock.wall_ms()
+        outcome = step(asked, before, world, now_ms)
+        try:
+            meta = self._keep(meta, before, outcome, look)
+            self._apply(outcome.edits, look)
+            if outcome.wants_job and self._jobs.start(view, meta, outcome.status):
+                look.wrote = True
+            self._consume(meta, outcome)
+        except ApiError as error:
+            if not error.conflict and not error.not_found:
+                raise
+            look.again(0.0)  # somebody has changed it: the next look sees what
+            return None
+        for said in outcome.said:
+            self._events.say(meta, said.reason, said.message, warning=said.warning, kind=DELAY_REBALANCE)
+        if outcome.wants_job or outcome.status.state is State.REBALANCING:
+            look.again(SOON_S)
+        if outcome.look_again_ms is not None:
+            look.again((outcome.look_again_ms - now_ms) / 1_000)
+        return outcome.status
+
+    def _keep(self, meta: Json, before: DelayRebalanceStatus, outcome: Outcome, look: _Look) -> Json:
+        """The metadata after the write."""
+        old, new = _json(before), _json(outcome.status)
+        patch = {key: new.get(key) for key in {*old, *new} if old.get(key) != new.get(key)}
+        if not patch:
+            return meta
+        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": _whole(patch, old)}
+        written = self._api.merge(DELAY_REBALANCE, self._namespace, str(meta["name"]), body, "status")
+        look.wrote = True
+        return dict(written["metadata"])
+
+    def _apply(self, edits: Sequence[Edit], look: _Look) -> None:
+        for edit in edits:
+            event = {"event": "action", "action": "Rebalance", "shard": edit.shard.name, "reason": edit.reason}
+            try:
+                self._registry.write_spec(edit.shard.name, edit.spec, edit.shard.version)
+                self._log({**event, "outcome": "done"})
+            except (Conflict, OutcomeUnknown) as error:
+                self._log({**event, "outcome": type(error).__name__.lower(), "error": str(error)})
+                look.again(0.0)
+            look.wrote = True
+
+    def _consume(self, meta: Json, outcome: Outcome) -> None:
+        if outcome.consumed:
+            taken = {VERBS[name]: None for name in outcome.consumed}
+            body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": taken}}
+            self._api.merge(DELAY_REBALANCE, self._namespace, str(meta["name"]), body)
+
+    def _copied(self, status: DelayRebalanceStatus, shards: Mapping[str, ShardObject]) -> dict[str, int]:
+        """Bytes that copies on their way have fetched, by shard."""
+        moving = {move.shard: move.to for move in _moves(status) if move.state is MoveState.MOVING}
+        if not moving:
+            self.close()
+            return {}
+        if self._prober is None:
+            self._prober = self._new_prober()
+        leases: list[NodeLease] = [it for it in self._registry.list_leases() if it.node in moving.values()]
+        answers = self._prober.ask(leases)
+        fetched = {}
+        for name, node in moving.items():
+            shard, answer = shards.get(name), answers.get(node)
+            copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
+            if copy is not None:
+                fetched[name] = copy.transfer_done
+        return fetched
+
+    def _sizes(self, asked: Asked, status: DelayRebalanceStatus, world: World) -> dict[str, Size]:
+        """Where a plan by hand is about to be made."""
+        moves = asked.spec.moves
+        new = status.state in (None, State.NEW) or asked.verb is not None
+        if not moves or world.paused or not (new or status.observed_generation != asked.generation):
+            return {}
+        return sizes({move.shard for move in moves}, world.shards, self._registry.list_leases())
+
+
+def _with(world: World, **changes: Any) -> World:
+    return replace(world, **changes)
+
+
+def _json(status: DelayRebalanceStatus) -> Json:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _whole(patch: Json, old: Json) -> Json:
+    """As a merge patch: what is in an object that was there and is to go needs a null."""
+    found: Json = {}
+    for key, new in patch.items():
+        before = old.get(key)
+        if isinstance(new, dict) and isinstance(before, dict):
+            found[key] = {**dict.fromkeys(before), **_whole(new, before)}
+        else:
+            found[key] = new
+    return found
+
+
+def _moves(status: DelayRebalanceStatus) -> list[PlannedMove]:
+    return [] if status.plan is None else list(status.plan.moves or ())
+
+
+def _state(body: Json) -> State | None:
+    text = (body.get("status") or {}).get("state")
+    return State(text) if text in set(State) else None
+
+
+def _sentence(body: Json) -> str:
+    progress = (body.get("status") or {}).get("progress") or {}
+    done, total = progress.get("movesDone", 0), progress.get("movesTotal", 0)
+    return f"DelayRebalance {body['metadata']['name']}: {done} of {total} moves are done"

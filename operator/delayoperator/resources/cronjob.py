@@ -1,0 +1,208 @@
+"""The rebalance job: a CronJob where there is a schedule, and single Jobs of the same template.
+
+Spark runs in the job's own pod (local[*]) unless spec.rebalance.spark.master names a cluster; with k8s:// the pod is
+the driver, and makes executors of its own image beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+
+from delayoperator.resources import names
+from delayoperator.resources.normal import normal
+from delayoperator.resources.pod import USER
+from delayoperator.resources.view import ClusterView, Json, RebalanceWishes
+
+CONTAINER = "rebalance"
+HISTORY, TMP, EXECUTOR = "/history", "/tmp", "/etc/executor"
+EXECUTOR_FILE = "pod.json"
+EXECUTOR_POD = names.PREFIX + "executor-pod"
+"""Annotation of the job's pod: what Spark starts from when it makes an executor's. The pod reads it as a file."""
+
+DEFAULT_RESOURCES = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
+DEADLINE_SECONDS = 3_600  # a run that lasts longer is ended: the next one sees a newer load
+KEPT_SECONDS = 86_400  # a Job that has ended, for its log
+LATE_SECONDS = 600  # a run that could not begin by then is left out
+PORTS = {"driver": 7078, "blockmanager": 7079}
+SCRATCH = "4Gi"  # what Spark may spill
+
+
+def cron_job(view: ClusterView) -> Json | None:
+    """None: there is no schedule."""
+    wishes = view.rebalance
+    if wishes is None or wishes.schedule is None:
+        return None
+    name = names.rebalance(view.name)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": names.metadata(view, name),
+        "spec": {
+            "schedule": wishes.schedule,
+            "timeZone": "Etc/UTC",
+            "concurrencyPolicy": "Forbid",
+            "startingDeadlineSeconds": LATE_SECONDS,
+            "successfulJobsHistoryLimit": 1,
+            "failedJobsHistoryLimit": 3,
+            "jobTemplate": {"metadata": {"labels": names.job_labels(view.name)}, "spec": _job(view, wishes, name)},
+        },
+    }
+
+
+def single_job(view: ClusterView, rebalance: str, rebalance_uid: str, request: str) -> Json:
+    """One run, for the plan of the DelayRebalance of this name. request: tells its requests apart.
+
+    view.rebalance must not be None.
+    """
+    wishes = view.rebalance
+    assert wishes is not None
+    meta = {
+        "name": job_name(rebalance, rebalance_uid, request),
+        "namespace": view.namespace,
+        "labels": names.job_labels(view.name),
+        "ownerReferences": [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": "DelayRebalance",
+                "name": rebalance,
+                "uid": rebalance_uid,
+                "controller": True,
+            }
+        ],
+    }
+    spec = _job(view, wishes, rebalance)
+    found: Json = normal({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
+    return found
+
+
+def job_name(rebalance: str, rebalance_uid: str, request: str) -> str:
+    """The same for the same request, so that two operators make one Job; at most 63 characters, as pods need."""
+    digest = hashlib.sha256(f"{rebalance_uid} {request}".encode()).hexdigest()[:8]
+    return f"{rebalance[:54].rstrip('-.')}-{digest}"
+
+
+def _job(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
+    return {
+        "backoffLimit": 1,
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
+        "template": {
+            "metadata": {
+                "labels": names.job_labels(view.name),
+                "annotations": {EXECUTOR_POD: _executor_pod()} if wishes.executors else {},
+            },
+            "spec": {
+                "serviceAccountName": names.rebalance(view.name),
+                "automountServiceAccountToken": True,  # it reads the map, and writes its plan
+                "enableServiceLinks": False,
+                "restartPolicy": "Never",
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": USER,
+                    "runAsGroup": USER,
+                    "fsGroup": USER,
+                    "fsGroupChangePolicy": "OnRootMismatch",
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [_container(view, wishes, rebalance)],
+                "volumes": _volumes(wishes),
+                "nodeSelector": dict(view.pod.node_selector),
+                "tolerations": [dict(toleration) for toleration in view.pod.tolerations],
+                "imagePullSecrets": [{"name": name} for name in view.pod.image_pull_secrets],
+            },
+        },
+    }
+
+
+def _container(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
+    resources = DEFAULT_RESOURCES if wishes.resources is None else wishes.resources
+    more = [{"name": "history", "mountPath": HISTORY}] if wishes.history is not None else []
+    more += [{"name": "executor", "mountPath": EXECUTOR}] if wishes.executors else []
+    return {
+        "name": CONTAINER,
+        "image": wishes.image,
+        "command": ["python", "-m", "delayoperator.rebalance"],
+        "args": [
+            f"--registry=kube:{view.namespace}/{view.name}",
+            f"--name={rebalance}",
+            f"--master={wishes.master}",
+            *([] if wishes.history is None else [f"--history={HISTORY}/{wishes.history[1]}"]),
+        ],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+            {"name": "PYSPARK_SUBMIT_ARGS", "value": _submit_args(_conf(view, wishes))},
+            {"name": "SPARK_LOCAL_DIRS", "value": TMP},
+        ],
+        "resources": {
+            kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *more],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def _conf(view: ClusterView, wishes: RebalanceWishes) -> Mapping[str, str]:
+    """Spark's settings. Given ones win. Executors are pods like the job's own, and find their driver by its address."""
+    if not wishes.executors:
+        return wishes.conf
+    labels = names.job_labels(view.name)
+    return {
+        "spark.kubernetes.namespace": view.namespace,
+        "spark.kubernetes.container.image": wishes.image,
+        "spark.kubernetes.executor.podTemplateFile": f"{EXECUTOR}/{EXECUTOR_FILE}",
+        "spark.kubernetes.authenticate.driver.serviceAccountName": names.rebalance(view.name),
+        "spark.kubernetes.authenticate.serviceAccountName": names.rebalance(view.name),
+        # The executors are the pod's: they go with it, whatever became of their driver.
+        "spark.kubernetes.driver.pod.name": "$(POD_NAME)",
+        "spark.driver.host": "$(POD_IP)",
+        "spark.driver.bindAddress": "$(POD_IP)",
+        "spark.driver.port": str(PORTS["driver"]),
+        "spark.driver.blockManager.port": str(PORTS["blockmanager"]),
+        "spark.executor.instances": "2",
+        **{f"spark.kubernetes.executor.label.{key}": value for key, value in labels.items()},
+        **wishes.conf,
+    }
+
+
+def _submit_args(conf: Mapping[str, str]) -> str:
+    """As pyspark reads it: split like a shell's words."""
+    return " ".join(
+        [*(f"--conf {shlex.quote(f'{key}={value}')}" for key, value in sorted(conf.items())), "pyspark-shell"]
+    )
+
+
+def _volumes(wishes: RebalanceWishes) -> list[Json]:
+    found: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}}]
+    if wishes.history is not None:
+        found.append({"name": "history", "persistentVolumeClaim": {"claimName": wishes.history[0]}})
+    if wishes.executors:
+        note = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{EXECUTOR_POD}']"}
+        found.append({"name": "executor", "downwardAPI": {"items": [{"path": EXECUTOR_FILE, "fieldRef": note}]}})
+    return found
+
+
+def _executor_pod() -> str:
+    """As the pod security level `restricted` wants it; Spark adds the rest, /tmp as a volume among it."""
+    profile = {"type": "RuntimeDefault"}
+    container = {
+        "name": "executor",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "seccompProfile": profile,
+        },
+    }
+    user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": profile}
+    spec = {"enableServiceLinks": False, "securityContext": user, "containers": [container]}
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec}, sort_keys=True)

@@ -1,0 +1,153 @@
+"""When nobody may be chosen, and why not; what is chosen at a risk is said before (DESIGN 5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from delaynode.registry.model import (
+    Condition,
+    ConditionType,
+    ShardObject,
+)
+from delayoperator.plan import (
+    ChangeSpec,
+    CopyView,
+    NodeView,
+    Role,
+    SetConditions,
+    StartReign,
+)
+
+from tests.plan.reigns import (
+    BOTH,
+    CLUSTER,
+    PAIR,
+    SOLE,
+    THREE,
+    alive,
+    copy,
+    dead,
+    planned,
+    refusal,
+    reign,
+    shard,
+    unsure,
+)
+
+# Nobody is chosen, and why not.
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "one", "two", "reason"),
+    [
+        (("c1",), None, copy("c2", 4, 10**9), "NodeAway"),  # never one outside, however much it has
+        (("c1", "c2"), None, copy("new", 0, 0), "NodeAway"),  # a directory made again is not in sync
+        (("c2",), None, copy("c2", 4, 100, damaged="rot"), "CopyDamaged"),
+        (("c1", "c2"), None, copy("c2", 4, 100, damaged="rot"), "NodeAway"),
+        (("c1",), copy("new", 0, 0), copy("c2", 4, 100), "NoInSyncReplica"),
+        (("c1", "c2"), None, copy("", 0, 0, role=Role.FETCHING), "NodeAway"),
+        (("c1@a", "c2@b"), None, copy("c2@B", 4, 100), "NodeAway"),  # n1 may have what n2's machine lost
+        (("c1@a", "c2@b"), copy("new@A", 0, 0), copy("c2@B", 4, 100), "MachineRebooted"),
+        (("c1", "c2"), None, copy("c2", 5, 100), "RegistryBehind"),
+    ],
+)
+def test_every_refusal_has_its_reason(
+    in_sync: tuple[str, ...], one: CopyView | None, two: CopyView, reason: str
+) -> None:
+    nodes = {"n1": alive("second") if one else dead("first"), "n2": alive("x")}
+    copies = {"n2": two, **({"n1": one} if one else {})}
+    assert refusal(planned(shard(PAIR, *in_sync), nodes, copies)) == reason
+
+
+def test_a_served_shard_whose_registry_is_behind_is_said_too() -> None:
+    action = planned(shard(PAIR, "c1", "c2"), BOTH, {"n1": copy("c1", 4, 100, epoch=9), "n2": copy("c2", 4, 100)})
+    assert refusal(action) == "RegistryBehind"
+    assert action is not None
+    assert "delayctl adopt" in action.reason
+
+
+# What is chosen at a risk is said before.
+
+
+def risked(it: ShardObject, action: StartReign | SetConditions | ChangeSpec | None) -> tuple[str, ShardObject]:
+    assert isinstance(action, SetConditions)
+    (condition,) = action.conditions
+    assert (condition.type, condition.epoch) == (ConditionType.RISKED, it.spec.epoch + 1)
+    return condition.reason, replace(it, conditions=(replace(condition, since_ms=5),))
+
+
+def test_when_every_machine_was_rebooted_all_are_waited_for_and_the_highest_is_taken() -> None:
+    it = shard(THREE, "c0@a", "c2@b")
+    nodes = {"n0": alive("x"), "n1": dead("first"), "n2": alive("y")}
+    assert planned(it, nodes, {"n2": copy("c2@B", 4, 100)}) is None  # n0 may have more
+    both = {"n0": copy("c0@A", 4, 90), "n2": copy("c2@B", 4, 100)}
+    reason, said = risked(it, planned(it, nodes, both))
+    assert reason == "AllRebooted"
+    assert reign(planned(said, nodes, both)) == ("n2", 5, "y")
+
+
+def test_a_machine_that_was_not_rebooted_is_taken_before_one_that_was_however_much_that_has() -> None:
+    nodes = {"n0": alive("x"), "n1": dead("first"), "n2": alive("y")}
+    copies = {"n0": copy("c0@A", 4, 900), "n2": copy("c2@b", 4, 100)}
+    assert reign(planned(shard(THREE, "c0@a", "c1@c", "c2@b"), nodes, copies))[0] == "n2"
+
+
+def test_a_sole_copy_on_a_rebooted_machine_goes_on_and_says_so() -> None:
+    it = shard(SOLE, "c1@a")
+    copies = {"n1": copy("c1@A", 4, 100)}
+    reason, said = risked(it, planned(it, {"n1": alive("second")}, copies))
+    assert reason == "AllRebooted"
+    assert reign(planned(said, {"n1": alive("second")}, copies)) == ("n1", 5, "second")
+
+
+UNCLEAN = replace(CLUSTER, replicas=3, allow_unclean_failover=True)
+
+
+def test_unclean_failover_takes_the_highest_sound_copy_once_no_member_can_be_had() -> None:
+    it = shard(THREE, "c1")
+    nodes = {"n0": alive("x"), "n1": dead("first"), "n2": alive("y")}
+    copies = {"n0": copy("c0", 4, 90), "n2": copy("c2", 4, 100)}
+    assert refusal(planned(it, nodes, copies)) == "NodeAway"  # by default
+    reason, said = risked(it, planned(it, nodes, copies, cluster=UNCLEAN))
+    assert reason == "UncleanFailover"
+    assert reign(planned(said, nodes, copies, cluster=UNCLEAN)) == ("n2", 5, "y")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "copies"),
+    [
+        ({"n0": alive("x"), "n1": unsure("second"), "n2": alive("y")}, {"n2": copy("c2", 4, 100)}),  # who knows?
+        ({"n0": alive("x"), "n1": dead("a"), "n2": alive("y")}, {"n2": copy("c2", 4, 100)}),  # n0 may have more
+        ({"n0": alive("x"), "n1": alive("second"), "n2": alive("y")}, {"n2": copy("c2", 4, 100)}),
+    ],
+)
+def test_unclean_failover_too_waits_for_whoever_may_have_more(
+    nodes: Mapping[str, NodeView], copies: Mapping[str, CopyView]
+) -> None:
+    assert planned(shard(THREE, "c1"), nodes, copies, cluster=UNCLEAN) is None
+
+
+def test_an_unclean_failover_does_not_begin_from_nothing() -> None:
+    nodes = {"n1": dead("first"), "n2": alive("x")}
+    it = shard(PAIR, "c1")
+    unclean = replace(UNCLEAN, replicas=2)
+    assert refusal(planned(it, nodes, {"n2": copy("c2", 0, 0)}, cluster=unclean)) == "NodeAway"
+
+
+def test_a_risk_stands_for_its_reign_and_ends_with_it() -> None:
+    risk = Condition(ConditionType.RISKED, "UncleanFailover", "some may be lost", 9, epoch=4)
+    assert planned(shard(PAIR, "c1", "c2", conditions=(risk,)), BOTH) is None
+    after = planned(shard(replace(PAIR, epoch=5), "c1", "c2", conditions=(risk,)), BOTH)
+    assert isinstance(after, SetConditions)
+    assert after.conditions == ()
+
+
+def test_a_risk_announced_and_not_taken_is_withdrawn_before_the_reign() -> None:
+    risk = Condition(ConditionType.RISKED, "UncleanFailover", "some may be lost", 9, epoch=5)
+    nodes = {"n1": alive("second"), "n2": alive("x")}
+    it = shard(PAIR, "c1", conditions=(risk,))
+    action = planned(it, nodes, {"n1": copy("c1", 4, 100)})
+    assert isinstance(action, SetConditions)
+    assert action.conditions == ()

@@ -1,0 +1,149 @@
+"""The rebalance job's objects: when it runs, as whom, with what."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from delayoperator.resources import ClusterView, build, differences, names
+from delayoperator.resources.cronjob import job_name, single_job
+from delayoperator.resources.normal import normal
+from delayoperator.resources.view import RebalanceWishes
+
+from tests.resources.clusters import MINIMAL, PRODUCTION, one
+
+DAILY = RebalanceWishes("delaycluster/rebalance:1", schedule="0 3 * * *")
+K8S = replace(
+    DAILY, master="k8s://https://kubernetes.default.svc", conf={"spark.executor.instances": "4", "a.b": "c d"}
+)
+
+
+def with_job(wishes: RebalanceWishes | None) -> ClusterView:
+    return replace(MINIMAL, rebalance=wishes)
+
+
+def kinds(view: ClusterView) -> list[tuple[str, str]]:
+    return [(it["kind"], it["metadata"]["name"]) for it in build(view) if it["metadata"]["name"].endswith("-rebalance")]
+
+
+def pod(view: ClusterView) -> Any:
+    return one(build(view), "CronJob")["spec"]["jobTemplate"]["spec"]["template"]
+
+
+def conf(view: ClusterView) -> dict[str, str]:
+    env = {it["name"]: it.get("value", "") for it in pod(view)["spec"]["containers"][0]["env"]}
+    words = shlex.split(env["PYSPARK_SUBMIT_ARGS"])
+    assert words.pop() == "pyspark-shell"
+    assert set(words[::2]) <= {"--conf"}
+    return dict(word.split("=", 1) for word in words[1::2])
+
+
+def test_without_wishes_there_is_nothing_of_it() -> None:
+    assert kinds(with_job(None)) == []
+
+
+def test_without_a_schedule_there_is_no_cronjob_but_a_job_may_run() -> None:
+    found = kinds(with_job(replace(DAILY, schedule=None)))
+    assert found == [(kind, "orders-rebalance") for kind in ("ServiceAccount", "Role", "RoleBinding")]
+
+
+def test_the_cronjob_runs_when_it_is_asked_to_in_utc_and_one_at_a_time() -> None:
+    spec = one(build(with_job(DAILY)), "CronJob")["spec"]
+    assert (spec["schedule"], spec["timeZone"], spec["concurrencyPolicy"]) == ("0 3 * * *", "Etc/UTC", "Forbid")
+
+
+def test_the_job_names_its_cluster_and_its_rebalance() -> None:
+    container = pod(with_job(DAILY))["spec"]["containers"][0]
+    assert container["command"] == ["python", "-m", "delayoperator.rebalance"]
+    assert container["args"] == ["--registry=kube:default/orders", "--name=orders-rebalance", "--master=local[*]"]
+    assert container["image"] == "delaycluster/rebalance:1"
+
+
+def test_the_jobs_pods_are_no_nodes() -> None:
+    labels, chooses = pod(with_job(DAILY))["metadata"]["labels"], names.selector("orders")
+    assert labels["delaycluster.io/cluster"] == "orders", "its end wakes the operator"
+    assert not chooses.items() <= labels.items(), "no Service, StatefulSet or disruption budget counts it"
+
+
+@pytest.mark.parametrize("wishes", [DAILY, K8S])
+def test_the_jobs_pods_are_as_restricted_as_the_nodes(wishes: RebalanceWishes) -> None:
+    spec = pod(with_job(wishes))["spec"]
+    container = spec["containers"][0]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
+
+
+def test_the_job_moves_nothing_itself() -> None:
+    rules = one(build(with_job(DAILY)), "Role", "orders-rebalance")["rules"]
+    writes = {"create", "patch", "update", "delete", "deletecollection"}
+    assert {(it["resources"][0], verb) for it in rules for verb in it["verbs"] if verb in writes} == {
+        ("delayrebalances", "create"),
+        ("delayrebalances/status", "patch"),
+    }
+
+
+def test_only_with_executors_it_may_make_pods() -> None:
+    def makes_pods(wishes: RebalanceWishes) -> bool:
+        rules = one(build(with_job(wishes)), "Role", "orders-rebalance")["rules"]
+        return any(it["resources"] == ["pods"] and "create" in it["verbs"] for it in rules)
+
+    assert makes_pods(K8S)
+    assert not makes_pods(DAILY)
+
+
+def test_executors_are_told_their_namespace_image_and_driver_and_people_have_the_last_word() -> None:
+    assert conf(with_job(DAILY)) == {}
+    found = conf(with_job(K8S))
+    assert found["spark.kubernetes.namespace"] == "default"
+    assert found["spark.kubernetes.container.image"] == "delaycluster/rebalance:1"
+    assert found["spark.driver.host"] == "$(POD_IP)"
+    assert (found["spark.executor.instances"], found["a.b"]) == ("4", "c d")
+
+
+def test_executors_are_as_restricted_as_their_driver_which_reads_how_from_its_own_annotation() -> None:
+    template = pod(with_job(K8S))
+    (volume,) = [it for it in template["spec"]["volumes"] if it["name"] == "executor"]
+    (item,) = volume["downwardAPI"]["items"]
+    key = item["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']")
+    spec = json.loads(template["metadata"]["annotations"][key])["spec"]
+    (container,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
+    mounts = {it["name"]: it["mountPath"] for it in template["spec"]["containers"][0]["volumeMounts"]}
+    file = f"{mounts['executor']}/{item['path']}"
+    assert conf(with_job(K8S))["spark.kubernetes.executor.podTemplateFile"] == file
+    assert "annotations" not in pod(with_job(DAILY))["metadata"]
+
+
+def test_history_is_kept_on_the_claim_that_is_named() -> None:
+    spec = pod(with_job(replace(DAILY, history=("load", "orders"))))["spec"]
+    assert {"name": "history", "persistentVolumeClaim": {"claimName": "load"}} in spec["volumes"]
+    assert {"name": "history", "mountPath": "/history"} in spec["containers"][0]["volumeMounts"]
+    assert "--history=/history/orders" in spec["containers"][0]["args"]
+
+
+def test_a_single_job_is_of_the_same_template_and_goes_with_its_rebalance() -> None:
+    job = single_job(with_job(DAILY), "by-hand", "u1", "2026-01-01T00:00:00Z")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert "--name=by-hand" in container["args"]
+    assert job["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    assert job == normal(job)
+
+
+def test_each_request_has_a_job_of_its_own_and_always_the_same() -> None:
+    assert job_name("by-hand", "u1", "then") == job_name("by-hand", "u1", "then")
+    assert len({job_name("by-hand", uid, at) for uid in ("u1", "u2") for at in ("then", "later")}) == 4
+    assert len(job_name("x" * 253, "u1", "then")) <= 63
+
+
+def test_a_cronjob_as_the_api_server_hands_it_back_is_not_applied_again() -> None:
+    wanted = one(build(PRODUCTION), "CronJob")
+    live = {**wanted, "status": {}, "spec": {**wanted["spec"], "suspend": False}}
+    assert differences(wanted, live) == ()
