@@ -75,6 +75,8 @@ def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
             raise ValueError(f"endpoint {text!r} is not host:port")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"endpoint {text!r}: an IPv6 address goes between brackets, as in [fd00::1]:7070")
     return endpoints
 
 

@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 
 CODES = {
     "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
+    "WRONG_TOPIC_TYPE": grpc.StatusCode.INVALID_ARGUMENT,
     "BAD_GROUP": grpc.StatusCode.INVALID_ARGUMENT,
     "OUT_OF_ORDER": grpc.StatusCode.FAILED_PRECONDITION,
     "UNKNOWN_PRODUCER": grpc.StatusCode.FAILED_PRECONDITION,

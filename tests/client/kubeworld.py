@@ -20,6 +20,7 @@ from fakes import FakeCluster
 
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.fakekinds import find
+from tests.kube.wishes import new_lease, new_settings
 
 NAME = "orders"
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
@@ -119,11 +120,11 @@ class KubeWorld:
             pod = {"metadata": {"name": f"{NAME}-{number}", "labels": node}, "spec": {"containers": []}}
             store.create(find("pods"), NAMESPACE, pod)
             store.patch(find("pods"), NAMESPACE, f"{NAME}-{number}", {"status": {"podIP": address}}, sub="status")
-            store.create(find("leases"), NAMESPACE, objects.new_lease(self.names, f"n{number}", None))
+            store.create(find("leases"), NAMESPACE, new_lease(self.names, f"n{number}", None))
             self.renewed(number, f"i{number}")
         cluster = {"metadata": {"name": NAME}, "spec": {"nodes": 2, "replicas": 1, "topics": [{"name": "t"}]}}
         store.create(find("delayclusters"), NAMESPACE, {**cluster, "kind": "DelayCluster"})
-        store.create(find("configmaps"), NAMESPACE, objects.new_settings(self.names, self.spec, None))
+        store.create(find("configmaps"), NAMESPACE, new_settings(self.names, self.spec, None))
         store.create(find("delayshards"), NAMESPACE, objects.new_shard(self.names, self.shard, None))
         self._write_status(ShardStatus(1, "i0", ("c0", "c1")))
 

@@ -199,6 +199,24 @@ def test_one_message_with_too_long_a_delay_does_not_fail_its_neighbours() -> Non
     asyncio.run(main())
 
 
+def test_one_message_without_a_delay_does_not_fail_its_neighbours_in_a_topic_of_type_delay() -> None:
+    async def main() -> None:
+        cluster = FakeCluster()
+
+        async def of_type_delay(request: EnqueueRequestView) -> str:
+            return "" if np.frombuffer(request.time, "<i8").all() else "WRONG_TOPIC_TYPE"
+
+        async with FakeNode(cluster) as node, Producer(node.endpoint) as producer:
+            node.fault = of_type_delay
+            futures = [producer.send("t", str(i), delay=None if i in (3, 77) else 10) for i in range(200)]
+            results = await asyncio.gather(*futures, return_exceptions=True)
+            failed = [i for i, result in enumerate(results) if isinstance(result, errors.WrongTopicType)]
+            assert failed == [3, 77]
+            assert sorted(map(int, stored_bodies(cluster))) == [i for i in range(200) if i not in failed]
+
+    asyncio.run(main())
+
+
 def test_refused_part_fails_alone_and_the_result_says_which() -> None:
     async def main() -> None:
         cluster = FakeCluster()

@@ -174,6 +174,7 @@ def test_every_reason_of_the_protocol_has_its_type() -> None:
         "BUSY",
     }
     final = {"DELAY_TOO_LONG", "MESSAGE_TOO_LARGE", "BATCH_TOO_LARGE", "BAD_COLUMNS", "BAD_REQUEST", "FOREIGN_HANDLE"}
+    final |= {"WRONG_TOPIC_TYPE"}
     final |= {"BAD_GROUP", "GROUP_MISMATCH", "OUT_OF_ORDER", "UNKNOWN_PRODUCER", "UNKNOWN_TOPIC", "UNKNOWN_QUEUE"}
     for reason in retryable | {"SHARD_DAMAGED"}:
         assert errors.make_error("UNKNOWN", reason, "").retryable, reason

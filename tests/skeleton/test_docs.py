@@ -11,6 +11,7 @@ from delayclient import errors as client
 from delayclient.cli import main
 from delaynode.serve import rpc
 from delayoperator import plan
+from delayoperator.crds.definitions import OLDEST_KUBERNETES
 from delayoperator.upkeep.reasons import NEEDS_PAGE, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ def rows_of_errors() -> dict[str, tuple[str, str]]:
 
 def checked_in() -> list[Path]:
     """The project's own files."""
-    trees = ("node", "operator", "demo", "scripts", "tests", "benchmarks", "docs", ".ci")
+    trees = ("node", "operator", "demo", "scripts", "tests", "benchmarks", "docs", "charts", "crds", "e2e", ".ci")
     files = [path for tree in trees for path in (ROOT / tree).rglob("*") if path.is_file()]
     files += [path for path in ROOT.iterdir() if path.is_file()]
     return [path for path in files if path.suffix != ".pyc"]
@@ -155,6 +156,18 @@ def test_every_alert_leads_to_a_section() -> None:
     assert links
     for page, anchor in links:
         assert not anchor or anchor in anchors(ROOT / page), f"{page}#{anchor}"
+
+
+def test_the_oldest_kubernetes_is_the_same_everywhere() -> None:
+    chart = (ROOT / "charts/delaycluster-operator/Chart.yaml").read_text()
+    assert f'kubeVersion: ">={OLDEST_KUBERNETES}.0-0"' in chart
+    said = re.compile(r"\b1\.(?:2[5-9]|3\d) or newer")
+    pages = [*PAGES, ROOT / "charts/delaycluster-operator/README.md", *(ROOT / "operator").rglob("*.py")]
+    found = {named(page): set(said.findall(page.read_text())) for page in pages}
+    assert {page: versions for page, versions in found.items() if versions} == {
+        "docs/upgrade.md": {f"{OLDEST_KUBERNETES} or newer"},
+        "charts/delaycluster-operator/README.md": {f"{OLDEST_KUBERNETES} or newer"},
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -19,6 +19,7 @@ _COMMANDS: Final = {
     "wheel": ("wheel:wheel", "Show the load to come as a heat map."),
     "shards": ("shards:shards", "List shards, move their copies, choose their masters."),
     "nodes": ("nodes:nodes", "List, drain and restart nodes, accept a corrected clock."),
+    "rebalance": ("rebalance:rebalance", "Spread the load to come over the nodes."),
     "adopt": ("adopt:adopt", "Rebuild a restored registry from the shards' copies."),
     "groups": ("groups:groups", "List, describe and delete consumer groups."),
     "dlq": ("dlq:dlq", "List, redrive and drop dead letters."),

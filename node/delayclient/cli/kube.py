@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 GROUP: Final = "delaycluster.io"
 VERSION: Final = "v1alpha1"
 CLUSTERS: Final = "delayclusters"
+REBALANCES: Final = "delayrebalances"
 GRPC_PORT: Final = 7070
 _TIMEOUT_S: Final = (5, 10)
 """To connect to the API server, and for its answer."""
@@ -123,21 +124,60 @@ class KubeAccess:
 
         Raises KubeError, and KubeInvalid with the rule that forbids it.
         """
+        with _translated("patch delayclusters", self):
+            return _unless_refused(
+                lambda: self._objects().patch_namespaced_custom_object(
+                    GROUP,
+                    VERSION,
+                    self.namespace,
+                    CLUSTERS,
+                    self.cluster,
+                    patch,
+                    _request_timeout=_TIMEOUT_S,
+                    _content_type="application/merge-patch+json",
+                )
+            )
+
+    def delayrebalance(self, name: str) -> dict[str, Any] | None:
+        """The DelayRebalance object; None when there is none. Raises KubeError."""
         from kubernetes.client.exceptions import ApiException
 
-        with _translated("patch delayclusters", self):
+        with _translated("get delayrebalances", self):
             try:
-                self._objects().patch_namespaced_custom_object(
-                    GROUP, VERSION, self.namespace, CLUSTERS, self.cluster, patch, _request_timeout=_TIMEOUT_S,
-                    _content_type="application/merge-patch+json",
-                )  # fmt: skip
+                found: dict[str, Any] = self._objects().get_namespaced_custom_object(
+                    GROUP, VERSION, self.namespace, REBALANCES, name, _request_timeout=_TIMEOUT_S
+                )
             except ApiException as error:
-                if error.status == 409:
-                    return False
-                if error.status in (400, 422):
-                    raise KubeInvalid(said(error)) from None
+                if error.status == 404 and said(error):  # without words it is the kind that is not known
+                    return None
                 raise
-        return True
+        return found
+
+    def create_delayrebalance(self, name: str, spec: dict[str, Any]) -> bool:
+        """False when there is one already. Raises KubeError, and KubeInvalid with the rule that forbids it."""
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "DelayRebalance", "metadata": {"name": name}, "spec": spec}
+        with _translated("create delayrebalances", self):
+            return _unless_refused(
+                lambda: self._objects().create_namespaced_custom_object(
+                    GROUP, VERSION, self.namespace, REBALANCES, body, _request_timeout=_TIMEOUT_S
+                )
+            )
+
+    def patch_delayrebalance(self, name: str, patch: dict[str, Any]) -> bool:
+        """A JSON merge patch; False, KubeInvalid and KubeError as with patch_delaycluster()."""
+        with _translated("patch delayrebalances", self):
+            return _unless_refused(
+                lambda: self._objects().patch_namespaced_custom_object(
+                    GROUP,
+                    VERSION,
+                    self.namespace,
+                    REBALANCES,
+                    name,
+                    patch,
+                    _request_timeout=_TIMEOUT_S,
+                    _content_type="application/merge-patch+json",
+                )
+            )
 
     def _objects(self) -> Any:
         from kubernetes.client import CustomObjectsApi
@@ -175,6 +215,21 @@ class KubeAccess:
         if configuration.proxy and not should_bypass_proxies(configuration.host, configuration.no_proxy or ""):
             return str(configuration.proxy)
         return None
+
+
+def _unless_refused(write: Callable[[], object]) -> bool:
+    """Whether it was written; False where somebody was faster. Raises KubeInvalid where a rule forbids it."""
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        write()
+    except ApiException as error:
+        if error.status == 409:
+            return False
+        if error.status in (400, 422):
+            raise KubeInvalid(said(error)) from None
+        raise
+    return True
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class KubeSteering(Steering):
     """As Steering; wishes are written into the DelayCluster. Raises KubeError too."""
 
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
-        super().__init__(registry, self._restart_pods, FarProber(forwards.dial))
+        super().__init__(registry, FarProber(forwards.dial))
         self._access = access
 
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class KubeSteering(Steering):
                 return
         raise Unreachable(f"{self._access} changes all the time: it could not be written")
 
-    def _restart_pods(self) -> None:
+    def restart(self) -> None:
         for _ in range(TRIES):
             found = self._access.delaycluster()
             self._not_paused(found)

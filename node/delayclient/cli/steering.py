@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,15 +51,11 @@ class Adoption:
     reason: str
 
 
-class Steering:
-    """One cluster's registry, with the questions and changes that commands need.
+class Steering(ABC):
+    """One cluster's registry, with the questions and changes that commands need."""
 
-    restart: asks whoever starts the nodes to restart them one by one.
-    """
-
-    def __init__(self, registry: Registry, restart: Callable[[], None], prober: Prober) -> None:
+    def __init__(self, registry: Registry, prober: Prober) -> None:
         self._registry = registry
-        self._restart = restart
         self._prober = prober
 
     def close(self) -> None:
@@ -158,24 +155,13 @@ class Steering:
 
         self._edit(name, edit)
 
+    @abstractmethod
     def drain(self, node: str, *, undo: bool) -> None:
         """The node is to be emptied, or may be used again. Raises Refused where the others could not hold all."""
 
-        for _ in range(TRIES):
-            found = self._cluster()
-            drained = drained_with(found.spec, node, undo=undo)
-            if drained == found.spec.drained:
-                return
-            try:
-                self._registry.put_cluster(replace(found.spec, drained=drained), found.version)
-                return
-            except (Conflict, OutcomeUnknown):
-                continue
-        raise Unreachable("the registry takes no writes")
-
+    @abstractmethod
     def restart(self) -> None:
         """All nodes are to be restarted, one by one. Raises Refused, Unreachable."""
-        self._restart()
 
     def adoptions(self, names: Sequence[str] = ()) -> list[Adoption]:
         """The shards whose objects know less than their copies do, and what they would become.
@@ -236,6 +222,30 @@ class Steering:
         raise Unreachable(f"{name} could not be written: {fault}")
 
 
+class LocalSteering(Steering):
+    """Of a local cluster: its wishes stand in the same file."""
+
+    def __init__(self, registry: SqliteRegistry, data: Path, prober: Prober) -> None:
+        super().__init__(registry, prober)
+        self._file, self._data = registry, data
+
+    def drain(self, node: str, *, undo: bool) -> None:
+        for _ in range(TRIES):
+            found = self._cluster()
+            drained = drained_with(found.spec, node, undo=undo)
+            if drained == found.spec.drained:
+                return
+            try:
+                self._file.put_cluster(replace(found.spec, drained=drained), found.version)
+                return
+            except (Conflict, OutcomeUnknown):
+                continue
+        raise Unreachable("the registry takes no writes")
+
+    def restart(self) -> None:
+        _ask_supervisor(self._data)
+
+
 @contextmanager
 def steering(data: Path) -> Iterator[Steering]:
     """The cluster kept in `data`. Raises Unreachable, also for a registry that fails inside."""
@@ -243,7 +253,7 @@ def steering(data: Path) -> Iterator[Steering]:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
         raise Unreachable(f"{error}: name the cluster's directory, --data DIR") from error
-    steering = Steering(registry, lambda: _ask_supervisor(data), GrpcProber())
+    steering = LocalSteering(registry, data, GrpcProber())
     try:
         yield steering
     except RegistryError as error:

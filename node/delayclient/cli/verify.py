@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 @click.command("verify")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--clear-damaged", is_flag=True, help="Let a shard marked damaged serve again if nothing else is wrong.")
+@click.option("--clear-damaged", is_flag=True, help="Mend it, and let it serve again if nothing else is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print the events as JSON lines.")
 @click.pass_context
 def verify(ctx: click.Context, directory: Path, clear_damaged: bool, as_json: bool) -> None:
@@ -71,6 +71,9 @@ def _show(events: Iterator[Event]) -> None:
                 case "finding":
                     colour = "[yellow]note[/]" if event["note"] else "[bold red]DAMAGE[/]"
                     console.print(f"{colour} {escape(event['text'])}", soft_wrap=True)
+                case "mended":
+                    places = ", ".join(f"{position:,}" for position in event["positions"])
+                    console.print(f"{event['directory']}: TimerLog flushes made again: {places}", soft_wrap=True)
                 case "cleared":
                     console.print(f"{event['directory']}: nothing else is wrong, the mark is removed", soft_wrap=True)
                 case "summary":

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from delayclient.cli.common import INSTANT, Settings, common_options, put_json, run
+from delayclient.cli.common import DURATION, INSTANT, USAGE, Settings, common_options, fail, put_json, run
+from delayclient.cli.slots import cells, spread_slots
+from delayclient.cli.steered import data_option
 from delayclient.duration import format_instant, format_ms
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
+    from delayclient.cli.wheelnodes import Move
     from delayclient.routing import Cluster
     from delayclient.views import Wheel
 
@@ -21,18 +25,51 @@ _WIDTHS_MS = tuple(
     seconds * 1000
     for seconds in (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
 )
-_COLOURS = (17, 18, 19, 26, 37, 42, 82, 154, 220, 208, 196)
-"""Cold to hot, of the 256 terminal colours."""
+_DAY_MS = 86_400_000
 
 
 @click.command()
 @click.argument("topic", required=False)
 @click.option("--from", "from_ms", type=INSTANT, help="Start here  [default: now]")
-@click.option("--to", "to_ms", type=INSTANT, help="End here  [default: the last message]")
+@click.option(
+    "--to", "to_ms", type=INSTANT, help="End here  [default: the last message; with --nodes, a day from the start]"
+)
+@click.option("--nodes", is_flag=True, help="By node, in slots of one width: what the rebalance job looks at.")
+@click.option("--slot", type=DURATION, default="5m", show_default=True, help="With --nodes: the width of a slot.")
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --nodes: as the moves of this plan (JSON; - is standard input) would leave it, too.",
+)
+@click.option("--proposed", is_flag=True, help="With --nodes: likewise, with the plan that `delayctl rebalance` shows.")
+@data_option
 @common_options
-def wheel(settings: Settings, topic: str | None, from_ms: int | None, to_ms: int | None) -> None:
+def wheel(
+    settings: Settings,
+    topic: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    nodes: bool,
+    slot: int,
+    plan: Path | None,
+    proposed: bool,
+    data: Path,
+) -> None:
     """Show when the pending messages of TOPIC, or of all topics, are due."""
+    if not nodes:
+        if plan is not None or proposed:
+            raise click.UsageError("--plan and --proposed are about nodes: give --nodes too")
+        _show_shards(settings, topic, from_ms, to_ms)
+        return
+    if plan is not None and proposed:
+        raise click.UsageError("--plan and --proposed name two plans: give one of them")
+    if slot < 1_000:
+        raise click.UsageError(f"--slot {slot} ms: at least 1 s")
+    _show_nodes(settings, topic, from_ms, to_ms, slot, _planned(settings, data, plan, proposed))
 
+
+def _show_shards(settings: Settings, topic: str | None, from_ms: int | None, to_ms: int | None) -> None:
     async def shown(cluster: Cluster) -> None:
         from delayclient.admin import Admin
 
@@ -43,6 +80,51 @@ def wheel(settings: Settings, topic: str | None, from_ms: int | None, to_ms: int
                 _print_json(one)
         else:
             _print_map(wheels, from_ms, to_ms)
+
+    run(settings, shown)
+
+
+def _planned(settings: Settings, data: Path, plan: Path | None, proposed: bool) -> tuple[Move, ...] | None:
+    from delayclient.cli.wheelnodes import BadPlan, plan_moves, read_plan
+
+    try:
+        if plan is not None:
+            return read_plan(plan)
+        if proposed:
+            from delayclient.cli.rebalances import proposal
+
+            return plan_moves(proposal(settings, data), "the proposal")
+    except BadPlan as error:
+        fail(str(error), USAGE)
+    return None
+
+
+def _show_nodes(
+    settings: Settings,
+    topic: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    slot_ms: int,
+    moves: Sequence[Move] | None,
+) -> None:
+    from delayclient.cli.wheelnodes import BadPlan, loads_of, print_nodes
+
+    start_ms = time.time_ns() // 1_000_000 if from_ms is None else from_ms
+    start_ms = start_ms // slot_ms * slot_ms
+    end_ms = start_ms + _DAY_MS if to_ms is None else to_ms
+    if end_ms <= start_ms:
+        raise click.UsageError("--to is not later than --from")
+
+    async def shown(cluster: Cluster) -> None:
+        from delayclient.admin import Admin
+
+        async with Admin(cluster) as admin:
+            known = [node.node for node in await admin.nodes()]
+            wheels = await admin.wheel(topic or "", from_=start_ms, to=end_ms)
+        try:
+            print_nodes(loads_of(wheels, known, start_ms, end_ms, slot_ms), moves, settings.as_json)
+        except BadPlan as error:
+            fail(str(error), USAGE)
 
     run(settings, shown)
 
@@ -68,19 +150,6 @@ def _print_json(one: Wheel) -> None:
             ],
         }
     )
-
-
-def spread_slots(
-    start_ms: NDArray[np.int64], width_ms: NDArray[np.int64], messages: NDArray[np.int64], edges_ms: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Messages in each column [edge, next edge), f64[columns]; a slot over several counts evenly in each."""
-    # The cumulative count is a line through the slots' ends; a column is the difference at its edges.
-    at = np.concatenate(([0], np.ravel(np.column_stack((start_ms, start_ms + width_ms)))))
-    total = np.cumsum(messages, dtype=np.float64)
-    before = total - messages
-    count = np.concatenate(([0.0], np.ravel(np.column_stack((before, total)))))
-    at_edges: NDArray[np.float64] = np.interp(edges_ms, at, count)
-    return np.diff(at_edges)
 
 
 def column_edges(from_ms: int, to_ms: int, columns: int, finest_ms: int = 1) -> NDArray[np.int64]:
@@ -115,21 +184,8 @@ def _print_map(wheels: list[Wheel], from_ms: int | None, to_ms: int | None) -> N
     )
     for one, row in zip(wheels, rows, strict=True):
         console.print(
-            Text.assemble(f"{one.topic}-{one.queue:<{label - len(one.topic) - 1}} ", _cells(row, hottest)), end=""
+            Text.assemble(f"{one.topic}-{one.queue:<{label - len(one.topic) - 1}} ", cells(row, hottest)), end=""
         )
         console.print(f" {one.pending:>11,}")
     left, right = format_instant(int(edges[0]))[:19], format_instant(int(edges[-1]))[:19]
     console.print(f"{'':{label}} {left}{right:>{max(20, len(edges) - 1 - len(left))}}")
-
-
-def _cells(row: NDArray[np.float64], hottest: float) -> Text:
-    from rich.text import Text
-
-    text = Text()
-    for count in row.tolist():
-        # A root, so that what is there at all can be seen beside a herd.
-        heat = (count / hottest) ** 0.5 if hottest and count > 0 else 0.0
-        colour = f"on color({_COLOURS[round(heat * (len(_COLOURS) - 1))]})" if count > 0 else ""
-        shade = " .:-=+*#%@"[min(9, 1 + int(heat * 8))] if count > 0 else " "
-        text.append(shade, style=colour)
-    return text

@@ -1,0 +1,90 @@
+"""What the tests of the local rebalance share: plans, and a cluster of two nodes that are only said to live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from delaynode.registry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
+from delaynode.registry.sqlite import SqliteRegistry
+from delayoperator.crds.rebalance import DelayRebalance, DelayRebalanceSpec, DelayRebalanceStatus, Plan, PlannedMove
+from delayoperator.local.rebalance import APPROVE, Rebalancer
+from delayoperator.local.rebalancefile import Kept, RebalanceFile
+from delayoperator.plan import Liveness, NodeView
+from delayoperator.plan.rebalancing import digest
+from delayoperator.probe import NodeAnswer
+
+
+class Silent:
+    """A prober whom nobody answers."""
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def plan_of(moves: Sequence[tuple[str, str, str, tuple[str, ...]]], *, expires: timedelta = timedelta(hours=1)) -> Plan:
+    """Moves as (shard, from, to, replicas as they are)."""
+    now = datetime.now(UTC)
+    plan = Plan(
+        made_at=now.isoformat(),
+        expires_at=(now + expires).isoformat(),
+        moves=[
+            PlannedMove(shard=shard, from_=origin, to=to, replicas=list(replicas), bytes=1_000, messages=1)
+            for shard, origin, to, replicas in moves
+        ],
+    )
+    return plan.model_copy(update={"hash": digest(plan)})
+
+
+def kept(plan: Plan, **spec: Any) -> Kept:
+    return Kept(
+        DelayRebalance(spec=DelayRebalanceSpec(cluster="local", **spec), status=DelayRebalanceStatus(plan=plan))
+    )
+
+
+A_MOVE = plan_of([("t-0", "n0", "n1", ("n0",))])
+
+
+class World:
+    """Two live nodes, and a shard on n0 that has a copy there only."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = RebalanceFile(directory)
+        self.registry = SqliteRegistry(directory / "registry.db", create=True)
+        self.registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1),)), None)
+        version = self.registry.create_shard(ShardSpec(7, "t", 0, ("n0",), master="n0", epoch=1, incarnation="i0"))
+        self.registry.write_status("t-0", ShardStatus(1, "i0", ("c0",)), version)
+        self.nodes = {name: NodeView(Liveness.ALIVE, f"i{name}") for name in ("n0", "n1")}
+        self.events: list[Mapping[str, object]] = []
+        self.directory = directory
+
+    def rebalancer(self) -> Rebalancer:
+        return Rebalancer(self.directory, self.registry, lambda: self.nodes, Silent(), self.events.append)
+
+    def target(self) -> tuple[str, ...] | None:
+        shard = self.registry.get_shard("t-0")
+        assert shard is not None
+        return shard.spec.target
+
+    def state(self) -> str | None:
+        found = self.file.read()
+        assert found is not None
+        assert found.made.status is not None
+        return found.made.status.state
+
+    def approve(self, name: str | None = None) -> None:
+        self.file.edit(lambda now: now and replace(now, annotations={APPROVE: name or A_MOVE.hash or ""}))
+
+
+def await_true(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
