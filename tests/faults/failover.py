@@ -75,12 +75,13 @@ class FaultCluster(LocalCluster):
     def stop_operator(self) -> None:
         """The control loop ends; the nodes do not notice."""
         self._stop_loop.set()
-        self._loop_thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def start_operator(self) -> None:
         self._stop_loop.clear()
-        self._loop_thread = threading.Thread(target=self._run_loop, name="control-loop", daemon=True)
-        self._loop_thread.start()
+        self._threads = [threading.Thread(target=self._run_loop, name="control-loop", daemon=True)]
+        self._threads[0].start()
 
     def _run_loop(self) -> None:
         with (self.data / "logs" / "loop.log").open("ab") as out:

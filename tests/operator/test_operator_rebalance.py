@@ -92,7 +92,7 @@ def test_moves_by_hand_are_proposed_approved_and_made(stage: Stage) -> None:
     annotations = stage.there("delayrebalances", "by-hand")["metadata"].get("annotations") or {}
     assert APPROVE not in annotations, "a verb that was answered is taken away"
     stage.settled()
-    assert stage.reason("Rebalancing") == "NotRebalancing"
+    stage.until(lambda: stage.reason("Rebalancing") == "NotRebalancing")
     assert set(map(tuple, placed(stage).values())) == {("n0",)}, "nothing brings them back"
     told = {it["reason"] for it in stage.events(name="by-hand")}
     assert {"WaitsForApproval", "PlanApproved", "MoveStarted", "MoveDone", "MovesDone"} <= told

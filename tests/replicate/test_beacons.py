@@ -232,7 +232,7 @@ def test_a_flood_does_not_stop_the_beacons(ground: Ground) -> None:
 
 @pytest.mark.parametrize(
     ("address", "reason"),
-    [(None, "its address is not known"), (("localhost", 9), "not an IP address"), (("::1", 9), "::1:9, ")],
+    [(None, "its address is not known"), (("localhost", 9), "not an IP address"), (("::1", 9), "[::1]:9, ")],
     ids=["unknown", "a name", "another family"],
 )
 def test_a_peer_that_cannot_be_sent_to_is_logged_once_and_others_are_served(

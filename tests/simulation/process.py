@@ -197,7 +197,12 @@ class Process:
         written: Version = await self._ask(lambda: self.registry.write_status(name, status, version))
         return written
 
-    async def _renew(self) -> None:
+    @property
+    def membership(self) -> Process:
+        """What Node has it for: to renew the lease."""
+        return self
+
+    async def renew(self) -> None:
         lease = NodeLease(
             self.name, self.incarnation, f"{self.name}:1", f"{self.name}:2", self._renewals, f"{self.name}:3",
             self.stopping,
@@ -208,7 +213,7 @@ class Process:
     async def _renew_loop(self) -> None:
         while True:
             try:
-                await self._renew()
+                await self.renew()
             except RegistryError:
                 self.trace("lease-not-renewed")
             await asyncio.sleep(RENEW_SECONDS)
