@@ -14,7 +14,7 @@ from e2e.harness.kubectl import wait_until
 from e2e.harness.load import Load, Result
 from e2e.harness.machines import Machines
 
-FAILOVER_SECONDS = 120.0  # generous: the machines share two cores with all of Kubernetes, and with whatever else runs
+FAILOVER_SECONDS = 60.0  # generous: the machines share two cores with all of Kubernetes
 FREEZE_SECONDS = 60.0
 CALM_SECONDS = 4.0  # of load before the harm, and after all is whole again
 

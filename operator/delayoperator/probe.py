@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 from delayclient.proto.delay.v1 import delay_pb2
-from delaynode.registry.model import NodeLease
+from delaynode.registry.model import NodeLease, ShardObject
 
 from delayoperator.plan import CopyView, Role
 
@@ -48,6 +48,20 @@ class Prober(Protocol):
 
     def close(self) -> None:
         """Gives back what it holds open."""
+
+
+def fetched(
+    moving: Mapping[str, str], shards: Mapping[str, ShardObject], leases: Sequence[NodeLease], prober: Prober
+) -> dict[str, int]:
+    """Bytes of copies on their way that are there, by shard. moving: shard name to the node that gets a copy."""
+    answers = prober.ask([lease for lease in leases if lease.node in moving.values()])
+    found = {}
+    for name, node in moving.items():
+        shard, answer = shards.get(name), answers.get(node)
+        copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
+        if copy is not None:
+            found[name] = copy.transfer_done
+    return found
 
 
 class NobodyAnswers:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from delaynode.registry.model import NodeLease, ShardObject
+from delaynode.registry.model import ShardObject
 from delaynode.registry.port import Conflict, OutcomeUnknown, Registry
 from pydantic import ValidationError
 
@@ -22,7 +22,7 @@ from delayoperator.kube.rebalancejobs import RebalanceJobs
 from delayoperator.loop import Clock, Log
 from delayoperator.plan import NodeView
 from delayoperator.plan.rebalancing import Asked, Edit, Outcome, Size, World, step
-from delayoperator.probe import Prober
+from delayoperator.probe import Prober, fetched
 from delayoperator.resources import ClusterView
 from delayoperator.sizes import sizes
 
@@ -194,15 +194,7 @@ class Rebalances:
             return {}
         if self._prober is None:
             self._prober = self._new_prober()
-        leases: list[NodeLease] = [it for it in self._registry.list_leases() if it.node in moving.values()]
-        answers = self._prober.ask(leases)
-        fetched = {}
-        for name, node in moving.items():
-            shard, answer = shards.get(name), answers.get(node)
-            copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
-            if copy is not None:
-                fetched[name] = copy.transfer_done
-        return fetched
+        return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
     def _sizes(self, asked: Asked, status: DelayRebalanceStatus, world: World) -> dict[str, Size]:
         """Where a plan by hand is about to be made."""

@@ -20,7 +20,7 @@ from delayoperator.local.rebalancefile import FileTrouble, Kept, RebalanceFile
 from delayoperator.loop import Log
 from delayoperator.plan import NodeView
 from delayoperator.plan.rebalancing import Asked, Edit, Job, JobState, Outcome, World, step
-from delayoperator.probe import Prober
+from delayoperator.probe import Prober, fetched
 
 POLL_S = 0.1
 MOVING_S = 0.5  # between looks while copies are on their way, for the progress
@@ -114,15 +114,7 @@ class Rebalancer:
         moving = {move.shard: move.to for move in _moves(status) if move.state is MoveState.MOVING}
         if not moving:
             return {}
-        leases = [lease for lease in self._registry.list_leases() if lease.node in moving.values()]
-        answers = self._prober.ask(leases)
-        fetched = {}
-        for name, node in moving.items():
-            shard, answer = shards.get(name), answers.get(node)
-            copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
-            if copy is not None:
-                fetched[name] = copy.transfer_done
-        return fetched
+        return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
     def _keep(self, kept: Kept, outcome: Outcome) -> bool:
         if outcome.status == kept.made.status:
