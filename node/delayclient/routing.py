@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from delayclient.connections import Connection, Connections
 from delayclient.errors import Busy, Closed, DelayError, NotFound, NotMaster, Unavailable, from_rpc
 from delayclient.proto.delay.v1 import delay_pb2
 from delayclient.reach import DOUBT_S, PATIENCE_S, Reach
@@ -95,8 +96,7 @@ class Cluster:
         self.endpoints = split_endpoints(endpoint)
         self.reach = Reach(self.endpoints, self._ping, self._silent)
         self.book = RouteBook(self.endpoints, self._ask_for_route, self.reach.doubted, self.reach.elected)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._methods: dict[tuple[str, str], Any] = {}
+        self._connections: dict[str, Connections] = {}
         self._closed = False
 
     async def close(self) -> None:
@@ -104,10 +104,9 @@ class Cluster:
         self._closed = True
         self.book.close()
         self.reach.close()
-        channels, self._channels = list(self._channels.values()), {}
-        self._methods.clear()
-        for channel in channels:
-            await channel.close()
+        connections, self._connections = list(self._connections.values()), {}
+        for one in connections:
+            await one.close()
 
     async def __aenter__(self) -> Cluster:
         return self
@@ -177,15 +176,15 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------- calls
 
-    def channel(self, endpoint: str) -> grpc.aio.Channel:
-        """The channel to an endpoint, made at first use."""
-        channel = self._channels.get(endpoint)
-        if channel is None:
+    def connection(self, endpoint: str) -> Connection:
+        """A connection to an endpoint with room for a call, made at first use."""
+        connections = self._connections.get(endpoint)
+        if connections is None:
             if self._closed:
                 raise Closed("cluster connection")
             address = self._dial(endpoint) if self._dial is not None else endpoint
-            channel = self._channels[endpoint] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        return channel
+            connections = self._connections[endpoint] = Connections(address, CHANNEL_OPTIONS)
+        return connections.pick()
 
     @property
     def closed(self) -> bool:
@@ -194,18 +193,26 @@ class Cluster:
 
     def stream(self, endpoint: str, method: str) -> Any:
         """Opens a bidirectional stream of raw bytes."""
-        return self.channel(endpoint).stream_stream(SERVICE + method)()
+        connection = self.connection(endpoint)
+        call = connection.channel.stream_stream(SERVICE + method)()
+        connection.calls += 1
+        call.add_done_callback(connection.ended)
+        return call
 
-    def _method(self, endpoint: str, method: str) -> Any:
-        callable_ = self._methods.get((endpoint, method))
-        if callable_ is None:
-            callable_ = self._methods[endpoint, method] = self.channel(endpoint).unary_unary(method)
-        return callable_
+    async def unary(self, endpoint: str, path: str, request: bytes, timeout_s: float) -> bytes:
+        """One unary call of raw bytes. Raises grpc.RpcError, grpc.aio.UsageError or Closed."""
+        connection = self.connection(endpoint)
+        connection.calls += 1
+        try:
+            answer: bytes = await connection.unary(path)(request, timeout=timeout_s)
+            return answer
+        finally:
+            connection.calls -= 1
 
     async def _ping(self, endpoint: str, seconds: float) -> bool:
         """A node answers, whatever it says."""
         try:
-            await self._method(endpoint, _HEALTH)(b"", timeout=seconds)
+            await self.unary(endpoint, _HEALTH, b"", seconds)
         except grpc.RpcError as error:
             return error.code() not in _NO_SIGN_OF_LIFE
         except (grpc.aio.UsageError, Closed):
@@ -217,8 +224,7 @@ class Cluster:
     ) -> T:
         """One unary call to one endpoint. Raises DelayError."""
         try:
-            send = self._method(endpoint, SERVICE + method)
-            return decode(await send(request.SerializeToString(), timeout=timeout_s))
+            return decode(await self.unary(endpoint, SERVICE + method, request.SerializeToString(), timeout_s))
         except grpc.RpcError as error:
             typed = from_rpc(error)
             self.reach.failed(endpoint, typed)

@@ -13,6 +13,7 @@ from delayclient.admin import Admin
 from delayclient.consumer import Consumer
 from delayclient.handle import BadHandle, Handle
 from delayclient.producer import Producer
+from delayclient.proto.delay.v1 import delay_pb2
 from delayclient.routing import Cluster
 from delayclient.views import Outcome
 from delaynode.registry.model import TopicSpec
@@ -256,3 +257,17 @@ def test_killed_nodes_lose_nothing_acknowledged_and_store_nothing_twice(
     with LocalCluster(tmp_path_factory.mktemp("killed"), nodes=2, topics=[TopicSpec("t", 4)]) as cluster:
         cluster.wait_ready()
         asyncio.run(main(cluster))
+
+
+def test_more_calls_wait_at_a_node_than_one_connection_takes(endpoint: str) -> None:
+    """A consumer of a thousand queues: behind its long polls a ping or a route must not wait."""
+
+    async def main() -> None:
+        async with Cluster(endpoint) as cluster:
+            polls = [cluster.stream(endpoint, "ReceiveStream") for _ in range(1_100)]
+            request = delay_pb2.ReceiveRequest(topic="sdk9", queue=0, group="g", wait_ms=10_000).SerializeToString()
+            await asyncio.gather(*(poll.write(request) for poll in polls))
+            assert [route.topic for route in await asyncio.wait_for(cluster.topics(), 5)]
+            assert all(not poll.done() for poll in polls)
+
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from delaynode.registry.model import Durability
+from delaynode.replicate.shipping import Phase
 from delaynode.serve.replica import Role
 
 from tests.simulation.loop import MILLI, SECOND
@@ -90,6 +91,24 @@ def a9_below_min_in_sync_nothing_is_acknowledged_but_releases_go_on(seed: int) -
         assert run.stored() == stored
         assert run.clients.reasons["NOT_ENOUGH_REPLICAS"] > 0
         assert run.clients.counts["delivered"] > delivered
+
+
+@attack
+def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int) -> None:
+    """It was committed alone and refused. Now the slave is back and joins, but has not stored it yet."""
+    with cluster(seed, min_in_sync=2) as run:
+        slave = run.slaves()[0]
+        shrink(run, slave)
+        stored, leader = run.stored(), run.replica(run.master()).leader
+        assert leader is not None
+        run.world.start(slave)
+        (member,) = leader.shipping.members.values()
+        run.until(lambda: member.phase is Phase.STREAMING, 10, "the slave follows")
+        run.world.machines[slave].disk.hung_until_ns = run.world.scheduler.now_ns + 2 * SECOND
+        run.until(lambda: bool(leader.in_sync.joining), 1, "it joins")
+        assert member.durable < leader.shipping.commit
+        run.world.run(0.8)
+        assert run.stored() == stored
 
 
 # ---------------------------------------------------------------- reigns

@@ -165,3 +165,17 @@ def shard_that_can_commit_nothing_holds_up_no_other_shards_checkpoint(seed: int)
         assert free.shard.checkpointed > before
         process.keep(asked[0])
         process.keep(asked[1])
+
+
+@attack
+def master_that_dies_while_a_copy_leaves_is_followed(seed: int) -> None:
+    """The next one is followed only by the copy that is to go, which no set may name: it leads alone."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        spare = next(iter({*run.world.machines} - {master, slave}))
+        run.once(lambda shard: bool(shard.spec.leaving), lambda: run.world.kill(master))
+        run.move("t-0", (master, spare))
+        run.until(lambda: run.master() == spare, 30, "the copy that stays is chosen")
+        run.until(
+            lambda: run.status().serving_epoch == run.shard().spec.epoch, 15, "it serves, though its master stays away"
+        )

@@ -71,16 +71,11 @@ async def all_copies(admin: Admin, seconds: float) -> Mapping[int, Copies]:
 
 
 async def _ask(cluster: Cluster, endpoint: str, seconds: float) -> delay_pb2.ReplicaStatusResponse | None:
-    method = cluster.channel(endpoint).unary_unary(
-        METHOD,
-        request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
-        response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
-    )
     try:
-        answer: delay_pb2.ReplicaStatusResponse = await method(delay_pb2.ReplicaStatusRequest(), timeout=seconds)
+        request = delay_pb2.ReplicaStatusRequest().SerializeToString()
+        return delay_pb2.ReplicaStatusResponse.FromString(await cluster.unary(endpoint, METHOD, request, seconds))
     except grpc.RpcError:
         return None
-    return answer
 
 
 def _copy(node: str, state: delay_pb2.ReplicaState) -> Copy:

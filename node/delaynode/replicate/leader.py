@@ -135,8 +135,8 @@ class Leader:
 
     @property
     def in_sync_size(self) -> int:
-        """Copies that have every committed frame, this one included."""
-        return len(self.in_sync.written | self.in_sync.joining)
+        """Copies that have every committed frame, this one included: those that join may lack the last of them."""
+        return len(self.in_sync.written)
 
     # ------------------------------------------------------------ shipping, as the host sees it
     @property
@@ -281,7 +281,7 @@ class Leader:
                 return False  # it has begun meanwhile, and must not be wiped out
             else:
                 named = self._as_replicas(wanted)
-                if named != wanted and named == self.in_sync.written:
+                if self._serving and named != wanted and named == self.in_sync.written:
                     self._version = None  # to see what becomes of the others
                     return False
                 wanted = named

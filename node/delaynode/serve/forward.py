@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
+from delayclient.connections import Connections
 from delayclient.proto.delay.v1 import delay_pb2
 from google.rpc import error_details_pb2, status_pb2
 
@@ -24,7 +25,7 @@ OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 )
-UNUSED_SECONDS = 600.0  # a channel that nobody has used for so long is closed: nodes come and go
+UNUSED_SECONDS = 600.0  # connections that nobody has used for so long are closed: nodes come and go
 DETAILS = "grpc-status-details-bin"
 
 
@@ -60,13 +61,13 @@ class Passed(Exception):
 
 @dataclass(slots=True)
 class Link:
-    channel: grpc.aio.Channel
+    connections: Connections
     calls: int = 0
     used: float = 0.0  # time.monotonic() at the end of the last call
 
 
 class Forwarder:
-    """Keeps one channel to each other node that is called."""
+    """Keeps connections to each other node that is called."""
 
     def __init__(self) -> None:
         self._links: dict[str, Link] = {}
@@ -76,16 +77,18 @@ class Forwarder:
         link = self._links.get(endpoint)
         if link is None:
             await self._close_unused()
-            link = self._links.setdefault(endpoint, Link(grpc.aio.insecure_channel(endpoint, options=OPTIONS)))
+            link = self._links.setdefault(endpoint, Link(Connections(endpoint, OPTIONS)))
+        connection = link.connections.pick()
+        connection.calls += 1
         link.calls += 1
         try:
-            answer: bytes = await link.channel.unary_unary(f"/delay.v1.DelayService/{method}")(
-                data, metadata=((FORWARDED, "1"),), timeout=seconds
-            )
+            send = connection.unary(f"/delay.v1.DelayService/{method}")
+            answer: bytes = await send(data, metadata=((FORWARDED, "1"),), timeout=seconds)
             return answer
         except grpc.aio.AioRpcError as error:
             raise Passed(error) from error
         finally:
+            connection.calls -= 1
             link.calls -= 1
             link.used = time.monotonic()
 
@@ -94,8 +97,8 @@ class Forwarder:
         limit = time.monotonic() - UNUSED_SECONDS
         unused = [endpoint for endpoint, link in self._links.items() if not link.calls and link.used < limit]
         for link in [self._links.pop(endpoint) for endpoint in unused]:
-            await link.channel.close()
+            await link.connections.close()
 
     async def close(self) -> None:
         for link in self._links.values():
-            await link.channel.close()
+            await link.connections.close()

@@ -36,6 +36,7 @@ CHECKPOINT_SECONDS = 30.0
 IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
 IDLE_BYTES = 64 << 10
 UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
+FREE_SECONDS = 1.0  # between two looks at what may go; 200 busy shards' looks are felt
 TRIM_SECONDS = 5.0  # between two TRIMs of a few queue entries
 EMPTY_AGAIN_SECONDS = 60.0  # a segment that could not be emptied is not looked at again before
 EMPTY_BYTES = 16 << 20  # written again at once, about: memory, and a segment of its own
@@ -55,6 +56,7 @@ class Upkeep:
         self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._checkpointed = time.monotonic()
+        self._freed = 0.0  # time.monotonic() of the last look at what may go
         self._trimmed = 0.0  # time.monotonic() of the last TRIM
         self._units_copied = 0  # flushed since the last copy of the wheels
         self._timer_start = self._shard.index.log.start  # as of that copy
@@ -130,8 +132,9 @@ class Upkeep:
             if self._checkpoint_due():
                 await self._checkpoint()
                 continue
-            if self._host.leads:
+            if self._free_due():
                 await self._free()
+                self._freed = time.monotonic()
             if shard.index.clean_due() and await self._clean_step():
                 continue
             shard.index.window.settle()  # now, not when a herd is due
@@ -217,6 +220,10 @@ class Upkeep:
         self._tell_flushing()
 
     # ------------------------------------------------------------ freeing disk
+    def _free_due(self) -> bool:
+        due = self._shop.disk_tight() or time.monotonic() - self._freed >= FREE_SECONDS
+        return self._host.leads and due
+
     async def _free(self) -> None:
         await self._host.may_append()
         shard, now = self._shard, self._shop.clock.now_ms()
