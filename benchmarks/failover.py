@@ -1,9 +1,10 @@
-"""Failover under load: `python -m benchmarks.failover --rounds 20 --kill --stop --rate 20000`.
+"""Failover under load: `python -m benchmarks.failover --rounds 20 --kill --stop --restart --rate 20000`.
 
-Each round kills (kill -9) or stops (SIGSTOP past the lease, then SIGCONT) a random node that masters shards, under
-messages from idempotent producers with cancels and reschedules, and consumers of two groups. The set checker says what
-was acknowledged and what came of it; the figures say how long each shard paused. The cluster runs in a process of its
-own, as `delayctl local` does. Exit code 1 when anything was lost, doubled in store, early, or seen as an error.
+Each round kills (kill -9), stops (SIGSTOP past the lease, then SIGCONT) or restarts (SIGTERM: masters are handed over)
+a random node that masters shards, under messages from idempotent producers with cancels and reschedules, and consumers
+of two groups. The set checker says what was acknowledged and what came of it; the figures say how long each shard
+paused. The cluster runs in a process of its own, as `delayctl local` does. Exit code 1 when anything was lost, doubled
+in store, early, or seen as an error.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from pathlib import Path
 import click
 from delaynode.registry.model import Durability, TopicSpec
 
-from tests.faults.failover import FaultCluster, Result, Round, failover_round, freeze, kill, result
+from tests.faults.failover import FaultCluster, Result, Round, failover_round, freeze, kill, restart, result
 from tests.faults.sdkload import SdkLoad, Work
 from tests.faults.separate import Separate
 
-HARMS: dict[str, Callable[[FaultCluster, str], None]] = {"kill": kill, "stop": freeze}
+HARMS: dict[str, Callable[[FaultCluster, str], None]] = {"kill": kill, "stop": freeze, "restart": restart}
 
 
 def run(
@@ -50,8 +51,9 @@ def run(
 
 @click.command()
 @click.option("--rounds", default=20, show_default=True)
-@click.option("--kill", "kills", is_flag=True, help="Rounds of kill -9; neither of the two: both.")
-@click.option("--stop", "stops", is_flag=True, help="Rounds of SIGSTOP and SIGCONT.")
+@click.option("--kill", "harms", flag_value="kill", multiple=True, help="Rounds of kill -9.")
+@click.option("--stop", "harms", flag_value="stop", multiple=True, help="Rounds of SIGSTOP and SIGCONT.")
+@click.option("--restart", "harms", flag_value="restart", multiple=True, help="Rounds of SIGTERM. No harm named: all.")
 @click.option("--rate", default=20_000, show_default=True, help="Messages/s.")
 @click.option("--queues", default=6, show_default=True)
 @click.option("--body", default=256, show_default=True, help="Bytes of a body.")
@@ -61,8 +63,7 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: each round, then the result.")
 def main(
     rounds: int,
-    kills: bool,
-    stops: bool,
+    harms: tuple[str, ...],
     rate: int,
     queues: int,
     body: int,
@@ -71,7 +72,7 @@ def main(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Kill or stop masters under load, again and again."""
+    """Kill, stop or restart nodes that lead shards, under load, again and again."""
 
     def say(round_: Round) -> None:
         if as_json:
@@ -84,7 +85,7 @@ def main(
 
     work, good = Work(rate=rate, queues=queues, body_bytes=body), True
     with tempfile.TemporaryDirectory(prefix="failover-") as scratch:
-        for kind in [name for name, wanted in (("kill", kills), ("stop", stops)) if wanted or kills == stops]:
+        for kind in harms or HARMS:
             found = run(kind, rounds, work, seed, (data or Path(scratch)) / kind, asynchronous, say)
             click.echo(json.dumps(found.json()) if as_json else str(found))
             good = good and found.good

@@ -1,8 +1,8 @@
 """Rounds of failover under load: harm one node, watch who takes over and when, wait until all is whole again.
 
-A round's harm falls on a node that masters shards: kill -9, or SIGSTOP past its lease and SIGCONT. Its shards, and
-those that it holds a slave copy of, are looked at apart: the former need another master, the latter a smaller in-sync
-set. Times are the load's: what was acknowledged, and what consumers got.
+A round's harm falls on a node that masters shards: kill -9, SIGSTOP past its lease and SIGCONT, or SIGTERM. Its
+shards, and those that it holds a slave copy of, are looked at apart: the former need another master, the latter a
+smaller in-sync set. Times are the load's: what was acknowledged, and what consumers got.
 """
 
 from __future__ import annotations
@@ -152,6 +152,16 @@ def freeze(cluster: FaultCluster, node: str, seconds: float = 4.5) -> None:
     cluster.kill(node, signal.SIGSTOP)
     time.sleep(seconds)
     cluster.kill(node, signal.SIGCONT)
+
+
+def restart(cluster: FaultCluster, node: str) -> None:
+    """SIGTERM: it hands its masters over, ends, and is started again."""
+    pid = cluster.kill(node, signal.SIGTERM)
+    deadline = time.monotonic() + WHOLE_SECONDS
+    while cluster.pids.get(node, pid) == pid:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{node} was not started again within {WHOLE_SECONDS:.0f} s")
+        time.sleep(0.05)
 
 
 def failover_round(
