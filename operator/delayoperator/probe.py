@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from delayoperator.plan import CopyView, Role
 METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 DEADLINE_S = 1.0
 PATIENCE_S = 0.3  # those that are well answer within milliseconds; the others' answers are for a later round
+TERMINAL_S = 5.0  # whoever sits at a terminal waits for a node that is slow, or far
 MAX_ANSWER_BYTES = 64 << 20  # 10,000 copies are a few MiB
 
 _ROLES = {
@@ -44,7 +46,7 @@ class NodeAnswer:
 
 class Prober(Protocol):
     def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
-        """The answers of these nodes, by node id; a node without one is missing. Bounded: a second at most."""
+        """The answers of these nodes, by node id; a node without one is missing. Bounded by seconds."""
 
     def close(self) -> None:
         """Gives back what it holds open."""
@@ -135,12 +137,50 @@ class GrpcProber:
             ]
             channel = grpc.insecure_channel(lease.endpoint, options=options)
             self._channels[lease.node] = (lease.endpoint, channel)
-        method = channel.unary_unary(
-            METHOD,
-            request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
-            response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
-        )
-        return _Call(lease.endpoint, now_s, method.future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S))
+        future = _replica_status(channel).future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
+        return _Call(lease.endpoint, now_s, future)
+
+
+class PatientProber:
+    """For commands: waits for each node's answer up to TERMINAL_S, through a port-forward if need be.
+
+    dial: where to connect to for an endpoint.
+    """
+
+    def __init__(self, dial: Callable[[str], str] = lambda endpoint: endpoint) -> None:
+        self._dial = dial
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        """The answers by node id; a node that gives none in time is missing."""
+        request = delay_pb2.ReplicaStatusRequest()
+        calls = {
+            lease.node: _replica_status(self._channel(lease.endpoint)).future(request, timeout=TERMINAL_S)
+            for lease in leases
+        }
+        answers = {}
+        for node, call in calls.items():
+            with suppress(grpc.RpcError):
+                answers[node] = read_answer(call.result())
+        return answers
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        if endpoint not in self._channels:
+            options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
+            self._channels[endpoint] = grpc.insecure_channel(self._dial(endpoint), options=options)
+        return self._channels[endpoint]
+
+
+def _replica_status(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(
+        METHOD,
+        request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
+        response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
+    )
 
 
 def read_answer(answer: delay_pb2.ReplicaStatusResponse) -> NodeAnswer:

@@ -135,6 +135,16 @@ def test_a_copy_is_moved_and_the_old_one_gone(cluster: LocalCluster) -> None:
     assert len(after.status.in_sync) == 2
 
 
+def test_without_from_the_masters_copy_moves_and_leads_where_it_comes_to(cluster: LocalCluster) -> None:
+    there, master = elsewhere(cluster, "orders-0"), shards(cluster)["orders-0"].spec.master
+    result = delayctl(cluster, "shards", "move", "orders-0", "--to", there, "--wait")
+    assert result.exit_code == 0, result.output
+    after = shards(cluster)["orders-0"].spec
+    assert there in after.replicas
+    assert master not in after.replicas
+    eventually(lambda: shards(cluster)["orders-0"].spec.master == there)
+
+
 def test_a_move_that_can_not_be_is_refused_with_the_reason(cluster: LocalCluster) -> None:
     one, two = shards(cluster)["orders-0"].spec.replicas
     there = elsewhere(cluster, "orders-0")
@@ -142,7 +152,6 @@ def test_a_move_that_can_not_be_is_refused_with_the_reason(cluster: LocalCluster
         (("orders-9", "--to", there), "no shard 'orders-9'"),
         (("orders-0", "--to", "n7"), "no node 'n7'; there are n0, n1, n2"),
         (("orders-0", "--to", two, "--from", one), f"{two} has, or is about to have, a copy"),
-        (("orders-0", "--to", there), "say which is to go, --from NODE"),
         (("orders-0", "--to", there, "--from", there), f"{there} has no copy of orders-0"),
     ]:
         result = delayctl(cluster, "shards", "move", *options)
@@ -211,6 +220,15 @@ def test_adopt_refuses_while_a_node_is_silent(cluster: LocalCluster) -> None:
     cluster.kill("n1", signal.SIGCONT)
     assert result.exit_code == 1
     assert "n1 gives no answer: all nodes have to" in result.stderr
+
+
+def test_a_node_that_is_slow_to_answer_is_waited_for(cluster: LocalCluster) -> None:
+    cluster.kill("n1", signal.SIGSTOP)
+    later = threading.Timer(1.0, cluster.kill, ("n1", signal.SIGCONT))
+    later.start()
+    result = delayctl(cluster, "adopt")
+    later.join()
+    assert "nothing to adopt" in result.stdout, result.output
 
 
 def test_where_there_is_no_cluster_it_is_said(tmp_path: Path) -> None:

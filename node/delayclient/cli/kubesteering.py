@@ -6,73 +6,31 @@ people: it is patched, and the operator does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import grpc
 from delaynode.registry.kube.adapter import KubeRegistry
 from delaynode.registry.kube.client import Credentials, KubeClient
-from delaynode.registry.model import NodeLease
 from delaynode.registry.port import RegistryError
-from delayoperator.probe import MAX_ANSWER_BYTES, METHOD, NodeAnswer, read_answer
+from delayoperator.probe import PatientProber
 
 from delayclient.cli.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayclient.cli.kubeforward import Forwards
 from delayclient.cli.kubeway import accessed
 from delayclient.cli.steering import TRIES, Refused, Steering, Unreachable, drained_with
-from delayclient.proto.delay.v1 import delay_pb2
-
-ANSWER_S: Final = 5.0
-_EVERYTHING: Final = delay_pb2.ReplicaStatusRequest()
 
 RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 """The annotation that `kubectl rollout restart` uses; a new value is a new revision of the pods."""
-
-
-class FarProber:
-    """Asks nodes for their copies through a port-forward, where the first answer may take as long as six round trips.
-
-    The control loop's own prober has no use for answers that are a second late; whoever sits at a terminal has.
-    """
-
-    def __init__(self, dial: Callable[[str], str]) -> None:
-        self._dial = dial
-        self._channels: dict[str, grpc.Channel] = {}
-
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
-        """The answers by node id; a node that gives none within ANSWER_S is missing."""
-        calls = {lease.node: self._method(lease.endpoint).future(_EVERYTHING, timeout=ANSWER_S) for lease in leases}
-        answers = {}
-        for node, call in calls.items():
-            try:
-                answers[node] = read_answer(call.result())
-            except grpc.RpcError:
-                continue
-        return answers
-
-    def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-
-    def _method(self, endpoint: str) -> Any:
-        if endpoint not in self._channels:
-            options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
-            self._channels[endpoint] = grpc.insecure_channel(self._dial(endpoint), options=options)
-        return self._channels[endpoint].unary_unary(
-            METHOD,
-            request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
-            response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
-        )
 
 
 class KubeSteering(Steering):
     """As Steering; wishes are written into the DelayCluster. Raises KubeError too."""
 
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
-        super().__init__(registry, FarProber(forwards.dial))
+        super().__init__(registry, PatientProber(forwards.dial))
         self._access = access
 
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:

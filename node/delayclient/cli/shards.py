@@ -83,13 +83,13 @@ def list_(settings: Settings, topic: str | None) -> None:
 @shards.command()
 @click.argument("shard")
 @click.option("--to", required=True, metavar="NODE", help="Where the copy is to be.")
-@click.option("--from", "origin", metavar="NODE", help="Which copy is to go; needed when there are several.")
+@click.option("--from", "origin", metavar="NODE", help="Which copy is to go  [default: the master's]")
 @click.option("--wait", is_flag=True, help="Until the old copy is gone.")
 @click.option("--timeout", type=DURATION, default="10m", show_default=True, help="How long to wait.")
 @data_option
 @common_options
 def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None, wait: bool, timeout: int) -> None:
-    """Move a copy of SHARD to another node.
+    """Move SHARD, or with --from another copy of it, to another node.
 
     The new copy is fetched and catches up while the shard goes on; a master that is to go hands over, a pause well
     under a second; then the old copy is deleted. Without --wait the command returns once the move is written down.

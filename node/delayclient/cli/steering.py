@@ -28,7 +28,7 @@ from delaynode.registry.model import (
 from delaynode.registry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delaynode.registry.sqlite import SqliteRegistry
 from delayoperator.plan import CopyView, Role
-from delayoperator.probe import GrpcProber, NodeAnswer, Prober
+from delayoperator.probe import NodeAnswer, PatientProber, Prober
 
 TRIES = 20  # a write may meet the master's or the operator's
 
@@ -81,7 +81,7 @@ class Steering(ABC):
         return {lease.node: lease.incarnation for lease in self._registry.list_leases()}
 
     def answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
-        """What nodes say that they have; those without an answer are missing."""
+        """What nodes say that they have; those that give no answer in time are missing."""
         leases = self._registry.list_leases()
         return self._prober.ask([lease for lease in leases if nodes is None or lease.node in nodes])
 
@@ -100,19 +100,21 @@ class Steering(ABC):
     # What is wanted.
 
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
-        """The copy on `origin` is to be on `to`. Returns the nodes that are to have the copies. Raises Refused."""
+        """The copy on `origin`, or the master's, is to be on `to`. Returns the nodes that are to have the copies.
+
+        Raises Refused.
+        """
         self._fit(to)
 
         def edit(shard: ShardObject) -> ShardSpec:
             nodes = shard.spec.replicas if shard.spec.target is None else shard.spec.target
             if to in nodes:
                 raise Refused(f"{to} has, or is about to have, a copy of {name}")
-            source = origin or (nodes[0] if len(nodes) == 1 else None)
-            if source is None:
-                raise Refused(f"{name} has copies on {', '.join(nodes)}: say which is to go, --from NODE")
+            source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
             if source not in nodes:
                 raise Refused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
-            return replace(shard.spec, target=tuple(to if node == source else node for node in nodes))
+            target = tuple(to if node == source else node for node in nodes)
+            return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
 
         return self._edit(name, edit).target or ()
 
@@ -253,7 +255,7 @@ def steering(data: Path) -> Iterator[Steering]:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
         raise Unreachable(f"{error}: name the cluster's directory, --data DIR") from error
-    steering = LocalSteering(registry, data, GrpcProber())
+    steering = LocalSteering(registry, data, PatientProber())
     try:
         yield steering
     except RegistryError as error:
