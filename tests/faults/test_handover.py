@@ -5,14 +5,19 @@ A pause is bounded generously; `python -m benchmarks.failover` measures it.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from delayclient.admin import Admin
+from delayclient.handle import Handle
+from delayclient.producer import Producer
 from delaynode.registry.model import Delivery, ShardSpec, TopicSpec
 from delayoperator.probe import GrpcProber
 
@@ -103,6 +108,37 @@ def test_switchovers_moves_and_a_drain_under_load(tmp_path: Path) -> None:
 
         _, pause = through(cluster, steer)
         assert pause < PAUSE_SECONDS
+
+
+def test_a_new_node_gets_its_share_of_what_is_pending(tmp_path: Path) -> None:
+    topics = [TopicSpec("t", 4)]
+
+    async def send(endpoint: str) -> None:
+        async with Producer(endpoint) as producer:
+            for _ in range(20):
+                await producer.send_batch("t", [b"later"] * 100, delay_ms=3_600_000)
+
+    async def pending(endpoint: str) -> dict[int, int]:
+        async with Admin(endpoint) as admin:
+            rows = [row async for row in admin.list_pending("t")]
+            return Counter(Handle.decode(row.handle).queue for row in rows)
+
+    with FaultCluster(tmp_path, topics=topics) as cluster:
+        cluster.wait_ready()
+        asyncio.run(send(cluster.endpoints[0]))
+        before = asyncio.run(pending(cluster.endpoints[0]))
+    assert sum(before.values()) == 2_000
+    with FaultCluster(tmp_path, topics=topics, nodes=4) as cluster:
+        poll("each has its share", lambda: {share(cluster, node) for node in cluster.wishes.node_ids} == {2}, 60)
+        poll("the new one leads a shard", lambda: "n3" in cluster.masters(), 60)
+        cluster.wait_ready()
+        assert asyncio.run(pending(cluster.endpoints[3])) == before
+        cluster.check_logs()
+
+
+def share(cluster: FaultCluster, node: str) -> int:
+    """Copies that it has, those that only leave apart."""
+    return sum(node in one.spec.replicas and node not in one.spec.leaving for one in cluster.shards())
 
 
 def spec(cluster: FaultCluster, name: str) -> ShardSpec:
