@@ -18,7 +18,7 @@ from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.diagnose import describe
 from e2e.harness.helm import Release, default_image
 from e2e.harness.kubectl import PART_OF, SCENARIOS, Failed, Kubectl, WrongContext, check_context, current_context
-from e2e.harness.load import Load
+from e2e.harness.load import CALM_SECONDS, Load, Result
 from e2e.harness.machines import Machines, machines_of
 
 NAMESPACE = "delaycluster-e2e"
@@ -162,3 +162,24 @@ def load(cluster: ClusterUnderTest, operator: Release, topic: str, image: str) -
     started = Load.start(cluster.kube, cluster.namespace, "load", image, operator.node, **settings)
     yield started
     started.remove()
+
+
+@pytest.fixture
+def kept(load: Load, figure: Callable[..., None]) -> Callable[..., Result]:
+    """Ends the load after a calm moment and notes the figures, with the seconds given: every promise was kept."""
+
+    def end(**values: Any) -> Result:
+        time.sleep(CALM_SECONDS)
+        result = load.finish()
+        figure(
+            **{name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()},
+            acknowledged=result.totals["acknowledged"],
+            missing=sum(result.totals["missing"]),
+            errors=result.errors,
+            pause_of_sends_s=result.longest("acknowledged", range(QUEUES)),
+            pause_of_deliveries_s=result.longest("delivered", range(QUEUES)),
+        )
+        result.assert_kept()
+        return result
+
+    return end

@@ -23,6 +23,7 @@ from e2e.harness.helm import default_image, rebalance_image
 
 ROOT = Path(__file__).resolve().parents[1]
 KUBELAB = (sys.executable, str(ROOT / "e2e" / "kubelab"))
+MACHINES = 5  # as docs/examples/production.yaml wants them
 KIND_SCRIPT = str(ROOT / "e2e" / "kind" / "kind")
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-c", str(ROOT / "e2e" / "pytest.ini"), "--rootdir", str(ROOT / "e2e")),
@@ -67,7 +68,7 @@ def on_kubelab(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
     try:
         with timed("starting from a clean cluster"):
             must(*KUBELAB, "down")
-            must(*KUBELAB, "up")
+            must(*KUBELAB, "up", "--nodes", str(MACHINES))
         with timed("building and loading the image"):
             must(*KUBELAB, "image", f"docker.io/{default_image()}", str(ROOT))
         if spark:

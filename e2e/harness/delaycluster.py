@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from e2e.harness.kubectl import Kubectl, Object, wait_until
+from e2e.harness.kubectl import Kubectl, Object, run, wait_until
 
 API_VERSION = "delaycluster.io/v1alpha1"
 WHOLE_SECONDS = 180.0
+DELAYCTL = str(Path(sys.executable).with_name("delayctl"))
+DELAYCTL_SECONDS = 120.0
 LABEL = "delaycluster.io/cluster"
 
 
@@ -126,6 +130,11 @@ class ClusterUnderTest:
         found = self.kube.list("pods", self.namespace, f"{LABEL}={self.name},app.kubernetes.io/component=node")
         return {f"n{pod['metadata']['name'].rpartition('-')[2]}": pod for pod in found}
 
+    def claims(self) -> dict[str, Object]:
+        """The nodes' volumes, by node id."""
+        found = self.kube.list("pvc", self.namespace, f"{LABEL}={self.name}")
+        return {f"n{claim['metadata']['name'].rpartition('-')[2]}": claim for claim in found}
+
     def machine_of(self, node: str) -> str:
         """The Kubernetes node under a node id."""
         return str(self.pods()[node]["spec"]["nodeName"])
@@ -137,6 +146,14 @@ class ClusterUnderTest:
         able = [node for node in sorted(pods) if pods[node] not in spare and node in masters]
         assert able, f"no master of {topic} can be harmed: masters {masters}, pods on {pods}, to spare {spare}"
         return max(able, key=masters.count)
+
+    # ------------------------------------------------------------ from outside, by `delayctl --kube`
+    @property
+    def target(self) -> tuple[str, str]:
+        return "--kube", f"{self.kube.context}/{self.namespace}/{self.name}"
+
+    def delayctl(self, *argv: str, seconds: float = DELAYCTL_SECONDS) -> str:
+        return run((DELAYCTL, *argv, *self.target), seconds=seconds)
 
     def delete(self) -> None:
         self.kube.delete("delaycluster", self.name, self.namespace)

@@ -47,14 +47,14 @@ class Release:
     def installed(self) -> bool:
         return self.name in self._helm("list", "--short").split()
 
-    def install(self) -> None:
-        """Installs or upgrades; returns when the operator is ready."""
+    def install(self, *values: str) -> None:
+        """Installs or upgrades, with values such as "rbac.create=true"; returns when the operator is ready."""
         self.kube.namespace(self.namespace)
-        values: tuple[str, ...] = ()
         if self.image:
             repository, _, tag = self.image.rpartition(":")
-            values = ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}")
-        self._helm("upgrade", "--install", self.name, str(self.chart), *values)
+            values = (*values, f"image.repository={repository}", f"image.tag={tag}")
+        sets = (word for value in values for word in ("--set", value))
+        self._helm("upgrade", "--install", self.name, str(self.chart), *sets)
         self.wait_ready()
 
     def ensure(self) -> None:

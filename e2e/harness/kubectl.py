@@ -13,6 +13,7 @@ from typing import Any
 FOR_TESTS = re.compile(r"kubelab|kind-.+|.+-e2e")
 POLL_SECONDS = 0.5
 CALL_SECONDS = 60.0
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 PART_OF = "app.kubernetes.io/part-of"
 SCENARIOS = "delaycluster-e2e"  # so every namespace that the scenarios make is labelled
 
@@ -87,6 +88,10 @@ class Kubectl:
             self("get", kind, *(_in(namespace) or ("-A",)), f"--selector={selector}", "-o", "json")
         )["items"]
         return found
+
+    def workers(self) -> Sequence[str]:
+        """The Kubernetes nodes that take pods."""
+        return [node["metadata"]["name"] for node in self.list("nodes", selector=f"!{CONTROL_PLANE}")]
 
     def exists(self, kind: str, name: str, namespace: str | None = None) -> bool:
         return bool(self("get", kind, name, *_in(namespace), "--ignore-not-found", "-o", "name").strip())

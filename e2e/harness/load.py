@@ -12,6 +12,7 @@ from e2e.harness.kubectl import Failed, Kubectl, Object, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("tests/faults/sdkload.py", "tests/faults/columns.py", "e2e/harness/loadpod.py")
+CALM_SECONDS = 4.0  # of load before the harm, and after all is whole again
 BEGIN_SECONDS = 120
 END_SECONDS = 200
 HARM_MS = 10_000  # what it may take from the command until the container or machine is gone
@@ -44,6 +45,7 @@ class Result:
     errors: dict[str, int]  # what callers were told, by kind
     faults: list[str]
     late_ms: dict[str, int]
+    queues: int  # that messages came from
     acknowledged: tuple[Pause, ...]
     delivered: tuple[Pause, ...]
 
@@ -52,7 +54,7 @@ class Result:
         def all_of(which: str) -> tuple[Pause, ...]:
             return tuple(Pause(queue, *pause) for queue, pauses in enumerate(found[which]) for pause in pauses)
 
-        fixed = {name: found[name] for name in ("totals", "errors", "faults", "late_ms")}
+        fixed = {name: found[name] for name in ("totals", "errors", "faults", "late_ms", "queues")}
         return cls(**fixed, acknowledged=all_of("acknowledged"), delivered=all_of("delivered"))
 
     def assert_kept(self) -> None:

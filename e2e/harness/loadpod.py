@@ -45,6 +45,7 @@ def main() -> None:
         "errors": dict(load.errors),
         "faults": load.faults,
         "late_ms": {"p50": int(np.percentile(late, 50)), "p99": int(np.percentile(late, 99)), "max": int(late.max())},
+        "queues": sum(bool(times) for times in load.times.delivered),
         "acknowledged": [pauses(times, zero_ms) for times in load.times.acknowledged],
         "delivered": [pauses(times, zero_ms) for times in load.times.delivered],
     }

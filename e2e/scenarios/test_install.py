@@ -12,10 +12,12 @@ import pytest
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import Release
 from e2e.harness.kubectl import Kubectl, wait_until
+from e2e.harness.load import CALM_SECONDS, Load, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 READY_SECONDS = 180.0
+AWAY_SECONDS = 10.0
 OWNED = (
     *("delayshards", "statefulsets", "services", "configmaps", "poddisruptionbudgets", "pods"),
     *("serviceaccounts", "roles", "rolebindings", "leases"),
@@ -75,18 +77,20 @@ def test_install_with_no_values_first_message_delete_uninstall(
 
 
 def test_uninstalled_operator_leaves_the_data_plane_running(
-    cluster: ClusterUnderTest, operator: Release, topic: str
+    cluster: ClusterUnderTest, operator: Release, load: Load, kept: Callable[..., Result]
 ) -> None:
+    """And so does the one that is installed after it: neither stops a message."""
+    time.sleep(CALM_SECONDS)
     before = {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()}
     operator.uninstall()
-    time.sleep(10)
-    delayctl(cluster.kube, cluster.namespace, "e2e-0", "e2e:7070", "produce", topic, "--delay", "1s", "--body", "still")
-    consume = ("consume", topic, "--group", "me", "--count", "1", "--timeout", "30")
-    assert "still" in delayctl(cluster.kube, cluster.namespace, "e2e-0", "e2e:7070", *consume)
+    time.sleep(AWAY_SECONDS)
+    assert not operator.pods()
     assert {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()} == before
     operator.install()
     cluster.wait_whole()
     assert {node: pod["metadata"]["uid"] for node, pod in cluster.pods().items()} == before, "nor does its return"
+    stood = kept().longest("delivered", range(4))
+    assert stood < AWAY_SECONDS / 2, f"deliveries stood still for {stood} s"
 
 
 @pytest.mark.quick
@@ -125,5 +129,32 @@ def test_topics_of_several_owners_live_side_by_side(operator: Release, kube: Kub
 
 @pytest.mark.quick
 def test_the_production_example_is_accepted(operator: Release, kube: Kubectl, namespace: str) -> None:
-    """It wants five machines, so it is only checked by the API server."""
     kube("apply", "--dry-run=server", "--namespace", namespace, "-f", str(EXAMPLES / "production.yaml"))
+
+
+def test_the_production_example_runs_as_it_is_on_five_machines(
+    operator: Release, kube: Kubectl, namespace: str, figure: Callable[..., None]
+) -> None:
+    if (workers := len(kube.workers())) < 5:
+        pytest.skip(f"it wants five machines, here are {workers}")
+    cluster = ClusterUnderTest(kube, "production", namespace)
+    kube("apply", "--namespace", namespace, "-f", str(EXAMPLES / "production.yaml"))
+    ready = cluster.wait_whole()
+    assert len({pod["spec"]["nodeName"] for pod in cluster.pods().values()}) == 5, "no two on one machine"
+    assert {len(shard.replicas) for shard in cluster.shards()} == {3}
+    delayctl(kube, namespace, "production-0", "production:7070", "produce", "webhooks", "--body", "order paid")
+    consume = ("consume", "webhooks", "--group", "me", "--count", "1", "--timeout", "30")
+    assert "order paid" in delayctl(kube, namespace, "production-0", "production:7070", *consume)
+    figure(ready_s=round(ready, 1), shards=len(cluster.shards()))
+    cluster.delete()
+    wait_until("its pods are gone", lambda: sorted(cluster.pods()), GONE_SECONDS)
+    assert len(cluster.claims()) == 5, "its volumes are kept"
+
+
+def test_volumes_go_with_the_cluster_where_that_is_wished(operator: Release, kube: Kubectl, namespace: str) -> None:
+    cluster = ClusterUnderTest(kube, "passing", namespace)
+    cluster.apply(nodes=1, replicas=1, storage={"size": "1Gi", "deleteWithCluster": True}, topics=[{"name": "t"}])
+    cluster.wait_whole()
+    assert set(cluster.claims()) == {"n0"}
+    cluster.delete()
+    wait_until("its volume is gone", lambda: sorted(cluster.claims()), GONE_SECONDS)

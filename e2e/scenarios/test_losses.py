@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import Release
-from e2e.harness.kubectl import wait_until
-from e2e.harness.load import Load, Result
+from e2e.harness.kubectl import Object, wait_until
+from e2e.harness.load import CALM_SECONDS, Load, Result
 from e2e.harness.machines import Machines
 
 FAILOVER_SECONDS = 60.0  # generous: the machines share two cores with all of Kubernetes
 FREEZE_SECONDS = 60.0
-CALM_SECONDS = 4.0  # of load before the harm, and after all is whole again
+REPLACE_AFTER_SECONDS = 15
+REPLACED_SECONDS = 90.0
 
 Epochs = dict[str, int]  # by shard
 
@@ -68,17 +69,26 @@ class Trial:
             FAILOVER_SECONDS,
         )
 
-    def lose_machine(self, harm: Callable[[str], None], mend: Callable[[str], None]) -> Result:
-        """A machine under some masters goes: others take over. It comes back: all is whole again."""
+    def lose_machine(
+        self,
+        harm: Callable[[str], None],
+        mend: Callable[[str], None],
+        meanwhile: Callable[[str], dict[str, float]] = lambda node: {},
+    ) -> Result:
+        """A machine under some masters goes: others take over. It comes back: all is whole again.
+
+        meanwhile: what is to be seen before it comes back, with the seconds that it took. It is given the node id.
+        """
         machine, victim, led = self.machine()
         harmed_ms = now_ms()
         harm(machine)
         try:
             elsewhere = self.wait_reigns(led, not_by=victim)
+            seen = meanwhile(victim)
             time.sleep(CALM_SECONDS)
         finally:
             mend(machine)
-        return self.settle(led, harmed_ms, failover_s=elsewhere)
+        return self.settle(led, harmed_ms, failover_s=elsewhere, **seen)
 
     def settle(self, led: Epochs, harmed_ms: int, **seconds: float) -> Result:
         """Waits until all is whole, ends the load, notes the figures: every promise was kept."""
@@ -89,6 +99,7 @@ class Trial:
         self.figure(
             acknowledged=result.totals["acknowledged"],
             delivered=min(result.totals["delivered"]),
+            missing=sum(result.totals["missing"]),
             errors=result.errors,
             pause_of_sends_s=result.longest("acknowledged", queues, harmed_ms),
             pause_of_deliveries_s=result.longest("delivered", queues, harmed_ms),
@@ -132,8 +143,47 @@ def test_a_machine_that_loses_power_loses_no_message(trial: Trial, machines: Mac
 
 
 @pytest.mark.machines
-def test_an_unplugged_machine_is_replaced_and_comes_back(trial: Trial, machines: Machines) -> None:
-    trial.lose_machine(machines.unplug, machines.plug_in)
+def test_a_pod_that_hangs_in_terminating_holds_no_shard_back(trial: Trial, machines: Machines) -> None:
+    """Nobody on the machine that lost power can say that the pod has ended, so Kubernetes keeps it."""
+    cluster = trial.cluster
+    lost: list[Object] = []
+
+    def off(machine: str) -> None:
+        lost.extend(pod for pod in cluster.pods().values() if pod["spec"]["nodeName"] == machine)
+        machines.power_off(machine)
+        for pod in lost:
+            cluster.kube("delete", "pod", pod["metadata"]["name"], "--namespace", cluster.namespace, "--wait=false")
+
+    def hangs(node: str) -> dict[str, float]:
+        pod = cluster.pods()[node]["metadata"]
+        assert pod["uid"] in [one["metadata"]["uid"] for one in lost], "it was replaced: nothing hung"
+        assert "deletionTimestamp" in pod, "it was not deleted"
+        return {}
+
+    trial.lose_machine(off, machines.power_on, hangs)
+
+
+@pytest.fixture
+def soon_replaced(cluster: ClusterUnderTest) -> Iterator[None]:
+    """A node that is away for a few seconds counts as lost for good."""
+    cluster.edit(failover={"replaceAfterSeconds": REPLACE_AFTER_SECONDS})
+    yield
+    cluster.edit(failover={"replaceAfterSeconds": None})
+
+
+@pytest.mark.machines
+def test_an_unplugged_machine_is_replaced_and_comes_back(soon_replaced: None, trial: Trial, machines: Machines) -> None:
+    """Its copies are made anew on the others while it is away; what it still has when it is back is of no use."""
+    cluster = trial.cluster
+
+    def replaced(node: str) -> dict[str, float]:
+        def left() -> list[str]:
+            holds = [f"{shard.name} has a copy on {node}" for shard in cluster.shards() if node in shard.replicas]
+            return holds or [fault for shard in cluster.shards() for fault in shard.faults]
+
+        return {"replaced_s": wait_until(f"no copy is left to {node}, all others are in sync", left, REPLACED_SECONDS)}
+
+    trial.lose_machine(machines.unplug, machines.plug_in, replaced)
 
 
 @pytest.mark.machines

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import Release, rebalance_image
-from e2e.harness.kubectl import Kubectl, Object, run, wait_until
-from e2e.harness.load import Load
+from e2e.harness.kubectl import Kubectl, Object, wait_until
+from e2e.harness.load import CALM_SECONDS, Load, Result
 from e2e.harness.machines import Machines
 
-DELAYCTL = str(Path(sys.executable).with_name("delayctl"))
 MOVES_SECONDS = 300.0
 JOB_SECONDS = 600.0  # a pod, a Java machine and Spark, on two cores that all share
-CALM_SECONDS = 4.0
 WAITING = 20_000  # messages that make the load to come
 BY_HAND, BY_JOB = "e2e-together", "e2e-rebalance"  # the second: as the CronJob's runs name it
 KIND = "delayrebalance"
 API_VERSION = "delaycluster.io/v1alpha1"
 JOBS = "app.kubernetes.io/component=rebalance"
 
-Figure = Callable[..., None]
+Kept = Callable[..., Result]
 
 
 @pytest.fixture
 def job_image(machines: Machines, cluster: ClusterUnderTest) -> str:
     """The chart's own, on every machine."""
     image = rebalance_image()
-    for machine in {pod["spec"]["nodeName"] for pod in cluster.pods().values()}:
+    for machine in cluster.kube.workers():
         if image not in machines.ctr(machine, "images", "list", "-q"):
             pytest.skip(f"{image} is not on {machine}: `make e2e ARGS=--spark` builds it")
     return image
@@ -89,7 +85,7 @@ def test_a_plan_by_hand_and_then_the_jobs_are_carried_out_under_load(
     load: Load,
     job_image: str,
     tidy: None,
-    figure: Figure,
+    kept: Kept,
 ) -> None:
     kube = cluster.kube
     time.sleep(CALM_SECONDS)
@@ -106,8 +102,7 @@ def test_a_plan_by_hand_and_then_the_jobs_are_carried_out_under_load(
     assert led(cluster, topic) == Counter(n0=4)
 
     # What falls due there makes it hot; the job sees that before it comes.
-    target = ("--kube", f"{kube.context}/{cluster.namespace}/{cluster.name}")
-    run([DELAYCTL, "produce", topic, "--count", str(WAITING), "--spread", "30m..60m", *target], seconds=120)
+    cluster.delayctl("produce", topic, "--count", str(WAITING), "--spread", "30m..60m")
     began = time.monotonic()
     cluster.edit(
         rebalance={
@@ -129,18 +124,12 @@ def test_a_plan_by_hand_and_then_the_jobs_are_carried_out_under_load(
     done = state(kube, cluster, BY_JOB)
     assert done["progress"]["movesDone"] > 0, done["progress"]
     assert max(led(cluster, topic).values()) <= 2, f"four shards of equal load over three nodes: {led(cluster, topic)}"
-    time.sleep(CALM_SECONDS)
-    result = load.finish()
-    figure(
-        gathered_s=round(gathered, 1),
-        proposed_s=round(proposed, 1),
-        carried_out_s=round(carried_out, 1),
+    kept(
+        gathered_s=gathered,
+        proposed_s=proposed,
+        carried_out_s=carried_out,
         moves=done["progress"]["movesTotal"],
         peak_before=done["plan"]["before"]["peakMessages"],
         peak_after=done["plan"]["after"]["peakMessages"],
         lower_bound=done["plan"]["before"].get("lowerBoundMessages"),
-        acknowledged=result.totals["acknowledged"],
-        errors=result.errors,
-        pause_of_deliveries_s=result.longest("delivered", range(4)),
     )
-    result.assert_kept()

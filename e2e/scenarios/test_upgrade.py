@@ -13,11 +13,10 @@ import yaml
 
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import CHART, Release
-from e2e.harness.load import Load
+from e2e.harness.load import CALM_SECONDS, Load, Result
 
 ROOT = CHART.parents[1]
 FOLDER = str(CHART.relative_to(ROOT))
-CALM_SECONDS = 4.0
 
 
 def git(*argv: str) -> bytes:
@@ -51,7 +50,7 @@ def upgraded_from(release: Release, earlier_chart: Path) -> Release:
 
 
 def test_the_chart_is_upgraded_under_load(
-    upgraded_from: Release, cluster: ClusterUnderTest, release: Release, load: Load, figure: Callable[..., None]
+    upgraded_from: Release, cluster: ClusterUnderTest, release: Release, load: Load, kept: Callable[..., Result]
 ) -> None:
     """What ran under the earlier chart goes on under this one, and no message is lost; the definitions are new."""
     time.sleep(CALM_SECONDS)
@@ -59,19 +58,10 @@ def test_the_chart_is_upgraded_under_load(
     release.install()
     whole = cluster.wait_whole()
     upgraded = time.monotonic() - began
-    time.sleep(CALM_SECONDS)
     for file in sorted((ROOT / "crds").glob("*.yaml")):
         wanted = yaml.safe_load(file.read_text())
         found = cluster.kube.get("crd", wanted["metadata"]["name"])
         schemas = [[version["schema"] for version in one["spec"]["versions"]] for one in (found, wanted)]
         assert schemas[0] == schemas[1], f"{file.name} is not what the cluster has"
-    result = load.finish()
-    figure(
-        upgraded_s=round(upgraded, 1),
-        whole_s=round(whole, 1),
-        acknowledged=result.totals["acknowledged"],
-        errors=result.errors,
-        pause_of_deliveries_s=result.longest("delivered", range(4)),
-    )
-    result.assert_kept()
+    kept(upgraded_s=upgraded, whole_s=whole)
     release.test()

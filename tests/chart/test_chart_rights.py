@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -133,6 +134,14 @@ def test_the_rights_for_executors_are_those_that_their_job_gets_and_nothing_else
 
 def test_what_lies_outside_of_namespaces_is_only_read() -> None:
     assert {verb for _, _, verb in rights(read(CHART / "files" / "cluster-objects.yaml"))} <= {"get", "list", "watch"}
+
+
+def test_the_page_on_security_names_what_is_read_outside_of_namespaces_and_nothing_else() -> None:
+    page = " ".join((ROOT / "docs" / "security.md").read_text().split())
+    said = re.search(r"Outside of namespaces it only reads, and only two kinds: ([A-Za-z, ]+)\.", page)
+    assert said is not None
+    read_there = {resource for _, resource, _ in rights(read(CHART / "files" / "cluster-objects.yaml"))}
+    assert {kind.lower() for kind in said[1].split(", ")} == read_there
 
 
 def test_volumes_are_never_the_operators_to_delete() -> None:

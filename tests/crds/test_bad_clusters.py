@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from delayoperator.crds.base import DURATION
+from delayoperator.crds.cluster import DelayClusterSpec
 from delayoperator.crds.convert import InvalidSpec, wishes_of
 from delayoperator.crds.definitions import CLUSTER
+from delayoperator.crds.refusal import WORDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.crds import apiserver
 from tests.crds.bad_clusters import BAD_CLUSTERS, GOOD, UNSEEN, BadCluster, By, merged
@@ -87,6 +90,17 @@ def test_every_rule_of_the_schema_has_a_bad_cluster() -> None:
     assert [rule for rule in _rules(SCHEMA) if rule not in broken] == []
 
 
+def test_every_kind_of_refusal_of_the_operator_s_has_a_bad_cluster() -> None:
+    seen = set()
+    for bad in BAD_CLUSTERS:
+        try:
+            DelayClusterSpec.model_validate(bad.body["spec"])
+        except ValidationError as error:
+            seen |= {it["type"] for it in error.errors()}
+    # JSON has no numbers that are not finite: test_convert.py has one.
+    assert set(WORDS) - seen == {"finite_number"}
+
+
 def test_what_may_change_may_change() -> None:
     orders, mails = GOOD["spec"]["topics"]
     for change in (
@@ -100,6 +114,9 @@ def test_what_may_change_may_change() -> None:
         {"storage": {"size": "0.02Ti", "deleteWithCluster": True}},
         {"drained": ["n2"], "failover": {"leaseSeconds": 10}},
         {"drained": ["n1", "n7", "n8"]},
+        {"failover": {"leaseSeconds": 2}},
+        {"rebalance": {"slot": "1m", "horizon": "366d"}},
+        {"rebalance": {"slot": "24h", "horizon": "1d"}},
     ):
         changed = merged(GOOD, {"spec": change})
         assert apiserver.refusals(SCHEMA, changed, GOOD)[1:] == ([], []), change

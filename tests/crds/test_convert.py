@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from delaynode.registry.model import ClusterSpec, Delivery, Durability, TopicSpec, TopicType
+from delaynode.registry.model import DAY_MS, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
+from delayoperator.crds import limits
 from delayoperator.crds.convert import InvalidSpec, Wishes, is_paused, wishes_of
 from delayoperator.crds.definitions import CLUSTER
+from delayoperator.rebalance.model import RebalanceError, Settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,6 +151,28 @@ def test_what_is_no_quantity_or_too_little_is_refused(memory: Any) -> None:
 def test_what_is_no_object_is_refused(what: object) -> None:
     assert refused(what)[0].startswith("metadata.name: ")
     assert not is_paused(what)
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    said = refused(body(rebalance={"threshold": float("nan")}))
+    assert said == ["spec.rebalance.threshold: is nan; a number is wanted"]
+
+
+def test_what_the_rebalance_job_would_refuse_is_refused_before_it_runs() -> None:
+    least, most = limits.SLOT_MS
+    ahead = limits.LOOK_AHEAD_DAYS * DAY_MS
+    for good in ({"slot_ms": least}, {"slot_ms": most}, {"horizon_ms": ahead}, {"slot_ms": least, "horizon_ms": least}):
+        Settings(**good)
+    for bad in (
+        {"slot_ms": least - 1},
+        {"slot_ms": most + 1, "horizon_ms": ahead},
+        {"horizon_ms": ahead + 1},
+        {"slot_ms": most, "horizon_ms": most - 1},
+    ):
+        with pytest.raises(RebalanceError):
+            Settings(**bad)
+        texts = {name.removesuffix("_ms"): f"{value}ms" for name, value in bad.items()}
+        assert refused(body(rebalance=texts))[0].startswith("spec.rebalance."), texts
 
 
 def test_paused_is_seen_though_all_else_is_wrong() -> None:

@@ -69,7 +69,14 @@ def test_a_shard_is_whole_only_with_a_serving_master_and_all_copies_in_sync() ->
 
 def result(**totals: Any) -> Result:
     good = {"acknowledged": 5, "delivered": [5, 5], "broken": {}}
-    found = {"errors": {}, "faults": [], "late_ms": {}, "acknowledged": [[[1_000, 400]], []], "delivered": [[], []]}
+    found = {
+        "errors": {},
+        "faults": [],
+        "late_ms": {},
+        "queues": 2,
+        "acknowledged": [[[1_000, 400]], []],
+        "delivered": [[], []],
+    }
     return Result.of({"totals": {**good, **totals}, **found})
 
 
@@ -89,7 +96,7 @@ def test_a_pause_counts_when_it_ends_after_the_harm() -> None:
 def test_what_resumed_last_counts_from_the_harm() -> None:
     found = {"acknowledged": [[], []], "delivered": [[[1_000, 400], [2_000, 900], [4_000, 300]], [[2_100, 1_000]]]}
     found["delivered"][0].append([30_000, 9_000])  # long after, by something else
-    ended = Result.of({"totals": {}, "errors": {}, "faults": [], "late_ms": {}, **found})
+    ended = Result.of({"totals": {}, "errors": {}, "faults": [], "late_ms": {}, "queues": 2, **found})
     assert ended.resumed("delivered", [0], harmed_ms=1_900) == 1.0  # 2,900: the end of the longest, not of the last
     assert ended.resumed("delivered", [0, 1], harmed_ms=1_900) == 1.2
     assert ended.resumed("acknowledged", [0, 1], harmed_ms=1_900) == 0

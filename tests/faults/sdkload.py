@@ -183,7 +183,7 @@ class SdkLoad:
     def _stored(self, ids: I64, part: BatchPart, asked: I64 | None) -> None:
         if asked is not None and not np.array_equal(asked[part.rows], part.due_ms):
             self.faults.append(f"another due than was asked for: {part.due_ms[:3]}")
-        self.times.acknowledged[part.queue].append(time.monotonic())
+        _of(self.times.acknowledged, part.queue).append(time.monotonic())
         self._last_due_ms = max(self._last_due_ms, int(part.due_ms.max()))
         mine, seq = ids[part.rows], part.seq
         self.ledger.acknowledge(mine, part.queue, seq, part.due_ms)
@@ -230,7 +230,7 @@ class SdkLoad:
             if batch is None:
                 continue
             if group == 0:
-                self.times.delivered[batch.queue].append(time.monotonic())
+                _of(self.times.delivered, batch.queue).append(time.monotonic())
             self._note(batch, group)
             lot = self._rng.random(len(batch))
             back = np.flatnonzero(lot < work.nacked_share).tolist()
@@ -253,6 +253,12 @@ class SdkLoad:
             ids = np.array([int.from_bytes(body[:ID_BYTES], "little") for body in batch.bodies()], np.int64)
         self.late_ms.append(batch.received_ms - batch.due_ms)
         self.ledger.deliver(group, batch.queue, ids, batch.offset, batch.seq, batch.due_ms, batch.received_ms)
+
+
+def _of(times: list[list[float]], queue: int) -> list[float]:
+    """A topic may be given more queues meanwhile."""
+    times.extend([] for _ in range(len(times), queue + 1))
+    return times[queue]
 
 
 def _key_of(queue: int, queues: int) -> str:

@@ -210,7 +210,8 @@ class FakeApiServer:
             if fault.drop == "before":
                 raise _Cut
             if fault.code:
-                raise Refused(fault.code, REASONS.get(fault.code, "Unknown"), f"{fault.code} on demand")
+                words = fault.message or f"{fault.code} on demand"
+                raise Refused(fault.code, REASONS.get(fault.code, "Unknown"), words)
             self._check_token(request)
             if call is not None and call.method == "WATCH":
                 self._note(at_s, method, request, manager, 200)

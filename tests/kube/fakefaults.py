@@ -12,6 +12,7 @@ REASONS = {
     404: "NotFound",
     409: "Conflict",
     410: "Expired",
+    422: "Invalid",
     429: "TooManyRequests",
     500: "InternalError",
     503: "ServiceUnavailable",
@@ -25,7 +26,8 @@ class Fault:
 
     method: GET, LIST, WATCH, POST, PUT, PATCH, DELETE; "" for any. path: a regular expression that is searched for.
     manager: the field manager of the request; "" for any. delay_s: before anything is done.
-    code: the answer; nothing is done. drop: the connection is cut, "before" or "after" the request was done.
+    code: the answer; nothing is done. message: its words; "" for some.
+    drop: the connection is cut, "before" or "after" the request was done.
     hold: the request is done, the answer never comes (until close() of the server or of the client).
     """
 
@@ -35,6 +37,7 @@ class Fault:
     times: int | None = 1
     delay_s: float = 0.0
     code: int = 0
+    message: str = ""
     retry_after_s: int | None = None
     drop: str = ""
     hold: bool = False

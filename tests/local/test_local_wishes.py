@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
+from delayclient.cli import main
 from delaynode.registry.model import (
     BadSpec,
     ClusterSpec,
@@ -54,6 +56,15 @@ def test_copies_delivery_and_leases_may_be_wished_for_anew() -> None:
     assert merge(merged, Wishes(min_in_sync=1, replicas=1)).replicas == 1
     with pytest.raises(BadSpec, match="replicas is 3; allowed: 1 to 2"):
         merge(FOUND, Wishes(replicas=3))
+
+
+def test_a_lease_that_living_nodes_could_not_keep_up_is_refused() -> None:
+    with pytest.raises(BadSpec, match="lease seconds: 1 asked for; allowed: at least 2, since a node renews its lease"):
+        merge(None, Wishes(lease_seconds=1))
+    assert merge(None, Wishes(lease_seconds=2)).lease_seconds == 2
+    run = CliRunner().invoke(main, ["local", "--topic", "orders", "--lease-seconds", "1"])
+    assert run.exit_code == 2
+    assert "1 is not in the range 2<=x<=3600" in run.output
 
 
 WISHES = ClusterSpec("local", 1, (TopicSpec("orders", 1),))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
+from delayoperator.kube.shards import ShardsThread
 
 from tests.kube import fakekinds
 from tests.operator.stage import Stage
@@ -176,6 +178,47 @@ def test_deleting_the_cluster_leaves_the_volumes(stage: Stage) -> None:
     stage.until(lambda: not stage.pods())
     assert stage.names("persistentvolumeclaims") == {"data-shop-0", "data-shop-1", "data-shop-2"}
     stage.create(topics=[ORDERS])
+    stage.settled()
+
+
+def test_a_cluster_that_is_made_again_while_the_former_is_being_closed_is_not_forgotten(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker has seen that there is none any more, and takes some seconds to end."""
+    running = stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    clusters = running.operator.clusters
+    closing, deleted, made, told = (threading.Event() for _ in range(4))
+    stop, gone, seen = ShardsThread.stop, clusters.gone, clusters.seen
+    at_a_time: list[int] = []
+
+    def slow(shards: ShardsThread, timeout_s: float = 15.0) -> None:
+        stop(shards, timeout_s)
+        closing.set()
+        assert told.wait(20)
+
+    def heard_of_its_end(namespace: str, name: str) -> None:
+        gone(namespace, name)
+        deleted.set()
+
+    def heard(namespace: str, name: str) -> None:
+        seen(namespace, name)
+        if made.is_set():
+            at_a_time.append(sum(it.name == "cluster-default/shop" for it in threading.enumerate()))
+            told.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardsThread, "stop", slow)
+        patch.setattr(clusters, "gone", heard_of_its_end)
+        patch.setattr(clusters, "seen", heard)
+        stage.delete("delayclusters", "shop")
+        assert closing.wait(20)
+        assert deleted.wait(20)
+        made.set()
+        stage.create(topics=[ORDERS])
+        assert told.wait(20)
+    assert at_a_time[0] == 1
     stage.settled()
 
 

@@ -158,7 +158,24 @@ def test_a_stop_keeps_the_rest_and_the_same_hash_goes_on_with_it(stage: Stage) -
     until(stage, "Ready")
 
 
-def test_a_paused_cluster_is_not_rebalanced(stage: Stage) -> None:
+def test_a_verb_is_answered_once_although_others_write_the_object_meanwhile(stage: Stage) -> None:
+    """A stop that is still there when somebody approves the rest would stop that too."""
+    stage.operator()
+    settled(stage, replicas=1)
+    ask(stage, moves=onto(stage, "n2"), notBefore="2100-01-01T00:00:00Z")
+    approve(stage)
+    until(stage, "Rebalancing")
+    stage.until(lambda: APPROVE not in (stage.there("delayrebalances", "by-hand")["metadata"].get("annotations") or {}))
+    lost = stage.server.fault(method="PATCH", path=r"/delayrebalances/by-hand(\?|$)", code=409, times=2)
+    annotate(stage, VERB, "stop")
+    until(stage, "Stopped")
+    stage.until(lambda: VERB not in (stage.there("delayrebalances", "by-hand")["metadata"].get("annotations") or {}))
+    stage.until(lambda: stage.events("StoppedByRequest", "by-hand"))
+    assert lost.met == 2
+    assert stage.events("VerbRefused", "by-hand") == []
+
+
+def test_a_paused_cluster_is_not_rebalanced_and_the_plan_outlasts_the_pause(stage: Stage) -> None:
     stage.operator()
     settled(stage, replicas=1)
     ask(stage, moves=onto(stage, "n0"))
@@ -170,7 +187,24 @@ def test_a_paused_cluster_is_not_rebalanced(stage: Stage) -> None:
     annotations = stage.there("delayrebalances", "by-hand")["metadata"]["annotations"]
     assert annotations[APPROVE] == plan["hash"], "kept for later"
     stage.edit(paused=False)
-    stage.until(lambda: status(stage).get("state") not in ("ReconciliationPaused", None))
+    done = until(stage, "Ready")
+    assert done["plan"]["hash"] == plan["hash"], "two generations later it is the same cluster"
+    assert set(map(tuple, placed(stage).values())) == {("n0",)}
+
+
+def test_the_clusters_approval_holds_for_a_rebalance_that_was_there_before(stage: Stage) -> None:
+    """As `delayctl rebalance` makes one, without wishes of its own."""
+    stage.operator()
+    settled(stage, replicas=1, rebalance={})
+    ask(stage, "shop-rebalance")
+    until(stage, "PendingProposal", "shop-rebalance")
+    plan = {"hash": "0123456789ab", "moves": onto(stage, "n0")}
+    kind = fakekinds.find("delayrebalances")
+    stage.server.store.patch(kind, NAMESPACE, "shop-rebalance", {"status": {"plan": plan}}, "job", "status")
+    until(stage, "ProposalReady", "shop-rebalance")
+    stage.edit(rebalance={"approval": "Automatic"})
+    until(stage, "Ready", "shop-rebalance")
+    assert set(map(tuple, placed(stage).values())) == {("n0",)}
 
 
 def test_the_job_runs_once_for_a_rebalance_without_moves(stage: Stage) -> None:

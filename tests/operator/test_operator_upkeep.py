@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from importlib import metadata
+from typing import Any
 
 import pytest
 from delayoperator.upkeep import world
@@ -165,6 +166,25 @@ def test_a_container_that_ended_fails_over_before_its_lease_is_over(stage: Stage
     assert len(chosen) <= 4, "not one a shard"
 
 
+def test_a_silent_node_with_the_shortest_lease_loses_its_masters_and_the_others_keep_theirs(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=[ORDERS], failover={"leaseSeconds": 2})
+    stage.settled()
+    before = {it["metadata"]["name"]: it["spec"] for it in stage.server.list("delayshards", "default")}
+    lost = {name for name, spec in before.items() if spec["master"] == "n1"}
+    assert lost
+    stage.kubelet.frozen.add("shop-1")
+
+    def now() -> dict[str, Any]:
+        return {it["metadata"]["name"]: it["spec"] for it in stage.server.list("delayshards", "default")}
+
+    stage.until(lambda: all(spec["master"] != "n1" for spec in now().values()), timeout_s=20)
+    time.sleep(4)  # two leases more
+    assert {name for name, spec in now().items() if spec["epoch"] > before[name]["epoch"]} == lost
+    stage.kubelet.frozen.clear()
+    stage.settled()
+
+
 def test_a_silent_node_is_named_with_its_pod_and_machine(stage: Stage) -> None:
     stage.operator()
     stage.create(topics=[ORDERS])
@@ -202,6 +222,20 @@ def test_volumes_that_cannot_grow_are_said(stage: Stage) -> None:
     stage.until(lambda: stage.reason("Degraded") == "VolumesCannotGrow")
     assert "data-shop-0 has 1 GiB, 2Gi is wished for" in stage.condition("Degraded")["message"]
     assert stage.there("persistentvolumeclaims", "data-shop-0")["spec"]["resources"]["requests"]["storage"] == "1Gi"
+
+
+def test_volumes_grow_when_the_class_comes_to_allow_it(stage: Stage) -> None:
+    """As docs/operations.md#volumescannotgrow says."""
+    stage.storage_class(expandable=False)
+    stage.operator(resync_s=1.0)
+    stage.create(storage={"size": "1Gi"})
+    stage.settled()
+    stage.edit(storage={"size": "2Gi"})
+    stage.until(lambda: stage.reason("Degraded") == "VolumesCannotGrow")
+    assert "(its storage class has no allowVolumeExpansion)" in stage.condition("Degraded")["message"]
+    stage.storage_class(expandable=True)
+    stage.until(lambda: len(stage.events("VolumeGrown")) == 3)
+    stage.settled()
 
 
 def test_paused_nothing_is_changed_and_masters_still_fail_over(stage: Stage) -> None:

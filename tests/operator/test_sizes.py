@@ -1,15 +1,20 @@
-"""What waits in the shards of a plan by hand is asked of their masters, over real gRPC."""
+"""What waits in the shards of a plan by hand, and what falls due on the nodes, is asked of these over real gRPC."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import numpy as np
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import NodeLease, ShardObject, ShardSpec, Version
 from delayoperator.plan.rebalancing import Size
-from delayoperator.sizes import sizes
+from delayoperator.sizes import SLOT_MS, SLOTS, Weighed, weigh
+
+NOW_MS = 1_800_000_123_456
 
 
 def shard(name: str, master: str) -> ShardObject:
@@ -21,12 +26,23 @@ def lease(node: str, endpoint: str) -> NodeLease:
     return NodeLease(node, "p", endpoint, "")
 
 
-def node(*shards: tuple[str, int, int, int]) -> tuple[grpc.Server, str]:
-    """(topic, queue, pending, its bytes) of each shard that it serves."""
+def wheel(topic: str, queue: int, pending: int, size: int, *slots: tuple[int, int, int]) -> pb.ShardWheel:
+    """slots: (start, width, messages)."""
+    start, width, messages = (np.array(it, "<i8").tobytes() for it in zip(*slots, strict=True)) if slots else (b"",) * 3
+    return pb.ShardWheel(
+        topic=topic, queue=queue, pending=pending, pending_bytes=size,
+        slot_start=start, slot_width=width, messages=messages,
+    )  # fmt: skip
 
-    def answer(request: pb.GetWheelRequest, _: Any) -> pb.GetWheelResponse:
-        found = [pb.ShardWheel(topic=t, queue=q, pending=n, pending_bytes=b) for t, q, n, b in shards]
-        return pb.GetWheelResponse(shards=found, now_ms=1)
+
+@contextmanager
+def node(*wheels: pb.ShardWheel, too_large: bool = False) -> Iterator[str]:
+    """Its address. too_large: it tells the sums, and no slots."""
+
+    def answer(request: pb.GetWheelRequest, context: Any) -> pb.GetWheelResponse:
+        if too_large and request.to_ms - request.from_ms > 1:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large")
+        return pb.GetWheelResponse(shards=wheels, now_ms=1)
 
     handler = grpc.unary_unary_rpc_method_handler(
         answer,
@@ -39,18 +55,51 @@ def node(*shards: tuple[str, int, int, int]) -> tuple[grpc.Server, str]:
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    return server, f"127.0.0.1:{port}"
-
-
-def test_masters_say_what_waits_and_whoever_is_silent_is_left_out() -> None:
-    shards = {name: shard(name, master) for name, master in (("t-0", "n0"), ("t-1", "n1"), ("t-2", "n0"))}
-    server, endpoint = node(("t", 0, 7, 700), ("t", 2, 9, 900))
     try:
-        leases = [lease("n0", endpoint), lease("n1", "127.0.0.1:1")]
-        assert sizes({"t-0", "t-1"}, shards, leases, timeout_s=5) == {"t-0": Size(700, 7)}
+        yield f"127.0.0.1:{port}"
     finally:
         server.stop(None)
 
 
+def test_masters_say_what_waits_and_whoever_is_silent_is_left_out() -> None:
+    shards = {name: shard(name, master) for name, master in (("t-0", "n0"), ("t-1", "n1"), ("t-2", "n0"))}
+    with node(wheel("t", 0, 7, 700), wheel("t", 2, 9, 900)) as endpoint:
+        leases = [lease("n0", endpoint), lease("n1", "127.0.0.1:1")]
+        found = weigh({"t-0", "t-1"}, shards, leases, NOW_MS, timeout_s=5)
+    assert found.sizes == {"t-0": Size(700, 7)}
+    assert found.coming is not None
+    assert not found.coming.whole, "n1 has not answered"
+    assert list(found.coming.shards) == ["t-0"]
+
+
+def test_the_load_to_come_is_of_all_nodes_in_slots_of_five_minutes_for_a_day() -> None:
+    shards = {name: shard(name, master) for name, master in (("t-0", "n0"), ("t-1", "n1"), ("t-2", "n0"))}
+    minute, hour = 60_000, 3_600_000
+    start = NOW_MS // SLOT_MS * SLOT_MS
+    moved = wheel("t", 0, 7, 700, (start - minute, minute, 50), (start, minute, 4), (start + hour, hour, 24))
+    beside = wheel("t", 2, 9, 900, (start + 7 * minute, minute, 3), (start + 24 * hour, hour, 99))
+    with node(moved, beside) as one, node(wheel("t", 1, 1, 1, (start - hour // 2, hour, 12))) as other:
+        found = weigh({"t-0"}, shards, [lease("n0", one), lease("n1", other)], NOW_MS, timeout_s=5).coming
+    assert found is not None
+    assert (found.start_ms, found.slot_ms, found.nodes, found.whole) == (start, SLOT_MS, ("n0", "n1"), True)
+    assert found.shards["t-0"].tolist() == [4] + [0] * 11 + [2] * 12 + [0] * (SLOTS - 24)
+    assert found.loads[0].tolist() == [4, 3] + [0] * 10 + [2] * 12 + [0] * (SLOTS - 24)
+    assert found.loads[1].tolist() == [1] * 6 + [0] * (SLOTS - 6)
+
+
+def test_of_a_node_with_too_many_slots_for_an_answer_the_sizes_are_known() -> None:
+    with node(wheel("t", 0, 7, 700), too_large=True) as endpoint:
+        found = weigh({"t-0"}, {"t-0": shard("t-0", "n0")}, [lease("n0", endpoint)], NOW_MS, timeout_s=5)
+    assert (found.sizes, found.coming) == ({"t-0": Size(700, 7)}, None)
+
+
+def test_what_is_hot_is_not_known_while_a_master_has_no_lease() -> None:
+    shards = {"t-0": shard("t-0", "n0"), "t-1": shard("t-1", "n1")}
+    with node(wheel("t", 0, 7, 700)) as endpoint:
+        found = weigh({"t-0"}, shards, [lease("n0", endpoint)], NOW_MS, timeout_s=5).coming
+    assert found is not None
+    assert not found.whole
+
+
 def test_nobody_is_asked_about_shards_that_are_not_there() -> None:
-    assert sizes({"t-9"}, {}, [lease("n0", "127.0.0.1:1")]) == {}
+    assert weigh({"t-9"}, {}, [lease("n0", "127.0.0.1:1")], NOW_MS) == Weighed()

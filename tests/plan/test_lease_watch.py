@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from delaynode.registry.model import NodeLease
+import pytest
+from delaynode.registry.model import LEAST_LEASE_SECONDS, NodeLease
+from delaynode.serve.membership import RENEW_SECONDS
+from delayoperator.kube.shards import LOOK_MS
 from delayoperator.liveness import LeaseWatch
+from delayoperator.loop import PROBE_MS
 from delayoperator.plan import Liveness, NodeView
 
 
@@ -36,6 +40,32 @@ def test_a_lease_that_stays_unchanged_for_its_whole_time_is_dead_and_no_sooner()
         assert watcher.sees(lease(2), now_ms) is Liveness.ALIVE
     assert watcher.sees(lease(2), 4_000) is Liveness.DEAD
     assert watcher.sees(lease(3), 4_100) is Liveness.ALIVE
+
+
+# So far apart are looks and renewals when each comes a quarter late.
+LOOKS_MS = int(1.25 * max(LOOK_MS, PROBE_MS))
+RENEWALS_MS = int(1.25 * RENEW_SECONDS * 1_000)
+LEAST_MS = LEAST_LEASE_SECONDS * 1_000
+
+
+def watched(last_renewal_ms: int, until_ms: int, phase_ms: int) -> list[Liveness]:
+    """What a watch with the shortest lease that may be asked for sees of a node, look by look. phase_ms: of the looks
+    against the renewals."""
+    watch = LeaseWatch(LEAST_MS, max_gap_ms=LEAST_MS // 2)
+    looks = range(phase_ms, until_ms, LOOKS_MS)
+    renewals = [min(now_ms, last_renewal_ms) // RENEWALS_MS for now_ms in looks]
+    return [watch.look([lease(it)], now_ms, now_ms)["n0"].liveness for it, now_ms in zip(renewals, looks, strict=True)]
+
+
+@pytest.mark.parametrize("phase_ms", range(0, LOOKS_MS, 25))
+def test_the_shortest_lease_outlasts_late_renewals_and_slow_looks(phase_ms: int) -> None:
+    assert Liveness.DEAD not in watched(last_renewal_ms=60_000, until_ms=60_000, phase_ms=phase_ms)
+
+
+@pytest.mark.parametrize("phase_ms", range(0, LOOKS_MS, 25))
+def test_the_shortest_lease_of_a_silent_node_is_over_though_looks_are_slow(phase_ms: int) -> None:
+    until_ms = 6_000 + LEAST_MS + 2 * LOOKS_MS
+    assert watched(last_renewal_ms=6_000, until_ms=until_ms, phase_ms=phase_ms)[-1] is Liveness.DEAD
 
 
 def test_a_lease_left_by_a_former_cluster_dies_after_its_whole_time() -> None:

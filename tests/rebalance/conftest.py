@@ -4,13 +4,17 @@ so; where it is there and Spark does not start, they fail."""
 from __future__ import annotations
 
 import os
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from delayclient.sync import Producer
 from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
+from delayoperator.rebalance.model import HOUR_MS
 from delayoperator.rebalance.session import java_missing, spark_session
 
 if TYPE_CHECKING:
@@ -46,4 +50,18 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     data: Path = tmp_path_factory.mktemp("cluster")
     with LocalCluster(data, nodes=2, topics=[TopicSpec("orders", 4)]) as cluster:
         cluster.wait_ready()
+        yield cluster
+
+
+@pytest.fixture
+def hot(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Two nodes; both shards of one of them have all that falls due in two hours, 500 messages each."""
+    with LocalCluster(tmp_path / "hot", nodes=2, topics=[TopicSpec("orders", 4)]) as cluster:
+        cluster.wait_ready()
+        queues = [it.spec.queue for it in cluster.registry.list_shards() if it.spec.master == "n0"]
+        due = int(time.time() * 1000) + 2 * HOUR_MS
+        with Producer(cluster.endpoints) as producer:
+            for queue in queues[:2]:
+                key = next(f"k{n}" for n in range(1000) if zlib.crc32(f"k{n}".encode()) % 4 == queue)
+                producer.send_batch("orders", [b"x"] * 500, due_ms=due, keys=[key] * 500)
         yield cluster

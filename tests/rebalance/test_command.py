@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from delayclient.sync import Producer
-from delaynode.registry.model import TopicSpec
 from delayoperator.local import LocalCluster
 from delayoperator.rebalance.__main__ import main
-from delayoperator.rebalance.model import HOUR_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine a JVM alone may take minutes to start
-
-
-@pytest.fixture
-def hot(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Two nodes; both shards of one of them have all that falls due in two hours, 500 messages each."""
-    with LocalCluster(tmp_path / "hot", nodes=2, topics=[TopicSpec("orders", 4)]) as cluster:
-        cluster.wait_ready()
-        queues = [it.spec.queue for it in cluster.registry.list_shards() if it.spec.master == "n0"]
-        due = int(time.time() * 1000) + 2 * HOUR_MS
-        with Producer(cluster.endpoints) as producer:
-            for queue in queues[:2]:
-                key = next(f"k{n}" for n in range(1000) if zlib.crc32(f"k{n}".encode()) % 4 == queue)
-                producer.send_batch("orders", [b"x"] * 500, due_ms=due, keys=[key] * 500)
-        yield cluster
 
 
 def run(*options: str) -> tuple[int, str, str]:

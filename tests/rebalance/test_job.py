@@ -67,6 +67,7 @@ def cluster(placed: dict[str, tuple[str, ...]], nodes: int = 3, **changed: MapNo
         tuple(changed.get(f"n{n}", MapNode(f"n{n}")) for n in range(nodes)),
         tuple(MapShard(name, at[0], at) for name, at in placed.items()),
         generation=4,
+        made_for="0123456789ab",
     )
 
 
@@ -99,7 +100,8 @@ def test_the_plan_has_its_hash_its_costs_and_the_clusters_generation(spark: Spar
     assert plan is not None
     assert plan.before is not None
     assert plan.after is not None
-    assert (plan.cluster_generation, plan.moved_bytes, plan.slot_seconds) == (4, 12_000, 300)
+    assert (plan.cluster_generation, plan.made_for) == (4, "0123456789ab")
+    assert (plan.moved_bytes, plan.slot_seconds) == (12_000, 300)
     assert (plan.before.peak_messages, plan.after.peak_messages) == (180, 65)
     assert plan == job.propose(spark, slots, cluster(AT_N0), SETTINGS, now_ms=START_MS)
     assert plan.hash

@@ -118,13 +118,13 @@ def written(api: FakeApi) -> Plan:
     return Plan.model_validate(api.objects[DELAY_REBALANCE.name, "shop-rebalance"]["status"]["plan"])
 
 
-def test_the_first_plan_makes_the_object_with_the_clusters_wishes() -> None:
+def test_the_first_plan_makes_the_object_without_wishes_of_its_own() -> None:
     api, proposed = FakeApi({}, conflicts=2), plan(("orders-0", "n0", "n1"))
     said = publish(api, "ns", name_of("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
     made = api.objects[DELAY_REBALANCE.name, "shop-rebalance"]
     assert proposed.hash is not None
     assert proposed.hash in said
-    assert made["spec"] == {"cluster": "shop", "threshold": 2.0, "approval": "Automatic"}
+    assert made["spec"] == {"cluster": "shop"}, "the cluster's wishes hold as they are later, too"
     assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
     assert written(api) == proposed
 
@@ -139,12 +139,31 @@ def test_nothing_to_propose_makes_no_object_but_answers_who_waits() -> None:
     assert written(api).moves == []
 
 
-def test_a_plan_under_way_stays() -> None:
-    busy = {"metadata": {"name": "shop-rebalance", "resourceVersion": "1"}, "status": {"state": "Rebalancing"}}
+@pytest.mark.parametrize(
+    ("state", "notes", "why"),
+    [
+        ("Rebalancing", {}, "under way"),
+        ("ReconciliationPaused", {}, "under way"),
+        ("Stopped", {}, "was stopped"),
+        ("PendingProposal", {"delaycluster.io/rebalance": "stop"}, "about to be stopped"),
+    ],
+)
+def test_a_plan_under_way_and_the_rest_of_a_stopped_one_stay(state: str, notes: dict[str, str], why: str) -> None:
+    kept = {"hash": "0123456789ab"}
+    meta = {"name": "shop-rebalance", "resourceVersion": "1", "annotations": notes}
+    busy: dict[str, Any] = {"metadata": meta, "status": {"state": state, "plan": kept}}
     api = FakeApi({(DELAY_REBALANCE.name, "shop-rebalance"): busy})
     said = publish(api, "ns", name_of("shop"), CLUSTER, plan(("orders-0", "n0", "n1")))  # type: ignore[arg-type]
-    assert "under way" in said
-    assert "plan" not in busy["status"]
+    assert why in said
+    assert busy["status"]["plan"] == kept
+
+
+@pytest.mark.parametrize("state", ["PendingProposal", "ProposalReady", "NotReady", "Ready"])
+def test_whoever_waits_or_has_ended_gets_the_plan(state: str) -> None:
+    found = {"metadata": {"name": "shop-rebalance", "resourceVersion": "1"}, "status": {"state": state}}
+    api, proposed = FakeApi({(DELAY_REBALANCE.name, "shop-rebalance"): found}), plan(("orders-0", "n0", "n1"))
+    publish(api, "ns", name_of("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
+    assert written(api) == proposed
 
 
 def test_an_object_that_always_changes_is_given_up_in_words() -> None:
@@ -152,13 +171,32 @@ def test_an_object_that_always_changes_is_given_up_in_words() -> None:
         publish(FakeApi({}, conflicts=99), "ns", "shop-rebalance", CLUSTER, plan(("orders-0", "n0", "n1")))  # type: ignore[arg-type]
 
 
-def test_zones_come_from_the_pods_and_what_may_not_be_read_is_not_known() -> None:
-    def pod(number: int, **labels: str) -> dict[str, Any]:
-        meta = {"name": f"shop-{number}", "uid": "u", "labels": labels}
-        return {"metadata": meta, "spec": {"nodeName": "machine"}, "status": {}}
+def pod(number: int, **labels: str) -> dict[str, Any]:
+    meta = {"name": f"shop-{number}", "uid": "u", "labels": labels}
+    return {"metadata": meta, "spec": {"nodeName": "machine"}, "status": {}}
 
-    api = FakeApi({("Pod", "shop-0"): pod(0, **{ZONE: "east"}), ("Pod", "shop-1"): pod(1)})
-    assert zones_of(api, "ns", "shop") == {"n0": "east"}  # type: ignore[arg-type]
+
+def test_zones_that_may_not_be_read_are_said_to_be_unknown_and_the_others_are_read() -> None:
+    said: list[str] = []
+    pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1, **{ZONE: "east"}), ("Pod", "shop-2"): pod(2)}
+    assert zones_of(FakeApi(pods), "ns", "shop", said.append) == {"n1": "east"}  # type: ignore[arg-type]
+    assert len(said) == 1
+    assert "the zones of n0, n2 are not known" in said[0]
+    assert "may not get nodes" in said[0]
+
+
+def test_zones_come_from_the_pods_else_from_their_machines() -> None:
+    class Allowed(FakeApi):
+        def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+            return self.objects.get((kind.name, name))
+
+    said: list[str] = []
+    pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1, **{ZONE: "east"})}
+    api = Allowed({**pods, ("Node", "machine"): {"metadata": {"labels": {ZONE: "west"}}}})
+    assert zones_of(api, "ns", "shop", said.append) == {"n0": "west", "n1": "east"}  # type: ignore[arg-type]
+    unzoned = Allowed({**pods, ("Node", "machine"): {"metadata": {}}})
+    assert zones_of(unzoned, "ns", "shop", said.append) == {"n1": "east"}  # type: ignore[arg-type]
+    assert said == [], "machines without zones are no fault"
 
 
 def test_a_rebalances_wishes_stand_over_its_clusters() -> None:

@@ -106,18 +106,43 @@ def test_executors_are_told_their_namespace_image_and_driver_and_people_have_the
     assert (found["spark.executor.instances"], found["a.b"]) == ("4", "c d")
 
 
-def test_executors_are_as_restricted_as_their_driver_which_reads_how_from_its_own_annotation() -> None:
-    template = pod(with_job(K8S))
+def executor(view: ClusterView) -> Any:
+    """The executors' pod, as their driver reads it from its own annotation."""
+    template = pod(view)
     (volume,) = [it for it in template["spec"]["volumes"] if it["name"] == "executor"]
     (item,) = volume["downwardAPI"]["items"]
     key = item["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']")
-    spec = json.loads(template["metadata"]["annotations"][key])["spec"]
-    (container,) = spec["containers"]
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not container["securityContext"]["allowPrivilegeEscalation"]
+    return json.loads(template["metadata"]["annotations"][key])["spec"]
+
+
+def test_executors_are_as_restricted_as_their_driver() -> None:
+    driver, found = pod(with_job(K8S))["spec"], executor(with_job(K8S))
+    assert found["securityContext"] == driver["securityContext"]
+    assert found["containers"][0]["securityContext"] == driver["containers"][0]["securityContext"]
+    assert found["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_executors_run_where_their_driver_may_and_pull_its_image_with_the_same_secrets() -> None:
+    view = replace(PRODUCTION, rebalance=K8S)
+    driver, found = pod(view)["spec"], executor(view)
+    assert normal({"spec": found})["spec"]["tolerations"] == driver["tolerations"] != []
+    assert found["nodeSelector"] == driver["nodeSelector"] != {}
+    assert found["imagePullSecrets"] == driver["imagePullSecrets"] != []
+
+
+def test_executors_mount_the_history_where_the_driver_does() -> None:
+    view = with_job(replace(K8S, history=("load", "orders")))
+    found = executor(view)
+    assert found["volumes"] == [{"name": "history", "persistentVolumeClaim": {"claimName": "load"}}]
+    assert found["containers"][0]["volumeMounts"] == [{"name": "history", "mountPath": "/history"}]
+    assert executor(with_job(K8S))["volumes"] == []
+
+
+def test_spark_finds_the_executors_pod_in_the_file_that_is_mounted() -> None:
+    template = pod(with_job(K8S))
     mounts = {it["name"]: it["mountPath"] for it in template["spec"]["containers"][0]["volumeMounts"]}
-    file = f"{mounts['executor']}/{item['path']}"
+    (volume,) = [it for it in template["spec"]["volumes"] if it["name"] == "executor"]
+    file = f"{mounts['executor']}/{volume['downwardAPI']['items'][0]['path']}"
     assert conf(with_job(K8S))["spark.kubernetes.executor.podTemplateFile"] == file
     assert "annotations" not in pod(with_job(DAILY))["metadata"]
 

@@ -34,6 +34,24 @@ def b1_master_dies_between_the_larger_set_and_its_answer(seed: int) -> None:
 
 
 @attack
+def b1_master_that_may_have_recorded_a_slave_waits_for_it(seed: int) -> None:
+    """It has no answer to its write yet, the registry has the larger set, and what it sends is late."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        shrink(run, slave)
+        line = run.world.network.line(master, slave)
+        late = partial(setattr, line, "stream_ns", 300 * MILLI)
+        run.world.machines[master].weather.script.append(("write_status", "done"))
+        run.once(lambda shard: shard.status is not None and len(shard.status.in_sync) == 2, late)
+        run.world.start(slave)
+        run.until(lambda: len(run.status().in_sync) == 2, 20, "the larger set has landed")
+        run.world.run(0.45)
+        run.world.kill(master, power=True)
+        line.stream_ns = 0
+        run.until(lambda: run.master() == slave, 20, "the slave that was just recorded takes over")
+
+
+@attack
 def b1_larger_set_lands_after_the_master_has_given_it_up(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
@@ -108,7 +126,7 @@ def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int
         run.until(lambda: bool(leader.in_sync.joining), 1, "it joins")
         assert member.durable < leader.shipping.commit
         run.world.run(0.8)
-        assert run.stored() == stored
+        assert run.stored() == stored, "acknowledged while the second copy lacks it"
 
 
 # ---------------------------------------------------------------- reigns

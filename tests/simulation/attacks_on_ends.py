@@ -103,7 +103,7 @@ def frozen_master_has_not_ended(seed: int) -> None:
             run.at(0.3 + 0.2 * at, run.cut, master, slave)
             run.at(0.6 + 0.2 * at, run.mend, master, slave)
             run.world.run(2.0)
-        assert run.shard().spec.epoch == 1
+        assert run.shard().spec.epoch == 1, "its reign goes on"
         run.world.freeze(master)
         run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 20, "the slave serves")
         run.world.thaw(master)

@@ -76,6 +76,26 @@ def chosen_copy_whose_disk_hangs_gives_way_to_another(seed: int) -> None:
 
 
 @attack
+def chosen_copy_that_had_no_room_follows_once_there_is(seed: int) -> None:
+    """Seed 528: it hears from its own question, not from a watch, that another was chosen instead."""
+    with cluster(seed, replicas=3, lag_seconds=2) as run:
+        master, (one, other) = run.master(), run.slaves()
+        run.cut("control", other)  # so that `one` is chosen
+        machine = run.world.machines[one]
+        machine.disk.full = True
+        run.world.kill(master)
+        run.until(lambda: run.master() == one, 20, "the one without room is chosen")
+        run.world.run(0.3)
+        machine.weather.down = True
+        run.mend("control", other)
+        run.until(lambda: run.master() == other and run.replica(other).role is Role.MASTER, 20, "another serves")
+        machine.disk.full, machine.weather.down = False, False
+        run.world.start(master)
+        run.until(run.healthy, 40, "all three are in sync, and none is said to be damaged")
+        assert run.replica(one).reigning.late() is None
+
+
+@attack
 def new_shard_whose_first_node_had_no_room_is_served_once_there_is(seed: int) -> None:
     with cluster(seed) as run:
         truth, spare = run.world.truth, next(iter({*run.world.machines} - {*run.shard().spec.replicas}))
@@ -99,7 +119,8 @@ def slave_that_could_not_be_read_for_once_is_read_for_again(seed: int) -> None:
         master, slave = run.master(), run.slaves()[0]
         shrink(run, slave)
         run.world.run(1.0)
-        shard, failed, read = run.replica(master).shard, [], CommitLog.read_raw
+        failed: list[int] = []
+        shard, read = run.replica(master).shard, CommitLog.read_raw
 
         def once(log: CommitLog, offset: int, most: int) -> bytes:
             if shard is not None and log is shard.log and not failed:

@@ -44,6 +44,7 @@ class Checker:
         self.world = world
         self.records: dict[int, Record] = {}
         self.checks = 0
+        self._harmed: set[str] = set()  # copies that a schedule has damaged
         self._identities: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._by_files: dict[int, Machine] = {id(one.disk): one for one in world.machines.values()}
         world.truth.told.append(self._recorded)
@@ -177,6 +178,8 @@ class Checker:
         self.checks += 1
         end = len(record.log)
         for entry in shard.status.in_sync:
+            if entry.partition("@")[0] in self._harmed:
+                continue
             machine = self.holder(record, entry)
             if machine is None:
                 if self.world.cluster_spec.durability is Durability.FSYNC:
@@ -215,6 +218,27 @@ class Checker:
             if known[1] == copy_id and (not boot or boot == machine.clocks.boot_id):
                 return machine
         return None
+
+    def harm(self, uid: int, node: str) -> str:
+        """A schedule damages the node's copy: it has no longer what it is recorded to have. Returns its id."""
+        path = f"{self.directory(self.record(uid))}/shard.json"
+        copy_id = _copy_id(self.world.machines[node].disk.cached(path))
+        self._harmed.add(copy_id)
+        return copy_id
+
+    def forgive(self, uid: int) -> int:
+        """All machines were started again, with Async: what no disk has may be lost. Returns what is left, bytes."""
+        record, end = self.record(uid), 0
+        for machine in self.world.machines.values():
+            at = 0
+            for offset, data in _stored(machine.disk, f"{self.directory(record)}/log", 0, len(record.log)):
+                if offset != at:
+                    break
+                known = record.log[offset : offset + len(data)]
+                at += next((i for i in range(len(known)) if known[i] != data[i]), len(known))
+            end = max(end, at)
+        del record.log[end:]
+        return end
 
     def disk_changed(self, name: str) -> None:
         """A machine was killed: what was recorded as durable must still be there."""
@@ -275,7 +299,9 @@ class Checker:
         """Everything is healthy and at rest: all copies are the same, and the log keeps its own rules."""
         for record in self.records.values():
             _check_log(self, record)
-            shard = next(one for one in self.world.truth.now.shards if one.spec.uid == record.uid)
+            shard = next((one for one in self.world.truth.now.shards if one.spec.uid == record.uid), None)
+            if shard is None:
+                continue  # its topic is gone
             states = {}
             for node in shard.spec.replicas:
                 process = self.world.machines[node].process

@@ -19,6 +19,7 @@ class MachineClocks:
     offset_ns: int = 0  # of the wall clock
     boots: int = 0
     _booted_ns: int = field(default=-7 * SECOND)
+    _set_ms: int = 0  # by all steps
 
     def boot_ms(self) -> int:
         """CLOCK_BOOTTIME."""
@@ -35,10 +36,18 @@ class MachineClocks:
     def step(self, by_ms: int) -> None:
         """Somebody sets the wall clock."""
         self.offset_ns += by_ms * MILLI
+        self._set_ms += by_ms
+
+    def correct(self) -> None:
+        """It is set right again, as far as it was."""
+        if self._set_ms:
+            self.step(-self._set_ms)
 
     def reboot(self) -> None:
+        """The boot clock starts anew. The wall clock is asked for from a server before anything else runs."""
         self.boots += 1
         self._booted_ns = self.time_ns()
+        self.correct()
 
     @property
     def boot_id(self) -> str:

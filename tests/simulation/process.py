@@ -8,14 +8,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from delaynode.clock import GuardedClock, Trust
+from delaynode.clock import Trust
 from delaynode.metrics import NodeMetrics
 from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
 from delaynode.registry.port import RegistryError
 from delaynode.replicate.messages import BeaconReply, decode_beacon, encode_beacon
 from delaynode.replicate.promises import Promises
 from delaynode.serve.copyhost import Workshop
-from delaynode.serve.node import Node
+from delaynode.serve.host import ShardHost
+from delaynode.serve.node import CLOCK_SECONDS, Node
+from delaynode.serve.nodeclock import NodeClock
 from delaynode.serve.replicas import Replicas
 from delaynode.serve.syncer import Syncer
 from delaynode.serve.yard import Transfers, Yard
@@ -26,6 +28,7 @@ from delaynode.store.shard import ShardConfig
 from tests.simulation.clocks import MachineClocks
 from tests.simulation.disk import Disk, ProcessFiles
 from tests.simulation.loop import MICRO, MILLI, Job, Pool, ProcessLoop, in_job
+from tests.simulation.machineclock import MachineClock
 from tests.simulation.network import SOCKET_DATAGRAMS, SimPeers
 from tests.simulation.registry import Access, Weather
 
@@ -144,8 +147,12 @@ class Process:
     def _build(self) -> None:
         machine, world = self.machine, self.world
         clocks = machine.clocks
-        self.clock = GuardedClock(clocks.wall_ms, clocks.boot_ms, trust=machine.trust)
-        machine.trust = self.clock.trust
+        self._clock = NodeClock(
+            MachineClock(machine, self.log), self.pool, self.log,  # type: ignore[arg-type]
+            woken=lambda: Node._woken(self), out_voted=lambda why: Node._out_voted(self, why),  # type: ignore[arg-type]
+            boot=clocks.boot_ms,
+        )  # fmt: skip
+        self.clock = self._clock.clock
         self.latest_ms = 0  # that the clock has shown
         now_ms = self.clock.now_ms
         self.clock.now_ms = lambda: self._shown(now_ms())  # type: ignore[method-assign]
@@ -156,13 +163,15 @@ class Process:
         shop = Workshop(
             files=self.files, clock=self.clock, syncer=syncer, pool=self.pool, metrics=NodeMetrics(),  # type: ignore[arg-type]
             checkpoints=asyncio.Semaphore(1), fsync=spec.durability is Durability.FSYNC, log=self.log,
-            disk_tight=lambda: False,
+            disk_tight=lambda: False, may_tick=lambda: self._clock.skew is None,
         )  # fmt: skip
         self.promises = Promises(
             self.name, int(self.incarnation, 16), lease_ms=spec.lease_seconds * 1000, boot_ms=clocks.boot_ms,
-            wall_ms=self.clock.now_ms,
+            wall_ms=clocks.wall_ms,
         )  # fmt: skip
         self.promises.on_lead = self._nudge
+        self.promises.on_heard = self._heard
+        self.promises.acquaint(node for node in world.machines if node != self.name)
         self.peers = SimPeers(world.network, self)
         self.yard = Yard(
             node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, shop=shop, registry=self,
@@ -172,6 +181,10 @@ class Process:
         self.handler = self.replicas = Replicas(self.yard)
         self.replicas.start()
         self._loops = [self.loop.create_task(one()) for one in (self._renew_loop, self._watch_loop, self._clock_loop)]
+
+    def _heard(self, *what: Any) -> None:
+        """A peer's clock, on the beacons' thread."""
+        self.loop.call_soon(self._clock.heard, *what)
 
     def _shown(self, now_ms: int) -> int:
         self.latest_ms = max(self.latest_ms, now_ms)
@@ -237,9 +250,8 @@ class Process:
 
     async def _clock_loop(self) -> None:
         while True:
-            await asyncio.sleep(0.25)
-            self.clock.now_ms()
-            self.machine.trust = self.clock.trust
+            await self._clock.look()
+            await asyncio.sleep(CLOCK_SECONDS)
 
     # ------------------------------------------------------------ beacons: a thread of their own, as BeaconThread's
     def _beacons(self, ring: int) -> None:
@@ -278,8 +290,11 @@ class Process:
 
     # ------------------------------------------------------------ clients
     def unfit(self) -> str:
-        """Why no master should be chosen here, as Node.unfit()."""
-        return "it is stopping" if self.stopping else ""
+        """Why no master should be chosen here."""
+        return Node.unfit(self) or ""  # type: ignore[arg-type]
+
+    def hosts(self) -> list[ShardHost]:
+        return self.replicas.masters()
 
     def call(self, work: Callable[[Process], Coroutine[Any, Any, Any]], reply: Callable[[Any], None]) -> None:
         """A client's request has come. reply(result or exception), on this process's loop."""

@@ -93,6 +93,15 @@ class Truth:
             told(before, after)
         return after.version
 
+    def delete(self, name: str) -> None:
+        """Its topic is gone; nobody is told."""
+        self._put(shards=tuple(one for one in self.now.shards if one.name != name))
+
+    def restore(self, older: ShardObject) -> None:
+        """The object is as it was once, from a backup. The version is new: no write that is under way fits it."""
+        back = replace(older, version=self._version())
+        self._put(shards=tuple(back if one.name == older.name else one for one in self.now.shards))
+
     def renew(self, lease: NodeLease) -> None:
         others = (one for one in self.leases() if one.node != lease.node)
         self._lease_times.append(self.scheduler.now_ns)

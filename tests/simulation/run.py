@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from multiprocessing import get_context
 from tests.simulation.scenario import run_seed
 from tests.simulation.stage import Failed
 
+SUMMED = ("checks", "delivered", "virtual_s", "stored", "reigns", "plans")
 CHUNK = 10  # seeds that a process takes at a time
 
 
@@ -26,6 +28,9 @@ class Outcome:
     checks: int = 0
     delivered: int = 0
     virtual_s: float = 0.0
+    stored: int = 0  # messages that were acknowledged
+    reigns: int = 0  # after each shard's first: failovers and switchovers
+    plans: int = 0  # of the control loop, each followed to where nothing is left to do
 
 
 def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
@@ -37,7 +42,7 @@ def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
         return Outcome(seed, str(world.violation), f"{world.report()}\n{why}")
     return Outcome(
         seed, None, world.trace.text() if whole_trace else "", world.checker.checks, world.delivered(),
-        world.scheduler.now_ns / 1e9,
+        world.scheduler.now_ns / 1e9, world.stored(), world.reigns(), world.convergence.plans,
     )  # fmt: skip
 
 
@@ -71,12 +76,10 @@ def main() -> int:
         print(outcome.trace)
         print(f"seed {outcome.seed}: {outcome.failure or 'every invariant held'}")
         return 1 if outcome.failure else 0
-    started, failed, checks, delivered, virtual, count = time.monotonic(), [], 0, 0, 0.0, 0
+    started, failed, totals = time.monotonic(), [], Counter[str]()
     for outcome in run_seeds(range(arguments.first, arguments.first + arguments.seeds), arguments.processes):
-        count += 1
-        checks, delivered, virtual = (
-            checks + outcome.checks, delivered + outcome.delivered, virtual + outcome.virtual_s,
-        )  # fmt: skip
+        totals["seeds"] += 1
+        totals.update({name: getattr(outcome, name) for name in SUMMED})
         if outcome.failure is not None:
             failed.append(outcome)
             print(f"seed {outcome.seed}: {outcome.failure}", flush=True)
@@ -87,7 +90,9 @@ def main() -> int:
     if failed and not arguments.traces:
         print(min(failed, key=lambda one: one.seed).trace)
     print(
-        f"{count} seeds, {len(failed)} failed, {checks:,} checks, {delivered:,} deliveries, {virtual:,.0f} virtual s, "
+        f"{totals['seeds']:,} seeds, {len(failed)} failed: {totals['stored']:,} messages acknowledged, "
+        f"{totals['delivered']:,} deliveries, {totals['reigns']:,} failovers and switchovers, {totals['plans']:,} "
+        f"plans followed, {totals['checks']:,} checks, {totals['virtual_s']:,.0f} virtual s, "
         f"{time.monotonic() - started:.0f} s"
     )
     if failed:

@@ -22,6 +22,8 @@ from tests.simulation.world import World, virtual
 SERVED_SECONDS = 20.0  # a new cluster serves within
 HEALTHY_SECONDS = 60.0  # so does one whose troubles are over
 DRAINED_SECONDS = 40.0  # until all that is due was consumed
+SETTLED_SECONDS = 60.0  # until the control loop has nothing left to do
+QUIET_NS = SECOND  # without a plan: some six rounds
 
 
 class Run:
@@ -50,9 +52,14 @@ class Run:
         self.clients.consuming = False
         world.run(0.5)
         world.run_until(self.at_rest, 20.0, "all slaves have applied everything")
+        world.run_until(self.settled, SETTLED_SECONDS, "invariant 7: nothing is left to be planned")
         self.clients.check()
         world.checker.final()
         world._check()
+
+    def settled(self) -> bool:
+        """All is as it is wanted, and for a while nobody wants anything else."""
+        return self.world.convergence.quiet_ns() > QUIET_NS and self.healthy() and self.at_rest()
 
     def ailing(self) -> str:
         """What is not as it should be."""
@@ -206,6 +213,10 @@ class Run:
         for other in self.everybody(name):
             self.mend(name, other)
 
+    def set_clock(self, name: str, by_ms: int) -> None:
+        self.world.trace.add(name, "clock-set", by_ms=by_ms)
+        self.world.machines[name].clocks.step(by_ms)
+
     def everybody(self, name: str) -> list[str]:
         return [other for other in (*self.world.machines, "client", "control") if other != name]
 
@@ -222,11 +233,10 @@ class Run:
                 for line in (world.network.line(one, other), world.network.line(other, one)):
                     line.loss, line.latency_ns, line.jitter_ns = 0.0, 200_000, 300_000
         for name, machine in world.machines.items():
+            machine.clocks.correct()
             machine.weather.down, machine.weather.no_answer, machine.weather.lag_ns = False, 0.0, 20 * MILLI
             machine.disk.hung_until_ns, machine.disk.slow = 0, 1.0
-            if machine.disk.full:
-                machine.disk.full = False
-                world.kill(name)  # whoever made room restarts it
+            machine.disk.full = False
             world.thaw(name)
             if machine.process is None:
                 world.start(name)

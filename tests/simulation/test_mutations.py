@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from itertools import chain
+from pathlib import Path
 
-from tests.simulation import attacks, attacks_on_ends, attacks_on_operation, attacks_on_progress  # noqa: F401  they fill the list
-from tests.simulation.mutations import MUTATIONS, Mutation
+import pytest
+from delaynode.replicate.leader import Leader
+
+from tests.simulation import (  # noqa: F401  they fill the list
+    attacks,
+    attacks_on_clocks,
+    attacks_on_copies,
+    attacks_on_ends,
+    attacks_on_objects,
+    attacks_on_operation,
+    attacks_on_progress,
+    mutations,
+    mutations_of_reigns,
+)
+from tests.simulation.planting import LACKS, MUTATIONS, Mutation, Put
 from tests.simulation.run import outcome_of
 from tests.simulation.schedules import ATTACKS
+from tests.simulation.stage import Failed
 
+PAGE = Path(__file__).parents[2] / "docs/simulation.md"
 OF_SCHEDULE = (1, 2, 3)
 DRAWN = 40  # seeds of troubles that are drawn, at most
 
 
-def caught(mutation: Mutation) -> str | None:
-    """What finds it."""
+def caught(mutation: Mutation, drawn: int = DRAWN) -> str | None:
+    """What finds it, in the way that it is to be found."""
     with mutation.planted():
-        for seed in OF_SCHEDULE:
-            try:
-                ATTACKS[mutation.schedule](seed)
-            except AssertionError:
-                return f"{mutation.schedule}, seed {seed}"
-        return next((f"seed {seed}" for seed in range(DRAWN) if outcome_of(seed).failure is not None), None)
+        found = (what_fails(mutation.schedule, seed) for seed in OF_SCHEDULE)
+        more = (outcome_of(seed).failure for seed in range(drawn))
+        return next((what for what in chain(found, more) if what and re.search(mutation.caught_by, what)), None)
+
+
+def what_fails(schedule: str, seed: int) -> str | None:
+    try:
+        ATTACKS[schedule](seed)
+    except Failed as failed:
+        return str(failed.world.violation or failed.__cause__)
+    return None
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -29,8 +51,24 @@ def test_planted_bug_is_caught(name: str) -> None:
     assert caught(MUTATIONS[name]) is not None
 
 
+def test_bug_that_merely_breaks_something_is_not_caught() -> None:
+    def plant(put: Put) -> None:
+        def broken(self: Leader) -> int:
+            raise AssertionError("not what it is to be found by")
+
+        put(Leader, "commit_limit", broken)
+
+    a_crash = Mutation("crashes", plant, MUTATIONS["commits_before_the_slave_has_it"].schedule, LACKS)
+    assert caught(a_crash, drawn=0) is None
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(MUTATIONS) >= 15
+
+
+def test_page_names_each_with_the_schedule_that_catches_it() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(name, mutation.schedule) for name, mutation in MUTATIONS.items()]
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:

@@ -27,6 +27,7 @@ GROUP = "g"
 NEAR_MS = 2_500  # dues lie at most so far ahead, but for a few that no run reaches
 FAR_MS = 2 * 3_600_000
 CALL_SECONDS = 3.0
+MOST_EARLY_MS = 2_000  # by a true clock: what a node's is off at first, may be set ahead unasked, and drifts
 INVISIBLE_MS = 1_500
 
 
@@ -279,6 +280,8 @@ class Clients:
         early = due - world.checker.record(view.uid).wall_ms
         if early > 0:
             world.fail(f"invariant 2: {what} is delivered {early} ms early")
+        if due - world.true_ms() > MOST_EARLY_MS:
+            world.fail(f"invariant 2: {what} is delivered {due - world.true_ms()} ms early by a true clock")
         if message.cancelled == "yes":
             world.fail(f"invariant 4: {what} is delivered, and was CANCELLED")
         done = view.acked.get(offset)

@@ -20,6 +20,7 @@ from delaynode.store.shard import ShardConfig
 from tests.simulation.checker import Checker
 from tests.simulation.clocks import MachineClocks, true_ms
 from tests.simulation.control import Control
+from tests.simulation.convergence import Convergence
 from tests.simulation.disk import Disk
 from tests.simulation.loop import SECOND, ProcessLoop, Scheduler
 from tests.simulation.network import Network
@@ -82,6 +83,7 @@ class World:
         self.client_loop = ProcessLoop(self.scheduler, self._client_failed)  # type: ignore[abstract]
         self.clients: Clients | None = None
         self.checker = Checker(self)
+        self.convergence = Convergence(self)
         self.control = Control(self, self.random("control"))
 
     def _machine(self, name: str) -> Machine:
@@ -191,6 +193,13 @@ class World:
     def delivered(self) -> int:
         return self.clients.counts["delivered"] if self.clients is not None else 0
 
+    def stored(self) -> int:
+        return self.clients.counts["answered"] if self.clients is not None else 0
+
+    def reigns(self) -> int:
+        """After each shard's first."""
+        return sum(max(0, shard.spec.epoch - 1) for shard in self.truth.now.shards)
+
     # ------------------------------------------------------------ time
     def run(self, seconds: float) -> None:
         self.scheduler.run(self.scheduler.now_ns + int(seconds * SECOND))
@@ -269,7 +278,7 @@ def virtual(world: World) -> Iterator[None]:
     if not _buried:
         gc.freeze()  # what is there now need not be looked at again when a world's end is collected
     try:
-        with world.checker.watching():
+        with world.checker.watching(), world.convergence.watching():
             yield
     finally:
         for module, name, value in changed:

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import click
-from delaynode.registry.model import Delivery, Durability, TopicSpec
+from delaynode.registry.model import LEAST_LEASE_SECONDS, Delivery, Durability, TopicSpec
 from delayoperator.local import LocalCluster, LocalClusterError
 from delayoperator.local.events import Events
 
@@ -87,7 +87,7 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 )
 @click.option(
     "--lease-seconds",
-    type=click.IntRange(1, 3_600),
+    type=click.IntRange(LEAST_LEASE_SECONDS, 3_600),
     help="After so long without a sign of life a node is dead [default: as DIR has it, else 3].",
 )
 @click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")

@@ -24,6 +24,9 @@ Version = NewType("Version", str)
 DAY_MS = 86_400_000
 MAX_QUEUES = 10_000
 MAX_HORIZON_DAYS = 3_660
+# A lease is renewed each second and looked at each half second, so a shorter one is over before a living node's next
+# renewal is seen. What an earlier release has kept with less is still read.
+LEAST_LEASE_SECONDS = 2
 
 # A topic's name is part of a Kubernetes object's name and of a directory's.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -87,7 +90,7 @@ class ClusterSpec:
     delivery: Delivery = Delivery.MASTER
     durability: Durability = Durability.FSYNC
     horizon_days: int = 40
-    lease_seconds: int = 3
+    lease_seconds: int = 3  # at least LEAST_LEASE_SECONDS, wherever it is asked for
     lag_seconds: int = 10
     drained: tuple[str, ...] = ()  # node ids that are to be emptied and get nothing new
     # What it costs: acknowledged messages may be lost, delivered again or delivered after they were cancelled, and a

@@ -25,11 +25,12 @@ class NodeClock:
         *,
         woken: Callable[[], None],
         out_voted: Callable[[str], None],
+        boot: Callable[[], int] = boot_ms,
     ) -> None:
         self.clock = watch.clock
         self.skew: str | None = None  # what most peers' clocks say of this node's, where they differ
         self._watch, self._pool, self._log = watch, pool, log
-        self._woken, self._out_voted = woken, out_voted
+        self._woken, self._out_voted, self._boot_ms = woken, out_voted, boot
         self._agreement = ClockAgreement()
         self._skewed_since = 0.0
         self.heard = self._agreement.heard  # what a peer's clock showed
@@ -43,7 +44,7 @@ class NodeClock:
 
     def _compare(self) -> None:
         """Most peers' clocks are right: believe a step that they have made too, stop releasing where they differ."""
-        found = self._agreement.judge(self.clock.now_ms(), boot_ms(), self.clock.disbelieved_ms)
+        found = self._agreement.judge(self.clock.now_ms(), self._boot_ms(), self.clock.disbelieved_ms)
         if found.may_accept:
             self._log("clock-agreed", reason=found.reason)
             self._watch.accept()

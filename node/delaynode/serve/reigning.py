@@ -127,6 +127,8 @@ class Reigning:
         if found is None or found.spec.uid != spec.uid:
             await asyncio.sleep(RETRY_SECONDS)  # it is gone, as the list will say
             return
+        if found.spec.epoch != spec.epoch:
+            self.forget()
         copy.object = found
         spec = found.spec
         if not self.chosen():

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from delaynode.registry.model import MAX_HORIZON_DAYS, MAX_QUEUES, Delivery, Durability, TopicType
+from delaynode.registry.model import (
+    LEAST_LEASE_SECONDS,
+    MAX_HORIZON_DAYS,
+    MAX_QUEUES,
+    Delivery,
+    Durability,
+    TopicType,
+)
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
@@ -85,10 +92,11 @@ class Failover(Model):
 
     lease_seconds: Int = Field(
         3,
-        ge=1,
+        ge=LEAST_LEASE_SECONDS,
         le=3_600,
         description="A failover after a node was lost takes about this long. Less is quicker, and more easily mistaken "
-        "about a node that is only slow. A change restarts the nodes, one after the other.",
+        "about a node that is only slow; a node renews its lease each second, so 2 is the least. A change restarts the "
+        "nodes, one after the other.",
     )
     lag_seconds: Int = Field(
         10,
@@ -197,8 +205,8 @@ class DelayClusterSpec(Model):
     )
     paused: Bool = Field(
         False,
-        description="The operator changes no object, pod or shard: nothing fails over either. What the nodes do "
-        "goes on. The status says Paused.",
+        description="The operator changes no object, pod or volume, and makes and moves no shard. A shard that loses "
+        "its master still gets another one. What the nodes do goes on. The status says Paused.",
     )
     topics: list[Topic] | None = Field(
         None,

@@ -6,6 +6,7 @@ and whatever the JSON is, the answer is wishes or refusals, never a crash.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,9 +110,19 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
         for key in labels:
             if key.startswith(limits.OURS):
                 yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(what)["message"])
-    rebalance = spec.rebalance
-    if rebalance and rebalance.approval is Approval.AUTOMATIC_BELOW and rebalance.automatic_below is None:
+    if spec.rebalance is not None:
+        yield from _rebalancing(spec.rebalance)
+
+
+def _rebalancing(wishes: Rebalancing) -> Iterator[Refusal]:
+    if wishes.approval is Approval.AUTOMATIC_BELOW and wishes.automatic_below is None:
         yield Refusal("spec.rebalance.automaticBelow", limits.REBALANCING[0]["message"])
+    slot_ms, horizon_ms = _ms(wishes.slot), _ms(wishes.horizon)
+    if not limits.SLOT_MS[0] <= slot_ms <= limits.SLOT_MS[1]:
+        yield Refusal("spec.rebalance.slot", f"is {wishes.slot}; {limits.SLOT_WORDS}")
+    if not slot_ms <= horizon_ms <= limits.LOOK_AHEAD_DAYS * DAY_MS:
+        said = f"is {wishes.horizon}, and slot is {wishes.slot}; {limits.HORIZON_WORDS}"
+        yield Refusal("spec.rebalance.horizon", said)
 
 
 def _label_maps(spec: DelayClusterSpec) -> Iterator[tuple[str, str, Mapping[str, str]]]:
@@ -140,12 +151,15 @@ def _topics(spec: DelayClusterSpec) -> Iterator[Refusal]:
 
 
 def _duration(path: str, text: str, most_days: int, what: str = "") -> Iterator[Refusal]:
-    try:
-        value = parse_duration_ms(text)
-    except ValueError:  # more than any time that can be kept
-        value = -1
-    if not 1 <= value <= most_days * DAY_MS:
+    if not 1 <= _ms(text) <= most_days * DAY_MS:
         yield Refusal(path, f"is {text}; allowed: 1ms to {most_days}d{what}")
+
+
+def _ms(text: str) -> float:
+    try:
+        return parse_duration_ms(text)
+    except ValueError:  # more than any time that can be kept
+        return math.inf
 
 
 def _taken_back(spec: DelayClusterSpec, standing: ClusterSpec) -> Iterator[Refusal]:

@@ -158,7 +158,7 @@ REBALANCE: Final = Kind(
         Column("Bytes", ".status.plan.movedBytes", "What the moves copy.", "integer", wide=True),
         Column("Peak before", ".status.plan.before.peakMessages", "The hottest node and slot.", "integer", wide=True),
         Column("Peak after", ".status.plan.after.peakMessages", "The same with every move done.", "integer", wide=True),
-        Column("Approval", ".spec.approval", "Who approves.", wide=True),
+        Column("Approval", ".spec.approval", "Who approves; empty: as the DelayCluster says.", wide=True),
     ),
 )
 

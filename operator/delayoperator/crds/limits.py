@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from delaynode.registry.model import MAX_HORIZON_DAYS
+from delaynode.registry.model import DAY_MS, MAX_HORIZON_DAYS
 
 from delayoperator.crds.base import Json, rule
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
@@ -23,6 +23,8 @@ MAX_NAME: Final = 40
 MIN_STORAGE: Final = "1Gi"
 MIN_MEMORY: Final = f"{SMALLEST_LIMIT_MIB}Mi"
 NODES_SUFFIX: Final = "-nodes"
+SLOT_MS: Final = 60_000, DAY_MS  # the rebalance job's own limits: rebalance.model.Settings
+LOOK_AHEAD_DAYS: Final = 366
 OURS: Final = ("delaycluster.io/", "app.kubernetes.io/")
 CLUSTER_NAME: Final = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -48,7 +50,7 @@ def _ms(text: str) -> str:
 
 
 def _duration(field: str) -> Json:
-    longest = MAX_HORIZON_DAYS * 86_400_000
+    longest = MAX_HORIZON_DAYS * DAY_MS
     return rule(  # a list of one gives the number a name: twice as long would be half of what the API server allows
         f"!has(self.{field}) || [{_ms(f'self.{field}')}].all(n, n >= 1.0 && n <= {longest}.0)",
         f"{field} must be 1ms to {MAX_HORIZON_DAYS}d",
@@ -162,9 +164,26 @@ ENV: Final = (
 
 REBALANCING: Final = (
     rule(
-        "self.approval != 'AutomaticBelow' || has(self.automaticBelow)",
+        "!has(self.approval) || self.approval != 'AutomaticBelow' || has(self.automaticBelow)",
         "approval AutomaticBelow needs automaticBelow: the largest plan that is carried out unasked",
         field=".automaticBelow",
+    ),
+)
+
+SLOT_WORDS: Final = "allowed: 1m to 24h"
+HORIZON_WORDS: Final = f"allowed: one slot to {LOOK_AHEAD_DAYS}d"
+REBALANCE_JOB: Final = (
+    rule(
+        f"[{_ms('self.slot')}].all(n, n >= {SLOT_MS[0]}.0 && n <= {SLOT_MS[1]}.0)",
+        "rebalance.slot must be 1m to 24h",
+        says=f"'rebalance.slot is ' + self.slot + '; {SLOT_WORDS}'",
+        field=".slot",
+    ),
+    rule(
+        f"[{_ms('self.horizon')}].all(n, n >= {_ms('self.slot')} && n <= {LOOK_AHEAD_DAYS * DAY_MS}.0)",
+        f"rebalance.horizon must be one slot to {LOOK_AHEAD_DAYS}d",
+        says=f"'rebalance.horizon is ' + self.horizon + ', slot is ' + self.slot + '; {HORIZON_WORDS}'",
+        field=".horizon",
     ),
 )
 

@@ -148,7 +148,12 @@ class Plan(Model):
         None, description="After this it can't be approved.", json_schema_extra={"format": "date-time"}
     )
     cluster_generation: Int | None = Field(
-        None, ge=0, description="The DelayCluster's metadata.generation that it is about; another one makes it void."
+        None, ge=0, description="The DelayCluster's metadata.generation when it was made; `madeFor` says what counts."
+    )
+    made_for: Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
+        None,
+        description="A hash of what it counts on in the DelayCluster: nodes, drained, replicas, and the topics with "
+        "their queues. Another one makes it void; a pause does not.",
     )
     slot_seconds: Int | None = Field(None, ge=1, le=86_400, description="How long a slot of time is; absent: 300.")
     moved_bytes: Int | None = Field(None, ge=0, description="What all moves copy.")
@@ -197,10 +202,11 @@ class DelayRebalanceSpec(Model):
     threshold: Number | None = Field(
         None, ge=1, le=100, description="As in the DelayCluster's rebalance; absent: as there."
     )
-    approval: Approval = Field(
-        Approval.MANUAL,
+    approval: Approval | None = Field(
+        None,
         description="Manual: the plan waits for the annotation delaycluster.io/approve=HASH. Automatic: it does not. "
-        "AutomaticBelow: it does not when it is within `automaticBelow`.",
+        "AutomaticBelow: it does not when it is within `automaticBelow`. Absent: as in the DelayCluster's rebalance; "
+        "with `moves`, Manual.",
     )
     automatic_below: AutomaticBelow | None = Field(None, description="With AutomaticBelow: up to what size.")
     excluded_topics: list[Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)]] | None = Field(

@@ -47,7 +47,10 @@ class History(Model):
 
     claim_name: Annotated[
         StrictStr, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-    ] = Field(description="A PersistentVolumeClaim of this namespace that is there already; the job's pod mounts it.")
+    ] = Field(
+        description="A PersistentVolumeClaim of this namespace that is there already; the job's pod mounts it. With a "
+        "k8s:// master its executors do too: then it has to be ReadWriteMany."
+    )
     sub_path: (
         Annotated[StrictStr, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None
     ) = Field(None, description="A directory in it; absent: the cluster's name.")
@@ -56,12 +59,12 @@ class History(Model):
 class Rebalancing(Model):
     """When the load is looked at and who approves of what is proposed."""
 
-    model_config = ConfigDict(json_schema_extra=rules(*limits.REBALANCING))
+    model_config = ConfigDict(json_schema_extra=rules(*limits.REBALANCING, *limits.REBALANCE_JOB))
 
     schedule: Annotated[StrictStr, Field(max_length=100, pattern=CRON)] | None = Field(
         None, description="When the job runs, as a CronJob's schedule in UTC: '0 3 * * *'. Absent: only by hand."
     )
-    horizon: Duration = Field("24h", description="How far ahead the load is looked at.")
+    horizon: Duration = Field("24h", description="How far ahead the load is looked at: one slot to 366d.")
     slot: Duration = Field("5m", description="The slots of time in which the load is counted: 1m to 24h.")
     max_moves: Int = Field(100, ge=1, le=1_000, description="The most moves that a plan has.")
     excluded_topics: list[Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)]] | None = Field(

@@ -28,16 +28,17 @@ def field_path(parent: str, item: object) -> str:
     return f"{parent}[{item}]"
 
 
-def from_pydantic(error: ValidationError, raw: object) -> tuple[Refusal, ...]:
-    """raw: the spec that was read."""
+def from_pydantic(error: ValidationError, raw: object, root: str = "spec") -> tuple[Refusal, ...]:
+    """raw: what was read, the part `root` of the object."""
     found = error.errors(include_url=False, include_context=True)
     return tuple(
-        Refusal(_path(raw, it["loc"]), _message(it["type"], it["input"], it.get("ctx", {}), it["msg"])) for it in found
+        Refusal(_path(root, raw, it["loc"]), _message(it["type"], it["input"], it.get("ctx", {}), it["msg"]))
+        for it in found
     )
 
 
-def _path(raw: object, steps: tuple[int | str, ...]) -> str:
-    path, at = "spec", raw
+def _path(root: str, raw: object, steps: tuple[int | str, ...]) -> str:
+    path, at = root, raw
     for step in steps:
         if isinstance(step, int):
             at = at[step] if isinstance(at, list) and step < len(at) else None
@@ -59,7 +60,7 @@ _PATTERNS = {
     base.TOPIC_NAME: "1 to 50 of a-z, 0-9 and '-', starting and ending with a-z or 0-9",
 }
 
-_WORDS: dict[str, Callable[[str, dict[str, Any]], str]] = {
+WORDS: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "missing": lambda was, limit: "is required",
     "int_type": lambda was, limit: f"is {was}; a whole number is wanted",
     "float_type": lambda was, limit: f"is {was}; a number is wanted",
@@ -82,5 +83,5 @@ _WORDS: dict[str, Callable[[str, dict[str, Any]], str]] = {
 
 
 def _message(kind: str, was: object, limit: dict[str, Any], words: str) -> str:
-    say = _WORDS.get(kind)
+    say = WORDS.get(kind)
     return f"is {shown(was)}; {words}" if say is None else say(shown(was), limit)

@@ -25,8 +25,7 @@ class Clusters:
         """There is such a DelayCluster, and something about it may be new."""
         with self._lock:
             worker = self._workers.get((namespace, name))
-            if worker is not None and worker.alive:
-                worker.wake()
+            if worker is not None and worker.wake():
                 return
             worker = self._workers[namespace, name] = self._new_worker(namespace, name)
             worker.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from delayoperator.kube.api import Api, ApiError, Json
@@ -30,12 +30,12 @@ class Live:
 
 
 class Observer:
-    """For one cluster. What storage classes allow is asked once: they seldom change, and asking needs a cluster-wide
-    right that a namespaced operator lacks."""
+    """For one cluster. A storage class that lets volumes grow is asked once; one that does not, at each look, since its
+    people are told to change it (VolumesCannotGrow)."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api, self._namespace, self._name = api, namespace, name
-        self._expandable: dict[str, bool] = {}
+        self._expandable: dict[str, bool] = {}  # by storage class
 
     def look(self) -> Live:
         """Raises ApiError."""
@@ -47,7 +47,8 @@ class Observer:
         pod_bodies = self._api.list(POD, self._namespace, selector)
         claims = {str(it["metadata"]["name"]): it for it in self._api.list(CLAIM, self._namespace, selector)}
         pods = [view for it in pod_bodies if (view := pod_view(self._name, it)) is not None]
-        views = [claim_view(self._name, it, self._classes(it)) for it in claims.values()]
+        self._look_at_classes(claims.values())
+        views = [claim_view(self._name, it, self._expandable) for it in claims.values()]
         return Live(
             owned,
             sorted(pods, key=lambda pod: ordinal(pod.node)),
@@ -64,13 +65,13 @@ class Observer:
                 return []  # its CRD is not installed, or not ours to see: then there is none of ours
             raise
 
-    def _classes(self, claim: Json) -> Mapping[str, bool]:
-        name = str((claim.get("spec") or {}).get("storageClassName") or "")
-        if name and name not in self._expandable:
+    def _look_at_classes(self, claims: Iterable[Json]) -> None:
+        for name in {str((it.get("spec") or {}).get("storageClassName") or "") for it in claims} - {""}:
+            if self._expandable.get(name):
+                continue
             try:
                 body = self._api.get(STORAGE_CLASS, "", name)
             except ApiError:
-                return {}
+                continue  # not ours to read, say: then the claim is asked to grow, and the API server answers
             if body is not None:
                 self._expandable[name] = bool(body.get("allowVolumeExpansion", False))
-        return self._expandable

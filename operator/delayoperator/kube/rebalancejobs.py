@@ -1,12 +1,13 @@
-"""Single runs of the rebalance job: one for each request of a DelayRebalance that has neither moves nor a plan."""
+"""Runs of the rebalance job: single ones, one for each request of a DelayRebalance that has neither moves nor a plan;
+and what became of those that the schedule starts."""
 
 from __future__ import annotations
 
 from delayoperator.crds.rebalance import DelayRebalanceStatus
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.kinds import CLUSTER_LABEL, JOB
+from delayoperator.kube.kinds import CLUSTER_LABEL, CRON_JOB, JOB
 from delayoperator.plan.rebalancing import Job, JobState
-from delayoperator.resources import ClusterView
+from delayoperator.resources import ClusterView, names
 from delayoperator.resources.cronjob import job_name, single_job
 
 COMPONENT = "app.kubernetes.io/component=rebalance"
@@ -29,6 +30,16 @@ class RebalanceJobs:
             return _state(own)
         return Job(JobState.RUNS if any(_state(it).state is JobState.RUNS for it in jobs.values()) else JobState.NONE)
 
+    def failed_run(self, view: ClusterView) -> str:
+        """Why the last of the schedule's runs that has ended failed; "": it did not. A run for a DelayRebalance is told
+        of there. Raises ApiError."""
+        if view.rebalance is None or view.rebalance.schedule is None:
+            return ""
+        jobs = [it for it in self._api.list(JOB, self._namespace, self._selector) if _is_scheduled(it, view)]
+        ended = [it for it in sorted(jobs, key=_age) if _state(it).state is not JobState.RUNS]
+        last = _state(ended[-1]) if ended else Job(JobState.NONE)
+        return last.message if last.state is JobState.FAILED else ""
+
     def start(self, view: ClusterView, meta: Json, status: DelayRebalanceStatus) -> bool:
         """Whether there is a new Job. meta: the DelayRebalance's, asked for at status.requested_at. Raises ApiError."""
         if self.state_of(view, meta, status).state is not JobState.NONE:
@@ -41,6 +52,16 @@ class RebalanceJobs:
                 raise
             return False  # it is there already
         return True
+
+
+def _is_scheduled(job: Json, view: ClusterView) -> bool:
+    wanted = (CRON_JOB.name, names.rebalance(view.name))
+    return any((it.get("kind"), it.get("name")) == wanted for it in job["metadata"].get("ownerReferences") or ())
+
+
+def _age(job: Json) -> tuple[str, str]:
+    meta = job["metadata"]
+    return str(meta.get("creationTimestamp", "")), str(meta["name"])  # a CronJob numbers its Jobs by their time
 
 
 def _state(job: Json) -> Job:

@@ -15,27 +15,32 @@ from delaynode.registry.port import Conflict, OutcomeUnknown, Registry
 from pydantic import ValidationError
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, MoveState, PlannedMove, State
+from delayoperator.crds.rebalancing import Rebalancing
+from delayoperator.crds.refusal import from_pydantic
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.events import Events
 from delayoperator.kube.kinds import DELAY_REBALANCE
 from delayoperator.kube.rebalancejobs import RebalanceJobs
 from delayoperator.loop import Clock, Log
 from delayoperator.plan import NodeView
-from delayoperator.plan.rebalancing import Asked, Edit, Outcome, Size, World, step
+from delayoperator.plan.rebalancing import Asked, Edit, Outcome, World, step
 from delayoperator.probe import Prober, fetched
 from delayoperator.resources import ClusterView
-from delayoperator.sizes import sizes
+from delayoperator.sizes import Weighed, weigh
 
 VERBS = {"approve": "delaycluster.io/approve", "verb": "delaycluster.io/rebalance"}
 INVALID = "InvalidSpec"
+CONSUME_TRIES = 5  # against others who write the object meanwhile
 SOON_S = 5.0  # between looks while a plan is carried out or a job runs: no watch tells of bytes, or of nodes at peace
 
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """under_way: what the DelayCluster's condition says of it; "" when nothing is rebalanced."""
+    """under_way: what the DelayCluster's condition says of it; "" when nothing is rebalanced.
+    failed: why the schedule's last run did not do its work; "" when it did."""
 
     under_way: str = ""
+    failed: str = ""
     again_s: float | None = None
     wrote: bool = False
     errors: Sequence[ApiError] = ()
@@ -83,14 +88,19 @@ class Rebalances:
 
         Raises ApiError when they can't be listed, and Unavailable of the registry.
         """
+        look = _Look()
+        try:
+            failed = self._jobs.failed_run(view)
+        except ApiError as error:  # plans are carried out all the same
+            failed = ""
+            look.errors.append(error)
         bodies = self._listed()
         found = self._registry.read_cluster() if bodies else None
         if found is None:
-            return Rebalanced()
+            return Rebalanced(failed=failed, errors=look.errors)
         shards = {shard.name: shard for shard in self._registry.list_shards()}
         generation = int(cluster["metadata"].get("generation", 0))
-        world = World(found.spec, shards, nodes, generation=generation, paused=paused)
-        look = _Look()
+        world = World(found.spec, shards, nodes, generation=generation, paused=paused, **_wishes(cluster))
         states = {str(body["metadata"]["name"]): _state(body) for body in bodies}
         said = {str(body["metadata"]["name"]): body for body in bodies}
         for body in bodies:
@@ -106,7 +116,8 @@ class Rebalances:
                 states[name] = status.state
                 said[name] = {**body, "status": _json(status)}
         going = [name for name, state in states.items() if state is State.REBALANCING]
-        return Rebalanced("; ".join(_sentence(said[name]) for name in going), look.again_s, look.wrote, look.errors)
+        sentence = "; ".join(_sentence(said[name]) for name in going)
+        return Rebalanced(sentence, failed, look.again_s, look.wrote, look.errors)
 
     def _listed(self) -> list[Json]:
         """The oldest first. None where the kind is not installed, or not ours to see."""
@@ -127,8 +138,8 @@ class Rebalances:
             spec = DelayRebalanceSpec.model_validate(body.get("spec") or {})
             before = DelayRebalanceStatus.model_validate(body.get("status") or {})
         except ValidationError as error:
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            part = "spec" if error.title == DelayRebalanceSpec.__name__ else "status"
+            why = "; ".join(map(str, from_pydantic(error, body.get(part), part)))
             self._events.say(meta, INVALID, why, warning=True, kind=DELAY_REBALANCE)
             return None
         notes = meta.get("annotations") or {}
@@ -136,15 +147,17 @@ class Rebalances:
         if before.state is State.PENDING_PROPOSAL:
             world = _with(world, job=self._jobs.state_of(view, meta, before))
             look.again(SOON_S)
-        world = _with(world, copied=self._copied(before, world.shards), sizes=self._sizes(asked, before, world))
         now_ms = self._clock.wall_ms()
+        weighed = self._weighed(asked, before, world, now_ms)
+        copied = self._copied(before, world.shards)
+        world = _with(world, copied=copied, sizes=weighed.sizes, coming=weighed.coming)
         outcome = step(asked, before, world, now_ms)
         try:
             meta = self._keep(meta, before, outcome, look)
             self._apply(outcome.edits, look)
             if outcome.wants_job and self._jobs.start(view, meta, outcome.status):
                 look.wrote = True
-            self._consume(meta, outcome)
+            self._consume(meta, notes, outcome)
         except ApiError as error:
             if not error.conflict and not error.not_found:
                 raise
@@ -180,11 +193,26 @@ class Rebalances:
                 look.again(0.0)
             look.wrote = True
 
-    def _consume(self, meta: Json, outcome: Outcome) -> None:
-        if outcome.consumed:
-            taken = {VERBS[name]: None for name in outcome.consumed}
+    def _consume(self, meta: Json, answered: Json, outcome: Outcome) -> None:
+        """Takes the verbs that were answered away, and at once: a stop that is still there when somebody approves the
+        rest would stop that too. One that was asked for meanwhile stays."""
+        for last in (*[False] * (CONSUME_TRIES - 1), True):
+            there = meta.get("annotations") or {}
+            keys = [VERBS[name] for name in outcome.consumed]
+            taken = {key: None for key in keys if key in there and there[key] == answered.get(key)}
+            if not taken:
+                return
             body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": taken}}
-            self._api.merge(DELAY_REBALANCE, self._namespace, str(meta["name"]), body)
+            try:
+                self._api.merge(DELAY_REBALANCE, self._namespace, str(meta["name"]), body)
+                return
+            except ApiError as error:
+                if last or not error.conflict:
+                    raise
+            found = self._api.get(DELAY_REBALANCE, self._namespace, str(meta["name"]))
+            if found is None or found["metadata"].get("uid") != meta.get("uid"):
+                return
+            meta = found["metadata"]
 
     def _copied(self, status: DelayRebalanceStatus, shards: Mapping[str, ShardObject]) -> dict[str, int]:
         """Bytes that copies on their way have fetched, by shard."""
@@ -196,13 +224,24 @@ class Rebalances:
             self._prober = self._new_prober()
         return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
-    def _sizes(self, asked: Asked, status: DelayRebalanceStatus, world: World) -> dict[str, Size]:
+    def _weighed(self, asked: Asked, status: DelayRebalanceStatus, world: World, now_ms: int) -> Weighed:
         """Where a plan by hand is about to be made."""
         moves = asked.spec.moves
         new = status.state in (None, State.NEW) or asked.verb is not None
         if not moves or world.paused or not (new or status.observed_generation != asked.generation):
-            return {}
-        return sizes({move.shard for move in moves}, world.shards, self._registry.list_leases())
+            return Weighed()
+        return weigh({move.shard for move in moves}, world.shards, self._registry.list_leases(), now_ms)
+
+
+def _wishes(cluster: Json) -> dict[str, Any]:
+    """For plans, as the DelayCluster has them now; what can't be read approves of nothing."""
+    try:
+        wishes = Rebalancing.model_validate((cluster.get("spec") or {}).get("rebalance") or {})
+    except ValidationError:
+        return {}
+    return {
+        "approval": wishes.approval, "automatic_below": wishes.automatic_below, "threshold": wishes.threshold,
+    }  # fmt: skip
 
 
 def _with(world: World, **changes: Any) -> World:

@@ -39,7 +39,7 @@ class ShardsThread:
         self,
         registry: Registry,
         log: Log,
-        on_action: Callable[[], None],
+        on_action: Callable[[], object],
         prober: Callable[[], Prober] = GrpcProber,
         clock: Clock | None = None,
     ) -> None:

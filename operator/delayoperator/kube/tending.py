@@ -148,6 +148,8 @@ class Tending:
         except ApiError as error:
             rebalanced = Rebalanced(errors=[error])
         outcome.problems += [problem(error) for error in rebalanced.errors]
+        if rebalanced.failed:
+            outcome.problems.append(Problem(Reason.REBALANCE_FAILED, rebalanced.failed))
         return rebalanced
 
     def _patient(self, counted: Census, was_ready: bool) -> Census:

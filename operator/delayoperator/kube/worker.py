@@ -54,7 +54,8 @@ OpenRegistry = Callable[[str, str, str], Registry]
 
 
 class Worker:
-    """log: one event, a line each. Started once; ends when its DelayCluster is gone, or by stop()."""
+    """log: one event, a line each. Started once; ends when its DelayCluster is gone, or by stop(). One that is over has
+    closed what it held, so that another one may begin."""
 
     def __init__(
         self, namespace: str, name: str, api: Api, open_registry: OpenRegistry, settings: Settings, log: Log
@@ -64,6 +65,8 @@ class Worker:
         self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
         self._events = Events(api, settings.clock, self._log)
         self._wake, self._stop = threading.Event(), threading.Event()
+        self._ending = threading.Lock()  # between a wake-up and the end: it is heard, or refused
+        self._over = False
         self._registry: Registry | None = None
         self._shards: ShardsThread | None = None
         self._tending: Tending | None = None
@@ -80,8 +83,12 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def wake(self) -> None:
-        self._wake.set()
+    def wake(self) -> bool:
+        """There may be something to look at. False: it is over, and looks at nothing any more."""
+        with self._ending:
+            if not self._over:
+                self._wake.set()
+            return not self._over
 
     def pod(self, body: Json) -> None:
         """A pod as a watch has just shown it: the way of a failover that need not wait."""
@@ -115,11 +122,22 @@ class Worker:
                 self.round_began_s = began_s
                 pause_s = self._round()
                 self.round_began_s = None
-                if pause_s is None:
+                if pause_s is not None:
+                    self._rest(began_s, pause_s)
+                    continue
+                self._close()  # takes seconds, in which another cluster of this name may have come
+                if self._is_last():
                     return
-                self._rest(began_s, pause_s)
         finally:
             self._close()
+            with self._ending:
+                self._over = True
+
+    def _is_last(self) -> bool:
+        """Unless it was woken since it last looked."""
+        with self._ending:
+            self._over = not self._wake.is_set()
+            return self._over
 
     def _round(self) -> float | None:
         """How long to rest unless woken; None: the cluster is gone."""

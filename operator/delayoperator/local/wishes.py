@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from delaynode.registry.model import (
+    LEAST_LEASE_SECONDS,
     BadSpec,
     ClusterSpec,
     Delivery,
@@ -37,7 +38,8 @@ class Wishes:
 def merge(found: ClusterSpec | None, asked: Wishes) -> ClusterSpec:
     """The new wishes. Topics are added to those found.
 
-    Raises BadSpec for what can't be taken back: fewer nodes, fewer queues of a topic, a shorter horizon.
+    Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a
+    lease that living nodes could not keep up.
     """
     if found is None:
         found = ClusterSpec(
@@ -45,6 +47,9 @@ def merge(found: ClusterSpec | None, asked: Wishes) -> ClusterSpec:
         )
     _not_less("nodes", asked.nodes, found.nodes)
     _not_less("horizon days", asked.horizon_days, found.horizon_days)
+    if asked.lease_seconds is not None and asked.lease_seconds < LEAST_LEASE_SECONDS:
+        least = f"allowed: at least {LEAST_LEASE_SECONDS}, since a node renews its lease each second"
+        raise BadSpec(f"lease seconds: {asked.lease_seconds} asked for; {least}")
     merged = {topic.name: topic for topic in found.topics}
     for topic in asked.topics:
         if topic.name in merged:

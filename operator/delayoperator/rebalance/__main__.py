@@ -56,8 +56,8 @@ def main(
     try:
         require()
         kube = _Kube(registry, name) if registry.startswith("kube:") else None
-        if kube is not None and not dry_run and kube.under_way():
-            click.echo(f"DelayRebalance {kube.name} is under way: nothing is proposed", err=True)
+        if kube is not None and not dry_run and (why := kube.why_it_stays()) is not None:
+            click.echo(f"nothing is proposed: DelayRebalance {kube.name} {why}", err=True)
             return
         settings = _settings(kube.settings() if kube else Settings(), wished)
         cluster = kube.read_map() if kube else read_map(registry)
@@ -122,10 +122,10 @@ class _Kube:
             raise RebalanceError(str(error)) from error
         self._object = self._get_cluster()
 
-    def under_way(self) -> bool:
+    def why_it_stays(self) -> str | None:
         from delayoperator.rebalance import publish
 
-        return publish.under_way(self._rebalance())
+        return publish.why_it_stays(self._rebalance())
 
     def settings(self) -> Settings:
         from delayoperator.rebalance.wishes import settings_of
@@ -135,7 +135,7 @@ class _Kube:
     def read_map(self) -> ClusterMap:
         from delayoperator.rebalance.maps import zones_of
 
-        zones = zones_of(self.api, self.namespace, self.cluster)
+        zones = zones_of(self.api, self.namespace, self.cluster, say=lambda said: click.echo(said, err=True))
         return read_map(self.registry, zones, self._object["metadata"].get("generation"))
 
     def publish(self, plan: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delaynode.registry import open_registry
@@ -10,6 +10,7 @@ from delaynode.registry.model import ClusterSpec, NodeLease, ShardObject
 from delaynode.registry.port import RegistryError
 
 from delayoperator.plan.placement import wanted
+from delayoperator.plan.rebalancing import made_for
 from delayoperator.rebalance.model import ClusterMap, MapNode, MapShard, RebalanceError
 
 if TYPE_CHECKING:
@@ -57,39 +58,67 @@ def as_map(
         )
         for name in names
     )
-    return ClusterMap(cluster.name, nodes, tuple(_shard(shard) for shard in shards), generation)
+    return ClusterMap(cluster.name, nodes, tuple(_shard(shard) for shard in shards), generation, made_for(cluster))
 
 
-def zones_of(api: Api, namespace: str, cluster: str) -> dict[str, str]:
+def zones_of(api: Api, namespace: str, cluster: str, say: Callable[[str], None]) -> dict[str, str]:
     """The zone of each node id, where it can be known: the pod's own label, else that of the machine it runs on.
 
-    What may not be read is taken as not known: copies are then only on different nodes.
+    What may not be read is not known, and `say` gets a sentence about it: copies of those nodes are then only on
+    different nodes. Raises RebalanceError.
     """
     from delayoperator.kube.api import ApiError
-    from delayoperator.kube.kinds import CLUSTER_LABEL, POD, Kind
+    from delayoperator.kube.kinds import CLUSTER_LABEL, POD
     from delayoperator.kube.views import pod_view
 
-    machines = Kind("Node", "", "v1", "nodes", namespaced=False)
     found: dict[str, str] = {}
-    known: dict[str, str] = {}
+    unread: list[str] = []
+    machines = _Machines(api)
     try:
         pods = api.list(POD, namespace, f"{CLUSTER_LABEL}={cluster}")
         for pod in pods:
             view = pod_view(cluster, pod)
             if view is None:
                 continue
-            zone = (pod["metadata"].get("labels") or {}).get(ZONE, "")
-            if not zone and view.machine:
-                if view.machine not in known:
-                    machine = api.get(machines, "", view.machine) or {}
-                    known[view.machine] = ((machine.get("metadata") or {}).get("labels") or {}).get(ZONE, "")
-                zone = known[view.machine]
+            zone = (pod["metadata"].get("labels") or {}).get(ZONE) or machines.zone(view.machine)
             if zone:
                 found[view.node] = zone
+            elif zone is None:
+                unread.append(view.node)
     except ApiError as error:
         if not error.forbidden:
             raise RebalanceError(str(error)) from error
+        say(f"zones are not known: pods may not be listed ({error})")
+    if unread:
+        say(
+            f"the zones of {', '.join(unread)} are not known: their pods have no label {ZONE} (Kubernetes sets it from "
+            "1.35 on), and the job's ServiceAccount may not get nodes. A plan may put all copies of a shard into one "
+            "zone; docs/rebalance.md, Zones, has the ClusterRole that it needs"
+        )
     return found
+
+
+class _Machines:
+    """The zones of Kubernetes' nodes, each asked for once."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._zones: dict[str, str | None] = {"": ""}  # a pod that is on none yet
+
+    def zone(self, name: str) -> str | None:
+        """An empty text where it has none; None where it may not be read. Raises ApiError."""
+        from delayoperator.kube.api import ApiError
+        from delayoperator.kube.kinds import Kind
+
+        if name not in self._zones:
+            try:
+                machine = self._api.get(Kind("Node", "", "v1", "nodes", namespaced=False), "", name) or {}
+                self._zones[name] = ((machine.get("metadata") or {}).get("labels") or {}).get(ZONE, "")
+            except ApiError as error:
+                if not error.forbidden:
+                    raise
+                self._zones[name] = None
+        return self._zones[name]
 
 
 def _nodes_of(shard: ShardObject) -> set[str]:

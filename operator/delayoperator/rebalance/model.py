@@ -58,12 +58,14 @@ class MapShard:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMap:
-    """Where everything is, as the registry says. generation: of the DelayCluster object; None without Kubernetes."""
+    """Where everything is, as the registry says. generation: of the DelayCluster object; None without Kubernetes.
+    made_for: names what a plan for this map counts on; None where nobody asks."""
 
     name: str
     nodes: tuple[MapNode, ...]
     shards: tuple[MapShard, ...]
     generation: int | None = None
+    made_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class FoundMove:
     messages: int  # that wait in the shard
     due_during_move: int
     replicas: tuple[str, ...]  # the nodes of its copies now, as in the map
-    hot_slots_ms: tuple[int, ...]  # starts of the slots in which the shard makes its node hot
+    hot_slots_ms: tuple[int, ...]  # starts of the slots in which the shard makes its node hot, the heaviest
 
 
 @dataclass(frozen=True, slots=True)

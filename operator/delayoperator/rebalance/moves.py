@@ -7,17 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from delayoperator import hotslots
 from delayoperator.rebalance.model import F64, Bool, ClusterMap, FoundMove, LoadFigures, Settings, Span
 
 START_MS = 2_000  # a move's other steps, beside the copying: joining the in-sync set, the switchover
-HOT_SLOTS = 64  # of a shard, that are named
-
-
-def hot(loads: F64, counted: Bool, threshold: float) -> Bool:
-    """bool[N, S]: the node's load in the slot is above threshold x the mean. counted: nodes that make up the mean."""
-    if not counted.any():
-        return np.zeros(loads.shape, dtype=bool)
-    return np.asarray(loads > threshold * loads[counted].mean(axis=0))
 
 
 def figures(loads: F64, sizes: F64, counted: Bool, names: Sequence[str], span: Span, threshold: float) -> LoadFigures:
@@ -29,7 +22,7 @@ def figures(loads: F64, sizes: F64, counted: Bool, names: Sequence[str], span: S
         peak_slot_ms=span.start_of(int(slot)),
         mean_messages=float(loads[counted, slot].mean()) if counted.any() else 0.0,
         peak_bytes=float(sizes.max(initial=0.0)),
-        hot_slots=int(hot(loads, counted, threshold).any(axis=0).sum()),
+        hot_slots=int(hotslots.hot(loads, counted, threshold).any(axis=0).sum()),
     )
 
 
@@ -51,13 +44,13 @@ def found_moves(
     wanted: (shard, node) by number, and vectors, f64[k, S], in the same order. What falls due during a move is
     reckoned with one move after the other, copying at settings.bytes_per_second.
     """
-    too_hot = hot(before, counted, settings.threshold)
+    too_hot, excess = hotslots.hot(before, counted, settings.threshold), hotslots.above(before, counted)
     number = {known.name: place for place, known in enumerate(cluster.nodes)}
     made = []
     for (shard, node), vector in zip(wanted, vectors, strict=True):
         it = cluster.shards[shard]
-        slots = np.flatnonzero(too_hot[number[it.master]] & (vector > 0))
-        heaviest = np.sort(slots[np.argsort(-vector[slots], kind="stable")][:HOT_SLOTS])
+        at = number[it.master]
+        heaviest = hotslots.of_shard(vector, too_hot[at], excess[at], len(wanted))
         copies = not holds[shard, node]
         move = FoundMove(
             shard=it.name,
@@ -74,14 +67,7 @@ def found_moves(
     ordered, at_ms = [], float(now_ms)
     for _, _, _, move, vector in sorted(made, key=lambda it: it[:3]):
         end_ms = at_ms + START_MS + move.bytes / settings.bytes_per_second * 1000
-        ordered.append(replace(move, due_during_move=_due(vector, at_ms, end_ms, span)))
+        due = hotslots.due(vector, span.start_ms, span.slot_ms, at_ms, end_ms)
+        ordered.append(replace(move, due_during_move=due))
         at_ms = end_ms
     return tuple(ordered)
-
-
-def _due(vector: F64, begin_ms: float, end_ms: float, span: Span) -> int:
-    """Messages due in [begin, end), spread evenly over each slot."""
-    edges = span.start_ms + span.slot_ms * np.arange(span.count + 1)
-    total = np.concatenate(([0.0], np.cumsum(vector)))
-    low, high = np.interp([begin_ms, end_ms], edges, total)
-    return round(high - low)

@@ -14,6 +14,7 @@ def to_plan(study: Study, cluster: ClusterMap, settings: Settings, *, now_ms: in
             "madeAt": text_of(now_ms),
             "expiresAt": text_of(now_ms + settings.expires_ms),
             "clusterGeneration": cluster.generation,
+            "madeFor": cluster.made_for,
             "slotSeconds": study.slot_ms // 1000,
             "movedBytes": sum(move.bytes for move in study.moves),
             "dueInWindow": sum(move.due_during_move for move in study.moves),

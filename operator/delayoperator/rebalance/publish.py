@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayoperator.crds.rebalance import DelayRebalanceSpec, Plan, State
+from delayoperator.crds.rebalance import Plan, State
 from delayoperator.kube.api import Api, ApiError
 from delayoperator.kube.kinds import CLUSTER_LABEL, DELAY_CLUSTER, GROUP, VERSION, Kind
 from delayoperator.rebalance.model import RebalanceError
 
 DELAY_REBALANCE = Kind("DelayRebalance", GROUP, VERSION, "delayrebalances")
 UNDER_WAY = frozenset({State.REBALANCING.value, State.RECONCILIATION_PAUSED.value})
+VERB, STOP = f"{GROUP}/rebalance", "stop"
 TRIES = 5  # against others who write the object meanwhile
 
 
@@ -19,8 +20,18 @@ def name_of(cluster: str) -> str:
     return f"{cluster}-rebalance"
 
 
-def under_way(found: dict[str, Any] | None) -> bool:
-    return found is not None and (found.get("status") or {}).get("state") in UNDER_WAY
+def why_it_stays(found: dict[str, Any] | None) -> str | None:
+    """Why this DelayRebalance gets no other plan now; None: it may have one."""
+    if found is None:
+        return None
+    state = (found.get("status") or {}).get("state")
+    if state == State.STOPPED:  # `refresh` takes it out of this state before it asks for a job
+        return "was stopped: its plan stays until it is approved again, or refresh asks for another"
+    if state in UNDER_WAY:
+        return "is under way: its plan stays"
+    if (found["metadata"].get("annotations") or {}).get(VERB, "").strip() == STOP:
+        return "is about to be stopped: it gets no plan"  # the operator has not seen the verb yet
+    return None
 
 
 def publish(api: Api, namespace: str, name: str, cluster: dict[str, Any], plan: Plan) -> str:
@@ -31,8 +42,8 @@ def publish(api: Api, namespace: str, name: str, cluster: dict[str, Any], plan: 
     try:
         for _ in range(TRIES):
             found = api.get(DELAY_REBALANCE, namespace, name)
-            if under_way(found):
-                return f"DelayRebalance {name} is under way: its plan stays"
+            if (why := why_it_stays(found)) is not None:
+                return f"DelayRebalance {name} {why}"
             if found is None:
                 if not plan.moves:
                     return f"nothing to propose: no DelayRebalance {name} is made"
@@ -61,10 +72,9 @@ def _written(api: Api, namespace: str, name: str, found: dict[str, Any], plan: P
 
 
 def _new(name: str, namespace: str, cluster: dict[str, Any]) -> dict[str, Any]:
-    """With the DelayCluster's wishes for plans; it goes with the cluster."""
-    meta, wishes = cluster["metadata"], (cluster.get("spec") or {}).get("rebalance") or {}
-    shared = ("threshold", "approval", "automaticBelow", "excludedTopics")
-    known = {field.alias for field in DelayRebalanceSpec.model_fields.values()}
+    """Without wishes of its own: those of the DelayCluster hold, as they are whenever they are asked for. It goes with
+    the cluster."""
+    meta = cluster["metadata"]
     return {
         "apiVersion": DELAY_REBALANCE.api_version,
         "kind": DELAY_REBALANCE.name,
@@ -81,5 +91,5 @@ def _new(name: str, namespace: str, cluster: dict[str, Any]) -> dict[str, Any]:
                 }
             ],
         },
-        "spec": {"cluster": meta["name"], **{key: wishes[key] for key in shared if key in wishes and key in known}},
+        "spec": {"cluster": meta["name"]},
     }

@@ -92,26 +92,16 @@ def _job(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
         "template": {
             "metadata": {
                 "labels": names.job_labels(view.name),
-                "annotations": {EXECUTOR_POD: _executor_pod()} if wishes.executors else {},
+                "annotations": {EXECUTOR_POD: _executor_pod(view, wishes)} if wishes.executors else {},
             },
             "spec": {
                 "serviceAccountName": names.rebalance(view.name),
                 "automountServiceAccountToken": True,  # it reads the map, and writes its plan
                 "enableServiceLinks": False,
                 "restartPolicy": "Never",
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": USER,
-                    "runAsGroup": USER,
-                    "fsGroup": USER,
-                    "fsGroupChangePolicy": "OnRootMismatch",
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
                 "containers": [_container(view, wishes, rebalance)],
                 "volumes": _volumes(wishes),
-                "nodeSelector": dict(view.pod.node_selector),
-                "tolerations": [dict(toleration) for toleration in view.pod.tolerations],
-                "imagePullSecrets": [{"name": name} for name in view.pod.image_pull_secrets],
+                **_like_the_nodes(view),
             },
         },
     }
@@ -119,8 +109,7 @@ def _job(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
 
 def _container(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
     resources = DEFAULT_RESOURCES if wishes.resources is None else wishes.resources
-    more = [{"name": "history", "mountPath": HISTORY}] if wishes.history is not None else []
-    more += [{"name": "executor", "mountPath": EXECUTOR}] if wishes.executors else []
+    more = [{"name": "executor", "mountPath": EXECUTOR}] if wishes.executors else []
     return {
         "name": CONTAINER,
         "image": wishes.image,
@@ -140,14 +129,36 @@ def _container(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Js
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *more],
+        "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *_history_mounts(wishes), *more],
+        "securityContext": _restricted(),
+    }
+
+
+def _restricted() -> Json:
+    """Of a container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _like_the_nodes(view: ClusterView) -> Json:
+    """Of a pod's spec, driver's and executors': as whom, where, and with which image pull secrets it runs."""
+    return {
         "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
             "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "nodeSelector": dict(view.pod.node_selector),
+        "tolerations": [dict(toleration) for toleration in view.pod.tolerations],
+        "imagePullSecrets": [{"name": name} for name in view.pod.image_pull_secrets],
     }
 
 
@@ -182,27 +193,31 @@ def _submit_args(conf: Mapping[str, str]) -> str:
 
 
 def _volumes(wishes: RebalanceWishes) -> list[Json]:
-    found: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}}]
-    if wishes.history is not None:
-        found.append({"name": "history", "persistentVolumeClaim": {"claimName": wishes.history[0]}})
+    found: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}}, *_history_volumes(wishes)]
     if wishes.executors:
         note = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{EXECUTOR_POD}']"}
         found.append({"name": "executor", "downwardAPI": {"items": [{"path": EXECUTOR_FILE, "fieldRef": note}]}})
     return found
 
 
-def _executor_pod() -> str:
-    """As the pod security level `restricted` wants it; Spark adds the rest, /tmp as a volume among it."""
-    profile = {"type": "RuntimeDefault"}
-    container = {
-        "name": "executor",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": True,
-            "seccompProfile": profile,
-        },
+def _history_volumes(wishes: RebalanceWishes) -> list[Json]:
+    if wishes.history is None:
+        return []
+    return [{"name": "history", "persistentVolumeClaim": {"claimName": wishes.history[0]}}]
+
+
+def _history_mounts(wishes: RebalanceWishes) -> list[Json]:
+    return [] if wishes.history is None else [{"name": "history", "mountPath": HISTORY}]
+
+
+def _executor_pod(view: ClusterView, wishes: RebalanceWishes) -> str:
+    """Like the job's own pod; Spark adds the rest, /tmp as a volume among it. Executors write the history's files, and
+    the driver puts them in their place: all of them mount it."""
+    container = {"name": "executor", "securityContext": _restricted(), "volumeMounts": _history_mounts(wishes)}
+    spec = {
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": _history_volumes(wishes),
+        **_like_the_nodes(view),
     }
-    user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": profile}
-    spec = {"enableServiceLinks": False, "securityContext": user, "containers": [container]}
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec}, sort_keys=True)

@@ -167,7 +167,7 @@ def _problems(seen: Picture) -> Iterator[Problem]:
     if counted.held:
         yield Problem(Reason.MOVES_HELD, some(counted.held))
     if seen.volumes.refused:
-        message = f"the storage class does not allow volumes to grow: {some(seen.volumes.refused)}"
+        message = f"volumes are to grow and may not: {some(seen.volumes.refused)}"
         yield Problem(Reason.VOLUMES_CANNOT_GROW, message)
 
 

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     COPIES_OUT_OF_SYNC = "CopiesOutOfSync"
     MOVES_HELD = "MovesHeld"
     VOLUMES_CANNOT_GROW = "VolumesCannotGrow"
+    REBALANCE_FAILED = "RebalanceFailed"  # the last run of spec.rebalance.schedule ended without having looked
     HEALTHY = "Healthy"
     # Rebalancing; what a DelayRebalance says of itself is plan.rebalancing's Why
     REBALANCING = "Rebalancing"

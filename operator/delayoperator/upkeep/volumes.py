@@ -18,7 +18,7 @@ class GrowClaim:
 class Volumes:
     grow: tuple[GrowClaim, ...] = ()
     growing: tuple[str, ...] = ()  # asked for, and not there yet
-    refused: tuple[str, ...] = ()  # the class does not allow it
+    refused: tuple[str, ...] = ()  # each with who does not allow it
 
 
 def volumes(wanted_bytes: int, wanted: str, claims: Sequence[ClaimView]) -> Volumes:
@@ -30,10 +30,10 @@ def volumes(wanted_bytes: int, wanted: str, claims: Sequence[ClaimView]) -> Volu
         if not claim.capacity_bytes:
             continue  # not bound yet: only bound claims can grow
         if claim.requested_bytes < wanted_bytes:
+            reason = f"{claim.name} has {_gib(claim.requested_bytes)}, {wanted} is wished for"
             if claim.expandable is False:
-                refused.append(f"{claim.name} has {_gib(claim.requested_bytes)}, {wanted} is wished for")
+                refused.append(f"{reason} (its storage class has no allowVolumeExpansion)")
             else:
-                reason = f"{claim.name} has {_gib(claim.requested_bytes)}, {wanted} is wished for"
                 grow.append(GrowClaim(claim, reason))
         elif claim.capacity_bytes < claim.requested_bytes:
             growing.append(f"{claim.name} has {_gib(claim.capacity_bytes)} of {_gib(claim.requested_bytes)}")

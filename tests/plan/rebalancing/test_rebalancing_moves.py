@@ -157,6 +157,53 @@ def test_how_near_is_near_depends_on_the_bytes_and_the_lead_time(size_bytes: int
     assert (driver.in_flight() == 1) is begins
 
 
+def hot_from(world: Cluster, *minutes: int, slot: int, **spec: object) -> Driver:
+    """A small move whose shard is hot in the slots, of so many minutes, that begin then."""
+    name = next(name for name, nodes in sorted(nodes_of(world).items()) if nodes == ("n1",))
+    hot = a_move(world, name, "n0", hot_slots=[text_of(START_MS + it * MINUTE_MS) for it in minutes])
+    driver = Driver(world, **spec)
+    driver.ready(a_plan([hot], slot_seconds=slot * 60))
+    driver.approve()
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("minutes", "slot"), [(range(-30, 23 * 60, 60), 60), (range(0, 180, 5), 5), (range(0, 6 * 60, 6), 5)]
+)
+def test_a_shard_that_is_hot_for_hours_does_not_wait_for_them_to_end(minutes: range, slot: int) -> None:
+    assert hot_from(cluster(3, 3), *minutes, slot=slot).in_flight() == 1
+
+
+def test_slots_without_room_for_the_move_between_them_are_waited_for_together() -> None:
+    """Hot for 5 min from 0, 6 and 40 on: with a minute's lead there is no room between the first two."""
+    driver = hot_from(cluster(3, 3), 0, 6, 40, slot=5)
+    assert driver.in_flight() == 0
+    assert driver.last is not None
+    assert driver.last.look_again_ms == START_MS + 11 * MINUTE_MS
+
+
+def test_a_single_slot_is_waited_for_however_long_it_is() -> None:
+    assert hot_from(cluster(3, 3), 1, slot=12 * 60).in_flight() == 0
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_move_whose_beginning_was_lost_waits_again_when_its_hot_slot_has_come_near(copies: bool) -> None:
+    world = cluster(3, 3, replicas=2)
+    has = nodes_of(world)["t-0"]
+    to = next(it for it in world.spec.node_ids if it not in has) if copies else has[1]
+    driver = Driver(world)
+    driver.ready(a_plan([a_move(world, "t-0", to, hot_slots=[text_of(START_MS + 10 * MINUTE_MS)])]))
+    assert driver.status is not None
+    assert driver.status.plan is not None
+    driver.look(approve=driver.status.plan.hash, crash=True)
+    assert driver.in_flight() == 1, "the status was written, and nothing else"
+    driver.now_ms += 9 * MINUTE_MS + 30_000
+    assert driver.look().edits == ()
+    assert (driver.in_flight(), driver.moves[0].started_at) == (0, None)
+    driver.now_ms += 6 * MINUTE_MS
+    assert len(driver.look().edits) == 1
+
+
 def test_a_hot_slot_that_is_over_holds_up_nothing() -> None:
     world = cluster(3, 3)
     name = next(name for name, nodes in sorted(nodes_of(world).items()) if nodes == ("n1",))

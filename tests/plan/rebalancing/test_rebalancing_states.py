@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from delaynode.registry.model import TopicSpec
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, Plan, State
-from delayoperator.plan.rebalancing import Job, JobState, Size, text_of
+from delayoperator.crds.rebalancing import Approval, AutomaticBelow
+from delayoperator.plan.rebalancing import Coming, Job, JobState, Size, made_for, text_of
 from delayoperator.plan.rebalancing.machine import ACCEPTS
 
 from tests.plan.cluster import Cluster
@@ -45,11 +49,39 @@ def test_moves_by_hand_become_a_plan_that_waits_for_its_approval(settled: Cluste
     assert driver.status is not None
     assert driver.status.plan is not None
     assert driver.status.plan.moved_bytes == 500 * len(driver.moves) == 2_000
-    assert driver.status.plan.cluster_generation == 7
+    assert (driver.status.plan.cluster_generation, driver.status.plan.made_for) == (7, made_for(settled.spec))
+    assert {(it.hot_slots is None, it.due_during_move) for it in driver.moves} == {(True, None)}, "nobody has said it"
     assert driver.status.plan.hash
     assert driver.status.plan.hash in driver.status.conditions[0].message  # type: ignore[index]
     assert driver.last is not None
     assert (driver.last.edits, driver.last.wants_job) == ((), False)
+
+
+def test_moves_by_hand_tell_what_falls_due_and_when_their_shards_are_hot(settled: Cluster) -> None:
+    """n1 has 100 messages in the slot after the next, of which 60 are t-1's, and 1 a second in all slots."""
+    name = next(name for name, nodes in sorted(nodes_of(settled).items()) if nodes[0] == "n1")
+    flat, burst = np.full(12, 300.0), np.zeros(12)
+    burst[2] = 6_000
+    loads = np.stack([flat, flat + burst, flat])
+    driver = Driver(settled, moves=[{"shard": name, "from": "n1", "to": "n0"}])
+    coming = Coming(START_MS, 300_000, ("n0", "n1", "n2"), loads, {name: flat / 3 + burst * 0.6})
+    size = Size(32 << 20, 5)  # a second to copy
+    driver.around = replace(driver.around, sizes={name: size}, coming=coming)
+    driver.look()
+    assert driver.status is not None
+    assert driver.status.plan is not None
+    (move,) = driver.moves
+    assert move.hot_slots == [text_of(START_MS + 600_000)]
+    assert move.due_during_move == driver.status.plan.due_in_window == 2  # 6 s of a third a second
+    assert driver.status.plan.slot_seconds == 300
+    driver.around = replace(driver.around, coming=replace(coming, whole=False))
+    driver.look(verb="refresh")
+    assert (driver.moves[0].hot_slots, driver.moves[0].due_during_move) == (None, 2), "hot is so beside all others"
+    driver.now_ms += 590_000
+    driver.around = replace(driver.around, coming=coming)
+    driver.look(verb="refresh")
+    driver.approve()
+    assert driver.in_flight() == 0, "its hot slot is near"
 
 
 @pytest.mark.parametrize(
@@ -159,15 +191,51 @@ def test_a_plan_that_nobody_approves_expires_and_a_refresh_asks_for_another(sett
     assert driver.status.plan is None
 
 
-def test_a_plan_for_another_generation_of_the_cluster_is_void(settled: Cluster) -> None:
-    driver = Driver(settled)
-    driver.around = replace(driver.around, generation=4)
-    driver.ready(a_plan([a_move(settled, "t-1", "n0")], cluster_generation=4))
-    assert driver.state is State.PROPOSAL_READY
-    driver.around = replace(driver.around, generation=5)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": 4},
+        {"drained": ("n2",)},
+        {"replicas": 2},
+        {"topics": (TopicSpec("t", 7),)},
+        {"topics": (TopicSpec("t", 6), TopicSpec("u", 1))},
+    ],
+)
+@pytest.mark.parametrize("state", [State.PROPOSAL_READY, State.STOPPED])
+def test_a_plan_for_other_nodes_copies_or_topics_is_void(change: dict[str, Any], state: State) -> None:
+    world = cluster(3, 6)
+    plan = a_plan([a_move(world, "t-1", "n0")], made_for=made_for(world.spec))
+    driver = proposed(world, plan=plan, notBefore=text_of(START_MS + HOUR_MS))
+    if state is State.STOPPED:
+        driver.approve()
+        driver.look(verb="stop")
+    assert driver.state is state
+    world.spec = replace(world.spec, **change)
     driver.approve()
-    assert (driver.state, driver.reason) == (State.NOT_READY, "ClusterChanged")
+    assert (driver.state, driver.reason) == (
+        (State.NOT_READY, "ClusterChanged") if state is State.PROPOSAL_READY else (State.STOPPED, "StoppedByRequest")
+    )
     assert "ApprovalRefused" in driver.said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"min_in_sync": 1, "horizon_days": 90}, {"topics": (TopicSpec("t", 6, max_attempts=3),)}, {}],
+)
+def test_a_plan_outlasts_changes_that_it_does_not_count_on_such_as_a_pause(change: dict[str, Any]) -> None:
+    world = cluster(3, 6)
+    driver = Driver(world)
+    driver.around = replace(driver.around, generation=4)
+    plan = a_plan([a_move(world, "t-1", "n0")], made_for=made_for(world.spec), cluster_generation=4)
+    driver.ready(plan)
+    driver.paused(True)
+    driver.look()
+    assert driver.state is State.RECONCILIATION_PAUSED
+    world.spec = replace(world.spec, **change)
+    driver.around = replace(driver.around, generation=6)
+    driver.paused(False)
+    driver.approve()
+    assert driver.state is State.REBALANCING
 
 
 @pytest.mark.parametrize(
@@ -185,6 +253,44 @@ def test_small_plans_are_carried_out_unasked_where_that_is_wished(limits: dict[s
     plan = a_plan([a_move(world, name, "n0")], moved_bytes=1_000, due_in_window=10)
     driver = proposed(world, plan=plan, approval="AutomaticBelow", automaticBelow=limits)
     assert (driver.state is State.REBALANCING) is begins
+
+
+@pytest.mark.parametrize(
+    ("clusters", "own", "begins"),
+    [
+        ({"approval": Approval.AUTOMATIC}, {}, True),
+        ({"approval": Approval.MANUAL}, {}, False),
+        ({"approval": Approval.AUTOMATIC}, {"approval": "Manual"}, False),
+        ({"approval": Approval.MANUAL}, {"approval": "Automatic"}, True),
+        ({"approval": Approval.AUTOMATIC_BELOW, "automatic_below": AutomaticBelow(moved_bytes=1_000)}, {}, True),
+        ({"approval": Approval.AUTOMATIC_BELOW, "automatic_below": AutomaticBelow(moved_bytes=999)}, {}, False),
+    ],
+)
+def test_the_clusters_approval_holds_where_a_rebalance_has_none_of_its_own(
+    clusters: dict[str, Any], own: dict[str, Any], begins: bool
+) -> None:
+    world = cluster(3, 3)
+    driver = Driver(world, **own)
+    driver.around = replace(driver.around, **clusters)
+    driver.ready(a_plan([a_move(world, "t-1", "n0")], moved_bytes=1_000))
+    assert (driver.state is State.REBALANCING) is begins
+
+
+def test_the_clusters_approval_is_the_present_one_and_not_that_of_the_plans_making() -> None:
+    world = cluster(3, 3)
+    driver = Driver(world)
+    driver.ready(a_plan([a_move(world, "t-1", "n0")]))
+    assert driver.state is State.PROPOSAL_READY
+    driver.around = replace(driver.around, approval=Approval.AUTOMATIC)
+    driver.look()
+    assert driver.state is State.REBALANCING
+
+
+def test_moves_by_hand_wait_for_approval_whatever_the_clusters_wish_for_the_jobs(settled: Cluster) -> None:
+    driver = Driver(settled, moves=moves_to(settled, "n0"))
+    driver.around = replace(driver.around, approval=Approval.AUTOMATIC)
+    driver.look()
+    assert driver.state is State.PROPOSAL_READY
 
 
 def test_what_is_not_known_is_not_below_a_limit(settled: Cluster) -> None:
@@ -220,6 +326,21 @@ def test_a_stop_can_be_taken_back_while_it_is_awaited() -> None:
     driver.approve()
     driver.until(driver.is_over)
     assert driver.reason == "MovesDone"
+
+
+def test_a_stop_that_crosses_the_jobs_plan_keeps_it_from_beginning_unasked() -> None:
+    world = cluster(3, 3)
+    driver = Driver(world, approval="Automatic")
+    driver.look()
+    assert driver.state is State.PENDING_PROPOSAL
+    assert driver.status is not None
+    driver.status = driver.status.model_copy(update={"plan": a_plan([a_move(world, "t-1", "n0")])})
+    outcome = driver.look(verb="stop")
+    assert (driver.state, outcome.edits) == (State.STOPPED, ())
+    driver.now_ms += 3 * HOUR_MS
+    assert driver.look().edits == ()
+    driver.approve()
+    assert driver.state is State.REBALANCING
 
 
 def test_a_refresh_while_under_way_finishes_the_move_and_proposes_anew() -> None:

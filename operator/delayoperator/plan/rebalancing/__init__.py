@@ -22,12 +22,13 @@ The rest is the planner's: an edit sets a shard's `target` (or `switchover`), an
 """
 
 from delayoperator.plan.rebalancing.machine import step
-from delayoperator.plan.rebalancing.plans import digest
+from delayoperator.plan.rebalancing.plans import digest, made_for
 from delayoperator.plan.rebalancing.times import instant, text_of
-from delayoperator.plan.rebalancing.world import Asked, Edit, Job, JobState, Outcome, Said, Size, Why, World
+from delayoperator.plan.rebalancing.world import Asked, Coming, Edit, Job, JobState, Outcome, Said, Size, Why, World
 
 __all__ = [
     "Asked",
+    "Coming",
     "Edit",
     "Job",
     "JobState",
@@ -38,6 +39,7 @@ __all__ = [
     "World",
     "digest",
     "instant",
+    "made_for",
     "step",
     "text_of",
 ]

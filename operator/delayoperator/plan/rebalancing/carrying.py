@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveState, Plan, PlannedMove, Progress
 from delayoperator.plan.rebalancing import judging
-from delayoperator.plan.rebalancing.judging import Begin, Done, Goes, Overtaken, Pace, Wait
+from delayoperator.plan.rebalancing.judging import BYTES_PER_SECOND, Begin, Done, Goes, Overtaken, Pace, Wait
 from delayoperator.plan.rebalancing.plans import FINAL, moves_of, state_of
 from delayoperator.plan.rebalancing.times import duration, instant, text_of
 from delayoperator.plan.rebalancing.world import Edit, Said, Why, World
 
-BYTES_PER_SECOND = 32 << 20  # that a copy is fetched at, until this plan's own moves have shown it
 TELLING_BYTES = 16 << 20  # smaller moves say more of their beginning and end than of the rate
 SLOT_MS = 300_000
 LEAD_MS = 60_000
@@ -68,11 +67,14 @@ class _Carrier:
         for place, move in enumerate(self._moves):
             if move.state is not MoveState.MOVING:
                 continue
-            match judging.under_way(move, self._world, calm=self._calm):
+            match judging.under_way(move, self._world, self._pace, self._now_ms, calm=self._calm):
                 case Done():
                     self._end(place, MoveState.DONE)
                 case Overtaken(reason):
                     self._end(place, MoveState.REFUSED, f"while it was under way: {reason}")
+                case Wait() as wait:
+                    self._moves[place] = move.model_copy(update={"state": MoveState.WAITING, "started_at": None})
+                    self.waits(wait)
                 case Goes(edit):
                     self._edits += [] if edit is None else [edit]
 
@@ -125,7 +127,8 @@ class _Carrier:
 
     def _end(self, place: int, state: MoveState, reason: str | None = None) -> None:
         move = self._moves[place]
-        now = {"state": state, "reason": reason, "ended_at": text_of(self._now_ms)}
+        short = None if reason is None else reason[:MOST_CHARS]  # a thousand of them are in one object
+        now = {"state": state, "reason": short, "ended_at": text_of(self._now_ms)}
         self._moves[place] = move.model_copy(update=now)
         message = f"{move.shard}: {move.from_} to {move.to}"
         if state is MoveState.DONE:

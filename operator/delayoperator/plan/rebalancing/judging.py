@@ -15,8 +15,10 @@ from delayoperator.plan.rebalancing.times import instant, text_of
 from delayoperator.plan.rebalancing.world import Edit, World
 from delayoperator.plan.world import Observed
 
+BYTES_PER_SECOND = 32 << 20  # that a copy is fetched at, until a plan's own moves have shown it
 AT_LEAST_MS = 5_000  # of any move: somebody has to notice, connect, take over
 UNKNOWN_MS = 60_000  # of one whose size is not known
+LONGEST_WAIT_MS = 7_200_000  # for hot slots: what is hot for longer has no better time, and the move is what helps
 KNOWN = 8  # of the nodes between which a shard was moved, the latest
 
 
@@ -92,13 +94,19 @@ def waiting(move: PlannedMove, world: World, pace: Pace, now_ms: int, *, calm: b
     return _too_near(move, pace, now_ms) or Begin(_edit(move, shard, planned), planned)
 
 
-def under_way(move: PlannedMove, world: World, *, calm: bool) -> Goes | Done | Overtaken:
-    """Of a move that was begun; its `replicas` say what it was begun from."""
+def under_way(
+    move: PlannedMove, world: World, pace: Pace, now_ms: int, *, calm: bool
+) -> Goes | Done | Overtaken | Wait:
+    """Of a move that was begun; its `replicas` say what it was begun from. Wait: the write that was to begin it was
+    lost, and now is no time for it."""
     shard = world.shards.get(move.shard)
     if shard is None:
         return Overtaken("there is no such shard any more")
     nodes = tuple(move.replicas or ())
-    return _taking_over(move, shard, nodes, calm) if takes_over(move, nodes) else _copying(move, shard, nodes)
+    found = _taking_over(move, shard, nodes, calm) if takes_over(move, nodes) else _copying(move, shard, nodes)
+    if isinstance(found, Goes) and found.edit is not None:
+        return _too_near(move, pace, now_ms) or found
+    return found
 
 
 def is_calm(world: World) -> bool:
@@ -148,15 +156,20 @@ def _edit(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Edit
 
 
 def _too_near(move: PlannedMove, pace: Pace, now_ms: int) -> Wait | None:
-    """A slot in which much falls due on the shard is not to find it on its way."""
+    """A slot in which much falls due on the shard is not to find it on its way.
+
+    Slots between which there is no time for the move are waited for together, up to LONGEST_WAIT_MS; for a single one
+    always.
+    """
     needs_ms = pace.move_ms(move.bytes) + pace.lead_ms
+    until_ms, first_ms = now_ms, None
     for begin_ms in sorted(it for text in move.hot_slots or () if (it := instant(text)) is not None):
-        end_ms = begin_ms + pace.slot_ms
-        if now_ms < end_ms and begin_ms < now_ms + needs_ms:
-            return Wait(
-                f"{move.shard} is hot from {text_of(begin_ms)} to {text_of(end_ms)}: it moves after that", end_ms
-            )
-    return None
+        if until_ms < begin_ms + pace.slot_ms and begin_ms < until_ms + needs_ms:
+            first_ms = begin_ms if first_ms is None else first_ms
+            until_ms = begin_ms + pace.slot_ms
+    if first_ms is None or until_ms - now_ms > max(LONGEST_WAIT_MS, needs_ms + pace.slot_ms):
+        return None
+    return Wait(f"{move.shard} is hot from {text_of(first_ms)} to {text_of(until_ms)}: it moves after that", until_ms)
 
 
 def _led_by_first(shard: ShardObject) -> bool:

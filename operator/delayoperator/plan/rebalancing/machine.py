@@ -8,9 +8,10 @@ from typing import Any, Final
 from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, Plan, State
 from delayoperator.crds.rebalancing import Approval
 from delayoperator.crds.status import Condition, ConditionStatus
+from delayoperator.plan.rebalancing.byhand import by_hand
 from delayoperator.plan.rebalancing.carrying import Carried, carry, progress_of
 from delayoperator.plan.rebalancing.judging import Wait
-from delayoperator.plan.rebalancing.plans import by_hand, digest, moves_of, same_moves
+from delayoperator.plan.rebalancing.plans import digest, made_for, moves_of, same_moves
 from delayoperator.plan.rebalancing.times import duration, instant, text_of
 from delayoperator.plan.rebalancing.world import Asked, Edit, JobState, Outcome, Said, Why, World
 
@@ -47,6 +48,7 @@ class _Machine:
         self._edits: tuple[Edit, ...] = ()
         self._consumed: set[str] = set()
         self._look_again_ms: int | None = None
+        self._asked_in = self._state  # before a plan came
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -66,6 +68,7 @@ class _Machine:
             self._state = self._status.paused_from or State.NEW
             self._keep(paused_from=None)
         self._spec_changed()
+        self._asked_in = self._state
         self._plan_came()
         self._propose()
         self._verbs()
@@ -194,6 +197,8 @@ class _Machine:
     def _verb(self, verb: str) -> None:
         if verb not in (STOP, REFRESH):
             self._tell(Why.VERB_REFUSED, f"{verb!r} is not a verb; there are {STOP} and {REFRESH}")
+        elif verb == STOP and self._came_first():
+            self._stopped("its plan came first; delaycluster.io/approve carries it out")
         elif self._state not in ACCEPTS[verb]:
             self._tell(Why.VERB_REFUSED, f"{verb} means nothing in state {self._state}")
         elif self._state is State.REBALANCING:
@@ -202,6 +207,10 @@ class _Machine:
             self._stopped("no proposal is waited for; refresh asks for one")
         else:
             self._forget()
+
+    def _came_first(self) -> bool:
+        """A plan came together with the verb that was to keep it away: nothing of it is to begin unasked."""
+        return self._asked_in is State.PENDING_PROPOSAL and self._state is State.PROPOSAL_READY
 
     def _stopped(self, message: str, why: Why = Why.STOPPED) -> None:
         self._keep(ending=None, cool_down_until=self._cool())
@@ -215,11 +224,8 @@ class _Machine:
         expires_ms, world = instant(plan.expires_at), self._world
         if expires_ms is not None and self._now_ms >= expires_ms:
             return Why.PLAN_EXPIRED, f"plan {plan.hash} expired at {plan.expires_at}; refresh asks for another"
-        made_for = plan.cluster_generation
-        if made_for is not None and world.generation is not None and made_for != world.generation:
-            changed = (
-                f"the DelayCluster's generation is {world.generation}, and plan {plan.hash} was made for {made_for}"
-            )
+        if plan.made_for is not None and plan.made_for != made_for(world.cluster):
+            changed = f"the cluster's nodes, drained, replicas or topics have changed since plan {plan.hash} was made"
             return Why.CLUSTER_CHANGED, f"{changed}; refresh asks for another"
         if expires_ms is not None:
             self._look_at(expires_ms)
@@ -245,20 +251,25 @@ class _Machine:
             waits = f"DelayRebalance {self._world.busy} is being carried out; one at a time"
             self._become(State.PROPOSAL_READY, Why.ANOTHER_UNDER_WAY, waits)
         else:
-            self._tell(
-                Why.APPROVED, f"plan {plan.hash}: {_counted(len(moves_of(plan)))}; approval {self._spec.approval}"
-            )
+            self._tell(Why.APPROVED, f"plan {plan.hash}: {_counted(len(moves_of(plan)))}; approval {self._approval}")
             self._start(plan)
 
     def _is_automatic(self, plan: Plan) -> bool:
-        limits = self._spec.automatic_below
-        if self._spec.approval is Approval.AUTOMATIC_BELOW and limits is not None:
+        limits = self._spec.automatic_below or self._world.automatic_below
+        if self._approval is Approval.AUTOMATIC_BELOW and limits is not None:
             held = [
                 (limits.moved_bytes, plan.moved_bytes),
                 (limits.due_in_window, plan.due_in_window),
             ]
             return all(most is None or (found is not None and found <= most) for most, found in held)
-        return self._spec.approval is Approval.AUTOMATIC
+        return self._approval is Approval.AUTOMATIC
+
+    @property
+    def _approval(self) -> Approval:
+        """Whoever lists moves wants to see what they cost: only their own word lets those begin unasked."""
+        if self._spec.approval is not None:
+            return self._spec.approval
+        return self._world.approval if self._spec.moves is None else Approval.MANUAL
 
     def _how_to_approve(self, plan: Plan) -> str:
         return f"{_counted(len(moves_of(plan)))}; delaycluster.io/approve={plan.hash} carries them out"

@@ -1,4 +1,4 @@
-"""Plans: their names, those by hand, and what a move comes to on the map that it was made for."""
+"""Plans: their names, and what a move comes to on the map that it was made for."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from delaynode.registry.model import shard_name
+from delaynode.registry.model import ClusterSpec
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, Move, MoveState, Plan, PlannedMove
-from delayoperator.plan.placement import wanted
-from delayoperator.plan.rebalancing.times import text_of
 from delayoperator.plan.rebalancing.world import World
 
-EXPIRES_MS = 24 * 3_600_000  # of a plan by hand
 FINAL = frozenset({MoveState.DONE, MoveState.REFUSED})
 
 
 def digest(plan: Plan) -> str:
     """The plan's name: what it would do, to which cluster, and when it was made."""
     moves = [[it.shard, it.from_, it.to, it.replicas] for it in plan.moves or ()]
-    text = json.dumps([moves, plan.cluster_generation, plan.made_at])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _named([moves, plan.made_for, plan.made_at])
+
+
+def made_for(cluster: ClusterSpec) -> str:
+    """Names what a plan counts on: where copies may be, how many, and of which shards. All else, such as a pause, a
+    retention or an image, may change while a plan waits."""
+    topics = sorted((topic.name, topic.queues) for topic in cluster.topics)
+    return _named([cluster.nodes, sorted(cluster.drained), cluster.replicas, topics])
+
+
+def _named(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def moves_of(plan: Plan | None) -> list[PlannedMove]:
@@ -58,56 +65,6 @@ def impossible(move: Move, nodes: Sequence[str], world: World) -> str | None:
     view = world.nodes.get(move.to)
     if view is not None and view.gone:
         return f"{move.to} is lost"
-    return None
-
-
-def by_hand(spec: DelayRebalanceSpec, world: World, now_ms: int) -> Plan | list[str]:
-    """spec.moves as a plan, or why they can't be made, a sentence each."""
-    found: list[PlannedMove] = []
-    faults: list[str] = []
-    maps = {name: wanted(shard.spec) for name, shard in world.shards.items()}
-    for move in spec.moves or ():
-        nodes = maps.get(move.shard)
-        if nodes is None:
-            faults.append(f"{move.shard}: there is no such shard")
-            continue
-        why = _excluded(move, spec) or impossible(move, nodes, world)
-        if why is not None:
-            faults.append(f"{move.shard}: {why}")
-            continue
-        size = world.sizes.get(move.shard)
-        found.append(
-            PlannedMove.model_validate(
-                {
-                    "shard": move.shard,
-                    "from": move.from_,
-                    "to": move.to,
-                    "replicas": nodes,
-                    "bytes": 0 if takes_over(move, nodes) else None if size is None else size.bytes,
-                    "messages": None if size is None else size.messages,
-                }
-            )
-        )
-        maps[move.shard] = goal(move, nodes)
-    if faults:
-        return faults
-    sizes = [it.bytes for it in found]
-    plan = Plan.model_validate(
-        {
-            "made_at": text_of(now_ms),
-            "expires_at": text_of(now_ms + EXPIRES_MS),
-            "cluster_generation": world.generation,
-            "moved_bytes": None if None in sizes else sum(it or 0 for it in sizes),
-            "moves": found,
-        }
-    )
-    return plan.model_copy(update={"hash": digest(plan)})
-
-
-def _excluded(move: Move, spec: DelayRebalanceSpec) -> str | None:
-    for topic in spec.excluded_topics or ():
-        if move.shard == shard_name(topic, int(move.shard.rpartition("-")[2])):
-            return f"topic {topic} is among excludedTopics"
     return None
 
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus
+from delayoperator.crds.rebalancing import Approval, AutomaticBelow
+from delayoperator.hotslots import F64
 from delayoperator.plan.world import NodeView
 
 
@@ -84,13 +86,27 @@ class Size:
     messages: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Coming:
+    """Messages that fall due, in slots of slot_ms from start_ms on: N nodes, S slots. whole: every node has answered;
+    else there is no telling which are hot."""
+
+    start_ms: int
+    slot_ms: int
+    nodes: tuple[str, ...]
+    loads: F64  # [N, S]
+    shards: Mapping[str, F64]  # [S] of those that were asked about and are known
+    whole: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The live map, and what else a step needs to know.
 
-    generation: of the DelayCluster; None where there is no such thing. busy: another DelayRebalance of this cluster
-    that is being carried out. copied: bytes that copies under way have fetched, by shard. sizes: of shards, by name,
-    for plans by hand; those that are missing are not known.
+    generation: of the DelayCluster; None where there is no such thing. approval, automatic_below: its wishes for plans
+    of the job, where a DelayRebalance has none of its own. busy: another DelayRebalance of this cluster that is being
+    carried out. copied: bytes that copies under way have fetched, by shard. sizes, coming, threshold: for plans by
+    hand; what is missing is not known.
     """
 
     cluster: ClusterSpec
@@ -98,10 +114,14 @@ class World:
     nodes: Mapping[str, NodeView] = field(default_factory=dict)  # by node id
     generation: int | None = None
     paused: bool = False
+    approval: Approval = Approval.MANUAL
+    automatic_below: AutomaticBelow | None = None
     busy: str | None = None
     job: Job = Job()
     copied: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
+    coming: Coming | None = None
+    threshold: float = 1.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,127 @@
+"""The rebalance job with executors as pods of their own: asked for once, without a schedule."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from e2e.harness.delaycluster import ClusterUnderTest
+from e2e.harness.helm import Release, rebalance_image
+from e2e.harness.kubectl import Object, wait_until
+from e2e.harness.load import CALM_SECONDS, Load, Result
+from e2e.harness.machines import Machines
+from e2e.scenarios.test_rebalance import (
+    API_VERSION,
+    JOB_SECONDS,
+    JOBS,
+    KIND,
+    MOVES_SECONDS,
+    WAITING,
+    gather,
+    led,
+    state,
+    wait_state,
+)
+
+BY_HAND, BY_JOB = "e2e-together-again", "e2e-executors"
+EXECUTORS = f"{JOBS},spark-role=executor"
+MASTER = "k8s://https://kubernetes.default.svc"
+SMALL = {
+    "spark.executor.instances": "1",
+    "spark.executor.memory": "512m",
+    "spark.executor.memoryOverhead": "512m",
+    "spark.kubernetes.executor.request.cores": "100m",
+}
+DRIVER = {"requests": {"cpu": "100m", "memory": "512Mi"}}
+
+Kept = Callable[..., Result]
+
+
+@pytest.fixture
+def executor_image(machines: Machines, cluster: ClusterUnderTest) -> str:
+    """The chart's own, on every machine."""
+    image = rebalance_image()
+    for machine in {pod["spec"]["nodeName"] for pod in cluster.pods().values()}:
+        if image not in machines.ctr(machine, "images", "list", "-q"):
+            pytest.skip(f"{image} is not on {machine}: `make e2e ARGS=--spark` builds it")
+    return image
+
+
+@pytest.fixture
+def granting(operator: Release) -> Iterator[None]:
+    """The operator may let jobs make executors; by default it may not."""
+    operator.install("rbac.sparkExecutors=true")
+    yield
+    operator.install()
+
+
+@pytest.fixture
+def tidied(cluster: ClusterUnderTest) -> Iterator[None]:
+    """Afterwards there is no rebalance."""
+    yield
+    cluster.edit(rebalance=None)
+    for name in (BY_HAND, BY_JOB):
+        cluster.kube.delete(KIND, name, cluster.namespace)
+    cluster.wait_whole()
+
+
+def ask(cluster: ClusterUnderTest, name: str, **spec: object) -> None:
+    names = {"name": name, "namespace": cluster.namespace}
+    body = {"cluster": cluster.name, **spec}
+    cluster.kube.apply({"apiVersion": API_VERSION, "kind": "DelayRebalance", "metadata": names, "spec": body})
+
+
+@pytest.mark.machines
+def test_executors_are_pods_as_restricted_as_their_driver_and_their_plan_is_carried_out(
+    cluster: ClusterUnderTest,
+    granting: None,
+    topic: str,
+    load: Load,
+    executor_image: str,
+    tidied: None,
+    kept: Kept,
+) -> None:
+    kube = cluster.kube
+    time.sleep(CALM_SECONDS)
+    ask(cluster, BY_HAND, moves=gather(cluster, topic, "n0"), approval="Automatic")
+    wait_state(cluster, BY_HAND, "Ready", MOVES_SECONDS)
+    assert led(cluster, topic) == Counter(n0=4)
+    cluster.delayctl("produce", topic, "--count", str(WAITING), "--spread", "30m..60m")
+
+    spark = {"image": executor_image, "master": MASTER, "conf": SMALL, "resources": DRIVER}
+    cluster.edit(rebalance={"threshold": 1.2, "horizon": "2h", "approval": "Automatic", "spark": spark})
+    began = time.monotonic()
+    ask(cluster, BY_JOB)  # without wishes of its own: the cluster's approval holds
+    seen: dict[str, Object] = {}
+
+    def without_a_plan() -> list[str]:
+        pods = kube.list("pods", cluster.namespace, JOBS)
+        seen.update({it["metadata"]["name"]: it for it in kube.list("pods", cluster.namespace, EXECUTORS)})
+        return [] if state(kube, cluster, BY_JOB).get("plan") else [str(pods)]
+
+    wait_until("the job has written a plan", without_a_plan, JOB_SECONDS)
+    proposed = time.monotonic() - began
+    assert seen, "the work was done by executors"
+    for pod in seen.values():
+        assert pod["spec"]["securityContext"]["runAsNonRoot"]
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+    wait_state(cluster, BY_JOB, "Ready", MOVES_SECONDS)
+    done = state(kube, cluster, BY_JOB)
+    assert done["progress"]["movesDone"] > 0, done["progress"]
+    assert max(led(cluster, topic).values()) <= 2, f"four shards of equal load over three nodes: {led(cluster, topic)}"
+    wait_until(
+        "the executors have gone with their driver",
+        lambda: [
+            it["metadata"]["name"]
+            for it in kube.list("pods", cluster.namespace, EXECUTORS)
+            if (it.get("status") or {}).get("phase") in ("Pending", "Running")
+        ],
+        60,
+    )
+    kept(proposed_s=proposed, executors=len(seen), moves=done["progress"]["movesTotal"])

@@ -1,0 +1,98 @@
+"""Moves with what they cost and when their shards are hot: no Spark."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlannedMove
+from delayoperator.plan.rebalancing import text_of
+from delayoperator.rebalance.model import (
+    DAY_MS,
+    F64,
+    MINUTE_MS,
+    ClusterMap,
+    FoundMove,
+    LoadFigures,
+    MapNode,
+    MapShard,
+    Settings,
+    Span,
+    Study,
+)
+from delayoperator.rebalance.moves import found_moves
+from delayoperator.rebalance.proposal import to_plan
+
+START_MS = 1_790_000_100_000
+SPAN = Span(START_MS, 5 * MINUTE_MS, 288)
+OBJECT_BYTES = 1 << 20
+
+
+def moved(vectors: F64, before: F64) -> tuple[FoundMove, ...]:
+    """All shards from n0 to n1."""
+    shards = tuple(MapShard(f"t-{row}", "n0", ("n0",)) for row in range(len(vectors)))
+    where = ClusterMap("c", tuple(MapNode(f"n{row}") for row in range(len(before))), shards)
+    holds = np.zeros((len(shards), len(before)), dtype=bool)
+    holds[:, 0] = True
+    size = dict.fromkeys(range(len(shards)), 1_000)
+    return found_moves(
+        where, [(row, 1) for row in range(len(shards))], holds, vectors, size, size, before,
+        np.ones(len(before), dtype=bool), SPAN, Settings(), START_MS,
+    )  # fmt: skip
+
+
+def starts(*slots: int) -> tuple[int, ...]:
+    return tuple(SPAN.start_of(slot) for slot in slots)
+
+
+def test_a_shard_is_hot_where_it_has_a_tenth_of_what_its_node_has_too_much() -> None:
+    """n0 has 400 in slot 3, n1 nothing: 200 above the mean. Both are even elsewhere."""
+    before = np.ones((2, SPAN.count))
+    before[:, 3] = (400, 0)
+    vectors = np.full((3, SPAN.count), 0.1)
+    vectors[:, 3] = (300, 20, 19)
+    found = {it.shard: it.hot_slots_ms for it in moved(vectors, before)}
+    assert found == {"t-0": starts(3), "t-1": starts(3), "t-2": ()}
+
+
+def test_a_shard_with_little_in_every_slot_does_not_wait_for_its_neighbours_all_day() -> None:
+    before = np.stack([np.full(SPAN.count, 1_000.0), np.zeros(SPAN.count)])
+    assert moved(np.full((1, SPAN.count), 10.0), before)[0].hot_slots_ms == ()
+
+
+@pytest.mark.parametrize(("moves", "named"), [(1, 64), (62, 64), (100, 40), (1_000, 4)])
+def test_the_more_moves_the_fewer_hot_slots_of_each_and_the_heaviest_of_them(moves: int, named: int) -> None:
+    before = np.stack([np.full(SPAN.count, 1.0 * moves), np.zeros(SPAN.count)])
+    vectors = np.arange(SPAN.count, dtype=np.float64) + np.full((moves, 1), 1_000.0)
+    found = moved(vectors, before)
+    assert {it.hot_slots_ms for it in found} == {starts(*range(SPAN.count - named, SPAN.count))}
+
+
+def test_the_largest_plan_with_all_of_its_moves_refused_is_well_below_what_an_object_may_have() -> None:
+    """A thousand moves of shards with the longest names, seven copies each, every field filled in."""
+    nodes = tuple(f"n{990 + row}" for row in range(7))
+    hot = found_hot(1_000)
+    move = FoundMove(
+        f"{'t' * 50}-{9_999}", nodes[0], "n999", True, 1 << 50, 1 << 40, 1 << 40, nodes, (START_MS + DAY_MS,) * hot
+    )
+    figures = LoadFigures(1e12, "n999", START_MS, 1e12 / 3, 1e15, 2_016)
+    study = Study(
+        "", figures, figures, 1e12 / 7, (move,) * 1_000, START_MS, SPAN.slot_ms, (), np.zeros((0, 0)), np.zeros((0, 0))
+    )
+    plan = to_plan(study, ClusterMap("c", (), (), 1 << 30, "0" * 12), Settings(max_moves=1_000), now_ms=START_MS)
+    ended = {
+        "state": MoveState.REFUSED, "reason": "x" * 200, "started_at": text_of(START_MS), "ended_at": text_of(START_MS),
+    }  # fmt: skip
+    plan = plan.model_copy(update={"moves": [it.model_copy(update=ended) for it in plan.moves or ()]})
+    status = DelayRebalanceStatus.model_validate({"plan": plan})
+    text = status.model_dump_json(by_alias=True, exclude_none=True)
+    assert len(json.loads(text)["plan"]["moves"]) == 1_000
+    assert set(json.loads(text)["plan"]["moves"][0]) == {it.alias for it in PlannedMove.model_fields.values()}
+    assert len(text) < 0.8 * OBJECT_BYTES
+
+
+def found_hot(moves: int) -> int:
+    """How many hot slots each move of so many has at most."""
+    before = np.stack([np.full(SPAN.count, 1.0 * moves), np.zeros(SPAN.count)])
+    return len(moved(np.full((moves, SPAN.count), 1.0 * moves), before)[0].hot_slots_ms)
