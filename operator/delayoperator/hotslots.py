@@ -16,6 +16,7 @@ Bool = NDArray[np.bool_]
 
 MOST = 64  # of a shard, that a plan names
 MOST_OF_PLAN = 4_000  # of all its shards: 27 bytes each in an object that must not come near 1 MiB
+LEAST_PER_S = 10.0  # messages of a shard: with fewer it is idle, and a pause of its delivery is felt by nobody
 PART = 0.1  # of what a node has above the mean: with less, a shard is not what makes its node hot
 
 
@@ -31,15 +32,15 @@ def above(loads: F64, counted: Bool) -> F64:
     return np.asarray(loads - _mean(loads, counted)) if counted.any() else loads
 
 
-def of_shard(vector: F64, is_hot: Bool, excess: F64, moves: int) -> I64:
+def of_shard(vector: F64, is_hot: Bool, excess: F64, slot_ms: float, moves: int) -> I64:
     """i64[k], ascending: the slots in which a shard is hot, of a plan with so many moves.
 
     Its node is hot in them, and at least a tenth of what the node has above the mean is the shard's: one with some
-    messages in every slot is not to wait for its neighbours' bursts. Where these are too many, the heaviest count.
-    vector: f64[S] of the shard; is_hot, excess: [S] of its node.
+    messages in every slot is not to wait for its neighbours' bursts, nor is one that has next to nothing to deliver.
+    Where these are too many, the heaviest count. vector: f64[S] of the shard; is_hot, excess: [S] of its node.
     """
     most = min(MOST, MOST_OF_PLAN // max(1, moves))
-    slots = np.flatnonzero(is_hot & (vector > 0) & (vector >= PART * excess))
+    slots = np.flatnonzero(is_hot & (vector >= LEAST_PER_S * slot_ms / 1_000) & (vector >= PART * excess))
     return np.sort(slots[np.argsort(-vector[slots], kind="stable")][:most])
 
 

@@ -47,24 +47,31 @@ def starts(*slots: int) -> tuple[int, ...]:
 
 
 def test_a_shard_is_hot_where_it_has_a_tenth_of_what_its_node_has_too_much() -> None:
-    """n0 has 400 in slot 3, n1 nothing: 200 above the mean. Both are even elsewhere."""
+    """n0 has 400,000 in slot 3, n1 nothing: 200,000 above the mean. Both are even elsewhere."""
     before = np.ones((2, SPAN.count))
-    before[:, 3] = (400, 0)
+    before[:, 3] = (400_000, 0)
     vectors = np.full((3, SPAN.count), 0.1)
-    vectors[:, 3] = (300, 20, 19)
+    vectors[:, 3] = (300_000, 20_000, 19_000)
     found = {it.shard: it.hot_slots_ms for it in moved(vectors, before)}
     assert found == {"t-0": starts(3), "t-1": starts(3), "t-2": ()}
 
 
 def test_a_shard_with_little_in_every_slot_does_not_wait_for_its_neighbours_all_day() -> None:
-    before = np.stack([np.full(SPAN.count, 1_000.0), np.zeros(SPAN.count)])
-    assert moved(np.full((1, SPAN.count), 10.0), before)[0].hot_slots_ms == ()
+    before = np.stack([np.full(SPAN.count, 1_000_000.0), np.zeros(SPAN.count)])
+    assert moved(np.full((1, SPAN.count), 10_000.0), before)[0].hot_slots_ms == ()
+
+
+@pytest.mark.parametrize(("messages", "named"), [(2_999.0, 0), (3_000.0, 1)])
+def test_a_shard_with_less_than_ten_messages_a_second_waits_for_nothing(messages: float, named: int) -> None:
+    vectors, before = np.zeros((1, SPAN.count)), np.zeros((2, SPAN.count))
+    vectors[0, 3] = before[0, 3] = messages  # in five minutes
+    assert len(moved(vectors, before)[0].hot_slots_ms) == named
 
 
 @pytest.mark.parametrize(("moves", "named"), [(1, 64), (62, 64), (100, 40), (1_000, 4)])
 def test_the_more_moves_the_fewer_hot_slots_of_each_and_the_heaviest_of_them(moves: int, named: int) -> None:
     before = np.stack([np.full(SPAN.count, 1.0 * moves), np.zeros(SPAN.count)])
-    vectors = np.arange(SPAN.count, dtype=np.float64) + np.full((moves, 1), 1_000.0)
+    vectors = np.arange(SPAN.count, dtype=np.float64) + np.full((moves, 1), 10_000.0)
     found = moved(vectors, before)
     assert {it.hot_slots_ms for it in found} == {starts(*range(SPAN.count - named, SPAN.count))}
 
@@ -95,4 +102,6 @@ def test_the_largest_plan_with_all_of_its_moves_refused_is_well_below_what_an_ob
 def found_hot(moves: int) -> int:
     """How many hot slots each move of so many has at most."""
     before = np.stack([np.full(SPAN.count, 1.0 * moves), np.zeros(SPAN.count)])
-    return len(moved(np.full((moves, SPAN.count), 1.0 * moves), before)[0].hot_slots_ms)
+    most = len(moved(np.full((moves, SPAN.count), 10_000.0), before)[0].hot_slots_ms)
+    assert most
+    return most

@@ -50,7 +50,7 @@ def found_moves(
     for (shard, node), vector in zip(wanted, vectors, strict=True):
         it = cluster.shards[shard]
         at = number[it.master]
-        heaviest = hotslots.of_shard(vector, too_hot[at], excess[at], len(wanted))
+        heaviest = hotslots.of_shard(vector, too_hot[at], excess[at], span.slot_ms, len(wanted))
         copies = not holds[shard, node]
         move = FoundMove(
             shard=it.name,

@@ -92,7 +92,8 @@ class _Forecast:
         if coming is None or not coming.whole or shard not in coming.shards or known.spec.master not in coming.nodes:
             return None
         row = coming.nodes.index(known.spec.master)
-        slots = hotslots.of_shard(coming.shards[shard], self._hot[row], self._excess[row], self._moves)
+        vector = coming.shards[shard]
+        slots = hotslots.of_shard(vector, self._hot[row], self._excess[row], coming.slot_ms, self._moves)
         return [text_of(coming.start_ms + slot * coming.slot_ms) for slot in slots.tolist()]
 
 
