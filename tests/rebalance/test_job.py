@@ -90,8 +90,14 @@ def test_the_shards_of_a_hot_slot_are_spread(spark: SparkSession) -> None:
         ("n0", "n1", 6000, 60, True),
         ("n0", "n2", 6000, 60, True),
     ]
-    assert {it.hot_slots_ms for it in found.moves} == {(START_MS + SLOT_MS,)}
     assert found.node_loads_after.sum() == found.node_loads.sum() == 200
+
+
+def test_busy_shards_have_their_hot_slot_in_the_plan_and_idle_ones_none(spark: SparkSession) -> None:
+    busy = {shard: [100 * messages for messages in load] for shard, load in HOT.items()}
+    for load, named in ((busy, (START_MS + SLOT_MS,)), (HOT, ())):
+        found = studied(spark, slots_of(spark, load), cluster(AT_N0))
+        assert {it.hot_slots_ms for it in found.moves} == {named}
 
 
 def test_the_plan_has_its_hash_its_costs_and_the_clusters_generation(spark: SparkSession) -> None:
