@@ -16,7 +16,7 @@ import pytest
 
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.diagnose import describe
-from e2e.harness.helm import Release, default_image
+from e2e.harness.helm import Release, default_image, rebalance_image
 from e2e.harness.kubectl import PART_OF, SCENARIOS, Failed, Kubectl, WrongContext, check_context, current_context
 from e2e.harness.load import CALM_SECONDS, Load, Result
 from e2e.harness.machines import Machines, machines_of
@@ -162,6 +162,26 @@ def load(cluster: ClusterUnderTest, operator: Release, topic: str, image: str) -
     started = Load.start(cluster.kube, cluster.namespace, "load", image, operator.node, **settings)
     yield started
     started.remove()
+
+
+@pytest.fixture
+def job_image(machines: Machines, kube: Kubectl) -> str:
+    """The chart's own for rebalance jobs, on every machine."""
+    image = rebalance_image()
+    for machine in kube.workers():
+        if image not in machines.ctr(machine, "images", "list", "-q"):
+            pytest.skip(f"{image} is not on {machine}: `make e2e ARGS=--spark` builds it")
+    return image
+
+
+@pytest.fixture
+def tidy(cluster: ClusterUnderTest) -> Iterator[None]:
+    """Afterwards there is no rebalance, and no job that makes another."""
+    yield
+    cluster.edit(rebalance=None)
+    for found in cluster.kube.list("delayrebalances", cluster.namespace):
+        cluster.kube.delete("delayrebalance", found["metadata"]["name"], cluster.namespace)
+    cluster.wait_whole()
 
 
 @pytest.fixture

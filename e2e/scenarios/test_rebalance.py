@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from e2e.harness.delaycluster import ClusterUnderTest
-from e2e.harness.helm import Release, rebalance_image
+from e2e.harness.helm import Release
 from e2e.harness.kubectl import Kubectl, Object, wait_until
 from e2e.harness.load import CALM_SECONDS, Load, Result
-from e2e.harness.machines import Machines
 
 MOVES_SECONDS = 300.0
 JOB_SECONDS = 600.0  # a pod, a Java machine and Spark, on two cores that all share
@@ -23,26 +22,6 @@ API_VERSION = "delaycluster.io/v1alpha1"
 JOBS = "app.kubernetes.io/component=rebalance"
 
 Kept = Callable[..., Result]
-
-
-@pytest.fixture
-def job_image(machines: Machines, cluster: ClusterUnderTest) -> str:
-    """The chart's own, on every machine."""
-    image = rebalance_image()
-    for machine in cluster.kube.workers():
-        if image not in machines.ctr(machine, "images", "list", "-q"):
-            pytest.skip(f"{image} is not on {machine}: `make e2e ARGS=--spark` builds it")
-    return image
-
-
-@pytest.fixture
-def tidy(cluster: ClusterUnderTest) -> Iterator[None]:
-    """Afterwards there is no rebalance, and no job that makes another."""
-    yield
-    cluster.edit(rebalance=None)
-    for name in (BY_HAND, BY_JOB):
-        cluster.kube.delete(KIND, name, cluster.namespace)
-    cluster.wait_whole()
 
 
 def state(kube: Kubectl, cluster: ClusterUnderTest, name: str) -> Object:

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from e2e.harness.delaycluster import ClusterUnderTest
-from e2e.harness.helm import Release, rebalance_image
+from e2e.harness.helm import Release
 from e2e.harness.kubectl import Object, wait_until
 from e2e.harness.load import CALM_SECONDS, Load, Result
-from e2e.harness.machines import Machines
 from e2e.scenarios.test_rebalance import (
     API_VERSION,
     JOB_SECONDS,
     JOBS,
-    KIND,
     MOVES_SECONDS,
     WAITING,
     gather,
@@ -41,31 +39,11 @@ Kept = Callable[..., Result]
 
 
 @pytest.fixture
-def executor_image(machines: Machines, cluster: ClusterUnderTest) -> str:
-    """The chart's own, on every machine."""
-    image = rebalance_image()
-    for machine in {pod["spec"]["nodeName"] for pod in cluster.pods().values()}:
-        if image not in machines.ctr(machine, "images", "list", "-q"):
-            pytest.skip(f"{image} is not on {machine}: `make e2e ARGS=--spark` builds it")
-    return image
-
-
-@pytest.fixture
 def granting(operator: Release) -> Iterator[None]:
     """The operator may let jobs make executors; by default it may not."""
     operator.install("rbac.sparkExecutors=true")
     yield
     operator.install()
-
-
-@pytest.fixture
-def tidied(cluster: ClusterUnderTest) -> Iterator[None]:
-    """Afterwards there is no rebalance."""
-    yield
-    cluster.edit(rebalance=None)
-    for name in (BY_HAND, BY_JOB):
-        cluster.kube.delete(KIND, name, cluster.namespace)
-    cluster.wait_whole()
 
 
 def ask(cluster: ClusterUnderTest, name: str, **spec: object) -> None:
@@ -80,8 +58,8 @@ def test_executors_are_pods_as_restricted_as_their_driver_and_their_plan_is_carr
     granting: None,
     topic: str,
     load: Load,
-    executor_image: str,
-    tidied: None,
+    job_image: str,
+    tidy: None,
     kept: Kept,
 ) -> None:
     kube = cluster.kube
@@ -91,7 +69,7 @@ def test_executors_are_pods_as_restricted_as_their_driver_and_their_plan_is_carr
     assert led(cluster, topic) == Counter(n0=4)
     cluster.delayctl("produce", topic, "--count", str(WAITING), "--spread", "30m..60m")
 
-    spark = {"image": executor_image, "master": MASTER, "conf": SMALL, "resources": DRIVER}
+    spark = {"image": job_image, "master": MASTER, "conf": SMALL, "resources": DRIVER}
     cluster.edit(rebalance={"threshold": 1.2, "horizon": "2h", "approval": "Automatic", "spark": spark})
     began = time.monotonic()
     ask(cluster, BY_JOB)  # without wishes of its own: the cluster's approval holds

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import (  # noqa: F401  they fill the list
-    attacks,
-    attacks_on_clocks,
-    attacks_on_copies,
-    attacks_on_ends,
-    attacks_on_objects,
-    attacks_on_operation,
-    attacks_on_progress,
-)
-from tests.simulation.schedules import ATTACKS
+from tests.simulation.listed import ATTACKS
 from tests.simulation.stage import Failed, cluster
 
 

@@ -9,20 +9,9 @@ from pathlib import Path
 import pytest
 from delaynode.replicate.leader import Leader
 
-from tests.simulation import (  # noqa: F401  they fill the list
-    attacks,
-    attacks_on_clocks,
-    attacks_on_copies,
-    attacks_on_ends,
-    attacks_on_objects,
-    attacks_on_operation,
-    attacks_on_progress,
-    mutations,
-    mutations_of_reigns,
-)
-from tests.simulation.planting import LACKS, MUTATIONS, Mutation, Put
+from tests.simulation.listed import ATTACKS, MUTATIONS
+from tests.simulation.planting import LACKS, Mutation, Put
 from tests.simulation.run import outcome_of
-from tests.simulation.schedules import ATTACKS
 from tests.simulation.stage import Failed
 
 PAGE = Path(__file__).parents[2] / "docs/simulation.md"

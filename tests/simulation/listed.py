@@ -1,0 +1,19 @@
+"""All schedules and all planted mistakes: to import this fills the two lists."""
+
+from __future__ import annotations
+
+from tests.simulation import (  # noqa: F401
+    attacks,
+    attacks_on_clocks,
+    attacks_on_copies,
+    attacks_on_ends,
+    attacks_on_objects,
+    attacks_on_operation,
+    attacks_on_progress,
+    mutations,
+    mutations_of_reigns,
+)
+from tests.simulation.planting import MUTATIONS
+from tests.simulation.schedules import ATTACKS
+
+__all__ = ["ATTACKS", "MUTATIONS"]
