@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayclient.slots import spread_slots
 from delaynode.registry.model import NodeLease, ShardObject, shard_name
 
 from delayoperator.hotslots import F64
@@ -104,11 +105,6 @@ def _read(answer: pb.GetWheelResponse, names: Collection[str], start_ms: int) ->
 
 
 def _vector(shard: pb.ShardWheel, start_ms: int) -> F64:
-    """f64[SLOTS]: a wheel's slots follow each other, some empty ones left out; each is spread evenly."""
+    """f64[SLOTS]: a wheel's slots, each spread evenly."""
     start, width, messages = (np.frombuffer(it, "<i8") for it in (shard.slot_start, shard.slot_width, shard.messages))
-    if not len(start):
-        return np.zeros(SLOTS)
-    edges = np.stack([start, start + width], axis=1).ravel()
-    total = np.concatenate(([0], np.cumsum(messages)))
-    until = np.stack([total[:-1], total[1:]], axis=1).ravel()
-    return np.diff(np.interp(start_ms + SLOT_MS * np.arange(SLOTS + 1), edges, until))
+    return spread_slots(start, width, messages, start_ms + SLOT_MS * np.arange(SLOTS + 1))

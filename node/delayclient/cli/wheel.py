@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.cli.common import DURATION, INSTANT, USAGE, Settings, common_options, fail, put_json, run
-from delayclient.cli.slots import cells, spread_slots
+from delayclient.cli.slots import cells
 from delayclient.cli.steered import data_option
 from delayclient.duration import format_instant, format_ms
+from delayclient.slots import spread_slots
 
 if TYPE_CHECKING:
     from delayclient.cli.wheelnodes import Move

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.cli.common import put_json
-from delayclient.cli.slots import cells, spread_slots
+from delayclient.cli.slots import cells
 from delayclient.duration import format_instant, format_ms
+from delayclient.slots import spread_slots
 
 if TYPE_CHECKING:
     from delayclient.views import Wheel
