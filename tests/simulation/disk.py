@@ -26,13 +26,22 @@ class Fenced(BaseException):
 
 
 @dataclass(slots=True)
+class Sync:
+    """Of a file's bytes, which certainly were on disk before it and are after it."""
+
+    file: MemoryFile
+    before: int
+    after: int
+
+
+@dataclass(slots=True)
 class Op:
     path: str
     start_ns: int
     end_ns: int
     undo: Callable[[], None]
     partly: Callable[[], None] | None
-    synced: int | None = None  # of a sync: what was on disk for certain before it
+    sync: Sync | None = None
 
 
 class Disk:
@@ -64,6 +73,10 @@ class Disk:
                 op.undo()
                 if op.start_ns <= at_ns and op.partly is not None and self.rng.random() < 0.5:
                     op.partly()
+        for op in self._ops:  # one that was called later may have ended sooner than one that is undone
+            if op.sync is not None and op.end_ns <= at_ns:
+                file = op.sync.file
+                file.synced, file.named = max(file.synced, min(op.sync.after, len(file.data))), True
         self._ops.clear()
 
     def durable(self, path: str) -> bytes:
@@ -71,11 +84,11 @@ class Disk:
         file = self.files.files.get(path)
         if file is None:
             return b""
-        synced = file.synced
-        for op in self._ops:
-            if op.synced is not None and op.path == path and op.end_ns > self._scheduler.now_ns:
-                synced = min(synced, op.synced)
-        return bytes(file.data[:synced])
+        now = self._scheduler.now_ns
+        syncs = [(op.end_ns, op.sync) for op in self._ops if op.sync is not None and op.sync.file is file]
+        ended = max((sync.after for end_ns, sync in syncs if end_ns <= now), default=0)
+        before = min((sync.before for end_ns, sync in syncs if end_ns > now), default=file.synced)
+        return bytes(file.data[: min(file.synced, max(before, ended))])
 
     def cached(self, path: str) -> bytes:
         file = self.files.files.get(path)
@@ -94,8 +107,15 @@ class Disk:
     def note(self, op: Op) -> None:
         if len(self._ops) >= KEPT_OPS:
             now = self._scheduler.now_ns
-            self._ops = [one for one in self._ops if one.end_ns > now]
+            under_way = {one.path for one in self._ops if one.end_ns > now}
+            self._ops = [one for one in self._ops if one.end_ns > now or (one.sync and one.path in under_way)]
         self._ops.append(op)
+
+    def shortened(self, file: MemoryFile | None, size: int) -> None:
+        """The file was truncated: no sync before that says anything of what comes to be there now."""
+        for op in self._ops:
+            if op.sync is not None and op.sync.file is file:
+                op.sync.after = min(op.sync.after, size)
 
     def sync_ns(self) -> int:
         chance = self.rng.random()
@@ -154,7 +174,7 @@ class ProcessFiles:
                 found = files.files[path]
                 found.synced, found.named = min(synced, len(found.data)), named
 
-        disk.note(Op(path, *times, lambda: put(*before), lambda: put(after, True), synced=before[0]))
+        disk.note(Op(path, *times, lambda: put(*before), lambda: put(after, True), Sync(file, before[0], after)))
 
     def replace(self, path: str, data: bytes) -> None:
         if self.disk.full:
@@ -199,6 +219,7 @@ class ProcessFiles:
         file = files.files.get(path)
         before = (bytes(file.data), file.synced) if file is not None else (b"", 0)
         files.truncate(path, size)
+        disk.shortened(file, size)
 
         def undo() -> None:
             if path in files.files:
@@ -208,7 +229,9 @@ class ProcessFiles:
 
         def redo() -> None:
             if path in files.files:
-                del files.files[path].data[size:]
+                found = files.files[path]
+                del found.data[size:]
+                found.synced = min(found.synced, size)
 
         if times is not None:
             disk.note(Op(path, *times, undo, redo))
