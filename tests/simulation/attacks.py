@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from delaynode.registry.model import Durability
+from delaynode.replicate.messages import Ack
 from delaynode.replicate.shipping import Phase
 from delaynode.serve.replica import Role
 
@@ -114,16 +115,24 @@ def a9_below_min_in_sync_nothing_is_acknowledged_but_releases_go_on(seed: int) -
 @attack
 def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int) -> None:
     """It was committed alone and refused. Now the slave is back and joins, but has not stored it yet."""
-    with cluster(seed, min_in_sync=2) as run:
+    with cluster(seed, min_in_sync=2, lag_seconds=10) as run:
         slave = run.slaves()[0]
         shrink(run, slave)
         stored, leader = run.stored(), run.replica(run.master()).leader
         assert leader is not None
+        end, (view,) = leader.shipping.commit, run.clients.shards.values()
+        with run.world.client_loop.running():
+            run.clients.spawn(run.clients.send(view, 777, 0, run.world.random("one more")))
+        run.until(lambda: leader.shipping.commit > end, 5, "it is committed alone")
         run.world.start(slave)
         (member,) = leader.shipping.members.values()
         run.until(lambda: member.phase is Phase.STREAMING, 10, "the slave follows")
-        run.world.machines[slave].disk.hung_until_ns = run.world.scheduler.now_ns + 2 * SECOND
-        run.until(lambda: bool(leader.in_sync.joining), 1, "it joins")
+        run.world.machines[slave].disk.hung_until_ns = run.world.scheduler.now_ns + 8 * SECOND
+        process = run.world.machines[run.master()].process
+        assert process is not None
+        with process.loop.running():  # it has said what it has, and that is not all
+            leader.shipping.received(slave, Ack(leader.reign.uid, leader.reign.epoch, end, 0))
+        run.until(lambda: bool(leader.in_sync.joining), 7, "it joins, as near as it has been for so long")
         assert member.durable < leader.shipping.commit
         run.world.run(0.8)
         assert run.stored() == stored, "acknowledged while the second copy lacks it"

@@ -21,6 +21,19 @@ def served(run: Run, epoch: int) -> bool:
     return run.status().serving_epoch == run.shard().spec.epoch >= epoch
 
 
+def counted_on(run: Run, node: str) -> set[str]:
+    """The nodes whose copies the commits of this node's masters wait for."""
+    process = run.world.machines[node].process
+    leaders = [replica.leader for replica in process.replicas] if process is not None else []
+    return {
+        member.node
+        for leader in leaders
+        if leader is not None and leader.ended is None
+        for member in leader.shipping.members.values()
+        if member.entry in leader.in_sync.counted()
+    }
+
+
 @attack
 def killed_master_is_followed_at_once(seed: int) -> None:
     """Sooner than any lease or promise runs out, and what it had sent and nobody had read yet does no harm."""
@@ -52,6 +65,22 @@ def killed_master_that_is_back_at_once_is_followed_at_once(seed: int) -> None:
             if seed % 4 == 0:
                 assert run.world.scheduler.now_ns - started < 1_500 * MILLI
             run.until(run.healthy, 30, "healthy")
+
+
+@attack
+def node_that_stops_by_itself_keeps_nobody_waiting(seed: int) -> None:
+    """Neither for its end, nor afterwards: not for a copy that began to follow anew while the node was leaving."""
+    with cluster(seed, nodes=3, queues=3, lease_seconds=3) as run:
+        for node in (*run.world.machines, *run.world.machines):
+            process, asked = run.world.machines[node].process, run.world.scheduler.now_ns
+            assert process is not None
+            run.world.stop(node)
+            run.until(lambda node=node: run.world.machines[node].process is None, 5, "it ends")  # type: ignore[misc]
+            assert run.world.scheduler.now_ns - asked < 1_500 * MILLI, "as soon as others lead"
+            run.world.run(0.01)
+            assert not [name for name in run.world.machines if node in counted_on(run, name)]
+            run.world.start(node)
+            run.until(run.healthy, 30, "all are in sync again")
 
 
 @attack
@@ -172,3 +201,21 @@ def vacancy_is_of_its_epoch_alone(seed: int) -> None:
         run.world.machines[chosen[0]].weather.down = False
         run.until(lambda: served(run, 3), 20, "it is served")
         run.world.start(master)
+
+
+@attack
+def successor_waits_for_the_former_master_though_a_third_node_is_stopped_for_long(seed: int) -> None:
+    """What that node says of its end, with a copy that was not in sync any more, says nothing of others' copies."""
+    with cluster(seed, nodes=3, replicas=3, queues=3) as run:
+        master, (one, gone) = run.master(), run.slaves()
+        run.world.stop(gone)  # it leads another shard, and so says that it stops
+        run.until(lambda: run.world.machines[gone].process is None, 5, "it ends")
+        run.until(lambda: len(run.status().in_sync) == 2, 10, "its copy is out of the in-sync set")
+        first: list[int] = []
+        run.once(
+            lambda shard: shard.status is not None and shard.status.serving_epoch == 2,
+            lambda: first.append(len(run.status().in_sync)),
+        )
+        run.switch("t-0", one)
+        run.until(lambda: bool(first), 10, f"{one} serves in the place of {master}")
+        assert first == [2], "the former master's copy has followed from the start"

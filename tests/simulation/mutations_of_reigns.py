@@ -225,6 +225,28 @@ def withdraws_the_switchover_that_a_move_waits_for(put: Put) -> None:
     put(moving, "_switchover", withdrawn)
 
 
+# ---------------------------------------------------------------- a node that leaves
+@mutation("node_that_stops_by_itself_keeps_nobody_waiting", "as soon as others lead")
+def copy_that_leaves_follows_the_next_master(put: Put) -> None:
+    leave = Follower.leave
+
+    def once(self: Follower, why: str) -> None:
+        leave(self, why)
+        self._leaving = None
+
+    put(Follower, "leave", once)
+
+
+@mutation(
+    "successor_waits_for_the_former_master_though_a_third_node_is_stopped_for_long", "copy has followed from the start"
+)
+def takes_each_node_that_stops_for_one_of_the_former_in_sync_set(put: Put) -> None:
+    def naive(self: Reigning, spec: Any, others: int, *, ended: int) -> int:
+        return max(ended, sum(self._yard.stopping(node) for node in spec.replicas if node != self._yard.node))
+
+    put(Reigning, "_missing", naive)
+
+
 # ---------------------------------------------------------------- clocks
 @mutation("b13_clock_set_far_ahead_releases_nothing_early", "ms early by a true clock")
 def believes_any_step_of_its_clock(put: Put) -> None:  # B13

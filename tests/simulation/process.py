@@ -177,6 +177,7 @@ class Process:
             node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, shop=shop, registry=self,
             peers=self.peers, promises=self.promises, transfers=Transfers(), boot_ms=clocks.boot_ms,
             cluster=lambda: self.cluster, shard_config=self._shard_config, release_rate=lambda _: None,
+            stopping=self._says_it_stops,
         )  # fmt: skip
         self.handler = self.replicas = Replicas(self.yard)
         self.replicas.start()
@@ -199,6 +200,9 @@ class Process:
         return self.world.shard_config
 
     # ------------------------------------------------------------ what Node does
+    def _says_it_stops(self, node: str) -> bool:
+        return node in self.leases and self.leases[node].stopping
+
     async def _ask(self, call: Callable[[], Any]) -> Any:
         return await self.loop.run_in_executor(self.registry_pool, call)
 
@@ -238,6 +242,7 @@ class Process:
             try:
                 version = await self._ask(self.registry.version)
                 if version != seen:
+                    self.leases = {lease.node: lease for lease in await self._ask(self.registry.list_leases)}
                     cluster = await self._ask(self.registry.read_cluster)
                     shards = await self._ask(self.registry.list_shards)
                     self.cluster = cluster.spec if cluster is not None else None

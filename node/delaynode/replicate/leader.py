@@ -32,7 +32,8 @@ HAND_OVER_MS = 2_000
 SWITCH_AGAIN_MS = 10_000  # each try that nobody takes up stops the shard for HAND_OVER_MS
 POLL_SECONDS = 0.02
 QUICK_SECONDS = 0.002  # while clients wait
-NEAR_BYTES = 4 << 20  # a member this close to the log's end may join the in-sync set
+NEAR_BYTES = 4 << 20  # a member this close to the log's end may join the in-sync set,
+ABREAST_MS = 5_000  # if it also has what was there a look ago, or has been so close for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Leader:
         self._welcome: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
+        self._ends = log.end, log.end  # of the log at the last two looks, the earlier one first
         self._telling: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
         self._switching: asyncio.Task[None] | None = None
@@ -209,6 +211,16 @@ class Leader:
         behind = member.durable < max(member.next, self.own_durable())
         return not (behind and self._boot_ms() - member.moved_ms > self.reign.lag_ms)
 
+    def _abreast(self, member: Member) -> bool:
+        """Whether commits may wait for it: they would for as long as it is behind."""
+        now = self._boot_ms()
+        if not member.heard or self._log.end - member.durable > NEAR_BYTES:
+            member.near_ms = None
+            return False
+        if member.near_ms is None:
+            member.near_ms = now
+        return member.durable >= self._ends[0] or now - member.near_ms > ABREAST_MS
+
     def _join(self) -> None:
         """Members that have nearly caught up: from now on commits wait for them, and for their promise.
 
@@ -216,10 +228,9 @@ class Leader:
         """
         counted = self.in_sync.counted()
         for member in self.shipping.members.values():
-            if member.phase is not Phase.STREAMING or not member.entry or member.entry in counted:
+            if member.phase is not Phase.STREAMING or member.entry in counted or not self._abreast(member):
                 continue
-            near = self._log.end - member.durable <= NEAR_BYTES
-            if near and self._fit(member) and self._promises.live(self.reign.uid, (member.node,)):
+            if self._fit(member) and self._promises.live(self.reign.uid, (member.node,)):
                 self.in_sync.join(member.entry)
                 self._note("replica-joins", peer=member.node, entry=member.entry)
 
@@ -229,6 +240,7 @@ class Leader:
 
     def look(self) -> None:
         """A member may have fallen silent or behind, or a promise have come: to be called a few times a second."""
+        self._ends = self._ends[1], self._log.end
         self._settle()
         self._switch()
 
@@ -331,22 +343,32 @@ class Leader:
 
     # ------------------------------------------------------------ the reign's life
     async def begin(
-        self, former: Iterable[str], replicas: Iterable[str], leaving: Iterable[str], *, vacated: bool, missing: int = 0
+        self,
+        former: Iterable[str],
+        replicas: Iterable[str],
+        leaving: Iterable[str],
+        *,
+        vacated: bool,
+        missing: Callable[[], int] = lambda: 0,
     ) -> bool:
         """Wait out one's own promise, gather who follows, write the status. False when another reign has begun.
 
         former: the in-sync set so far. vacated: the registry says that the master before serves no more, so there is
-        nothing to wait out. missing: so many of the former set can't follow, their processes have ended. The log must
-        be on disk as far as it goes. From here on all of it is committed: every member of the new set has it.
+        nothing to wait out. missing: how many of the former set won't follow, since their processes have ended or are
+        about to; one too many costs a copy its place in the first set, not its data. The log must be on disk as far
+        as it goes. From here on all of it is committed: every member of the new set has it.
         """
         self.set_replicas(replicas, leaving)
         others = frozenset(former) - {self.reign.entry}
         if others and not vacated:  # without others only this node can have been serving: its former process is dead
             await until(lambda: self.ended is not None or self._promises.wait_ms(self.reign.uid) == 0, POLL_SECONDS)
-        awaited = len(others) - missing
-        deadline = self._boot_ms() + (GATHER_MS if awaited > 0 else 0)
+        deadline = self._boot_ms() + GATHER_MS
         await until(
-            lambda: self.ended is not None or self._boot_ms() >= deadline or len(self._following(others)) >= awaited,
+            lambda: (
+                self.ended is not None
+                or self._boot_ms() >= deadline
+                or len(self._following(others)) >= len(others) - missing()
+            ),
             POLL_SECONDS,
         )
         while self.ended is None:
@@ -420,6 +442,7 @@ class Leader:
             not ready
             or self._boot_ms() < self._not_again_ms
             or member is None
+            or member.damaged
             or member.entry not in self.in_sync.written
         ):
             return
@@ -435,11 +458,12 @@ class Leader:
                 lambda: (
                     min(member.durable, self.shipping.commit) >= end
                     or self._boot_ms() > deadline
+                    or member.damaged  # it is about to end, say
                     or self.ended is not None
                 ),
                 QUICK_SECONDS,
             )
-            if self.ended is not None or min(member.durable, self.shipping.commit) < end:
+            if self.ended is not None or member.damaged or min(member.durable, self.shipping.commit) < end:
                 return
             beacon = self._promises.stop_asking(self.reign.uid)
             self.handover = Handover(self.reign.epoch, end)

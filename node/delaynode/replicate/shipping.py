@@ -68,7 +68,9 @@ class Member:
     told: int = 0  # the commit offset
     session: int = 0  # moves whenever it starts anew: what was begun before is dropped
     reading: bool = False
+    heard: bool = False  # it has said how much it has stored, since START
     damaged: bool = False
+    near_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
     moved_ms: int = 0  # when it last had everything it was sent, or stored more of it
     snapshot: Snapshot | None = None
 
@@ -197,6 +199,7 @@ class Shipping:
     def _acked(self, member: Member, ack: Ack) -> None:
         if member.phase is not Phase.STREAMING or not ack.durable <= member.next:
             return
+        member.heard = True
         if ack.durable > member.durable or ack.durable == member.next:
             member.moved_ms = self._boot_ms()
         member.durable = max(member.durable, ack.durable)
@@ -236,9 +239,9 @@ class Shipping:
                 self._later(member)
                 self.changed(member)
             return
-        member.phase, member.next = Phase.STREAMING, at
+        member.phase, member.next, member.near_ms = Phase.STREAMING, at, None
         # Acks are of what it keeps: it had no more than `at` of this log, whatever it said of the log that it cuts.
-        member.durable, member.told = 0, self.commit
+        member.durable, member.heard, member.told = 0, False, self.commit
         self._peers.send(member.node, Start(self.uid, self.epoch, at, min(self.commit, at)))
         self._note("follower-streams", peer=member.node, cut=at, had=state.log_end)
         self.changed(member)

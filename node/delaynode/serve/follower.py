@@ -118,7 +118,7 @@ class Follower:
         self._promises.raise_floor(uid, message.epoch)
         self._streaming = False
         self.origin, self.epoch = origin, message.epoch
-        why = self._leaving or copy.damaged()
+        why = self._why_not()
         self.spared = message.spared and why is not None
         if why is not None:
             origin.reply(Refused(uid, message.epoch, message.epoch, True, why))
@@ -135,7 +135,11 @@ class Follower:
         self._state()
 
     def _state(self) -> None:
+        """Say what the copy has; or, where that has come about meanwhile, that it does not follow."""
         copy = self._copy
+        if self._why_not() is not None:
+            self.refuse_damaged()
+            return
         if self.origin is None or copy.host is None:
             return
         log = copy.host.shard.log
@@ -153,6 +157,8 @@ class Follower:
             host.fail(f"cut at {message.cut}: {error}", error)
             self.refuse_damaged()
             return
+        if self._leaving is not None:
+            return  # as the master has been told meanwhile
         self._streaming, self._acked = True, None
         self._commit(message.commit)
         self.acknowledge()
@@ -190,14 +196,17 @@ class Follower:
             self._acked = ack
             self.origin.reply(ack)
 
+    def _why_not(self) -> str | None:
+        return self._leaving or self._copy.damaged()
+
     def leave(self, why: str) -> None:
-        """This process is about to end: the master is to go on without the copy now, not when it misses it."""
+        """This process is about to end: masters are to go on without the copy now, not when they miss it."""
         self._leaving = why
         self.refuse_damaged()
 
     def refuse_damaged(self) -> None:
         """The copy is of no use any more: the master is to go on without it."""
-        why = self._leaving or self._copy.damaged()
+        why = self._why_not()
         if self.origin is not None and why is not None:
             self._streaming = False
             self.origin.reply(Refused(self._copy.uid, self.epoch, self.epoch, True, why))

@@ -108,21 +108,26 @@ class ShardHost(CopyHost):
         self._end("the shard's node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.upkeep.end_checkpoint()
+        await self._last_checkpoint()
+        await self._end_mark()
+
+    async def _last_checkpoint(self) -> None:
         if self.failure is None and self.shard.committed == self.shard.log_end:
             try:
-                await self.upkeep.persist(copy_wheels=True)
+                await self.upkeep.checkpoint(copy_wheels=True)
             except (OSError, Damaged) as error:
                 self.fail(f"checkpoint: {error}", error)
-        await self._end_mark()
 
     def over(self, why: str) -> None:
         """The reign is over: nobody need wait for what may never be committed. depose() comes later."""
         self._end(why)
 
-    async def depose(self, why: str) -> None:
-        """The reign is over. Nothing runs or is being written when this returns."""
+    async def depose(self, why: str, *, stopping: bool = False) -> None:
+        """The reign is over. Nothing runs or is being written when this returns. stopping: the node is, too."""
         self._end(why)
         await self._at_rest()
+        if stopping:
+            await self._last_checkpoint()
         await self._end_mark()
 
     def _end(self, why: str) -> None:

@@ -159,9 +159,9 @@ class Reigning:
             if not set(former) - {holding.entry}:  # nobody else can have anything else
                 frames = await holding.apply_all()
             vacated = status is not None and _vacated(status, spec)
-            if not await leader.begin(
-                former, spec.replicas, spec.leaving, vacated=vacated, missing=int(vacated and spec.vacant)
-            ):
+            others = len(set(former) - {holding.entry})
+            missing = partial(self._missing, spec, others, ended=int(vacated and spec.vacant))
+            if not await leader.begin(former, spec.replicas, spec.leaving, vacated=vacated, missing=missing):
                 await self.depose(leader.ended or "another reign has begun")
                 return
             frames += await holding.apply_all()
@@ -200,6 +200,13 @@ class Reigning:
         else:
             self._copy.role = Role.ABSENT  # what is half made is no copy
         await asyncio.sleep(RETRY_SECONDS)
+
+    def _missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
+        """How many of the `others` of the former in-sync set certainly have no process, or one that is about to end,
+        which follows nobody any more. Which node has which entry is not known; some may not have been in that set."""
+        yard = self._yard
+        nodes = [node for node in spec.replicas if node != yard.node]
+        return max(ended, sum(map(yard.stopping, nodes)) - max(0, len(nodes) - others))
 
     def _unclean(self) -> bool:
         cluster = self._yard.cluster()
@@ -255,7 +262,7 @@ class Reigning:
         if leader is not None:
             leader.stop()
         if master is not None:
-            await master.depose(why)
+            await master.depose(why, stopping=self._yard.stopping(self._yard.node))
         self.leader = self.master = self.over = None
         if self._copy.holding.damage is not None:
             self._copy.holding.shard = None

@@ -330,16 +330,16 @@ class Replica:
         self.role = Role.ABSENT
 
     def withdraw(self) -> bool:
-        """The node is stopping: ask the master to go on without this slave copy. True when nobody waits for it."""
-        status = self.object.status
-        if self.leader is not None or self.host is None or status is None:
-            return True
-        if self.entry() not in status.in_sync or len(status.in_sync) == 1:
-            return True
+        """The node is stopping: follow nobody any more, so that the shard goes on without this copy, also once another
+        leads what is led here. True when no master waits for it.
+        """
         if not self._withdrawn:
             self._withdrawn = True
             self._follower.leave("its node is stopping")
-        return False
+        status = self.object.status
+        if self.leader is not None or self.host is None or status is None:
+            return True
+        return self.entry() not in status.in_sync or len(status.in_sync) == 1
 
     async def stop(self) -> None:
         """The node is stopping: a checkpoint makes the next start quick."""

@@ -165,9 +165,13 @@ class Upkeep:
         return old or self._many_units() or (doomed and self._shop.disk_tight())
 
     async def _checkpoint(self) -> None:
-        self._checkpoint_task = asyncio.ensure_future(self.persist(copy_wheels=False))
-        await asyncio.shield(self._checkpoint_task)  # stop() lets it end: half of one must not be left
+        await self.checkpoint(copy_wheels=False)
         self._checkpointed = time.monotonic()
+
+    async def checkpoint(self, *, copy_wheels: bool) -> None:
+        """As persist(). Whoever waits may be cancelled: half of one must not be left, end_checkpoint() lets it end."""
+        self._checkpoint_task = asyncio.ensure_future(self.persist(copy_wheels=copy_wheels))
+        await asyncio.shield(self._checkpoint_task)
 
     async def end_checkpoint(self) -> None:
         """Wait for the one under way."""

@@ -39,7 +39,10 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Yard:
-    """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, to be sent."""
+    """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, to be sent.
+
+    stopping: whether that node has said in its lease that its process is about to end.
+    """
 
     node: str
     incarnation: str
@@ -54,6 +57,7 @@ class Yard:
     cluster: Callable[[], ClusterSpec | None]
     shard_config: Callable[[ShardSpec], ShardConfig]
     release_rate: Callable[[ShardObject], int | None]
+    stopping: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
