@@ -41,20 +41,25 @@ def needed_bytes(shards: Iterable[Shard], in_flight_bytes: int) -> int:
 
 
 class DiskSpace:
-    """`reserve_bytes()`: what enqueues leave free. The disk is asked four times a second at most."""
+    """reserve_bytes(): what enqueues leave free. unwritten_bytes(): what was let in and no file has yet.
 
-    def __init__(self, directory: str, reserve_bytes: Callable[[], int]) -> None:
+    The disk is asked four times a second at most.
+    """
+
+    def __init__(
+        self, directory: str, reserve_bytes: Callable[[], int], unwritten_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self._directory = directory
-        self._reserve = reserve_bytes
+        self._reserve, self._unwritten = reserve_bytes, unwritten_bytes
         self._free_bytes = self._reserve_bytes = 0
         self._good_until = 0.0  # time.monotonic()
 
     def look(self) -> tuple[int, int]:
-        """(bytes free, bytes that enqueues leave free); what was let in since the disk was asked counts as used."""
+        """(bytes free, bytes that enqueues leave free); what was let in counts as used, written or not."""
         now = time.monotonic()
         if now >= self._good_until:
             disk = os.statvfs(self._directory)
-            self._free_bytes = disk.f_bavail * disk.f_frsize
+            self._free_bytes = disk.f_bavail * disk.f_frsize - self._unwritten()
             self._reserve_bytes = self._reserve()
             self._good_until = now + CHECK_SECONDS
         return self._free_bytes, self._reserve_bytes
