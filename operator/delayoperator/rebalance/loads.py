@@ -69,6 +69,29 @@ class Loads:
             array[at] = _column(found, name)
         return NodeSums(arrays[0], arrays[1], arrays[2].max(axis=0, initial=0.0))
 
+    def crowded(self, nodes: int, above: float) -> float:
+        """The most that two shards have together in one slot of which one node must have both, for there are more such
+        shards than nodes: the loads that come `nodes`-th and next in the slot. 0 where none of these is above `above`
+        messages. After node_sums().
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        large = self._newest.where(F.col("messages") > above / 2).select("slot", "id").distinct()
+        slots = large.groupBy("slot").agg(F.count("id").alias("shards")).where(F.col("shards") >= nodes)
+        rank = Window.partitionBy("slot").orderBy(F.desc("messages"), F.asc("id"))
+        two = (
+            self._newest.join(F.broadcast(slots), "slot")
+            .groupBy("slot", "id")
+            .agg(F.sum("messages").alias("messages"))
+            .withColumn("rank", F.row_number().over(rank))
+            .where(F.col("rank").between(nodes, nodes + 1))
+            .groupBy("slot")
+            .agg(F.sum("messages").alias("messages"))
+        )
+        most = float(two.agg(F.max("messages").alias("most")).toArrow().column("most")[0].as_py() or 0.0)
+        return most if most > above else 0.0
+
     def candidates(self, node_of: I64, weights: F64, movable: I64, most: I64) -> Candidates:
         """Of each node the shards with the highest weighted sum. weights: f64[N, S]; movable: shards by number; most:
         i64[N] how many of a node."""
