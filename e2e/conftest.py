@@ -146,6 +146,16 @@ def cluster(operator: Release, _cluster: ClusterUnderTest) -> ClusterUnderTest:
 
 
 @pytest.fixture
+def namespace(kube: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One of the scenario's own. Nobody waits until it is gone: the pods in it may take half a minute to end."""
+    words = request.node.name.removeprefix("test_").split("_")[:4]
+    name = f"delaycluster-e2e-{'-'.join(words)}-{int(time.time()) % 100_000}"
+    kube.namespace(name)
+    yield name
+    kube("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
 def topic(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> str:
     """A topic of this scenario's own, whole."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:24].strip("-")

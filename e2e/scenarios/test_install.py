@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,16 +23,6 @@ OWNED = (
     *("serviceaccounts", "roles", "rolebindings", "leases"),
 )
 GONE_SECONDS = 120.0
-
-
-@pytest.fixture
-def namespace(kube: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
-    """One of the scenario's own. Nobody waits until it is gone: the pods in it may take half a minute to end."""
-    words = request.node.name.removeprefix("test_").split("_")[:4]
-    name = f"delaycluster-e2e-{'-'.join(words)}-{int(time.time()) % 100_000}"
-    kube.namespace(name)
-    yield name
-    kube("delete", "namespace", name, "--wait=false")
 
 
 def delayctl(kube: Kubectl, namespace: str, pod: str, *argv: str) -> str:
