@@ -53,7 +53,8 @@ class CancelledByKey:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node's clock and disk. `problem`: why it could not be asked; the rest is empty then.
+    """A node's place, clock and disk. `problem`: why it could not be asked; the rest is empty then. `zone`: empty where
+    it is not known.
 
     clock_disbelieved_ms: how far ahead of now_ms its wall clock is, where that is not believed
     clock_behind_ms: how far now_ms is behind what was released there
@@ -69,12 +70,13 @@ class NodeView:
     not_ready: str = ""
     conditions: tuple[str, ...] = ()
     problem: str = ""
+    zone: str = ""
 
 
 def node_of(state: delay_pb2.NodeState) -> NodeView:
     return NodeView(
         state.node, state.endpoint, state.now_ms, state.clock_disbelieved_ms, state.clock_behind_ms,
-        state.disk_free_bytes, state.disk_reserve_bytes, state.not_ready, tuple(state.conditions),
+        state.disk_free_bytes, state.disk_reserve_bytes, state.not_ready, tuple(state.conditions), zone=state.zone,
     )  # fmt: skip
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from dataclasses import dataclass
 
 from delaynode import address
 from delaynode.registry.model import Durability
+
+ZONE_VARIABLE = "DELAYNODE_ZONE"
+MAX_ZONE_CHARS = 63
+# A value of a Kubernetes label, which is where it comes from there.
+_ZONE = re.compile(rf"[A-Za-z0-9]([A-Za-z0-9._-]{{0,{MAX_ZONE_CHARS - 2}}}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class NodeConfig:
     peer: str  # HOST:PORT for the other nodes: TCP shipping, UDP beacons
     advertise_peer: str  # IP:PORT that they reach it at; empty: the same
     accept_clock_step: bool  # believe the wall clock at start, whatever the process before believed
+    zone: str  # that it runs in; empty: not known
 
 
 def parse(argv: list[str] | None = None) -> NodeConfig:
@@ -77,6 +85,13 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         type=_place,
         default="",
         help="IP:PORT that other nodes reach --peer at (default: the same)",
+    )
+    parser.add_argument(
+        "--zone",
+        type=_zone,
+        default=os.environ.get(ZONE_VARIABLE, ""),
+        help="what may fail with this machine, such as a cloud's availability zone: the copies of a shard are kept in "
+        f"different ones (default: ${ZONE_VARIABLE}; empty: not known)",
     )
     parser.add_argument(
         "--window-budget", type=int, default=4_000_000, help="messages kept in memory for the coming minutes"
@@ -129,6 +144,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         peer=args.peer,
         advertise_peer=args.advertise_peer,
         accept_clock_step=args.accept_clock_step,
+        zone=args.zone,
     )
 
 
@@ -137,3 +153,20 @@ def _place(text: str) -> str:
         return address.normal(text) if text else ""
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}, such as 10.0.0.1:7070 or [fd00::1]:7070") from error
+
+
+def _zone(text: str) -> str:
+    try:
+        return zone(text) if text else ""
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def zone(name: str) -> str:
+    """The name, where it is a zone's. Raises ValueError."""
+    if not _ZONE.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no zone: 1 to {MAX_ZONE_CHARS} of a-z, A-Z, 0-9, '-', '_' and '.', starting and ending with "
+            "a letter or digit, such as eu-west-1a"
+        )
+    return name

@@ -25,6 +25,7 @@ class _Sight:
     moved: bool  # seen to change: it was alive at `since_ms`
     started_ms: int  # when this process was first seen
     stopping: bool
+    zone: str
 
 
 class LeaseWatch:
@@ -57,7 +58,7 @@ class LeaseWatch:
                 known = before is not None and before.incarnation == lease.incarnation
                 started_ms = before.started_ms if before is not None and known else answered_ms
                 current[lease.node] = _Sight(
-                    lease.incarnation, lease.renewals, answered_ms, moved, started_ms, lease.stopping
+                    lease.incarnation, lease.renewals, answered_ms, moved, started_ms, lease.stopping, lease.zone
                 )
         self._seen = current
         return {node: self._view(sight, asked_ms) for node, sight in current.items()}
@@ -70,7 +71,12 @@ class LeaseWatch:
         gone = asked_ms - sight.since_ms >= self._gone_ms
         settled = asked_ms - sight.started_ms >= SETTLED_MS
         return NodeView(
-            self._liveness(sight, asked_ms), sight.incarnation, stopping=sight.stopping, gone=gone, settled=settled
+            self._liveness(sight, asked_ms),
+            sight.incarnation,
+            stopping=sight.stopping,
+            gone=gone,
+            settled=settled,
+            zone=sight.zone,
         )
 
     def _liveness(self, sight: _Sight, asked_ms: int) -> Liveness:

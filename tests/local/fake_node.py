@@ -40,7 +40,9 @@ class FakeNode:
         self.data.mkdir(parents=True, exist_ok=True)
         self.registry = open_registry(options.registry)
         self.servers = [listen(options.http), listen(options.peer)]
-        self.lease = NodeLease(self.node, secrets.token_hex(8), options.listen, options.http, peer=options.peer)
+        self.lease = NodeLease(
+            self.node, secrets.token_hex(8), options.listen, options.http, peer=options.peer, zone=options.zone
+        )
         self.asked_to_stop = False
         self.grpc = grpc.server(ThreadPoolExecutor(2))
         handler = grpc.unary_unary_rpc_method_handler(
@@ -150,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for option in ("--node-id", "--data", "--registry", "--listen", "--http", "--peer", "--durability"):
         parser.add_argument(option, required=True)
+    parser.add_argument("--zone", default="")
     fault = os.environ.get("FAKE_NODE")
     if fault == "exit":
         sys.exit("this node can't start: FAKE_NODE=exit")

@@ -157,6 +157,7 @@ def test_a_second_one_on_the_directory_and_a_port_in_use_are_clear_errors(run: R
         (["--topic", "Orders:8"], "topic name 'Orders'"),
         (["--topic", "a:1", "--nodes", "0"], "--nodes"),
         (["--topic", "a:1", "--port", "70000"], "--port"),
+        (["--topic", "a:1", "--zones", "a,,b"], "'' is no zone"),
     ],
 )
 def test_bad_options_are_said_and_start_nothing(tmp_path: Path, options: list[str], words: str) -> None:

@@ -160,6 +160,33 @@ def test_a_move_that_can_not_be_is_refused_with_the_reason(cluster: LocalCluster
     assert shards(cluster)["orders-0"].spec.target is None
 
 
+def test_a_move_into_a_zone_with_a_copy_is_refused_while_a_node_elsewhere_lives(tmp_path: Path) -> None:
+    cluster = LocalCluster(
+        tmp_path, nodes=4, replicas=2, topics=[TopicSpec("orders", 1)], zones=("east", "east", "west", "west"),
+        lease_seconds=2, node_command=FAKE_NODE,
+    )  # fmt: skip
+    with cluster:
+        cluster.wait_ready()
+        place = {lease.node: lease.zone for lease in cluster.registry.list_leases()}
+        eventually(
+            lambda: [place[node] for node in sorted(shards(cluster)["orders-0"].spec.replicas)] == ["east", "west"]
+        )
+        one, two = sorted(shards(cluster)["orders-0"].spec.replicas)  # in east, in west
+        east, west = ({"n0", "n1"} - {one}).pop(), ({"n2", "n3"} - {two}).pop()
+
+        result = delayctl(cluster, "shards", "move", "orders-0", "--from", one, "--to", west)
+        assert result.exit_code == 1
+        assert f"{west} is in zone west, as {two} with another copy" in result.stderr
+        assert f"take a node in another zone: {east} (zone east)" in result.stderr
+        assert shards(cluster)["orders-0"].spec.target is None
+
+        cluster.kill(east, signal.SIGSTOP)
+        cluster.kill(one, signal.SIGSTOP)
+        assert delayctl(cluster, "shards", "move", "orders-0", "--from", one, "--to", west).exit_code == 0
+        for node in (east, one):
+            cluster.kill(node, signal.SIGCONT)
+
+
 def test_a_switchover_is_waited_for_and_lasts(cluster: LocalCluster) -> None:
     shard = shards(cluster)["orders-1"]
     (other,) = set(shard.spec.replicas) - {shard.spec.master}

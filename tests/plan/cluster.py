@@ -51,6 +51,7 @@ class Node:
     seen: Liveness = Liveness.ALIVE
     gone: bool = False
     answers: bool = True
+    zone: str = ""
 
 
 class Cluster:
@@ -62,13 +63,14 @@ class Cluster:
         self.acknowledged: dict[str, list[tuple[int, int]]] = {}
         self.reigns: dict[tuple[str, int], tuple[str | None, str | None]] = {}
         self.ended: set[str] = set()  # incarnations that were seen to end
+        self.zones: dict[str, str] = {}  # by node: where its next process runs
         self.moved = 0  # copies made by fetching
         self._numbers = 0
 
     # What people and fate do.
 
     def start(self, node: str) -> None:
-        self.nodes[node] = Node(f"process-{self._number()}")
+        self.nodes[node] = Node(f"process-{self._number()}", zone=self.zones.get(node, ""))
 
     def kill(self, node: str) -> None:
         self.nodes[node] = replace(self.nodes[node], runs=False, seen=Liveness.DEAD)
@@ -96,7 +98,7 @@ class Cluster:
 
     def observed(self) -> Observed:
         views = {
-            name: NodeView(node.seen, node.incarnation, stopping=node.stopping, gone=node.gone)
+            name: NodeView(node.seen, node.incarnation, stopping=node.stopping, gone=node.gone, zone=node.zone)
             for name, node in self.nodes.items()
         }
         heard = {name: node.incarnation for name, node in self.nodes.items() if node.runs and node.answers}
@@ -258,6 +260,8 @@ class Cluster:
                 and len(spec.replicas) != self.spec.replicas,
                 f"is on a drained node {spec.replicas}": len(usable) >= self.spec.replicas
                 and not set(spec.replicas) <= set(usable),
+                f"shares a zone {[self.nodes[node].zone for node in spec.replicas]}": len(usable) >= self.spec.replicas
+                and self.shares_a_zone(spec.replicas),
                 "is not over with a move": spec.target is not None or spec.leaving != (),
                 "is not over with a switchover": spec.switchover is not None,
                 "is not in sync": status is None or set(status.in_sync) != kept or len(kept) != len(spec.replicas),
@@ -267,6 +271,12 @@ class Cluster:
             }
             found += [f"{shard.name} {what}" for what, is_so in wrong.items() if is_so]
         return found
+
+    def shares_a_zone(self, replicas: tuple[str, ...]) -> bool:
+        """Two copies are in one zone, and a node that may have one in a zone without a copy. All have said theirs."""
+        zones = [self.nodes[node].zone for node in replicas if self.nodes[node].zone]
+        usable = {self.nodes[node].zone for node in self.spec.node_ids if node not in self.spec.drained}
+        return len(set(zones)) < len(zones) and "" not in usable and not usable <= set(zones)
 
 
 def is_fault(condition: Condition, room: bool) -> bool:

@@ -114,3 +114,10 @@ def test_the_time_that_a_slow_answer_took_does_not_count_against_the_node() -> N
     watch.look([lease(1)], 2_500, 2_500)
     assert watch.look([lease(1)], 3_500, 4_500)["n0"].liveness is Liveness.UNCERTAIN
     assert watch.look([lease(1)], 4_600, 4_600)["n0"].liveness is Liveness.DEAD
+
+
+def test_a_node_is_where_its_present_process_says() -> None:
+    watch = LeaseWatch(3_000, 1_500)
+    for number, said in enumerate(["east", "east", "west"]):
+        view = watch.look([NodeLease("n0", f"p{number}", "e", "h", zone=said)], number, number)["n0"]
+        assert view.zone == said

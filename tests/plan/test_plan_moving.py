@@ -240,6 +240,39 @@ def test_a_new_node_gets_its_share_of_copies_and_masters_and_nothing_else_moves(
         assert set(shard.spec.replicas) - set(before[name].replicas) <= {"n3"}
 
 
+def test_a_new_node_takes_the_first_place_of_a_shard_that_its_donor_leads() -> None:
+    """Else another goes on leading it, as long as that one has hardly more than others, and the new node leads none."""
+    led = {0: ("n0", "n1", "n1"), 1: ("n0", "n1", "n0"), 2: ("n1", "n0", "n0"), 3: ("n1", "n0", "n1")}
+    shards = []
+    for queue, (first, second, master) in led.items():
+        spec = ShardSpec(queue, "t", queue, (first, second), master=master, epoch=1, incarnation="p")
+        shards.append(ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", ("a", "b"))))
+    nodes = {node: NodeView(Liveness.ALIVE, "p") for node in ("n0", "n1", "n2")}
+    wish = ClusterSpec("local", 3, (TopicSpec("t", 4),), replicas=2)
+    changes = [it for it in plan(wish, Observed(tuple(shards), nodes)) if isinstance(it, ChangeSpec)]
+    assert {it.shard.name for it in changes if it.spec.target and it.spec.target[0] == "n2"} == {"t-1"}
+
+
+def test_a_node_that_leads_less_than_its_share_leads_where_it_is_first_whoever_led_there() -> None:
+    """As after a start of all nodes: the masters are those that answered first, not those in the first places."""
+    led = {0: ("n3", "n0", "n0"), 1: ("n0", "n1", "n1"), 2: ("n1", "n2", "n2"), 3: ("n2", "n1", "n1")}
+    shards = []
+    for queue, (first, second, master) in led.items():
+        spec = ShardSpec(queue, "t", queue, (first, second), master=master, epoch=1, incarnation="p")
+        shards.append(ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", ("a", "b"))))
+    nodes = {f"n{number}": NodeView(Liveness.ALIVE, "p") for number in range(4)}
+    copies = {
+        (shard.name, node): CopyView("ab"[place], "p", 1, 1, 9)
+        for shard in shards
+        for place, node in enumerate(shard.spec.replicas)
+    }
+    answered = dict.fromkeys(nodes, "p")
+    wish = ClusterSpec("local", 4, (TopicSpec("t", 4),), replicas=2)
+    found = plan(wish, Observed(tuple(shards), nodes, copies, answered))
+    leads = {it.shard.name: it.spec.switchover for it in found if isinstance(it, ChangeSpec)}
+    assert leads["t-0"] == Switchover("n3")
+
+
 def test_missing_copies_are_added_and_surplus_ones_dropped() -> None:
     world = cluster(3, 6, 1)
     held = {name: shard.spec.master for name, shard in world.shards.items()}

@@ -40,19 +40,22 @@ from tests.plan.cluster import Cluster
 NODES = ("n0", "n1", "n2", "n3")
 node_ids = st.sampled_from(NODES)
 incarnations = st.sampled_from(["a", "b", "c"])
+zones = st.sampled_from(["", "west", "east", "north"])
 node_views = st.builds(
-    lambda liveness, incarnation, stopping, gone, settled: NodeView(
+    lambda liveness, incarnation, stopping, gone, settled, zone: NodeView(
         liveness if incarnation else Liveness.UNCERTAIN,
         incarnation,
         stopping=stopping,
         gone=gone and liveness is Liveness.DEAD,
         settled=settled,
+        zone=zone,
     ),
     st.sampled_from(Liveness),
     st.none() | incarnations,
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    zones,
 )
 conditions = st.builds(
     Condition,
@@ -237,14 +240,20 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.pending: list[Action] = []
 
-    @initialize(replicas=st.integers(1, 3))
-    def wish(self, replicas: int) -> None:
+    @initialize(replicas=st.integers(1, 3), places=st.lists(zones, min_size=4, max_size=4))
+    def wish(self, replicas: int, places: list[str]) -> None:
         self.world = Cluster(ClusterSpec("local", 4, (TopicSpec("a", 3),), replicas=replicas))
+        self.world.zones = dict(zip(NODES, places, strict=True))
         for node in NODES[:3]:
             self.world.start(node)
 
     @rule(node=node_ids)
     def a_node_starts(self, node: str) -> None:
+        self.world.start(node)
+
+    @rule(node=node_ids, zone=zones)
+    def a_node_starts_somewhere_else(self, node: str, zone: str) -> None:
+        self.world.zones[node] = zone
         self.world.start(node)
 
     @rule(node=node_ids, gone=st.booleans())

@@ -52,6 +52,12 @@ def test_only_nodes_that_are_there_to_stay_get_anything() -> None:
     assert (found.nodes[0].zone, found.nodes[0].endpoint, found.generation) == ("east", "n0:7070", 5)
 
 
+def test_a_nodes_own_word_is_its_zone_as_the_planner_has_it_and_kubernetes_is_asked_for_the_others() -> None:
+    leases = [lease("n0", zone="east"), lease("n1", zone="east"), lease("n2")]
+    found = as_map(ClusterSpec("c", nodes=4), [], leases, {"n1": "west", "n2": "south"})
+    assert [it.zone for it in found.nodes] == ["east", "east", "south", ""]
+
+
 def test_a_shard_at_rest_may_move() -> None:
     found = as_map(ClusterSpec("c", nodes=2), [shard()], [lease("n0")], {}).shards[0]
     assert (found.name, found.master, found.replicas, found.fixed) == ("orders-0", "n0", ("n0", "n1"), False)
@@ -179,10 +185,25 @@ def pod(number: int, **labels: str) -> dict[str, Any]:
 def test_zones_that_may_not_be_read_are_said_to_be_unknown_and_the_others_are_read() -> None:
     said: list[str] = []
     pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1, **{ZONE: "east"}), ("Pod", "shop-2"): pod(2)}
-    assert zones_of(FakeApi(pods), "ns", "shop", said.append) == {"n1": "east"}  # type: ignore[arg-type]
+    assert zones_of(FakeApi(pods), "ns", "shop", {"n0", "n1", "n2"}, said.append) == {"n1": "east"}  # type: ignore[arg-type]
     assert len(said) == 1
     assert "the zones of n0, n2 are not known" in said[0]
     assert "may not get nodes" in said[0]
+
+
+def test_of_nodes_whose_leases_say_their_zones_nothing_is_said() -> None:
+    class Closed(FakeApi):
+        def list(self, kind: Kind, namespace: str, selector: str = "") -> list[dict[str, Any]]:
+            raise ApiError("list Pods", 403, "Forbidden", "not yours")
+
+    said: list[str] = []
+    pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1)}
+    assert zones_of(FakeApi(pods), "ns", "shop", {"n1"}, said.append) == {}  # type: ignore[arg-type]
+    assert [line.partition(" are")[0] for line in said] == ["the zones of n1"]
+    assert zones_of(Closed({}), "ns", "shop", set(), said.append) == {}  # type: ignore[arg-type]
+    assert len(said) == 1
+    assert zones_of(Closed({}), "ns", "shop", {"n0", "n2"}, said.append) == {}  # type: ignore[arg-type]
+    assert said[1].startswith("the zones of n0, n2 are not known: pods may not be listed")
 
 
 def test_zones_come_from_the_pods_else_from_their_machines() -> None:
@@ -193,9 +214,9 @@ def test_zones_come_from_the_pods_else_from_their_machines() -> None:
     said: list[str] = []
     pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1, **{ZONE: "east"})}
     api = Allowed({**pods, ("Node", "machine"): {"metadata": {"labels": {ZONE: "west"}}}})
-    assert zones_of(api, "ns", "shop", said.append) == {"n0": "west", "n1": "east"}  # type: ignore[arg-type]
+    assert zones_of(api, "ns", "shop", {"n0", "n1", "n2"}, said.append) == {"n0": "west", "n1": "east"}  # type: ignore[arg-type]
     unzoned = Allowed({**pods, ("Node", "machine"): {"metadata": {}}})
-    assert zones_of(unzoned, "ns", "shop", said.append) == {"n1": "east"}  # type: ignore[arg-type]
+    assert zones_of(unzoned, "ns", "shop", {"n0", "n1", "n2"}, said.append) == {"n1": "east"}  # type: ignore[arg-type]
     assert said == [], "machines without zones are no fault"
 
 

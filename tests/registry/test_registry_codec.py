@@ -90,6 +90,7 @@ leases = st.builds(
     renewals=st.integers(0, 2**50),
     peer=text,
     stopping=st.booleans(),
+    zone=text,
 )
 
 
@@ -97,6 +98,11 @@ leases = st.builds(
 @given(clusters | specs | statuses | conditions | leases)
 def test_every_value_comes_back_from_json(value: ClusterSpec | ShardSpec | ShardStatus | Condition | NodeLease) -> None:
     assert loads(type(value), dumps(value)) == value
+
+
+def test_a_lease_of_before_there_were_zones_is_of_none() -> None:
+    kept = '{"node":"n0","incarnation":"i","endpoint":"e","http":"h","renewals":7,"peer":"p","stopping":true}'
+    assert loads(NodeLease, kept) == NodeLease("n0", "i", "e", "h", 7, "p", stopping=True, zone="")
 
 
 @settings(deadline=None)

@@ -165,7 +165,7 @@ def test_leases_are_replaced_by_node(registry: Openable) -> None:
 
 
 def test_a_lease_keeps_all_that_it_says(registry: Openable) -> None:
-    lease = NodeLease("n1", "a", "host:1", "host:2", 7, peer="host:3", stopping=True)
+    lease = NodeLease("n1", "a", "host:1", "host:2", 7, peer="host:3", stopping=True, zone="east")
     registry.renew_lease(lease)
     assert registry.list_leases() == (lease,)
 

@@ -16,7 +16,7 @@ from tests.kube.fakekinds import find
 from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, KubeWorld, until
 
-LEASE = NodeLease("n0", "a", "10.0.0.1:7070", "10.0.0.1:7170", 1, peer="10.0.0.1:7270")
+LEASE = NodeLease("n0", "a", "10.0.0.1:7070", "10.0.0.1:7170", 1, peer="10.0.0.1:7270", zone="east")
 LEASES = find("leases")
 
 
@@ -58,9 +58,20 @@ def test_a_renewed_lease_is_one_of_kubernetes_too(
         "peer": "10.0.0.1:7270",
         "renewals": "1",
         "stopping": "true",
+        "zone": "east",
         "pod-uid": "pod-1",
     }
     assert operator.list_leases() == (replace(LEASE, stopping=True),)
+
+
+def test_a_lease_of_before_there_were_zones_is_read_and_a_process_in_none_takes_its_predecessors_back(
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
+) -> None:
+    node.renew_lease(LEASE)
+    node.renew_lease(replace(LEASE, incarnation="b", zone=""))
+    assert operator.list_leases() == (replace(LEASE, incarnation="b", zone=""),)
+    world.server.store.patch(LEASES, NAMESPACE, "c.n0", {"metadata": {"annotations": {"delaycluster.io/zone": None}}})
+    assert [lease.zone for lease in operator.list_leases()] == [""]
 
 
 def test_a_lease_that_is_missing_is_not_made_by_its_node(world: KubeWorld, node: KubeRegistry) -> None:

@@ -71,6 +71,33 @@ def test_a_pod_with_an_ipv6_address_advertises_it_between_brackets() -> None:
     assert found.advertise_http == "[fd00:10:244::7]:7170"
 
 
+def test_a_node_knows_the_zone_that_its_pods_label_names_and_none_where_there_is_no_label(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (zone,) = (it for it in container(MINIMAL)["env"] if it["name"] == "DELAYNODE_ZONE")
+    assert zone["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
+    monkeypatch.setenv("DELAYNODE_ZONE", "eu-west-1a")
+    assert parsed(MINIMAL).zone == "eu-west-1a"
+    monkeypatch.setenv("DELAYNODE_ZONE", "")
+    assert parsed(MINIMAL).zone == ""
+
+
+def test_a_zone_of_ones_own_is_left() -> None:
+    theirs = {"name": "DELAYNODE_ZONE", "value": "cellar"}
+    view = replace(MINIMAL, pod=replace(MINIMAL.pod, env=(theirs,)))
+    assert [it for it in container(view)["env"] if it["name"] == "DELAYNODE_ZONE"] == [theirs]
+
+
+@pytest.mark.parametrize("zone", ["a b", "-a", "a.", "x" * 64, "a\n", "é"])
+def test_what_is_no_zone_is_refused(
+    zone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DELAYNODE_ZONE", zone)
+    with pytest.raises(SystemExit):
+        parsed(MINIMAL)
+    assert "is no zone: 1 to 63 of" in capsys.readouterr().err
+
+
 def test_every_port_that_the_node_listens_on_is_declared() -> None:
     found = parsed(MINIMAL)
     declared = {(port["containerPort"], port["protocol"]) for port in container(MINIMAL)["ports"]}

@@ -19,7 +19,8 @@ from tests.serve.client import NODE_METHODS, Client, Failure, now_ms, poll
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("pair"), nodes=2, topics=[TopicSpec("t", 1)]) as running:
+    topics, zones = [TopicSpec("t", 1)], ["east", "west"]
+    with LocalCluster(tmp_path_factory.mktemp("pair"), nodes=2, topics=topics, zones=zones) as running:
         running.wait_ready()
         yield running
 
@@ -77,16 +78,19 @@ def test_bytes_that_are_no_request(method: str, client: Client) -> None:
 
 def test_delayctl_lists_the_nodes_those_included_that_do_not_answer(pair: LocalCluster) -> None:
     pair.registry.renew_lease(NodeLease("n2", "gone", "127.0.0.1:1", "127.0.0.1:1", 1))
-    with Client(pair.endpoints[0]) as client:
+    with Client(pair.endpoints[1]) as client:
         poll("all are known", lambda: len(client.call("DescribeNode").nodes) == 3)
     asked = ["nodes", "list", "--endpoint", pair.endpoints[1]]
     listed = CliRunner().invoke(main, [*asked, "--json"], catch_exceptions=False)
     rows = [json.loads(line) for line in listed.stdout.splitlines()]
     assert [(row["node"], bool(row["problem"])) for row in rows] == [("n0", False), ("n1", False), ("n2", True)]
     assert [row["endpoint"] for row in rows[:2]] == pair.endpoints
+    assert [row["zone"] for row in rows] == ["east", "west", ""]
+    assert [lease.zone for lease in pair.registry.list_leases()] == ["east", "west", ""]
     table = CliRunner().invoke(main, asked, catch_exceptions=False)
     assert table.exit_code == 0
     assert [line.split()[0] for line in table.stdout.splitlines() if line[:1] in "Nn"] == ["NODE", "n0", "n1", "n2"]
+    assert [line.split()[1] for line in table.stdout.splitlines() if line[:1] in "Nn"] == ["ZONE", "east", "west", "?"]
 
 
 @pytest.mark.parametrize(("node", "code", "text"), [("n0", 1, "n0 believes its clock"), ("n7", 1, "no node 'n7'")])

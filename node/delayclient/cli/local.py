@@ -9,6 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import click
+from delaynode.config import zone
 from delaynode.registry.model import LEAST_LEASE_SECONDS, Delivery, Durability, TopicSpec
 from delayoperator.local import LocalCluster, LocalClusterError
 from delayoperator.local.events import Events
@@ -34,6 +35,13 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         except ValueError as error:
             raise click.BadParameter(f"{value!r}: expected NAME:QUEUES[:RATE] ({error})", ctx, param) from error
     return tuple(topics)
+
+
+def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(zone(name.strip()) for name in value.split(",")) if value else ()
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
 
 
 @click.command("local")
@@ -90,6 +98,12 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     type=click.IntRange(LEAST_LEASE_SECONDS, 3_600),
     help="After so long without a sign of life a node is dead [default: as DIR has it, else 3].",
 )
+@click.option(
+    "--zones",
+    metavar="ZONE,...",
+    callback=_zones,
+    help="The nodes are in these zones in turn, and the copies of a shard in different ones [default: no zones].",
+)
 @click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
 def local(
     nodes: int | None,
@@ -102,6 +116,7 @@ def local(
     min_in_sync: int | None,
     delivery: str | None,
     lease_seconds: int | None,
+    zones: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
@@ -125,6 +140,7 @@ def local(
         min_in_sync=min_in_sync,
         delivery=None if delivery is None else _DELIVERIES[delivery],
         lease_seconds=lease_seconds,
+        zones=zones,
         on_event=events,
     )
     try:

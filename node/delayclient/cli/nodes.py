@@ -160,17 +160,18 @@ def _print_table(found: list[NodeView]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("NODE", "ENDPOINT", "READY", "CLOCK", "DISK FREE"):
+    zones = any(node.zone for node in found)
+    for name in ("NODE", *(["ZONE"] if zones else []), "ENDPOINT", "READY", "CLOCK", "DISK FREE"):
         table.add_column(name)
     table.add_column("REMARKS", overflow="fold")
     for node in found:
         if node.problem:
-            table.add_row(node.node, "-", "?", "?", "?", node.problem)
+            table.add_row(node.node, *(["?"] if zones else []), "-", "?", "?", "?", node.problem)
             continue
         remarks = [*([node.not_ready] if node.not_ready else []), *node.conditions]
         table.add_row(
-            node.node, node.endpoint, "no" if node.not_ready else "yes", _clock(node),
-            f"{node.disk_free_bytes >> 20:,} MiB", "\n".join(remarks),
+            node.node, *([node.zone or "-"] if zones else []), node.endpoint, "no" if node.not_ready else "yes",
+            _clock(node), f"{node.disk_free_bytes >> 20:,} MiB", "\n".join(remarks),
         )  # fmt: skip
     Console().print(table)
 

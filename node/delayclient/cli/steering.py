@@ -28,6 +28,7 @@ from delaynode.registry.model import (
 from delaynode.registry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delaynode.registry.sqlite import SqliteRegistry
 from delayoperator.plan import CopyView, Role
+from delayoperator.plan.zones import Zones
 from delayoperator.probe import NodeAnswer, PatientProber, Prober
 
 TRIES = 20  # a write may meet the master's or the operator's
@@ -113,6 +114,7 @@ class Steering(ABC):
             source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
             if source not in nodes:
                 raise Refused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
+            self._look_at_zones(to, source, [node for node in nodes if node != source])
             target = tuple(to if node == source else node for node in nodes)
             return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
 
@@ -205,6 +207,17 @@ class Steering(ABC):
         if lease is None or lease.stopping or node not in self.answers([node]):
             raise Refused(f"{node} does not run, or gives no answer")
         return lease
+
+    def _look_at_zones(self, to: str, source: str, others: Sequence[str]) -> None:
+        """Raises Refused where two copies would come into one zone, and the operator would take one out again."""
+        leases, spec = self._registry.list_leases(), self.cluster()
+        zones = Zones({lease.node: lease.zone for lease in leases})
+        if not zones.shared(to, others):
+            return
+        may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
+        living = self.answers(zones.elsewhere([to, *others], may))
+        if living:
+            raise Refused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
 
     def _edit(self, name: str, edit: Callable[[ShardObject], ShardSpec]) -> ShardSpec:
         fault: Exception | None = None

@@ -229,6 +229,7 @@ class NodeLease:
     renewals: int = 0
     peer: str = ""  # host:port for the other nodes: shipping (TCP) and beacons (UDP)
     stopping: bool = False  # it is about to end: its masters are to be handed over, nothing is to be placed there
+    zone: str = ""  # what may fail with its machine: a room, a cloud's availability zone; empty: not known
 
 
 def shard_name(topic: str, queue: int) -> str:

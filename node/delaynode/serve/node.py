@@ -59,7 +59,7 @@ class Node:
         self._clock = NodeClock(watch, self._pool, log, woken=self._woken, out_voted=self._out_voted)
         self.clock = self._clock.clock
         self._conditions = ConditionLog(log)
-        self.disk = DiskSpace(config.data, self._disk_reserve)
+        self.disk = DiskSpace(config.data, self._disk_reserve, self._unwritten_bytes)
         self.routes = Routes()
         self.membership = Membership(registry, self.routes, self, log)
         self.stopping = False
@@ -103,7 +103,7 @@ class Node:
             node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(), shop=shop,
             registry=self.membership, peers=peering.links, promises=peering.promises, transfers=Transfers(),
             boot_ms=boot_ms, cluster=lambda: self.routes.cluster, shard_config=self._shard_config,
-            release_rate=self.routes.release_rate,
+            release_rate=self.routes.release_rate, stopping=self.routes.stopping,
         )  # fmt: skip
         replicas = self._replicas = Replicas(yard)
         await ask(lambda: snapshot.sweep(self._files, f"{self.config.data}/shards"))
@@ -129,7 +129,8 @@ class Node:
         """
         self.stopping = True
         leads = any(replica.leader is not None and replica.leader.ships for replica in self.replicas)
-        if not leads and all(replica.withdraw() for replica in self.replicas):
+        awaited = [replica for replica in self.replicas if not replica.withdraw()]
+        if not leads and not awaited:
             return
         if leads:
             try:
@@ -148,8 +149,13 @@ class Node:
         self.log("left", masters=left[0], slaves=left[1], seconds=round(time.monotonic() - started, 3))
 
     def _held(self) -> tuple[int, int]:
-        """Shards that are led here still, and copies here that a master waits for still."""
-        return len(self.replicas.leading()), sum(not replica.withdraw() for replica in self.replicas)
+        """Shards that are led here still, and copies here that a master waits for still.
+
+        A reign that is over is not counted though its copy is being put away: others serve the shard.
+        """
+        leaders = [replica.leader for replica in self.replicas.leading()]
+        leads = sum(leader is not None and leader.ended is None for leader in leaders)
+        return leads, sum(not replica.withdraw() for replica in self.replicas)
 
     async def stop(self) -> None:
         """Stop serving; every copy is checkpointed."""
@@ -186,6 +192,11 @@ class Node:
         """Bytes of the disk that new messages leave free."""
         shards = [copy.shard for copy in self.copies()]
         return max(self.config.reserve_bytes, needed_bytes(shards, self.config.in_flight_bytes))
+
+    def _unwritten_bytes(self) -> int:
+        """Of the logs: taken in, and on its way to the files."""
+        logs = [copy.shard.log for copy in self.copies()]
+        return sum(log.end - log.written for log in logs)
 
     # ------------------------------------------------------------ the clock
     async def _clock_loop(self) -> None:
@@ -231,7 +242,7 @@ class Node:
         config = self.config
         return NodeLease(
             config.node, self.incarnation, config.advertise, config.advertise_http, renewals,
-            peer=self.peering.address, stopping=self.stopping,
+            peer=self.peering.address, stopping=self.stopping, zone=config.zone,
         )  # fmt: skip
 
     def leases_read(self) -> None:

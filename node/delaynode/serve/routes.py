@@ -54,6 +54,11 @@ class Routes:
             return ""
         return lease.endpoint
 
+    def stopping(self, node: str) -> bool:
+        """Whether that node has said that its process is about to end."""
+        lease = self.leases.get(node)
+        return lease is not None and lease.stopping
+
     def readable(self, shard: ShardObject) -> list[str]:
         """The gRPC addresses where Fetch may be answered, the master's among them; none where only masters deliver."""
         if not self.slaves_deliver:

@@ -52,6 +52,7 @@ class LocalCluster:
     """See the module. A wish that is None: as the directory has it, else the default.
 
     port: gRPC at port, port + 1, ..., HTTP at port + 100, ..., among themselves at port + 200, ...; 0 = any free ones.
+    zones: the nodes are in these in turn, n0 in the first; for this start only. Empty: not known.
     on_event: gets every event (node-started, node-died, node-restarted, ...), from other threads.
     node_command: the node's program; its options are appended.
     """
@@ -69,6 +70,7 @@ class LocalCluster:
         min_in_sync: int | None = None,
         delivery: Delivery | None = None,
         lease_seconds: int | None = None,
+        zones: Sequence[str] = (),
         on_event: Log | None = None,
         node_command: Sequence[str] = NODE_COMMAND,
     ) -> None:
@@ -83,7 +85,7 @@ class LocalCluster:
             delivery=delivery,
             lease_seconds=lease_seconds,
         )
-        self._port = port
+        self._port, self._zones = port, tuple(zones)
         self._on_event: Log = on_event or (lambda event: None)
         self._node_command = tuple(node_command)
         self._former: dict[str, str] = {}  # what each node's lease named before its present process started
@@ -268,6 +270,8 @@ class LocalCluster:
             "--peer": self.peers[number],
             "--durability": self.wishes.durability.value.lower(),
         }
+        if self._zones:
+            options["--zone"] = self._zones[number % len(self._zones)]
         return (*self._node_command, *(part for option in options.items() for part in option))
 
     def _note_former(self, node: str) -> None:

@@ -1,9 +1,10 @@
 """Which shards are to have other nodes, and which masters are to be elsewhere (DESIGN section 6).
 
-Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node is to be emptied; a
-node has nothing, or next to nothing. What works stays where it is: loads that merely differ are the rebalance job's
-matter, and a move asked for by people is not undone, for it leaves the nodes of each shard in the wished order. Where
-that job has moved something (`by_load`) counts say nothing: what is few there may be much, and the other way round.
+Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node is to be emptied;
+copies share a zone and need not; a node has nothing, or next to nothing. What works stays where it is: loads that
+merely differ are the rebalance job's matter, and a move asked for by people is not undone, for it leaves the nodes of
+each shard in the wished order; one into a zone with a copy is refused. Where that job has moved something (`by_load`)
+counts say nothing: what is few there may be much, and the other way round.
 
 Aims are set for all shards at once; how many of them are under way at a time is the planner's to limit.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec
 
@@ -21,6 +23,7 @@ from delayoperator.plan.placement import Placement, wanted
 from delayoperator.plan.standing import presumed_in_sync
 from delayoperator.plan.world import Liveness, Observed
 
+PARTED = 8  # shards whose copies are brought into other zones, at a time
 SHORT = 4  # a node with less than a SHORTth of its share is short of copies
 
 
@@ -52,9 +55,13 @@ def aims(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, lo
         aim = _mended(desired, shard, seen, load)
         if aim is not None:
             found[shard.name] = aim
+    if not calm(desired, seen):
+        return found
+    if not found and all(shard.spec.target is None for shard in seen.shards):
+        # A few at a time, and none before these are through: repairs and restarts wait for no more of them.
+        found.update(islice(_parted(shards, load), PARTED))
     steady = [shard for shard in shards if shard.name not in found and shard.spec.target is None]
-    if calm(desired, seen):
-        found.update(_shares(steady, load, placed_by_load(seen.shards)))
+    found.update(_shares(steady, load, placed_by_load(seen.shards)))
     return found
 
 
@@ -78,10 +85,12 @@ def calm(desired: ClusterSpec, seen: Observed) -> bool:
 
 def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement) -> dict[str, Lead]:
     """Masters to be handed over, by shard name: away from nodes that are about to end, and, when all is calm, back to
-    where they were placed, from nodes that have at least two masters more, or wherever they were placed by load."""
+    where they were placed: from nodes that have at least two masters more, to nodes that have less than their share, or
+    wherever they were placed by load."""
     found: dict[str, Lead] = {}
     masters: Counter[str] = Counter(shard.spec.master for shard in shards if shard.spec.master is not None)
     quiet, by_load = calm(desired, seen), placed_by_load(seen.shards)
+    share = masters.total() // max(1, len(load.usable()))
     for shard in shards:
         spec, master = shard.spec, shard.spec.master
         if spec.switchover is not None or master is None:
@@ -98,7 +107,7 @@ def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, l
             continue
         if {master, first} & by_load:
             why = f"{first} is where a rebalance by load wants the master"
-        elif masters[master] - masters[first] >= 2:
+        elif masters[master] - masters[first] >= 2 or masters[first] < share:
             why = f"{master} has {masters[master]} masters, {first} {masters[first]}"
         else:
             continue
@@ -124,13 +133,14 @@ def _mended(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Plac
     if len(nodes) == desired.replicas and not gone and not drained:
         return None
     kept = _without_surplus(desired, shard, gone, drained, seen, load)
+    stay = [node for node in kept if node not in gone and node not in drained]
     new: list[str] = []
     for node in kept:
         # A newcomer takes the place of the one that goes: the master's, where it is the first.
-        leaves = node in gone or node in drained
-        other = load.another(topic, {*nodes, *new}, master=node == kept[0]) if leaves else None
+        leaves = node not in stay
+        other = load.another(topic, {*nodes, *new}, [*stay, *new], master=node == kept[0]) if leaves else None
         new.append(other or node)  # never fewer copies than before for want of a node
-    while len(new) < desired.replicas and (other := load.another(topic, {*nodes, *new}, master=not new)):
+    while len(new) < desired.replicas and (other := load.another(topic, {*nodes, *new}, new, master=not new)):
         new.append(other)
     if set(new) != set(nodes):
         load.move(topic, nodes, new)
@@ -138,6 +148,34 @@ def _mended(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Plac
     if any(seen.node(node).liveness is Liveness.UNCERTAIN for node in desired.node_ids):
         return None  # there may be room
     return Held("NoRoom", f"{_because(desired, nodes, gone, drained)}: no other node can take a copy")
+
+
+def _parted(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[str, Aim]]:
+    """Where all usable nodes have said their zones: with some of them, all would go to these."""
+    if all(map(load.zones.of, load.usable())):
+        for shard in shards:
+            aim = _apart(shard, load)
+            if aim is not None:
+                yield shard.name, aim
+
+
+def _apart(shard: ShardObject, load: Placement) -> Aim | None:
+    """Other nodes for copies that share a zone, as far as there are any in zones without one. A move brings a zone
+    more, and no other for balance's sake takes one away (`_Donors`): so it comes to an end."""
+    spec, old = shard.spec, wanted(shard.spec)
+    new, why = list(old), dict[str, str]()
+    for zone, inside in load.zones.crowded(old).items():
+        # Best first: the one that stays, whoever else goes.
+        inside.sort(key=lambda node: (node != old[0], node != spec.master, load.replica_load(spec.topic, node)))
+        for node in reversed(inside[1:]):
+            other = load.elsewhere(spec.topic, new)
+            if other is not None:
+                new[new.index(node)] = other
+                why[zone] = f"{len(inside)} copies are in zone {zone}"
+    if not why:
+        return None
+    load.move(spec.topic, old, new)
+    return Aim(tuple(new), ", ".join(why.values()))
 
 
 def _without_surplus(
@@ -156,7 +194,10 @@ def _without_surplus(
         of_node = load.replica_load(spec.topic, node)
         return node in gone, node in drained, node != spec.master, node not in in_sync, of_node
 
-    kept = sorted(wanted(spec), key=worth)[: desired.replicas]
+    ranked = sorted(wanted(spec), key=worth)
+    beside = {node for place, node in enumerate(ranked) if load.zones.shared(node, ranked[:place])}
+    last = sorted(ranked, key=lambda it: (it in gone, it in drained, it not in in_sync, it in beside))
+    kept = last[: desired.replicas]
     return [node for node in wanted(spec) if node in kept]
 
 
@@ -198,22 +239,50 @@ class _Donors:
     """The shards that could move, by the node that would give a copy and whether that is the master's place."""
 
     def __init__(self, shards: Iterable[ShardObject]) -> None:
-        self._held: dict[tuple[str, bool], dict[str, ShardObject]] = {}
+        self._held: dict[tuple[str, bool], list[ShardObject]] = {}
         for shard in shards:
             for place, node in enumerate(wanted(shard.spec)):
-                self._held.setdefault((node, place == 0), {})[shard.name] = shard
+                self._held.setdefault((node, place == 0), []).append(shard)
+        self._given: set[str] = set()
+        self._to = ""
+        # What that node may get, by who has it and by topic, the last first: all of a node's shards are looked at once.
+        self._free: dict[tuple[str, bool], dict[str, list[ShardObject]]] = {}
 
     def take(self, to: str, load: Placement, *, as_master: bool) -> tuple[ShardObject, str] | None:
         """A shard for `to` from the fullest node that has one, of a topic that this brings further apart if it can."""
+        if to != self._to:
+            self._to, self._free = to, {}
         counts = load.masters if as_master else load.replicas
         donors = (node for node, first in self._held if first == as_master)
         for donor in sorted(donors, key=lambda node: (-counts[node], node)):
             if load.replicas[donor] <= load.replicas[to] + 1:
                 continue
-            free = [it for it in self._held[donor, as_master].values() if to not in wanted(it.spec)]
-            if free:
-                shard = max(free, key=lambda it: load.crowding(it.spec.topic, donor, to))
-                for place, node in enumerate(wanted(shard.spec)):
-                    del self._held[node, place == 0][shard.name]
+            shard = self._next(donor, load, as_master=as_master)
+            if shard is not None:
+                self._given.add(shard.name)
                 return shard, donor
         return None
+
+    def _next(self, donor: str, load: Placement, *, as_master: bool) -> ShardObject | None:
+        to, key = self._to, (donor, as_master)
+        if key not in self._free:
+            self._free[key] = {}
+            # Those that the donor leads are taken first: a place as the first is to mean a master.
+            order = sorted(self._held[key], key=lambda it: as_master and it.spec.master != donor)
+            for shard in reversed(order):
+                if _may_take(to, donor, wanted(shard.spec), load):
+                    self._free[key].setdefault(shard.spec.topic, []).append(shard)
+        free = self._free[key]
+        while free:
+            topic = max(free, key=lambda topic: (load.crowding(topic, donor, to), topic))
+            shard = free[topic].pop()
+            if not free[topic]:
+                del free[topic]
+            if shard.name not in self._given:
+                return shard
+        return None
+
+
+def _may_take(to: str, donor: str, nodes: Sequence[str], load: Placement) -> bool:
+    """Nodes of one zone don't get two copies that were apart."""
+    return to not in nodes and not load.zones.joined(to, donor, [node for node in nodes if node != donor])

@@ -2,7 +2,8 @@
 
 A topic's queues are spread first: a topic's load comes in waves (a herd hits all its queues at once), so two of its
 queues on one node cost more than one node with a shard more. Within that the emptiest nodes are taken. The first node
-of a list is to be the shard's master whenever it can, so that masters stay where people and planner put them.
+of a list is to be the shard's master whenever it can, so that masters stay where people and planner put them. Before
+all that the copies of a shard are kept in different zones, as far as there are any.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 
 from delaynode.registry.model import ShardSpec
+
+from delayoperator.plan.zones import Zones
 
 
 def wanted(shard: ShardSpec) -> tuple[str, ...]:
@@ -24,9 +27,13 @@ class Placement:
     Nodes in `avoid` get new shards only when others run out, and never a copy of a shard that exists.
     """
 
-    def __init__(self, shards: Iterable[ShardSpec], nodes: Sequence[str], *, avoid: Set[str] = frozenset()) -> None:
+    def __init__(
+        self, shards: Iterable[ShardSpec], nodes: Sequence[str], zones: Zones, *, avoid: Set[str] = frozenset()
+    ) -> None:
+        self.zones = zones
         self._order = {node: place for place, node in enumerate(nodes)}
         self._avoid = avoid
+        self._usable_zones = zones.held(node for node in nodes if node not in avoid)
         self.replicas: Counter[str] = Counter()
         self.masters: Counter[str] = Counter()
         self._topic_replicas: Counter[tuple[str, str]] = Counter()
@@ -44,15 +51,31 @@ class Placement:
             (node for node in self._order if node != first),
             key=lambda node: (node in self._avoid, self.replica_load(topic, node)),
         )
-        placed = (first, *others[: replicas - 1])
+        placed = [first]
+        while others and len(placed) < replicas:
+            held = self.zones.held(placed)
+            # Of equals the first, which has the least load.
+            node = min(others, key=lambda node: (node in self._avoid, self.zones.of(node) in held))
+            others.remove(node)
+            placed.append(node)
         self.count(topic, placed)
-        return placed
+        return tuple(placed)
 
-    def another(self, topic: str, taken: Iterable[str], *, master: bool) -> str | None:
-        """The best node that may get a copy and is not among `taken`; None when there is none."""
-        load = self._master_load if master else self.replica_load
-        free = (node for node in self._order if node not in self._avoid and node not in set(taken))
-        return min(free, key=lambda node: load(topic, node), default=None)
+    def another(self, topic: str, taken: Set[str], beside: Sequence[str], *, master: bool) -> str | None:
+        """The best node that may get a copy and is not among `taken`; None when there is none.
+
+        beside: the nodes of the shard's other copies, whose zones it shares only when there is no other.
+        """
+        load, held = self._master_load if master else self.replica_load, self.zones.held(beside)
+        free = (node for node in self._order if node not in self._avoid and node not in taken)
+        return min(free, key=lambda node: (self.zones.of(node) in held, load(topic, node)), default=None)
+
+    def elsewhere(self, topic: str, nodes: Sequence[str]) -> str | None:
+        """The best node that may get a copy, of those in zones that none of `nodes` is in; None when there is none."""
+        if self._usable_zones <= self.zones.held(nodes):
+            return None  # as with two zones and three copies: for each shard in each round
+        free = self.zones.elsewhere(nodes, self.usable())
+        return min(free, key=lambda node: self.replica_load(topic, node))
 
     def usable(self) -> list[str]:
         """The nodes that may get copies."""

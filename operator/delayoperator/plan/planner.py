@@ -6,7 +6,7 @@ that nothing is left to do until the world changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from delaynode.registry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
@@ -17,6 +17,7 @@ from delayoperator.plan.placement import Placement
 from delayoperator.plan.reign import Decision, Keep, Promote, Refuse, Wait, decide_reign, is_vacant
 from delayoperator.plan.standing import Standing, standings
 from delayoperator.plan.world import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartReign
+from delayoperator.plan.zones import Zones
 
 MAX_MOVES = 8  # copies on their way at a time: they share the disks and the network with the clients
 MAX_SWITCHOVERS = 64  # at a time: each pauses its shard for a moment
@@ -30,9 +31,7 @@ def _missing_shards(desired: ClusterSpec, observed: Observed) -> Iterator[Action
     exists = {shard.name for shard in observed.shards}
     views = {node: observed.node(node) for node in desired.node_ids}
     unwelcome = {node for node, view in views.items() if view.liveness is Liveness.DEAD or view.stopping}
-    placement = Placement(
-        (shard.spec for shard in observed.shards), desired.node_ids, avoid=unwelcome.union(desired.drained)
-    )
+    placement = _placement(desired, observed, unwelcome.union(desired.drained))
     for topic in desired.topics:
         for queue in range(topic.queues):
             name = shard_name(topic.name, queue)
@@ -75,9 +74,7 @@ def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant:
 
 
 def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], observed: Observed) -> Iterator[Action]:
-    load = Placement(
-        (shard.spec for shard in observed.shards), desired.node_ids, avoid=balance.unplaceable(desired, observed)
-    )
+    load = _placement(desired, observed, balance.unplaceable(desired, observed))
     served = [it for it in shards if it.status is not None and it.status.serving_epoch == it.spec.epoch]
     leads = balance.leads(desired, served, observed, load)
     aims = balance.aims(desired, [shard for shard in served if shard.name not in leads], observed, load)
@@ -103,6 +100,11 @@ def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], obser
             yield ChangeSpec(shard, step.spec, step.reason)
             continue
         yield from _said(desired, shard, Keep(), step or aim or _unsure(shard, observed))
+
+
+def _placement(desired: ClusterSpec, observed: Observed, avoid: Set[str]) -> Placement:
+    zones = Zones({node: view.zone for node, view in observed.nodes.items()})
+    return Placement((shard.spec for shard in observed.shards), desired.node_ids, zones, avoid=avoid)
 
 
 def _is_moving(shard: ShardObject, observed: Observed) -> bool:

@@ -39,6 +39,7 @@ class NodeView:
     gone: bool = False  # dead for so long that its replicas are to be replaced
     settled: bool = True  # the process is not new: what went with its start is over
     silent: bool = False  # has not answered ReplicaStatus for seconds, though asked
+    zone: str = ""  # what may fail with its machine; "": not known
 
 
 @dataclass(frozen=True, slots=True)

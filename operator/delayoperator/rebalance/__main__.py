@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -135,8 +136,10 @@ class _Kube:
     def read_map(self) -> ClusterMap:
         from delayoperator.rebalance.maps import zones_of
 
-        zones = zones_of(self.api, self.namespace, self.cluster, say=lambda said: click.echo(said, err=True))
-        return read_map(self.registry, zones, self._object["metadata"].get("generation"))
+        def find_zones(silent: Set[str]) -> Mapping[str, str]:
+            return zones_of(self.api, self.namespace, self.cluster, silent, say=lambda said: click.echo(said, err=True))
+
+        return read_map(self.registry, find_zones, self._object["metadata"].get("generation"))
 
     def publish(self, plan: Any) -> str:
         from delayoperator.rebalance import publish

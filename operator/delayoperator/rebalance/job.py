@@ -133,6 +133,7 @@ class _Job:
         names = tuple(node.name for node in self._cluster.nodes)
         before = figures(sums.messages, sums.bytes, counted, names, self._span, settings.threshold)
         bound = float(lower_bound(sums.messages, places.usable, sums.tallest).max(initial=0.0))
+        bound = max(bound, self._loads.crowded(len(names), bound))
         target = bound * (1 + settings.tolerance)
         after, vectors = sums.messages, np.zeros((0, self._span.count))
         why = self._why_not(before.peak_messages, before.hot_slots, target)

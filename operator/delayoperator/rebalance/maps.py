@@ -1,8 +1,11 @@
-"""The cluster's map from its registry: sqlite:PATH, or kube:NAMESPACE/CLUSTER with the zones of its pods."""
+"""The cluster's map from its registry: sqlite:PATH, or kube:NAMESPACE/CLUSTER with the zones of its pods.
+
+A node says its zone in its lease where it was told one. Kubernetes may know more: that of the machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from delaynode.registry import open_registry
@@ -19,8 +22,12 @@ if TYPE_CHECKING:
 ZONE = "topology.kubernetes.io/zone"
 
 
-def read_map(place: str, zones: Mapping[str, str] | None = None, generation: int | None = None) -> ClusterMap:
-    """Raises RebalanceError. zones: by node id."""
+FindZones = Callable[[Set[str]], Mapping[str, str]]
+"""The zones that can be found, by node id; it gets the nodes whose leases say none."""
+
+
+def read_map(place: str, find_zones: FindZones | None = None, generation: int | None = None) -> ClusterMap:
+    """Raises RebalanceError."""
     try:
         registry = open_registry(place)
         try:
@@ -31,7 +38,9 @@ def read_map(place: str, zones: Mapping[str, str] | None = None, generation: int
         raise RebalanceError(f"--registry {place}: {error}") from error
     if cluster is None:
         raise RebalanceError(f"--registry {place}: there is no cluster in it")
-    return as_map(cluster.spec, shards, leases, zones or {}, generation)
+    silent = {*cluster.spec.node_ids, *(lease.node for lease in leases)} - {it.node for it in leases if it.zone}
+    zones = {} if find_zones is None else find_zones(silent)
+    return as_map(cluster.spec, shards, leases, zones, generation)
 
 
 def as_map(
@@ -42,7 +51,9 @@ def as_map(
     generation: int | None = None,
 ) -> ClusterMap:
     """Shards that have no master at work, or that move already, are fixed; so are those whose master is not where it
-    belongs, the first of the wished nodes: the planner brings it back there, and a move would be one more."""
+    belongs, the first of the wished nodes: the planner brings it back there, and a move would be one more.
+
+    zones: by node id, of nodes whose leases say none: the planner knows what the leases say."""
     leased = {lease.node: lease for lease in leases}
     placed = {node for shard in shards for node in _nodes_of(shard)}
     names = [*cluster.node_ids, *sorted((placed | set(leased)) - set(cluster.node_ids))]  # those that leave come last
@@ -50,7 +61,7 @@ def as_map(
         MapNode(
             name,
             endpoint=leased[name].endpoint if name in leased else "",
-            zone=zones.get(name, ""),
+            zone=(leased[name].zone if name in leased else "") or zones.get(name, ""),
             usable=name in leased
             and not leased[name].stopping
             and name in cluster.node_ids
@@ -61,11 +72,11 @@ def as_map(
     return ClusterMap(cluster.name, nodes, tuple(_shard(shard) for shard in shards), generation, made_for(cluster))
 
 
-def zones_of(api: Api, namespace: str, cluster: str, say: Callable[[str], None]) -> dict[str, str]:
+def zones_of(api: Api, namespace: str, cluster: str, silent: Set[str], say: Callable[[str], None]) -> dict[str, str]:
     """The zone of each node id, where it can be known: the pod's own label, else that of the machine it runs on.
 
-    What may not be read is not known, and `say` gets a sentence about it: copies of those nodes are then only on
-    different nodes. Raises RebalanceError.
+    silent: nodes whose leases say no zone. Where theirs may not be read they are not known, and `say` gets a sentence
+    about it: copies of those nodes are then only on different nodes. Raises RebalanceError.
     """
     from delayoperator.kube.api import ApiError
     from delayoperator.kube.kinds import CLUSTER_LABEL, POD
@@ -83,12 +94,13 @@ def zones_of(api: Api, namespace: str, cluster: str, say: Callable[[str], None])
             zone = (pod["metadata"].get("labels") or {}).get(ZONE) or machines.zone(view.machine)
             if zone:
                 found[view.node] = zone
-            elif zone is None:
+            elif zone is None and view.node in silent:
                 unread.append(view.node)
     except ApiError as error:
         if not error.forbidden:
             raise RebalanceError(str(error)) from error
-        say(f"zones are not known: pods may not be listed ({error})")
+        if silent:
+            say(f"the zones of {', '.join(sorted(silent))} are not known: pods may not be listed ({error})")
     if unread:
         say(
             f"the zones of {', '.join(unread)} are not known: their pods have no label {ZONE} (Kubernetes sets it from "

@@ -25,6 +25,7 @@ READ_AT_START = names.PREFIX + "read-at-start"
 """Annotation of the pods: wishes that a node reads once, so a change of them has to restart it."""
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+ZONE_VARIABLE = "DELAYNODE_ZONE"
 
 
 def template(view: ClusterView) -> Json:
@@ -140,7 +141,12 @@ def _env(view: ClusterView) -> list[Any]:
         {"name": "POD_UID", "valueFrom": _field("metadata.uid")},
     ]
     taken = {item["name"] for item in ours}
-    return [*ours, *(dict(item) for item in view.pod.env if item["name"] not in taken)]
+    theirs = [dict(item) for item in view.pod.env if item["name"] not in taken]
+    if not any(item["name"] == ZONE_VARIABLE for item in theirs):
+        # Pods have it from their machines with Kubernetes 1.35 and later; before, it is empty, and no zone is known.
+        # A variable, which an image of before there were zones does not mind.
+        ours.append({"name": ZONE_VARIABLE, "valueFrom": _field(f"metadata.labels['{ZONE}']")})
+    return [*ours, *theirs]
 
 
 def _field(path: str) -> Json:

@@ -9,7 +9,8 @@ import pytest
 from delaynode.registry.model import Switchover
 from delayoperator.crds.rebalance import MoveState, State
 from delayoperator.plan import Liveness
-from delayoperator.plan.rebalancing import text_of
+from delayoperator.plan.rebalancing import World, text_of
+from delayoperator.plan.rebalancing.plans import impossible
 
 from tests.plan.cluster import Cluster
 from tests.plan.rebalancing.driver import START_MS, Driver, a_move, a_plan, cluster, nodes_of, settle
@@ -108,6 +109,27 @@ def test_a_node_that_is_to_go_gets_nothing(change: dict[str, object], says: str)
     driver.approve()
     assert (driver.state, driver.reason) == (State.NOT_READY, "MovesRefused")
     assert driver.moves[0].reason == says
+
+
+def test_a_move_that_the_planner_would_undo_for_its_zone_is_refused() -> None:
+    world = cluster(4, 4, replicas=2)
+    for node, zone in zip(world.spec.node_ids, ("east", "east", "west", "west"), strict=True):
+        world.zones[node] = zone
+        world.start(node)
+    settle(world)
+    name, (one, two) = min(nodes_of(world).items())
+    beside = next(node for node in world.spec.node_ids if node != one and world.zones[node] == world.zones[one])
+    driver = approved(world, a_move(world, name, beside, origin=two))
+    assert (driver.state, driver.reason) == (State.NOT_READY, "MovesRefused")
+    assert (driver.moves[0].reason or "").startswith(
+        f"{beside} is in zone {world.zones[one]}, as {one} with another copy: the operator would part them again"
+    )
+    elsewhere = tuple(node for node in world.spec.node_ids if world.zones[node] != world.zones[one])
+    alone = World(replace(world.spec, drained=elsewhere), nodes=world.observed().nodes)
+    assert impossible(a_move(world, name, beside, origin=two), (one, two), alone) is None, "nobody else can take it"
+    driver = approved(world, a_move(world, name, beside, origin=one))
+    driver.until(driver.is_over)
+    assert driver.state is State.READY, "within its zone a copy may go anywhere"
 
 
 def test_all_moves_refused_is_no_success() -> None:

@@ -108,7 +108,7 @@ def read_lease(names: Names, obj: Json) -> NodeLease | None:
     renewals = str(said[PREFIX + "renewals"])
     if not (renewals.isascii() and renewals.isdecimal()):
         raise BadRecord(f"Lease {metadata['name']}: {PREFIX}renewals is {renewals!r}")
-    texts = {field: str(said.get(PREFIX + field, "")) for field in ("endpoint", "http", "peer")}
+    texts = {field: str(said.get(PREFIX + field, "")) for field in ("endpoint", "http", "peer", "zone")}
     stopping = said.get(PREFIX + "stopping") == "true"
     return NodeLease(node, str(incarnation), renewals=int(renewals), stopping=stopping, **texts)
 
@@ -121,6 +121,7 @@ def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> J
         "peer": lease.peer,
         "renewals": str(lease.renewals),
         "stopping": "true" if lease.stopping else "false",
+        "zone": lease.zone,  # empty too: the process before may have run in another one
         "pod-uid": pod_uid,
     }
     annotations = {PREFIX + field: value for field, value in said.items()}

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from delaynode.registry.model import ClusterSpec
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, Move, MoveState, Plan, PlannedMove
+from delayoperator.plan.balance import unplaceable
 from delayoperator.plan.rebalancing.world import World
+from delayoperator.plan.world import Observed
+from delayoperator.plan.zones import Zones
 
 FINAL = frozenset({MoveState.DONE, MoveState.REFUSED})
 
@@ -65,7 +68,17 @@ def impossible(move: Move, nodes: Sequence[str], world: World) -> str | None:
     view = world.nodes.get(move.to)
     if view is not None and view.gone:
         return f"{move.to} is lost"
-    return None
+    return None if takes_over(move, nodes) else _crowds(move, [node for node in nodes if node != move.from_], world)
+
+
+def _crowds(move: Move, others: Sequence[str], world: World) -> str | None:
+    """Why the planner would take the copy away again: it is beside another of its zone, and need not be."""
+    zones = Zones({node: view.zone for node, view in world.nodes.items()})
+    if not zones.shared(move.to, others):
+        return None
+    avoid = unplaceable(world.cluster, Observed(nodes=world.nodes))
+    better = zones.elsewhere([move.to, *others], (node for node in world.cluster.node_ids if node not in avoid))
+    return zones.refusal(move.to, others, better, move.from_) if better else None
 
 
 def same_moves(spec: DelayRebalanceSpec, plan: Plan) -> bool:

@@ -1,0 +1,278 @@
+"""Copies of a shard are in different zones where they can be, and no plan brings them together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
+from delayoperator.plan import ChangeSpec, CreateShard, Liveness, NodeView, Observed, plan
+from delayoperator.plan.planner import MAX_MOVES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.cluster import Cluster
+
+THREE = ("a", "b", "c")
+
+
+def views(*zones: str) -> dict[str, NodeView]:
+    """n0, n1, ... in these zones, alive."""
+    return {f"n{number}": NodeView(Liveness.ALIVE, "p", zone=zone) for number, zone in enumerate(zones)}
+
+
+def placed(nodes: dict[str, NodeView], replicas: int, queues: int = 6) -> list[tuple[str, ...]]:
+    wish = ClusterSpec("local", len(nodes), (TopicSpec("t", queues),), replicas=replicas)
+    return [action.replicas for action in plan(wish, Observed(nodes=nodes)) if isinstance(action, CreateShard)]
+
+
+def aim(nodes: dict[str, NodeView], *replicas: str, master: str = "", **wish: object) -> ChangeSpec | None:
+    """What is planned for a shard that is served, with its copies on these nodes."""
+    spec = ShardSpec(1, "t", 0, replicas, master=master or replicas[0], epoch=1, incarnation="p")
+    shard = ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", tuple(f"c-{node}" for node in replicas)))
+    cluster = ClusterSpec("local", len(nodes), (TopicSpec("t", 1),), replicas=len(replicas))
+    found = plan(replace(cluster, **wish), Observed((shard,), nodes))  # type: ignore[arg-type]
+    changes = [action for action in found if isinstance(action, ChangeSpec)]
+    return changes[0] if changes else None
+
+
+def target(action: ChangeSpec | None) -> tuple[str, ...] | None:
+    return None if action is None else action.spec.target
+
+
+def cluster(*zones: str, queues: int = 6, replicas: int = 2) -> Cluster:
+    """Settled, with n0, n1, ... in these zones."""
+    world = Cluster(ClusterSpec("local", len(zones), (TopicSpec("t", queues),), replicas=replicas))
+    put(world, *zones)
+    settle(world)
+    return world
+
+
+def put(world: Cluster, *zones: str) -> None:
+    """All nodes start (again), in these zones."""
+    for node, zone in zip(world.spec.node_ids, zones, strict=True):
+        world.zones[node] = zone
+        world.start(node)
+
+
+def settle(world: Cluster) -> list[str]:
+    """Until nobody does anything any more; what changed the wished nodes, in words."""
+    said = []
+    for _ in range(2_000):
+        actions = plan(world.spec, world.observed())
+        for action in actions:
+            begins = isinstance(action, ChangeSpec) and action.spec.target is not None
+            said += [action.reason] if begins and action.shard.spec.target is None else []  # type: ignore[union-attr]
+            world.apply(action)
+        if not world.nodes_act() and not actions:
+            return said
+    raise AssertionError("it does not come to rest")
+
+
+def together(world: Cluster) -> list[str]:
+    """The shards with copies in one zone."""
+    zones = {name: [world.nodes[node].zone for node in it.spec.replicas] for name, it in world.shards.items()}
+    return [name for name, its in zones.items() if len(set(its)) < len(its)]
+
+
+# New shards.
+
+
+def test_copies_of_new_shards_are_in_different_zones() -> None:
+    nodes = views("a", "a", "a", "b", "b", "c")
+    for replicas in (2, 3):
+        for found in placed(nodes, replicas):
+            assert len({nodes[node].zone for node in found}) == replicas
+
+
+def test_with_more_copies_than_zones_each_zone_has_one_before_any_has_two() -> None:
+    nodes = views("a", "a", "b", "b")
+    assert all({nodes[node].zone for node in found} == {"a", "b"} for found in placed(nodes, 3))
+
+
+def test_within_zones_new_copies_go_where_few_are() -> None:
+    counts = Counter(node for found in placed(views("a", "a", "b", "b"), 2, queues=8) for node in found)
+    assert counts == {"n0": 4, "n1": 4, "n2": 4, "n3": 4}
+
+
+def test_a_dead_node_in_a_free_zone_comes_after_a_living_one_in_a_taken_zone() -> None:
+    nodes = views("a", "a", "b") | {"n2": NodeView(Liveness.DEAD, "p", zone="b")}
+    assert set(placed(nodes, 2, queues=1)[0]) == {"n0", "n1"}
+
+
+def test_a_node_whose_zone_is_not_known_is_as_good_as_any() -> None:
+    assert set(placed(views("a", "a", ""), 2, queues=1)[0]) == {"n0", "n2"}
+    assert placed(views("", "", ""), 2, queues=2) == [("n0", "n1"), ("n2", "n0")]
+
+
+# Copies that need another node.
+
+
+def test_a_copy_that_is_lost_is_made_again_in_a_zone_without_one() -> None:
+    nodes = views("a", "b", "b", "c") | {"n0": NodeView(Liveness.DEAD, "p", zone="a", gone=True)}
+    assert target(aim(nodes, "n1", "n0")) == ("n1", "n3")  # not n2, which is in n1's
+
+
+def test_a_zone_that_is_lost_costs_no_copies_and_gets_its_share_when_it_is_back() -> None:
+    world = cluster("a", "a", "b", "b")
+    for node in ("n2", "n3"):
+        world.kill(node)
+        world.nodes[node].gone = True
+    settle(world)
+    assert all(set(it.spec.replicas) == {"n0", "n1"} for it in world.shards.values())
+    for node in ("n2", "n3"):
+        world.start(node)
+    assert {why.partition(":")[0] for why in settle(world)} == {"2 copies are in zone a"}
+    assert together(world) == []
+    assert world.faults() == []
+
+
+def test_fewer_copies_give_up_the_one_that_shares_a_zone() -> None:
+    assert target(aim(views("a", "b", "a"), "n0", "n1", "n2", replicas=2)) == ("n0", "n1")
+    assert target(aim(views("a", "a", "b"), "n0", "n1", "n2", master="n1", replicas=2)) == ("n1", "n2")
+    drained = aim(views("a", "a", "b"), "n0", "n1", "n2", replicas=2, drained=("n2",))
+    assert target(drained) == ("n0", "n1"), "a node that is to be emptied is given up first"
+
+
+# Copies that share a zone.
+
+
+def test_copies_in_one_zone_are_brought_apart_and_the_reason_says_so() -> None:
+    action = aim(views("a", "a", "b"), "n0", "n1")
+    assert target(action) == ("n0", "n2")
+    assert action is not None
+    assert action.reason == "2 copies are in zone a: copies are to be on n0, n2"
+
+
+def test_the_first_of_the_wished_nodes_stays_then_the_master() -> None:
+    assert target(aim(views("a", "a", "b", "a"), "n0", "n1", "n3", replicas=3, master="n1")) == ("n0", "n1", "n2")
+    assert target(aim(views("b", "a", "a", "c"), "n0", "n1", "n2", master="n2")) == ("n0", "n3", "n2")
+
+
+def test_all_that_can_go_apart_goes_at_once() -> None:
+    action = aim(views("a", "a", "a", "b", "c"), "n0", "n1", "n2")
+    assert action is not None
+    assert (set(action.spec.target or ()), action.reason[:26]) == ({"n0", "n3", "n4"}, "3 copies are in zone a: co")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wish"),
+    [
+        (views("a", "a", "a"), {}),  # there is no other zone
+        (views("a", "a", ""), {}),  # nobody knows whether there is
+        (views("", "", "b"), {}),
+        (views("a", "b", "c"), {}),
+        (views("a", "a", "b"), {"drained": ("n2",)}),
+        (views("a", "a", "b") | {"n2": NodeView(Liveness.DEAD, "p", zone="b")}, {}),
+        (views("a", "a", "b") | {"n2": NodeView(Liveness.DEAD, "p", zone="b", gone=True)}, {}),
+        (views("a", "a", "b") | {"n2": NodeView(Liveness.ALIVE, "p", zone="b", settled=False)}, {}),
+        (views("a", "a", "b", "c") | {"n3": NodeView(Liveness.ALIVE, "p", zone="c", stopping=True)}, {}),
+    ],
+)
+def test_copies_stay_where_no_other_zone_can_take_one_or_all_is_not_calm(
+    nodes: dict[str, NodeView], wish: dict[str, object]
+) -> None:
+    assert target(aim(nodes, "n0", "n1", **wish)) is None
+
+
+def test_three_copies_in_two_zones_stay() -> None:
+    assert aim(views("a", "a", "b", "b"), "n0", "n1", "n2") is None
+
+
+def test_zones_that_become_known_bring_copies_apart_a_few_at_a_time_and_never_with_fewer_copies() -> None:
+    world = cluster("", "", "", "", queues=60)
+    before = world.moved
+    put(world, "a", "a", "b", "b")
+    assert len(together(world)) > MAX_MOVES
+    for _ in range(2_000):
+        actions = plan(world.spec, world.observed())
+        for action in actions:
+            world.apply(action)
+        fetching = sum(len(it.spec.replicas) > 2 for it in world.shards.values())
+        assert fetching <= MAX_MOVES
+        assert all(it.status is None or len(it.status.in_sync) >= 2 for it in world.shards.values())
+        if not world.nodes_act() and not actions:
+            break
+    assert together(world) == []
+    assert world.faults() == []
+    assert world.moved - before <= 60, "a copy a shard at most"
+    assert plan(world.spec, world.observed()) == []
+
+
+def test_copies_stay_where_they_are_while_a_node_has_not_said_its_zone() -> None:
+    """As in the middle of a restart of all: those that have would get a copy of everything."""
+    world = cluster("", "", "", queues=6)
+    put(world, "a", "a", "")
+    assert settle(world) == []
+    put(world, "a", "a", "b")
+    settle(world)
+    assert together(world) == []
+
+
+def test_a_few_shards_are_parted_at_a_time_and_none_while_anything_else_moves() -> None:
+    world = cluster("", "", "", "", queues=40)
+    put(world, "a", "a", "b", "b")
+    parted: list[int] = []
+    for _ in range(2_000):
+        moving = any(it.spec.target is not None for it in world.shards.values())
+        actions = plan(world.spec, world.observed())
+        zonal = [action for action in actions if "in zone" in action.reason]
+        assert not (zonal and moving), zonal
+        parted += [len(zonal)] if zonal else []
+        for action in actions:
+            world.apply(action)
+        if not world.nodes_act() and not actions:
+            break
+    assert max(parted) == 8
+    assert together(world) == []
+
+
+# A node that is short of copies.
+
+
+def test_a_new_node_takes_no_copy_that_others_of_its_zone_have() -> None:
+    world = cluster("a", "b", queues=40)
+    world.spec = replace(world.spec, nodes=3)
+    world.zones["n2"] = "b"
+    world.start("n2")
+    assert not any("zone" in why for why in settle(world)), "nothing had to be brought apart again"
+    assert together(world) == []
+    # All the copies in zone a are n0's; those in zone b are n1's and n2's, half each or nearly so.
+    held = Counter(node for it in world.shards.values() for node in it.spec.replicas)
+    assert held["n0"] == 40
+    assert held["n2"] >= 40 // 2
+
+
+def test_a_new_node_still_gets_its_share_where_copies_share_zones_anyway() -> None:
+    world = cluster("a", "a", queues=30)
+    world.spec = replace(world.spec, nodes=3)
+    world.zones["n2"] = "a"
+    world.start("n2")
+    settle(world)
+    assert Counter(node for it in world.shards.values() for node in it.spec.replicas) == {"n0": 20, "n1": 20, "n2": 20}
+
+
+# From anywhere.
+
+zones = st.sampled_from(["", *THREE])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    before=st.lists(zones, min_size=2, max_size=7),
+    replicas=st.integers(1, 4),
+    queues=st.integers(1, 12),
+    data=st.data(),
+)
+def test_however_nodes_change_zones_it_comes_to_rest_with_copies_apart(
+    before: list[str], replicas: int, queues: int, data: st.DataObject
+) -> None:
+    world = cluster(*before, queues=queues, replicas=min(replicas, len(before)))
+    assert world.faults() == []
+    after = data.draw(st.lists(zones, min_size=len(before), max_size=len(before)))
+    more = data.draw(st.lists(zones, max_size=3))
+    world.spec = replace(world.spec, nodes=len(before) + len(more))
+    put(world, *after, *more)
+    settle(world)
+    assert world.faults() == []  # among them: copies that could be apart, and are not
