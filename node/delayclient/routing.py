@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from delayclient.calls import CARRIED, MAX_REQUEST_BYTES, CallLine
 from delayclient.connections import Connection, Connections
 from delayclient.errors import Busy, Closed, DelayError, NotFound, NotMaster, Unavailable, from_rpc
 from delayclient.proto.delay.v1 import delay_pb2
@@ -81,6 +82,36 @@ def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
     return endpoints
 
 
+Scouts = dict[tuple[str, int], asyncio.Future[None]]
+"""Of the queues whose master answers nobody: who tries. Done when that one is back."""
+
+
+class Scout:
+    """One call's part in this: of all that failed for a queue one tries again, the others wait for it."""
+
+    def __init__(self, scouts: Scouts, queue: tuple[str, int]) -> None:
+        self._scouts, self._queue = scouts, queue
+        self._mine: asyncio.Future[None] | None = None
+
+    async def turn(self, deadline_s: float) -> None:
+        """Returns when this call may be tried, or `deadline_s` has passed."""
+        other = self._scouts.get(self._queue)
+        if other is not None and other is not self._mine:
+            await asyncio.wait([other], timeout=max(0.0, deadline_s - time.monotonic()))
+
+    def goes(self) -> bool:
+        """It has failed. Whether it is the one to try again."""
+        if self._queue not in self._scouts:
+            self._mine = self._scouts[self._queue] = asyncio.get_running_loop().create_future()
+        return self._scouts[self._queue] is self._mine
+
+    def back(self) -> None:
+        """It has its answer, or has given up."""
+        if self._mine is not None:
+            del self._scouts[self._queue]
+            self._mine.set_result(None)
+
+
 class Cluster:
     """A connection to the cluster. Belongs to the event loop in which it is first used."""
 
@@ -97,6 +128,10 @@ class Cluster:
         self.reach = Reach(self.endpoints, self._ping, self._silent)
         self.book = RouteBook(self.endpoints, self._ask_for_route, self.reach.doubted, self.reach.elected)
         self._connections: dict[str, Connections] = {}
+        self._lines: dict[str, CallLine] = {}
+        self._scouts: Scouts = {}
+        self._without_lines: set[str] = set()
+        # Endpoints of nodes of an older release, which know no CallStream.
         self._closed = False
 
     async def close(self) -> None:
@@ -104,6 +139,8 @@ class Cluster:
         self._closed = True
         self.book.close()
         self.reach.close()
+        for line in self._lines.values():
+            line.close()
         connections, self._connections = list(self._connections.values()), {}
         for one in connections:
             await one.close()
@@ -209,6 +246,12 @@ class Cluster:
         finally:
             connection.calls -= 1
 
+    def _line(self, endpoint: str) -> CallLine:
+        line = self._lines.get(endpoint)
+        if line is None or line.ended is not None:
+            line = self._lines[endpoint] = CallLine(endpoint, lambda: self.stream(endpoint, "CallStream"))
+        return line
+
     async def _ping(self, endpoint: str, seconds: float) -> bool:
         """A node answers, whatever it says."""
         try:
@@ -222,9 +265,18 @@ class Cluster:
     async def call_at(
         self, endpoint: str, method: str, request: Any, decode: Callable[[bytes], T], timeout_s: float
     ) -> T:
-        """One unary call to one endpoint. Raises DelayError."""
+        """One call to one endpoint. Raises DelayError."""
+        data = request.SerializeToString()
+        if method in CARRIED and len(data) <= MAX_REQUEST_BYTES and endpoint not in self._without_lines:
+            try:
+                return decode(await self._line(endpoint).ask(method, data, timeout_s))
+            except DelayError as error:
+                if error.code != "UNIMPLEMENTED":
+                    self.reach.failed(endpoint, error)
+                    raise
+                self._without_lines.add(endpoint)
         try:
-            return decode(await self.unary(endpoint, SERVICE + method, request.SerializeToString(), timeout_s))
+            return decode(await self.unary(endpoint, SERVICE + method, data, timeout_s))
         except grpc.RpcError as error:
             typed = from_rpc(error)
             self.reach.failed(endpoint, typed)
@@ -257,22 +309,27 @@ class Cluster:
         it is tried again.
         """
         deadline = time.monotonic() + timeout_s
-        failures = 0
-        while True:
-            endpoint = ""
-            try:
-                endpoint = await self.address(topic, queue)
-                left = max(0.1, min(attempt_s, deadline - time.monotonic()))
-                call = self.call_at(endpoint, method, request, decode, left)
-                return await self._watched(topic, queue, endpoint, call)
-            except DelayError as error:
-                left = deadline - time.monotonic()
-                if not error.retryable or left <= (error.retry_after_ms / 1000 if isinstance(error, Busy) else 0.0):
-                    raise
-                if error.in_doubt and endpoint and on_doubt is not None:
-                    on_doubt()
-                await self.after_failure(topic, queue, error, failures, endpoint, most_s=left)
-                failures += 1
+        failures, scout = 0, Scout(self._scouts, (topic, queue))
+        try:
+            while True:
+                endpoint = ""
+                try:
+                    await scout.turn(deadline)
+                    endpoint = await self.address(topic, queue)
+                    left = max(0.1, min(attempt_s, deadline - time.monotonic()))
+                    call = self.call_at(endpoint, method, request, decode, left)
+                    return await self._watched(topic, queue, endpoint, call)
+                except DelayError as error:
+                    left = deadline - time.monotonic()
+                    if not error.retryable or left <= (error.retry_after_ms / 1000 if isinstance(error, Busy) else 0.0):
+                        raise
+                    if error.in_doubt and endpoint and on_doubt is not None:
+                        on_doubt()
+                    if scout.goes():
+                        await self.after_failure(topic, queue, error, failures, endpoint, most_s=left)
+                    failures += 1
+        finally:
+            scout.back()
 
     async def _watched(self, topic: str, queue: int, endpoint: str, call: Coroutine[Any, Any, T]) -> T:
         """The call's result; it is given up when it takes long and the queue has another master by then."""

@@ -189,6 +189,9 @@ class FakeNode:
         self.awake.set()
         self.streams = 0
         """Opened so far."""
+        self.call_streams = 0
+        self.streams_calls = True
+        """False: a node of an older release, which has no CallStream."""
         self._server: grpc.aio.Server | None = None
         self._port = 0
 
@@ -249,23 +252,57 @@ class FakeNode:
             except Refusal as refusal:
                 yield wire.encode_enqueue_response(0, 0, 0, error=refusal.error())
 
+    async def call_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        self.call_streams += 1
+        if not self.streams_calls:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        serving: set[asyncio.Task[None]] = set()
+
+        async def serve(call: delay_pb2.Call) -> None:
+            answer = delay_pb2.Answer(id=call.id)
+            try:
+                answer.response = await self.answer(call.method, call.request)
+            except Refusal as refusal:
+                answer.error.CopyFrom(refusal.error())
+            await answers.put(delay_pb2.Answers(answer=[answer]).SerializeToString())
+
+        async def read() -> None:
+            async for data in requests:
+                for call in delay_pb2.Calls.FromString(data).call:
+                    serving.add(asyncio.create_task(serve(call)))
+            await answers.put(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (data := await answers.get()) is not None:
+                yield data
+        finally:
+            for task in (reader, *serving):
+                task.cancel()
+
     async def call(self, method: str, data: bytes, context: Any) -> bytes:
+        try:
+            return await self.answer(method, data)
+        except Refusal as refusal:
+            await context.abort_with_status(refusal.status())
+            raise
+
+    async def answer(self, method: str, data: bytes) -> bytes:
+        """Raises Refusal."""
         await self.awake.wait()
         if method == "Check":
             return b""
         request = getattr(delay_pb2, f"{method}Request").FromString(data)
         self.calls.append((method, request))
-        try:
-            if method == "QueryRoute":
-                return (self.cut_off or self.cluster.route(request.topic)).SerializeToString()
-            answer = self.unary[method](request)
-            if asyncio.iscoroutine(answer):
-                answer = await answer
-            await self.awake.wait()
-            return answer if isinstance(answer, bytes) else answer.SerializeToString()
-        except Refusal as refusal:
-            await context.abort_with_status(refusal.status())
-            raise
+        if method == "QueryRoute":
+            return (self.cut_off or self.cluster.route(request.topic)).SerializeToString()
+        answer = self.unary[method](request)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        await self.awake.wait()
+        data = answer if isinstance(answer, bytes) else answer.SerializeToString()
+        return data
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -284,6 +321,9 @@ class _Handlers(grpc.GenericRpcHandler):
                     yield await self.node.call("Receive", data, context)
 
             return grpc.stream_stream_rpc_method_handler(receive)
+
+        if method == "CallStream":
+            return grpc.stream_stream_rpc_method_handler(self.node.call_stream)
 
         async def unary(data: bytes, context: Any) -> bytes:
             return await self.node.call(method, data, context)

@@ -208,6 +208,16 @@ class Client:
         """ReceiveStream: its answers."""
         return self._streamed("ReceiveStream", pb.MessageBatch, requests, CALL_SECONDS)
 
+    def call_stream(self, *messages: Sequence[pb.Call] | bytes) -> dict[int, pb.Answer]:
+        """CallStream: the answers to these messages' calls, by id, each given once."""
+        asked = [one if isinstance(one, bytes) else pb.Calls(call=one) for one in messages]
+        found: dict[int, pb.Answer] = {}
+        for answers in self._streamed("CallStream", pb.Answers, asked, CALL_SECONDS):
+            for answer in answers.answer:
+                assert answer.id not in found
+                found[answer.id] = answer
+        return found
+
     def _streamed(
         self, method: str, answered: Any, requests: Iterable[Any], seconds: float
     ) -> Generator[Any, None, None]:

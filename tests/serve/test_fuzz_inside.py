@@ -19,6 +19,7 @@ import pytest
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
 from delaynode.serve.rpc import CODES
+from delaynode.serve.service import STREAMED
 
 from tests.serve.client import METHODS
 from tests.serve.fuzz_inside import Aborted, Inside, OneNode
@@ -33,7 +34,7 @@ CHECK_EVERY = 500  # cases
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DelayService"]
 INPUTS = {rpc.name: rpc.input_type for rpc in SERVICE.methods}
-STREAMS = ("EnqueueStream", "ReceiveStream")
+STREAMS = ("EnqueueStream", "ReceiveStream", "CallStream")
 DOCUMENTED = set(re.findall(r"^\| `([A-Z_]+)` \|", (Path(__file__).parents[2] / "docs/errors.md").read_text(), re.M))
 NEVER = {"SHARD_DAMAGED", "NOT_SERVING", "NOT_MASTER", "NOT_ENOUGH_REPLICAS", "DISK_FULL"}  # this node is well
 TROUBLE = ("internal-error", "shard-damaged", "reign-failed", "copy-damaged")
@@ -88,7 +89,10 @@ class Fuzz:
     async def stream(self) -> None:
         """A stream of requests: each has its answer, or one is refused and ends it."""
         count = self.choose.choice((1, 3, 20))
-        if self.choose.random() < 0.7:
+        kind = self.choose.random()
+        if kind < 0.2:
+            await self.calls(count)
+        elif kind < 0.7:
             requests = [self.maker.enqueue().SerializeToString() for _ in range(count)]
             requests = [self.wire.spoiled(one) if self.choose.random() < 0.3 else one for one in requests]
             answers, ended = await self.inside.stream("EnqueueStream", requests)
@@ -112,6 +116,32 @@ class Fuzz:
                 self.refused["ReceiveStream"] += 1
                 check_refusal(ended)
         self.done += count
+
+    async def calls(self, messages: int) -> None:
+        """A stream of calls of all methods: each has one answer, and an error ends nothing."""
+        asked: dict[int, tuple[str, bytes]] = {}
+        sent = []
+        for _ in range(messages):
+            message = pb.Calls()
+            for _ in range(self.choose.choice((0, 1, 4))):
+                method, data = self.request()
+                message.call.add(id=len(asked) + 1, method=method, request=data)
+                asked[len(asked) + 1] = method, data
+            sent.append(message.SerializeToString())
+        answers, ended = await self.inside.stream("CallStream", sent)
+        assert ended is None
+        found = [one for data in answers for one in pb.Answers.FromString(data).answer]
+        assert sorted(one.id for one in found) == sorted(asked)
+        for answer in found:
+            method, data = asked[answer.id]
+            if answer.HasField("error"):
+                self.refused["CallStream"] += 1
+                assert answer.error.reason in DOCUMENTED - NEVER, f"{answer.error} for {method} {data!r}"
+                assert answer.error.code == CODES[answer.error.reason].value[0]
+            else:
+                assert method in STREAMED
+                self.answered["CallStream"] += 1
+                self.model.note(method, data, answer.response)
 
     async def run(self, cases: int) -> None:
         checked = 0

@@ -33,7 +33,8 @@ SWITCH_AGAIN_MS = 10_000  # each try that nobody takes up stops the shard for HA
 POLL_SECONDS = 0.02
 QUICK_SECONDS = 0.002  # while clients wait
 NEAR_BYTES = 4 << 20  # a member this close to the log's end may join the in-sync set,
-ABREAST_MS = 5_000  # if it also has what was there a look ago, or has been so close for so long
+ABREAST_MS = 5_000  # if it also has what was there a look ago, or has been so close for so long,
+APPLIED_MS = 20_000  # and has applied what was committed then, or has been so close for this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Leader:
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
         self._ends = log.end, log.end  # of the log at the last two looks, the earlier one first
+        self._commits = 0, 0  # the commit offset, likewise
         self._telling: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
         self._switching: asyncio.Task[None] | None = None
@@ -212,14 +214,17 @@ class Leader:
         return not (behind and self._boot_ms() - member.moved_ms > self.reign.lag_ms)
 
     def _abreast(self, member: Member) -> bool:
-        """Whether commits may wait for it: they would for as long as it is behind."""
+        """Whether commits may wait for it: they would for as long as it is behind, and one that has much to apply,
+        as after a start, is slow to store what comes."""
         now = self._boot_ms()
         if not member.heard or self._log.end - member.durable > NEAR_BYTES:
             member.near_ms = None
             return False
         if member.near_ms is None:
             member.near_ms = now
-        return member.durable >= self._ends[0] or now - member.near_ms > ABREAST_MS
+        near_ms = now - member.near_ms
+        stores = member.durable >= self._ends[0] or near_ms > ABREAST_MS
+        return stores and (member.applied >= self._commits[0] or near_ms > APPLIED_MS)
 
     def _join(self) -> None:
         """Members that have nearly caught up: from now on commits wait for them, and for their promise.
@@ -241,6 +246,7 @@ class Leader:
     def look(self) -> None:
         """A member may have fallen silent or behind, or a promise have come: to be called a few times a second."""
         self._ends = self._ends[1], self._log.end
+        self._commits = self._commits[1], self.shipping.commit
         self._settle()
         self._switch()
 

@@ -13,6 +13,7 @@ from delayclient.proto.delay.v1 import delay_pb2 as pb
 from google.protobuf.message import Message
 
 from delaynode.serve.budget import Answers
+from delaynode.serve.calls import CallStreams
 from delaynode.serve.consuming import ConsumeCalls
 from delaynode.serve.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small
 from delaynode.serve.enqueueing import EnqueueCalls
@@ -25,6 +26,7 @@ from delaynode.store.types import MAX_SEQ
 
 SERVICE = "delay.v1.DelayService"
 SLOT_COLUMNS = 4  # of 8 bytes a slot
+STREAMED = ("Ack", "Nack", "Cancel", "Reschedule")  # what a CallStream carries
 MAX_WHEEL_BYTES = 32 << 20  # slots in an answer to GetWheel
 
 
@@ -59,6 +61,8 @@ class DelayService:
         calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}
         rpcs = {name: self.dispatch.received(serve) for name, serve in calls.items()}
         rpcs["Enqueue"] = self.dispatch.received(self.enqueueing.enqueue, batch=True)
+        streams = CallStreams(self.dispatch, {name: calls[name] for name in STREAMED})
+        rpcs["CallStream"] = grpc.stream_stream_rpc_method_handler(streams.call_stream)
         rpcs["EnqueueStream"] = grpc.stream_stream_rpc_method_handler(self.enqueueing.enqueue_stream)
         rpcs["ReceiveStream"] = grpc.stream_stream_rpc_method_handler(consuming.receive_stream)
         return grpc.method_handlers_generic_handler(SERVICE, rpcs)

@@ -2,7 +2,7 @@
 
     load         the due window, ahead of the ticks
     cascade      the hour that comes within a day, to the minute level
-    checkpoint   each 30 s, or when many units wait; then files that it does without are removed
+    checkpoint   each 30 s, each 8 s of a busy shard, or when many units wait; then files that it does without go
     free         TRIM what nobody needs; empty mostly dead segments; clean the TimerLog
 
 All but the load run one after the other: a flush, a cascade and a cleaning must not overlap.
@@ -33,6 +33,8 @@ MAINTAIN_SECONDS = 0.25
 LOOK_SECONDS = 4.0  # between two looks at the due window, which reaches minutes ahead
 QUIET_SECONDS = 4.0  # of a shard that nothing happens to: a node may have a thousand
 CHECKPOINT_SECONDS = 30.0
+BUSY_CHECKPOINT_SECONDS = 8.0  # when the log has grown by BUSY_BYTES: a node that was killed has all that to apply
+BUSY_BYTES = 4 << 20
 IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
 IDLE_BYTES = 64 << 10
 UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
@@ -161,7 +163,9 @@ class Upkeep:
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
         doomed = bool(shard.freeing.doomed)
         idle = grown < IDLE_BYTES and not shard.index.unflushed and not doomed
-        old = grown > 0 and age > (IDLE_CHECKPOINT_SECONDS if idle else CHECKPOINT_SECONDS)
+        busy = grown >= BUSY_BYTES
+        enough = IDLE_CHECKPOINT_SECONDS if idle else BUSY_CHECKPOINT_SECONDS if busy else CHECKPOINT_SECONDS
+        old = grown > 0 and age > enough
         return old or self._many_units() or (doomed and self._shop.disk_tight())
 
     async def _checkpoint(self) -> None:

@@ -1,0 +1,201 @@
+"""Small calls share a stream, and while a queue's master is away one of them looks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from delayclient import errors
+from delayclient.calls import CallLine
+from delayclient.proto.delay.v1 import delay_pb2
+from delayclient.routing import Cluster
+from fakes import FakeCluster, FakeNode, Refusal
+
+DECODE = delay_pb2.AckResponse.FromString
+
+
+def ack(cluster: Cluster, queue: int = 0, **options: Any) -> Any:
+    request = delay_pb2.AckRequest(topic="t", queue=queue, group="g")
+    return cluster.call("Ack", "t", queue, request, DECODE, **options)
+
+
+def acks(node: FakeNode) -> int:
+    return sum(method == "Ack" for method, _ in node.calls)
+
+
+def test_calls_of_all_queues_go_over_one_stream() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster(queues=4)) as node, Cluster(node.endpoint) as cluster:
+            node.unary["Ack"] = lambda request: delay_pb2.AckResponse(acknowledged=request.queue)
+            found = await asyncio.gather(*(ack(cluster, at % 4) for at in range(200)))
+            assert [one.acknowledged for one in found] == [at % 4 for at in range(200)]
+            assert node.call_streams == 1
+
+    asyncio.run(main())
+
+
+def test_error_in_an_answer_is_the_calls_own() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster(queues=2)) as node, Cluster(node.endpoint) as cluster:
+
+            def one(request: Any) -> delay_pb2.AckResponse:
+                if request.queue:
+                    raise Refusal("UNKNOWN_GROUP")
+                return delay_pb2.AckResponse(acknowledged=1)
+
+            node.unary["Ack"] = one
+            well, wrong = await asyncio.gather(ack(cluster, 0), ack(cluster, 1), return_exceptions=True)
+            assert well.acknowledged == 1
+            assert isinstance(wrong, errors.NotFound)
+            assert wrong.reason == "UNKNOWN_GROUP"
+
+    asyncio.run(main())
+
+
+def test_node_of_an_older_release_is_asked_in_calls_of_their_own() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+            node.streams_calls = False
+            node.unary["Ack"] = lambda request: delay_pb2.AckResponse(acknowledged=3)
+            assert [(await ack(cluster)).acknowledged for _ in range(3)] == [3, 3, 3]
+            assert node.call_streams == 1, "asked once"
+
+    asyncio.run(main())
+
+
+def test_call_goes_on_at_the_node_that_is_back() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+            hangs = asyncio.Event()
+
+            async def never(request: Any) -> Any:
+                hangs.set()
+                await asyncio.Event().wait()
+
+            node.unary["Ack"] = never
+            call = asyncio.create_task(ack(cluster))
+            await hangs.wait()
+            await node.stop()
+            node.unary["Ack"] = lambda request: delay_pb2.AckResponse(acknowledged=1)
+            await node.start()
+            assert (await call).acknowledged == 1
+
+    asyncio.run(main())
+
+
+def test_closing_the_connection_ends_its_calls() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node:
+            cluster, hangs = Cluster(node.endpoint), asyncio.Event()
+
+            async def never(request: Any) -> Any:
+                hangs.set()
+                await asyncio.Event().wait()
+
+            node.unary["Ack"] = never
+            call = asyncio.create_task(ack(cluster))
+            await hangs.wait()
+            await cluster.close()
+            with pytest.raises(errors.Closed):
+                await call
+
+    asyncio.run(main())
+
+
+def test_one_looks_for_a_queues_master_and_the_others_wait() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster(queues=2)) as node, Cluster(node.endpoint) as cluster:
+            away = True
+
+            def one(request: Any) -> delay_pb2.AckResponse:
+                if away and not request.queue:
+                    raise Refusal("NOT_SERVING")
+                return delay_pb2.AckResponse(acknowledged=1)
+
+            node.unary["Ack"] = one
+            calls = [asyncio.create_task(ack(cluster)) for _ in range(100)]
+            await asyncio.sleep(1.5)
+            tried = acks(node)
+            assert 100 < tried < 200, "each once, then one of them, with its backoff"
+            assert (await ack(cluster, 1)).acknowledged == 1, "other queues have nothing to do with it"
+            late = asyncio.create_task(ack(cluster))
+            await asyncio.sleep(0.1)
+            assert not late.done()
+            away = False
+            found = await asyncio.wait_for(asyncio.gather(*calls, late), 5)
+            assert {one.acknowledged for one in found} == {1}
+
+    asyncio.run(main())
+
+
+def test_others_take_over_from_one_that_gives_up() -> None:
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+            away = True
+
+            def one(request: Any) -> delay_pb2.AckResponse:
+                if away:
+                    raise Refusal("NOT_SERVING")
+                return delay_pb2.AckResponse(acknowledged=1)
+
+            node.unary["Ack"] = one
+            first = asyncio.create_task(ack(cluster, timeout_s=0.5))
+            await asyncio.sleep(0.1)
+            cancelled, other, short = (asyncio.create_task(ack(cluster, timeout_s=each)) for each in (9.0, 10.0, 0.2))
+            with pytest.raises(errors.Unavailable):
+                await short
+            with pytest.raises(errors.Unavailable):
+                await first
+            cancelled.cancel()
+            away = False
+            assert (await asyncio.wait_for(other, 5)).acknowledged == 1
+
+    asyncio.run(main())
+
+
+def test_idle_stream_ends_and_the_next_call_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayclient.calls._IDLE_S", 0.05)
+
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
+            node.unary["Ack"] = lambda request: delay_pb2.AckResponse(acknowledged=1)
+            await ack(cluster)
+            await asyncio.sleep(0.3)
+            assert (await ack(cluster)).acknowledged == 1
+            assert node.call_streams == 2
+
+    asyncio.run(main())
+
+
+def test_no_call_is_sent_that_nobody_waits_for() -> None:
+    async def main() -> None:
+        sent: list[bytes] = []
+        go = asyncio.Event()
+
+        class Silent:
+            """A stream that is slow to take what is written, and says nothing."""
+
+            async def write(self, data: bytes) -> None:
+                await go.wait()
+                sent.append(data)
+
+            async def read(self) -> Any:
+                await asyncio.Event().wait()
+
+            def cancel(self) -> None:
+                pass
+
+        line = CallLine("n0", Silent)
+        calls = [asyncio.create_task(line.ask("Ack", b"%d" % at, 0.1 if at else 5.0)) for at in range(3)]
+        await asyncio.sleep(0.05)
+        calls.append(asyncio.create_task(line.ask("Ack", b"late", 0.05)))
+        await asyncio.sleep(0.3)
+        go.set()
+        await asyncio.sleep(0.05)
+        assert [one.request for data in sent for one in delay_pb2.Calls.FromString(data).call] == [b"0", b"1", b"2"]
+        line.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in results] == [errors.Closed, *[errors.Unavailable] * 3]
+
+    asyncio.run(main())
