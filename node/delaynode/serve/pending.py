@@ -14,10 +14,10 @@ from delaynode.serve.budget import Answers
 from delaynode.serve.disk import RESCHEDULE_BYTES
 from delaynode.serve.dispatch import Dispatch
 from delaynode.serve.host import ShardHost
+from delaynode.serve.lookups import Lookups
 from delaynode.serve.rpc import column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.intake import MAX_BATCH_MESSAGES
-from delaynode.store.shard import Lookup
 from delaynode.store.timerscan import Choice, Folds, OfKey
 from delaynode.store.types import I64, U8, Array, Pair, Records, at_or_below
 from delaynode.store.units import UNIT
@@ -35,6 +35,7 @@ class PendingCalls:
         self.node = dispatch.node
         self._folds = Folds()
         self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
+        self._lookups = Lookups(self._scans, self._folds)
 
     def _handles(self, request: pb.CancelRequest | pb.RescheduleRequest, host: ShardHost) -> tuple[I64, I64]:
         due = column("due", request.due, "<i8")
@@ -63,22 +64,12 @@ class PendingCalls:
     async def _cancel(self, due: I64, seq: I64, host: ShardHost) -> U8:
         """At most MAX_BATCH_MESSAGES; the outcome of each, committed."""
         shard = host.shard
-        lookup = shard.begin_lookup(due, seq, self._folds)
-        try:
-            await self._look_up(lookup, host)
+        async with self._lookups.find(host, due, seq) as lookup:
             outcomes = shard.cancel(lookup, self.node.clock.now_ms())
-        finally:
-            shard.end_lookup(lookup)
         host.changed()
         await host.stored(shard.log_end)
         self.node.metrics.cancelled[host.topic] += int(np.count_nonzero(outcomes.outcome == pb.CANCELLED))
         return outcomes.outcome
-
-    async def _look_up(self, lookup: Lookup, host: ShardHost) -> None:
-        if lookup.job is not None:
-            async with self._scans:
-                await host.off_loop(lookup.job.run)
-        host.check_serving()
 
     async def _with_key(self, request: pb.CancelRequest, host: ShardHost) -> tuple[I64, I64]:
         """Pending messages in the due range whose key is the request's: by hash first, then the key itself."""
@@ -129,12 +120,8 @@ class PendingCalls:
             raise Refused("BAD_COLUMNS", "column time must not be negative, column relative must be 0 or 1")
         self.node.disk.check(len(due) * RESCHEDULE_BYTES)  # a message may be moved any number of times
         shard = host.shard
-        lookup = shard.begin_lookup(due, seq, self._folds)
-        try:
-            await self._look_up(lookup, host)
+        async with self._lookups.find(host, due, seq) as lookup:
             outcomes = shard.reschedule(lookup, new, relative, self.node.clock.now_ms())
-        finally:
-            shard.end_lookup(lookup)
         moved = outcomes.due[outcomes.outcome == pb.MOVED]
         host.changed(int(moved.min()) if len(moved) else None)
         await host.stored(shard.log_end)

@@ -304,13 +304,20 @@ class Shard:
             self.config, self.consumers.limits, self.freeing.config = config, config.group_limits, config.keep
 
     # ------------------------------------------------------------ cancel, reschedule
+    def _away(self, found: Bools, seq: I64) -> Bools:
+        return ~found & (seq >= 0) & (seq < self.next_seq)
+
+    def in_window(self, due: I64, seq: I64) -> bool:
+        """A lookup of these messages has no job."""
+        return not self._away(self.index.window.find(due, seq)[1], seq).any()
+
     def begin_lookup(self, due: I64, seq: I64, folds: Folds | None = None) -> Lookup:
         """Start to find messages; run `job` on any thread, then cancel() or reschedule(), then end_lookup().
 
         Without a job, go on before anything else is done to the shard.
         """
         rows, found = self.index.window.find(due, seq)
-        away = ~found & (seq >= 0) & (seq < self.next_seq)
+        away = self._away(found, seq)
         return Lookup(due, seq, self.index.begin_lookup(due, seq, away, rows[found], folds) if away.any() else None)
 
     def end_lookup(self, lookup: Lookup) -> None:
