@@ -5,7 +5,12 @@ In each the supervisor tells what it sees at once, or as late as the schedule sa
 
 from __future__ import annotations
 
-from delaynode.serve.replica import Role
+from unittest.mock import patch
+
+from delaynode.replicate.leader import APPLIED_MS
+from delaynode.replicate.until import until
+from delaynode.serve.replica import Replica, Role
+from delaynode.serve.slave import SlaveHost
 
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.schedules import attack
@@ -81,6 +86,38 @@ def node_that_stops_by_itself_keeps_nobody_waiting(seed: int) -> None:
             assert not [name for name in run.world.machines if node in counted_on(run, name)]
             run.world.start(node)
             run.until(run.healthy, 30, "all are in sync again")
+
+
+@attack
+def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
+    """Its node is back, and busy with that: what comes, it stores late. It joins the in-sync set when it is through,
+    or after APPLIED_MS: some redundancy is better than none."""
+    with cluster(seed, nodes=2) as run:
+        slave, apply = run.slaves()[0], SlaveHost._apply
+        busy = True
+
+        def copies() -> list[Replica]:
+            process = run.world.machines[slave].process
+            return list(process.replicas) if process is not None else []
+
+        async def held(self: SlaveHost, limit: int) -> None:
+            await until(lambda: not busy or all(copy.host is not self for copy in copies()), 0.01)
+            await apply(self, limit)
+
+        for through in (True, False):
+            run.world.kill(slave)
+            run.until(lambda: len(run.status().in_sync) == 1, 10, "the master goes on alone")
+            run.world.run(1.0)
+            busy = True
+            with patch.object(SlaveHost, "_apply", held):
+                run.world.start(slave)
+                run.until(lambda: any(copy.streaming for copy in copies()), 10, "it follows")
+                run.world.run(APPLIED_MS / 1000 - 8 if through else APPLIED_MS / 2000)
+                assert slave not in counted_on(run, run.master()), "it has its log to apply"
+                if not through:
+                    run.until(lambda: slave in counted_on(run, run.master()), APPLIED_MS / 1000, "it is counted on")
+                busy = False
+                run.until(run.healthy, 30, "all are in sync again")
 
 
 @attack

@@ -7,7 +7,7 @@ from typing import Any
 
 from delaynode.clock import GuardedClock
 from delaynode.registry.model import ShardObject
-from delaynode.replicate import shipping
+from delaynode.replicate import leader, shipping
 from delaynode.replicate.leader import Leader
 from delaynode.serve import reigning
 from delaynode.serve.follower import Follower
@@ -245,6 +245,11 @@ def takes_each_node_that_stops_for_one_of_the_former_in_sync_set(put: Put) -> No
         return max(ended, sum(self._yard.stopping(node) for node in spec.replicas if node != self._yard.node))
 
     put(Reigning, "_missing", naive)
+
+
+@mutation("copy_that_has_its_log_to_apply_keeps_no_commit_waiting", "it has its log to apply")
+def counts_on_a_copy_that_stores_and_applies_nothing(put: Put) -> None:
+    put(leader, "APPLIED_MS", 0)
 
 
 # ---------------------------------------------------------------- clocks

@@ -1,0 +1,158 @@
+"""Cancels and reschedules of messages that are not in the due window share their scans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delaynode.registry.model import TopicSpec
+from delaynode.serve.host import ShardHost
+from delaynode.serve.lookups import Lookups
+from delaynode.store.errors import Damaged
+from delaynode.store.shard import Lookup, Shard
+from delaynode.store.timerscan import ScanJob
+
+from tests.serve.client import Msg, ints, now_ms, request
+from tests.serve.fuzz_inside import Aborted, Inside, OneNode
+
+FAR = 3_600_000  # ms ahead, far beyond the due window
+Due = list[int]
+
+
+class Scans:
+    """Those of a node, which wait while `turn` is held."""
+
+    def __init__(self, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turn = asyncio.Semaphore(1)
+        self.begun = 0
+        self.host: ShardHost = inside.node.hosts()[0]
+        pending = inside._service.pending
+        pending._lookups = Lookups(self.turn, pending._folds)
+        begin = Shard.begin_lookup
+
+        def counted(shard: Shard, *args: Any) -> Lookup:
+            found = begin(shard, *args)
+            self.begun += found.job is not None
+            return found
+
+        monkeypatch.setattr(Shard, "begin_lookup", counted)
+
+    @property
+    def left_over(self) -> int:
+        return len(self.host.shard.index._captures)
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        return self.turn
+
+
+def with_messages(
+    directory: Path, count: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[Inside, Scans, Due], Awaitable[None]]
+) -> None:
+    """A node with messages `FAR` ahead: seq 0 to count - 1, and their dues."""
+
+    async def run() -> None:
+        inside = await Inside.start(directory, OneNode((TopicSpec("t", 1),)))
+        try:
+            due = [now_ms() + FAR + at for at in range(count)]
+            await inside.ask("Enqueue", request("t", 0, [Msg(at_ms=one) for one in due]), pb.EnqueueResponse)
+            await work(inside, Scans(inside, monkeypatch), due)
+        finally:
+            await inside.stop()
+
+    asyncio.run(run())
+
+
+def named(scans: Scans, due: Due, *seqs: int) -> dict[str, Any]:
+    return {
+        "topic": "t",
+        "uid": scans.host.shard.identity.uid,
+        "due": np.array([due[seq] for seq in seqs], "<i8").tobytes(),
+        "seq": np.array(seqs, "<i8").tobytes(),
+    }
+
+
+def cancel(inside: Inside, scans: Scans, due: Due, *seqs: int) -> asyncio.Task[pb.CancelResponse]:
+    asked = pb.CancelRequest(**named(scans, due, *seqs))
+    return asyncio.create_task(inside.ask("Cancel", asked, pb.CancelResponse))
+
+
+def move(inside: Inside, scans: Scans, due: Due, seq: int) -> asyncio.Task[pb.RescheduleResponse]:
+    time = np.array([due[seq] + 60_000], "<i8").tobytes()
+    asked = pb.RescheduleRequest(**named(scans, due, seq), time=time)
+    return asyncio.create_task(inside.ask("Reschedule", asked, pb.RescheduleResponse))
+
+
+def test_requests_that_wait_share_a_scan_and_each_learns_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        async with scans.held():
+            twice = [cancel(inside, scans, due, seq // 2) for seq in range(40)]
+            several = cancel(inside, scans, due, 30, 31, 30)
+            moves = [move(inside, scans, due, seq) for seq in (35, 36)]
+            await asyncio.sleep(0.05)
+        outcomes = [list((await one).outcome) for one in twice]
+        assert sorted(outcomes) == sorted([[pb.CANCELLED], [pb.ALREADY_CANCELLED]] * 20)
+        assert all({*outcomes[at], *outcomes[at + 1]} == {pb.CANCELLED, pb.ALREADY_CANCELLED} for at in range(0, 40, 2))
+        assert list((await several).outcome) == [pb.CANCELLED, pb.CANCELLED, pb.ALREADY_CANCELLED]
+        assert [ints((await one).due) for one in moves] == [[due[35] + 60_000], [due[36] + 60_000]]
+        assert scans.begun == 1
+        assert scans.left_over == 0
+        assert list((await cancel(inside, scans, due, 35)).outcome) == [pb.RESCHEDULED]
+        assert scans.begun == 2
+
+    with_messages(tmp_path, 40, monkeypatch, work)
+
+
+def test_those_that_go_away_spoil_nothing_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        async with scans.held():
+            first, second = cancel(inside, scans, due, 0), cancel(inside, scans, due, 1)
+            await asyncio.sleep(0.05)
+            first.cancel()
+        assert list((await second).outcome) == [pb.CANCELLED]
+        async with scans.held():
+            alone = cancel(inside, scans, due, 2)
+            await asyncio.sleep(0.05)
+            alone.cancel()
+        await asyncio.wait([alone])
+        assert list((await cancel(inside, scans, due, 2)).outcome) == [pb.CANCELLED]
+        assert scans.left_over == 0
+
+    with_messages(tmp_path, 3, monkeypatch, work)
+
+
+def test_a_scan_that_fails_is_each_ones_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        def fail(job: ScanJob) -> None:
+            raise Damaged("the TimerLog can't be read")
+
+        async with scans.held():
+            both = [cancel(inside, scans, due, seq) for seq in range(2)]
+            await asyncio.sleep(0.05)
+        monkeypatch.setattr(ScanJob, "run", fail)
+        errors = await asyncio.gather(*both, return_exceptions=True)
+        assert [error.reason for error in errors if isinstance(error, Aborted)] == ["SHARD_DAMAGED"] * 2
+        assert scans.left_over == 0
+
+    with_messages(tmp_path, 2, monkeypatch, work)
+
+
+def test_a_scan_is_of_no_more_messages_than_a_request_may_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaynode.serve.lookups.MAX_BATCH_MESSAGES", 4)
+
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        async with scans.held():
+            each = [cancel(inside, scans, due, seq, seq + 1) for seq in range(0, 10, 2)]
+            await asyncio.sleep(0.05)
+        assert [list((await one).outcome) for one in each] == [[pb.CANCELLED] * 2] * 5
+        assert scans.begun == 3
+        assert scans.left_over == 0
+
+    with_messages(tmp_path, 10, monkeypatch, work)
