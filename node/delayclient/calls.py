@@ -79,12 +79,20 @@ class CallLine:
                 # The stream broke under a write; the reader is about to hear why.
                 await asyncio.wait({reader}, timeout=1.0)
             if reader.done() and not reader.cancelled():
-                error = reader.exception() or error  # type: ignore[assignment]
+                error = self._as_known(reader.exception()) or error
         finally:
             self._end(error)
             stream.cancel()
             reader.cancel()
             await asyncio.wait({reader})
+
+    def _as_known(self, error: BaseException | None) -> DelayError | None:
+        """How the stream ended, as an error of its calls: they may have been done, and may be tried again."""
+        if error is None or isinstance(error, Closed | Unavailable):
+            return error
+        if isinstance(error, DelayError) and (error.reason or error.code == "UNIMPLEMENTED"):
+            return error
+        return Unavailable(f"{self._endpoint} ended the stream: {error}", code="UNAVAILABLE")
 
     async def _write(self, stream: Any, reader: asyncio.Task[None]) -> None:
         """Until the stream breaks, or there was nothing to do for long."""

@@ -55,6 +55,8 @@ _NO_SIGN_OF_LIFE: Final = (
 _ROUTE_TIMEOUT_S: Final = 3.0
 _BACKOFF_FIRST_S: Final = 0.02
 _BACKOFF_LAST_S: Final = 0.5
+_SCOUT_S: Final = 1.0
+"""So long calls wait for the one of them that tries; then each tries."""
 _BOUNCES: Final = 3
 """Answers NOT_MASTER in a row that are followed at once: nodes that are cut off may name each other."""
 
@@ -83,24 +85,27 @@ def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
 
 
 Scouts = dict[tuple[str, int], asyncio.Future[None]]
-"""Of the queues whose master answers nobody: who tries. Done when that one is back."""
+"""Of the queues whose master does not serve: who tries. Done when that one has an answer."""
 
 
 class Scout:
-    """One call's part in this: of all that failed for a queue one tries again, the others wait for it."""
+    """One call's part in this: of all that were told so of a queue one tries again, the others wait for it a while."""
 
     def __init__(self, scouts: Scouts, queue: tuple[str, int]) -> None:
         self._scouts, self._queue = scouts, queue
         self._mine: asyncio.Future[None] | None = None
 
     async def turn(self, deadline_s: float) -> None:
-        """Returns when this call may be tried, or `deadline_s` has passed."""
+        """Returns when this call may be tried."""
         other = self._scouts.get(self._queue)
         if other is not None and other is not self._mine:
-            await asyncio.wait([other], timeout=max(0.0, deadline_s - time.monotonic()))
+            await asyncio.wait([other], timeout=min(_SCOUT_S, max(0.0, deadline_s - time.monotonic())))
 
-    def goes(self) -> bool:
-        """It has failed. Whether it is the one to try again."""
+    def goes(self, error: DelayError) -> bool:
+        """It has failed. False: another one tries again, and turn() waits for that one."""
+        if not _is_away(error):
+            self.back()  # a master that says anything else is there
+            return True
         if self._queue not in self._scouts:
             self._mine = self._scouts[self._queue] = asyncio.get_running_loop().create_future()
         return self._scouts[self._queue] is self._mine
@@ -110,6 +115,14 @@ class Scout:
         if self._mine is not None:
             del self._scouts[self._queue]
             self._mine.set_result(None)
+            self._mine = None
+
+
+def _is_away(error: DelayError) -> bool:
+    """Nobody serves the queue where it was asked for, whatever the call. Who is only slow may serve others."""
+    if isinstance(error, NotMaster):
+        return True
+    return isinstance(error, Unavailable) and error.reason in ("", "NOT_SERVING") and error.code != "DEADLINE_EXCEEDED"
 
 
 class Cluster:
@@ -275,6 +288,8 @@ class Cluster:
                     self.reach.failed(endpoint, error)
                     raise
                 self._without_lines.add(endpoint)
+            except grpc.aio.UsageError:
+                raise Closed("cluster connection") from None
         try:
             return decode(await self.unary(endpoint, SERVICE + method, data, timeout_s))
         except grpc.RpcError as error:
@@ -325,7 +340,7 @@ class Cluster:
                         raise
                     if error.in_doubt and endpoint and on_doubt is not None:
                         on_doubt()
-                    if scout.goes():
+                    if scout.goes(error):
                         await self.after_failure(topic, queue, error, failures, endpoint, most_s=left)
                     failures += 1
         finally:

@@ -101,8 +101,8 @@ class Stream:
 
 
 def streams(serve: Callable[[bytes], Awaitable[bytes]], limit: int = 1 << 20) -> tuple[CallStreams, Budget]:
-    """A node's, of one method, M, and the budget for what comes in."""
-    coming_in, going_out = Budget("", limit, limit), Budget("", limit, limit)
+    """A node's, of one method, M, and the budget for them."""
+    under_way, going_out = Budget("", limit, limit), Budget("", limit, limit)
 
     async def one(data: bytes, context: Any, answers: Answers) -> bytes:
         assert 0 < context.time_remaining() <= 60
@@ -111,10 +111,8 @@ def streams(serve: Callable[[bytes], Awaitable[bytes]], limit: int = 1 << 20) ->
     async def read_next(context: Stream) -> Any:
         return await context.read()
 
-    flow = SimpleNamespace(
-        coming_in=coming_in, answers=lambda context: Answers(going_out, context), read_next=read_next
-    )
-    return CallStreams(SimpleNamespace(flow=flow), {"M": one}), coming_in  # type: ignore[arg-type]
+    flow = SimpleNamespace(calls=under_way, answers=lambda context: Answers(going_out, context), read_next=read_next)
+    return CallStreams(SimpleNamespace(flow=flow), {"M": one}), under_way  # type: ignore[arg-type]
 
 
 def message(*requests: bytes, first: int = 0) -> bytes:
@@ -132,7 +130,7 @@ def test_who_waits_keeps_nobody_else_waiting_and_answers_share_messages() -> Non
             return data
 
         client = Stream(message(b"slow", *[b"quick"] * 50), message(b"quick", first=100))
-        served, coming_in = streams(serve)
+        served, budget = streams(serve)
         found: list[list[int]] = []
         async for data in served.call_stream(None, client):  # type: ignore[arg-type]
             found.append([answer.id for answer in pb.Answers.FromString(data).answer])
@@ -142,7 +140,7 @@ def test_who_waits_keeps_nobody_else_waiting_and_answers_share_messages() -> Non
         assert sorted(number for ids in found for number in ids) == [*range(51), 100]
         assert found[-1] == [0]
         assert len(found) < 20
-        assert coming_in.used == 0
+        assert budget.used == 0
 
     asyncio.run(main())
 
@@ -160,12 +158,12 @@ def test_no_more_is_read_than_may_be_under_way() -> None:
             under_way -= 1
             return data
 
-        served, coming_in = streams(serve, limit=(calls.CALL_BYTES + 1) * 150)
+        served, budget = streams(serve, limit=(calls.CALL_BYTES + 1) * 150)
         client.ends.set()
         ids = [a.id async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
         assert sorted(ids) == list(range(1_000))
         assert 100 <= most <= 150
-        assert coming_in.used == 0
+        assert budget.used == 0
 
     asyncio.run(main())
 
@@ -184,15 +182,15 @@ def test_a_client_that_goes_away_leaves_nothing_behind() -> None:
             return data
 
         client = Stream(message(*[b"x"] * 9))
-        served, coming_in = streams(serve)
+        served, budget = streams(serve)
         answering = served.call_stream(None, client)  # type: ignore[arg-type]
         waiting = asyncio.ensure_future(anext(answering))  # type: ignore[arg-type]
         await asyncio.sleep(0.05)
-        assert coming_in.used > 0
+        assert budget.used > 0
         waiting.cancel()
         await asyncio.wait([waiting])
         await answering.aclose()  # type: ignore[attr-defined]
-        assert (begun, ended, coming_in.used) == (9, 9, 0)
+        assert (begun, ended, budget.used) == (9, 9, 0)
 
     asyncio.run(main())
 
@@ -210,12 +208,12 @@ def test_a_call_is_given_up_after_its_time_and_a_fault_is_an_answer() -> None:
             pb.Call(id=2, method="M", request=b"fault"),
         ]
         client, began = Stream(pb.Calls(call=calls_).SerializeToString()), time.monotonic()
-        served, coming_in = streams(serve)
+        served, budget = streams(serve)
         client.ends.set()
         found = [a async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
         assert [(one.id, one.error.message) for one in found] == [(2, "ZeroDivisionError: of this program")]
         assert time.monotonic() - began < 30
-        assert coming_in.used == 0
+        assert budget.used == 0
 
     asyncio.run(main())
 

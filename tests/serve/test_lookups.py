@@ -33,7 +33,7 @@ class Scans:
         self.begun = 0
         self.host: ShardHost = inside.node.hosts()[0]
         pending = inside._service.pending
-        pending._lookups = Lookups(self.turn, pending._folds)
+        pending._lookups = Lookups(self.turn, pending._folds, inside.node.clock)
         begin = Shard.begin_lookup
 
         def counted(shard: Shard, *args: Any) -> Lookup:
@@ -102,10 +102,10 @@ def test_requests_that_wait_share_a_scan_and_each_learns_its_own(
         assert all({*outcomes[at], *outcomes[at + 1]} == {pb.CANCELLED, pb.ALREADY_CANCELLED} for at in range(0, 40, 2))
         assert list((await several).outcome) == [pb.CANCELLED, pb.CANCELLED, pb.ALREADY_CANCELLED]
         assert [ints((await one).due) for one in moves] == [[due[35] + 60_000], [due[36] + 60_000]]
-        assert scans.begun == 1
+        assert scans.begun == 2, "one for the cancels, one for the others"
         assert scans.left_over == 0
         assert list((await cancel(inside, scans, due, 35)).outcome) == [pb.RESCHEDULED]
-        assert scans.begun == 2
+        assert scans.begun == 3
 
     with_messages(tmp_path, 40, monkeypatch, work)
 
@@ -140,6 +140,20 @@ def test_a_scan_that_fails_is_each_ones_error(tmp_path: Path, monkeypatch: pytes
         errors = await asyncio.gather(*both, return_exceptions=True)
         assert [error.reason for error in errors if isinstance(error, Aborted)] == ["SHARD_DAMAGED"] * 2
         assert scans.left_over == 0
+
+    with_messages(tmp_path, 2, monkeypatch, work)
+
+
+def test_a_reschedule_that_is_refused_is_no_others_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        async with scans.held():
+            well = move(inside, scans, due, 0)
+            time = np.array([due[1] + 400 * 86_400_000], "<i8").tobytes()
+            asked = pb.RescheduleRequest(**named(scans, due, 1), time=time)
+            wrong = asyncio.create_task(inside.ask("Reschedule", asked, pb.RescheduleResponse))
+            await asyncio.wait([wrong], timeout=5)
+        assert isinstance(wrong.exception(), Aborted), "at once"
+        assert ints((await well).due) == [due[0] + 60_000]
 
     with_messages(tmp_path, 2, monkeypatch, work)
 

@@ -34,7 +34,8 @@ POLL_SECONDS = 0.02
 QUICK_SECONDS = 0.002  # while clients wait
 NEAR_BYTES = 4 << 20  # a member this close to the log's end may join the in-sync set,
 ABREAST_MS = 5_000  # if it also has what was there a look ago, or has been so close for so long,
-APPLIED_MS = 20_000  # and has applied what was committed then, or has been so close for this long
+APPLIED_MS = 20_000  # and has applied what was committed then, or nearly, or has been so close for this long
+APPLIED_BYTES = 1 << 20  # nearly: a moment's work
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Leader:
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
         self._ends = log.end, log.end  # of the log at the last two looks, the earlier one first
-        self._commits = 0, 0  # the commit offset, likewise
+        self._commits = shipping.commit, shipping.commit  # the commit offset, likewise
         self._telling: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
         self._switching: asyncio.Task[None] | None = None
@@ -224,7 +225,8 @@ class Leader:
             member.near_ms = now
         near_ms = now - member.near_ms
         stores = member.durable >= self._ends[0] or near_ms > ABREAST_MS
-        return stores and (member.applied >= self._commits[0] or near_ms > APPLIED_MS)
+        applied = member.applied >= min(self._commits[0], self.shipping.commit - APPLIED_BYTES)
+        return stores and (applied or near_ms > APPLIED_MS)
 
     def _join(self) -> None:
         """Members that have nearly caught up: from now on commits wait for them, and for their promise.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from google.rpc import code_pb2
 
@@ -23,6 +24,7 @@ from delaynode.serve.rpc import as_error
 from delaynode.store.errors import Refused
 
 UNDER_WAY = 4096  # calls of one stream at once; many, for those of a shard that waits must not keep others waiting
+MESSAGE_BYTES = 4 << 20  # of answers in a message
 CALL_BYTES = 2 << 10  # of a call under way, beside its request: a task, a few objects
 MAX_REQUEST_BYTES = 1 << 20
 MAX_WAIT_SECONDS = 60.0
@@ -66,8 +68,10 @@ class CallStreams:
         ended = None
         try:
             while done := await stream.next():
-                yield pb.Answers(answer=[one.answer for one in done]).SerializeToString()
-                stream.sent(done)
+                try:
+                    yield pb.Answers(answer=[one.answer for one in done]).SerializeToString()
+                finally:
+                    stream.sent(done)
         except Refused as error:
             ended = without_trail(error)
         finally:
@@ -97,7 +101,9 @@ class _Stream:
                 return ()
             self._news.clear()
             await self._news.wait()
-        done, self._done = self._done, []
+        size = np.cumsum([one.answer.ByteSize() for one in self._done])
+        fits = max(1, int(np.searchsorted(size, MESSAGE_BYTES, "right")))
+        done, self._done = self._done[:fits], self._done[fits:]
         return done
 
     def sent(self, done: Sequence[Done]) -> None:
@@ -121,13 +127,13 @@ class _Stream:
                 while len(self._tasks) + len(self._done) >= UNDER_WAY:
                     self._room.clear()
                     await self._room.wait()
-                hold = await flow.coming_in.take(self._context.peer(), CALL_BYTES + len(call.request))
+                hold = await flow.calls.take(self._context.peer(), CALL_BYTES + len(call.request))
                 task = asyncio.create_task(self._serve(call))
                 self._tasks[task] = hold
                 task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._dispatch.flow.coming_in.give(self._tasks.pop(task))
+        self._dispatch.flow.calls.give(self._tasks.pop(task))
         self._room.set()
         self._news.set()
 
@@ -139,6 +145,7 @@ class _Stream:
         try:
             async with asyncio.timeout(seconds):
                 answer.response = await self._find(call)(call.request, context, answers)
+                await answers.room(len(answer.response))
         except Refused as refused:
             answer.error.CopyFrom(as_error(refused))
         except Passed as passed:

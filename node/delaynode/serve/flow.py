@@ -16,13 +16,15 @@ ONE_CONNECTION = 4  # a connection holds at most one part in so many of a budget
 
 
 class Flow:
-    """One for a node. coming_in: batches until they are committed; going_out: answers until they are read."""
+    """One for a node. coming_in: batches until they are committed; calls: those of CallStreams until they are served;
+    going_out: answers until they are read."""
 
     def __init__(self, config: NodeConfig, log: Callable[..., None]) -> None:
         self._log = log
         self._port = int(config.listen.rpartition(":")[2])
         limit = config.in_flight_bytes
         self.coming_in = Budget("of messages wait for the disk", limit, limit // ONE_CONNECTION)
+        self.calls = Budget("of calls are under way", limit, limit // ONE_CONNECTION)  # an ack waits for no batch
         limit = config.unread_bytes
         self.going_out = Budget("of answers wait to be read", limit, limit // ONE_CONNECTION, self._give_up)
         self.receiving = Receiving(self._port, config.memory_bytes, log)

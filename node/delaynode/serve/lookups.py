@@ -1,94 +1,116 @@
-"""Where messages stand that are not in the due window: a scan of slots in the TimerLog, which many requests share.
+"""Cancels and reschedules of messages that may not be in the due window: what they need is a scan of slots in the
+TimerLog, which many requests share.
 
-While a scan waits for its turn, requests for messages of the same shard join it. After a failover thousands of cancels
-come late: one by one, each with a scan of its own, they would take minutes.
+While a scan waits for its turn, requests of the same kind for the same shard join it; what they change is one frame.
+After a failover thousands of cancels come late: one by one, each with a scan of its own, they would take minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 
+from delaynode.serve.copyhost import Clock
 from delaynode.serve.host import ShardHost
 from delaynode.store.intake import MAX_BATCH_MESSAGES
-from delaynode.store.shard import Lookup
+from delaynode.store.shard import MOVED_NOW, Lookup, Outcomes
 from delaynode.store.timerscan import Folds
 from delaynode.store.types import I64
 
+ABSOLUTE = np.empty(0, np.uint8)  # no time is a delay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request: its messages, by (due, seq), and the new due of each, or None: they are to be cancelled."""
+
+    due: I64
+    seq: I64
+    time: I64 | None
+    done: asyncio.Future[Outcomes]
+
 
 @dataclass(slots=True, eq=False)
-class Shared:
-    """A scan, and the requests that it is for."""
+class Gathered:
+    """Requests that wait for the same scan."""
 
-    due: list[I64] = field(default_factory=list)
-    seq: list[I64] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     count: int = 0  # messages
-    users: int = 0  # requests that are not done with it
-    done: asyncio.Future[Lookup] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Lookups:
     """Owned by the event loop; one for a node. scans: how many may run at once."""
 
-    def __init__(self, scans: asyncio.Semaphore, folds: Folds) -> None:
-        self._scans, self._folds = scans, folds
-        self._joinable: dict[ShardHost, Shared] = {}
+    def __init__(self, scans: asyncio.Semaphore, folds: Folds, clock: Clock) -> None:
+        self._scans, self._folds, self._clock = scans, folds, clock
+        self._gathering: dict[tuple[ShardHost, bool], Gathered] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def find(self, host: ShardHost, due: I64, seq: I64) -> AsyncIterator[Lookup]:
-        """Where messages stand that are asked for by (due, seq): for cancel() or reschedule(), at once. Raises Refused,
-        Damaged, OSError."""
+    async def change(self, host: ShardHost, due: I64, seq: I64, time: I64 | None) -> Outcomes:
+        """Cancel messages (n,), or give them new dues `time` (n,); what became of each, not committed yet. At most
+        MAX_BATCH_MESSAGES. Raises Refused, Damaged, OSError."""
+        host.check_serving()
         if host.shard.in_window(due, seq):
-            yield host.shard.begin_lookup(due, seq)
-            return
-        shared = self._join(host, due, seq)
-        try:
-            found = await asyncio.shield(shared.done)
-            host.check_serving()
-            yield Lookup(due, seq, found.job)
-        finally:
-            shared.users -= 1
-            if not shared.users and shared.done.done() and not shared.done.cancelled() and not shared.done.exception():
-                host.shard.end_lookup(shared.done.result())
+            return self._act(host, host.shard.begin_lookup(due, seq), time)
+        asked = Asked(due, seq, time, asyncio.get_running_loop().create_future())
+        self._join(host, asked)
+        return await asked.done
 
-    def _join(self, host: ShardHost, due: I64, seq: I64) -> Shared:
-        shared = self._joinable.get(host)
-        if shared is None or shared.count + len(due) > MAX_BATCH_MESSAGES:
-            shared = self._joinable[host] = Shared()
-            task = asyncio.create_task(self._scan(host, shared))
+    def _act(self, host: ShardHost, lookup: Lookup, time: I64 | None) -> Outcomes:
+        shard, now = host.shard, self._clock.now_ms()
+        if time is None:
+            outcomes = shard.cancel(lookup, now)
+            host.changed()
+        else:
+            outcomes = shard.reschedule(lookup, time, ABSOLUTE, now)
+            moved = outcomes.due[outcomes.outcome == MOVED_NOW]
+            host.changed(int(moved.min()) if len(moved) else None)
+        return outcomes
+
+    def _join(self, host: ShardHost, asked: Asked) -> None:
+        key = host, asked.time is None
+        gathered = self._gathering.get(key)
+        if gathered is None or gathered.count + len(asked.due) > MAX_BATCH_MESSAGES:
+            gathered = self._gathering[key] = Gathered()
+            task = asyncio.create_task(self._scan(key, gathered))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        shared.due.append(due)
-        shared.seq.append(seq)
-        shared.count += len(due)
-        shared.users += 1
-        return shared
+        gathered.asked.append(asked)
+        gathered.count += len(asked.due)
 
-    async def _scan(self, host: ShardHost, shared: Shared) -> None:
+    async def _scan(self, key: tuple[ShardHost, bool], gathered: Gathered) -> None:
         async with self._scans:
-            if self._joinable.get(host) is shared:
-                del self._joinable[host]
-            if not shared.users:
+            if self._gathering.get(key) is gathered:
+                del self._gathering[key]
+            wanted = [one for one in gathered.asked if not one.done.done()]  # of some the client has left
+            if not wanted:
                 return
             try:
-                host.check_serving()
-                lookup = host.shard.begin_lookup(np.concatenate(shared.due), np.concatenate(shared.seq), self._folds)
-                try:
-                    if lookup.job is not None:
-                        await host.off_loop(lookup.job.run)
-                except BaseException:
-                    host.shard.end_lookup(lookup)
-                    raise
+                outcomes = await self._change_all(key[0], wanted)
             except Exception as error:
-                shared.done.set_exception(error)
-                shared.done.exception()  # who asked may have gone
+                for one in wanted:
+                    if not one.done.done():
+                        one.done.set_exception(error)
+                        one.done.exception()  # who asked may go before it is looked at
                 return
-            if shared.users:
-                shared.done.set_result(lookup)
-            else:
-                host.shard.end_lookup(lookup)
+            bounds = pairwise(accumulate((len(one.due) for one in wanted), initial=0))
+            for one, (low, high) in zip(wanted, bounds, strict=True):
+                if not one.done.done():
+                    one.done.set_result(Outcomes(outcomes.outcome[low:high], outcomes.due[low:high]))
+
+    async def _change_all(self, host: ShardHost, wanted: Sequence[Asked]) -> Outcomes:
+        due, seq = (np.concatenate(parts) for parts in zip(*((one.due, one.seq) for one in wanted), strict=True))
+        times = [one.time for one in wanted if one.time is not None]
+        host.check_serving()
+        lookup = host.shard.begin_lookup(due, seq, self._folds)
+        try:
+            if lookup.job is not None:
+                await host.off_loop(lookup.job.run)
+                host.check_serving()
+            return self._act(host, lookup, np.concatenate(times) if times else None)
+        finally:
+            host.shard.end_lookup(lookup)

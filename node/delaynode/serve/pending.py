@@ -35,7 +35,7 @@ class PendingCalls:
         self.node = dispatch.node
         self._folds = Folds()
         self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
-        self._lookups = Lookups(self._scans, self._folds)
+        self._lookups = Lookups(self._scans, self._folds, self.node.clock)
 
     def _handles(self, request: pb.CancelRequest | pb.RescheduleRequest, host: ShardHost) -> tuple[I64, I64]:
         due = column("due", request.due, "<i8")
@@ -63,11 +63,8 @@ class PendingCalls:
 
     async def _cancel(self, due: I64, seq: I64, host: ShardHost) -> U8:
         """At most MAX_BATCH_MESSAGES; the outcome of each, committed."""
-        shard = host.shard
-        async with self._lookups.find(host, due, seq) as lookup:
-            outcomes = shard.cancel(lookup, self.node.clock.now_ms())
-        host.changed()
-        await host.stored(shard.log_end)
+        outcomes = await self._lookups.change(host, due, seq, None)
+        await host.stored(host.shard.log_end)
         self.node.metrics.cancelled[host.topic] += int(np.count_nonzero(outcomes.outcome == pb.CANCELLED))
         return outcomes.outcome
 
@@ -119,12 +116,9 @@ class PendingCalls:
         if int(new.min()) < 0 or (len(relative) and int(relative.max()) > 1):
             raise Refused("BAD_COLUMNS", "column time must not be negative, column relative must be 0 or 1")
         self.node.disk.check(len(due) * RESCHEDULE_BYTES)  # a message may be moved any number of times
-        shard = host.shard
-        async with self._lookups.find(host, due, seq) as lookup:
-            outcomes = shard.reschedule(lookup, new, relative, self.node.clock.now_ms())
-        moved = outcomes.due[outcomes.outcome == pb.MOVED]
-        host.changed(int(moved.min()) if len(moved) else None)
-        await host.stored(shard.log_end)
+        new = host.shard.new_due(new, relative, self.node.clock.now_ms())
+        outcomes = await self._lookups.change(host, due, seq, new)
+        await host.stored(host.shard.log_end)
         return pb.RescheduleResponse(outcome=outcomes.outcome.tobytes(), due=outcomes.due.tobytes())
 
     async def list_pending(self, request: pb.ListPendingRequest, host: ShardHost, answers: Answers) -> pb.PendingBatch:

@@ -163,7 +163,7 @@ class Upkeep:
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
         doomed = bool(shard.freeing.doomed)
         idle = grown < IDLE_BYTES and not shard.index.unflushed and not doomed
-        busy = grown >= BUSY_BYTES
+        busy = grown >= BUSY_BYTES and not self._shop.checkpoints.locked()
         enough = IDLE_CHECKPOINT_SECONDS if idle else BUSY_CHECKPOINT_SECONDS if busy else CHECKPOINT_SECONDS
         old = grown > 0 and age > enough
         return old or self._many_units() or (doomed and self._shop.disk_tight())

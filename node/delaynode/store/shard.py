@@ -379,10 +379,15 @@ class Shard:
         self.index.delete(cancel.due, cancel.seq, cancel.size, moved=False)
         self.freeing.ledger.release(cancel.offset, cancel.size)
 
+    def new_due(self, time: I64, relative: U8, now_ms: int) -> I64:
+        """The dues that a reschedule asks for, i64[n] ms. Raises Refused where one is against the rules of enqueue."""
+        due = resolve_due(time, relative, now_ms, self.max_delay_ms)
+        self._check_wheel(due, now_ms)
+        return due
+
     def reschedule(self, lookup: Lookup, time: I64, relative: U8, now_ms: int) -> Outcomes:
         """Give live messages a new due under the rules of enqueue; all or none where a new due is refused."""
-        new_due = resolve_due(time, relative, now_ms, self.max_delay_ms)
-        self._check_wheel(new_due, now_ms)
+        new_due = self.new_due(time, relative, now_ms)
         rows, live, why = self._stand(lookup, now_ms)
         first = self._first_named(rows, live)
         if first.any():

@@ -107,7 +107,7 @@ def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, l
             continue
         if {master, first} & by_load:
             why = f"{first} is where a rebalance by load wants the master"
-        elif masters[master] - masters[first] >= 2 or masters[first] < share:
+        elif masters[master] - masters[first] >= 2 or masters[first] < min(share, masters[master]):
             why = f"{master} has {masters[master]} masters, {first} {masters[first]}"
         else:
             continue
