@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+from delaynode.replicate import leader
 from delaynode.replicate.leader import APPLIED_MS
 from delaynode.replicate.until import until
 from delaynode.serve.replica import Replica, Role
@@ -109,7 +110,7 @@ def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
             run.until(lambda: len(run.status().in_sync) == 1, 10, "the master goes on alone")
             run.world.run(1.0)
             busy = True
-            with patch.object(SlaveHost, "_apply", held):
+            with patch.object(SlaveHost, "_apply", held), patch.object(leader, "APPLIED_BYTES", 0):
                 run.world.start(slave)
                 run.until(lambda: any(copy.streaming for copy in copies()), 10, "it follows")
                 run.world.run(APPLIED_MS / 1000 - 8 if through else APPLIED_MS / 2000)

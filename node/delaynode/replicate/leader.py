@@ -225,7 +225,8 @@ class Leader:
             member.near_ms = now
         near_ms = now - member.near_ms
         stores = member.durable >= self._ends[0] or near_ms > ABREAST_MS
-        applied = member.applied >= min(self._commits[0], self.shipping.commit - APPLIED_BYTES)
+        committed = min(self._commits[0], member.durable, self.shipping.commit - APPLIED_BYTES)
+        applied = member.applied >= committed  # of what it has stored
         return stores and (applied or near_ms > APPLIED_MS)
 
     def _join(self) -> None:
