@@ -266,7 +266,7 @@ def test_more_calls_wait_at_a_node_than_one_connection_takes(endpoint: str) -> N
         async with Cluster(endpoint) as cluster:
             polls = [cluster.stream(endpoint, "ReceiveStream") for _ in range(1_100)]
             request = delay_pb2.ReceiveRequest(topic="sdk9", queue=0, group="g", wait_ms=10_000).SerializeToString()
-            # Of a thousand streams that are opened at once grpc.aio now and then loses a few: a consumer opens them anew.
+            # Of a thousand streams opened at once grpc.aio now and then loses a few: a consumer opens them anew.
             await asyncio.gather(*(poll.write(request) for poll in polls), return_exceptions=True)
             assert [route.topic for route in await asyncio.wait_for(cluster.topics(), 5)]
             assert sum(not poll.done() for poll in polls) > 1_000, "more than a connection takes"
