@@ -41,9 +41,12 @@ def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     running = stage.operator()
     stage.create(topics=[{"name": "orders", "queues": 3}])
     stage.settled()
-    text = generate_latest(registry_of(OperatorCollector(running.operator.clusters, running.operator.api))).decode()
+    registry = registry_of(OperatorCollector(running.operator.clusters, running.operator.api))
     where = 'cluster="shop",namespace="default"'
-    assert f'delay_operator_shards{{{where},state="served"}} 3.0' in text
+    # A worker keeps what a round has seen once the round is over, and its status is written before.
+    served = f'delay_operator_shards{{{where},state="served"}} 3.0'
+    stage.until(lambda: served in generate_latest(registry).decode())
+    text = generate_latest(registry).decode()
     assert f'delay_operator_nodes{{{where},state="ready"}} 3.0' in text
     assert f'delay_operator_condition{{{where},reason="Serving",type="Ready"}} 1.0' in text
     assert f"delay_operator_rounds_total{{{where}}}" in text
