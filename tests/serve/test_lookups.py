@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
+from delaynode.replicate.until import until
 from delaynode.serve.host import ShardHost
 from delaynode.serve.lookups import Lookups
 from delaynode.store.errors import Damaged
@@ -33,7 +34,7 @@ class Scans:
         self.begun = 0
         self.host: ShardHost = inside.node.hosts()[0]
         pending = inside._service.pending
-        pending._lookups = Lookups(self.turn, pending._folds, inside.node.clock)
+        self.lookups = pending._lookups = Lookups(self.turn, pending._folds, inside.node.clock)
         begin = Shard.begin_lookup
 
         def counted(shard: Shard, *args: Any) -> Lookup:
@@ -46,6 +47,11 @@ class Scans:
     @property
     def left_over(self) -> int:
         return len(self.host.shard.index._captures)
+
+    async def gathered(self, requests: int) -> None:
+        """Returns when so many wait for the scans that come next."""
+        waiting = self.lookups._gathering
+        await until(lambda: sum(len(one.asked) for one in waiting.values()) == requests, 0.005)
 
     def held(self) -> AbstractAsyncContextManager[None]:
         return self.turn
@@ -96,7 +102,7 @@ def test_requests_that_wait_share_a_scan_and_each_learns_its_own(
             twice = [cancel(inside, scans, due, seq // 2) for seq in range(40)]
             several = cancel(inside, scans, due, 30, 31, 30)
             moves = [move(inside, scans, due, seq) for seq in (35, 36)]
-            await asyncio.sleep(0.05)
+            await scans.gathered(43)
         outcomes = [list((await one).outcome) for one in twice]
         assert sorted(outcomes) == sorted([[pb.CANCELLED], [pb.ALREADY_CANCELLED]] * 20)
         assert all({*outcomes[at], *outcomes[at + 1]} == {pb.CANCELLED, pb.ALREADY_CANCELLED} for at in range(0, 40, 2))
@@ -114,12 +120,12 @@ def test_those_that_go_away_spoil_nothing_for_the_others(tmp_path: Path, monkeyp
     async def work(inside: Inside, scans: Scans, due: Due) -> None:
         async with scans.held():
             first, second = cancel(inside, scans, due, 0), cancel(inside, scans, due, 1)
-            await asyncio.sleep(0.05)
+            await scans.gathered(2)
             first.cancel()
         assert list((await second).outcome) == [pb.CANCELLED]
         async with scans.held():
             alone = cancel(inside, scans, due, 2)
-            await asyncio.sleep(0.05)
+            await scans.gathered(1)
             alone.cancel()
         await asyncio.wait([alone])
         assert list((await cancel(inside, scans, due, 2)).outcome) == [pb.CANCELLED]
@@ -135,8 +141,8 @@ def test_a_scan_that_fails_is_each_ones_error(tmp_path: Path, monkeypatch: pytes
 
         async with scans.held():
             both = [cancel(inside, scans, due, seq) for seq in range(2)]
-            await asyncio.sleep(0.05)
-        monkeypatch.setattr(ScanJob, "run", fail)
+            await scans.gathered(2)
+            monkeypatch.setattr(ScanJob, "run", fail)
         errors = await asyncio.gather(*both, return_exceptions=True)
         assert [error.reason for error in errors if isinstance(error, Aborted)] == ["SHARD_DAMAGED"] * 2
         assert scans.left_over == 0
@@ -164,7 +170,7 @@ def test_a_scan_is_of_no_more_messages_than_a_request_may_name(tmp_path: Path, m
     async def work(inside: Inside, scans: Scans, due: Due) -> None:
         async with scans.held():
             each = [cancel(inside, scans, due, seq, seq + 1) for seq in range(0, 10, 2)]
-            await asyncio.sleep(0.05)
+            await scans.gathered(1)  # those of the last scan: the others can be joined no more
         assert [list((await one).outcome) for one in each] == [[pb.CANCELLED] * 2] * 5
         assert scans.begun == 3
         assert scans.left_over == 0
