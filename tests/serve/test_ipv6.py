@@ -6,6 +6,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from delayclient.routing import split_endpoints
@@ -36,11 +37,18 @@ def cluster(tmp_path: Path) -> Iterator[Ipv6Cluster]:
         yield cluster
 
 
+def queues(client: Client) -> list[Any]:
+    (topic,) = client.call("QueryRoute", topic="t").topics
+    return list(topic.queues)
+
+
 def test_nodes_with_ipv6_addresses_replicate_fail_over_and_are_reached(cluster: Ipv6Cluster) -> None:
     leases = {lease.node: lease for lease in cluster.registry.list_leases()}
     assert all(at.startswith("[::1]:") for it in leases.values() for at in (it.endpoint, it.http, it.peer))
     with Client(leases["n0"].endpoint) as client:
         shards = [Shard(client, "t", queue) for queue in range(2)]
+        # Of a master that has begun a moment ago the other node may know nothing yet.
+        poll("n0 knows both masters", lambda: all(it.endpoint and it.epoch for it in queues(client)))
         for shard in shards:  # one of them is passed on to n1, by its advertised address
             assert shard.send(Msg(b"kept", delay_ms=3_000)).seqs == [0]
         with urllib.request.urlopen(f"http://{leases['n0'].http}/readyz", timeout=5) as answer:
