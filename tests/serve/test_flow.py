@@ -297,8 +297,13 @@ def test_of_five_hundred_consumers_that_wait_each_gets_one_of_what_comes_one_by_
         else:
             future.cancel()
     assert sorted(seqs) == list(range(300))
-    shard.send(Msg(delay_ms=0))  # those that went away left nothing behind that would take it
-    assert len(shard.receive_all(1, "g", seconds=5)) == 1
+
+    def comes() -> bool:
+        shard.send(Msg(delay_ms=0))
+        return len(shard.receive_all(1, "g", seconds=1)) == 1
+
+    # Of 200 that went away a few may still be unknown to the node, and take one; none is left behind for good.
+    poll("a message comes to who is there", comes, seconds=10)
     for channel in channels:
         channel.close()
 
