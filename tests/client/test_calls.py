@@ -20,6 +20,20 @@ def ack(cluster: Cluster, queue: int = 0, **options: Any) -> Any:
     return cluster.call("Ack", "t", queue, request, DECODE, **options)
 
 
+async def one_that_hangs(node: FakeNode, cluster: Cluster) -> asyncio.Task[Any]:
+    """An Ack that the node has, and does not answer."""
+    came = asyncio.Event()
+
+    async def never(request: Any) -> Any:
+        came.set()
+        await asyncio.Event().wait()
+
+    node.unary["Ack"] = never
+    call = asyncio.create_task(ack(cluster))
+    await came.wait()
+    return call
+
+
 def acks(node: FakeNode) -> int:
     return sum(method == "Ack" for method, _ in node.calls)
 
@@ -67,15 +81,7 @@ def test_node_of_an_older_release_is_asked_in_calls_of_their_own() -> None:
 def test_call_goes_on_at_the_node_that_is_back() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
-            hangs = asyncio.Event()
-
-            async def never(request: Any) -> Any:
-                hangs.set()
-                await asyncio.Event().wait()
-
-            node.unary["Ack"] = never
-            call = asyncio.create_task(ack(cluster))
-            await hangs.wait()
+            call = await one_that_hangs(node, cluster)
             await node.stop()
             node.unary["Ack"] = lambda request: delay_pb2.AckResponse(acknowledged=1)
             await node.start()
@@ -87,15 +93,8 @@ def test_call_goes_on_at_the_node_that_is_back() -> None:
 def test_closing_the_connection_ends_its_calls() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node:
-            cluster, hangs = Cluster(node.endpoint), asyncio.Event()
-
-            async def never(request: Any) -> Any:
-                hangs.set()
-                await asyncio.Event().wait()
-
-            node.unary["Ack"] = never
-            call = asyncio.create_task(ack(cluster))
-            await hangs.wait()
+            cluster = Cluster(node.endpoint)
+            call = await one_that_hangs(node, cluster)
             await cluster.close()
             with pytest.raises(errors.Closed):
                 await call

@@ -168,6 +168,31 @@ def test_no_more_is_read_than_may_be_under_way() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_counts_once_whoever_takes_room_for_it() -> None:
+    async def main() -> None:
+        limit, size = 1 << 20, 300 << 10
+
+        async def one(data: bytes, context: Any, answers: Answers) -> bytes:
+            if data == b"passed on":
+                await answers.room(size)
+            return bytes(size)
+
+        async def unused(data: bytes) -> bytes:
+            return data
+
+        served, budget = streams(unused, limit)
+        served._calls = {"M": one}
+        client = Stream(message(b"passed on", b"here"))
+        client.ends.set()
+        began = time.monotonic()
+        ids = [a.id async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
+        assert sorted(ids) == [0, 1]
+        assert time.monotonic() - began < 30, "neither waits for itself"
+        assert budget.used == 0
+
+    asyncio.run(main())
+
+
 def test_a_client_that_goes_away_leaves_nothing_behind() -> None:
     async def main() -> None:
         begun = ended = 0

@@ -164,6 +164,11 @@ class Answers:
         """How many bytes of messages the answer should have at most."""
         return self._budget.window(self._context.peer())
 
+    @property
+    def counted(self) -> bool:
+        """Room was taken, and not given back."""
+        return bool(self._holds)
+
     async def room(self, size: int) -> None:
         """Wait for room for an answer of about `size` bytes. Call it before they are in memory."""
         if size > SMALL_ANSWER_BYTES:

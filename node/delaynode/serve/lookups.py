@@ -55,7 +55,7 @@ class Lookups:
         MAX_BATCH_MESSAGES. Raises Refused, Damaged, OSError."""
         host.check_serving()
         if host.shard.in_window(due, seq):
-            return self._act(host, host.shard.begin_lookup(due, seq), time)
+            return self._act(host, Lookup(due, seq, None), time)
         asked = Asked(due, seq, time, asyncio.get_running_loop().create_future())
         self._join(host, asked)
         return await asked.done
