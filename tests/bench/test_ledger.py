@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import numpy as np
 import pytest
 from delayclient.bench.ledger import Ledger, NothingCame
+from delayclient.bench.receive import delivered
 from delayclient.results import BatchPart, BatchResult
 
 DUE_MS = 1_000_000
@@ -75,3 +79,24 @@ def test_nothing_at_all_is_an_error_and_not_a_rate() -> None:
     ledger.stored(stored(0, 0, 2))
     with pytest.raises(NothingCame, match="none of 2"):
         ledger.verdict()
+
+
+def test_waiting_ends_when_what_was_stored_has_come_not_so_much_else() -> None:
+    ledger = Ledger()
+    ledger.stored(stored(0, 10, 3))
+
+    async def receiver() -> None:
+        came(ledger, 0, [0, 1, 2, 3, 10, 11], DUE_MS + 1.0)  # the topic is somebody else's, too
+        await asyncio.sleep(0.3)
+        came(ledger, 0, [12], DUE_MS + 1.0)
+        await asyncio.Event().wait()
+
+    async def main() -> float:
+        began = time.monotonic()
+        work = asyncio.create_task(receiver())
+        await delivered(work, ledger, 3, 30.0, lambda n: None)
+        work.cancel()
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 20, "did not wait for more than that"
+    assert ledger.verdict().missing == 0
