@@ -87,7 +87,7 @@ def test_waiting_ends_when_what_was_stored_has_come_not_so_much_else() -> None:
 
     async def receiver() -> None:
         came(ledger, 0, [0, 1, 2, 3, 10, 11], DUE_MS + 1.0)  # the topic is somebody else's, too
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.9)
         came(ledger, 0, [12], DUE_MS + 1.0)
         await asyncio.Event().wait()
 
