@@ -5,8 +5,9 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
-from delaynode.store.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS
+from delaynode.store.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, Delivery
 from delaynode.store.errors import Refused
+from delaynode.store.types import MAX_SEQ
 
 from tests.store import model as m
 from tests.store.model import Event, ModelGroup, Open
@@ -30,8 +31,11 @@ class World(Producing):
         known = self.model.groups.get(name)
         try:
             with self.recording() as events:
-                made = self.shard.consumers.join(name, tags, from_end=from_end, now_ms=self.now)
+                before = self.shard.log_end
+                rests_on = self.shard.consumers.join(name, tags, from_end=from_end, now_ms=self.now)
+                made = self.shard.log_end > before
                 assert made == (known is None)
+                assert (before < rests_on) == made, "a new group is not handed anything before its frame is committed"
                 if made:
                     events.append(m.GroupMade(name, self.visible if from_end else self.model.start, wanted))
         except Refused as refused:
@@ -74,8 +78,24 @@ class World(Producing):
             state = group.redriven[offset] if offset in group.redriven else group.open.setdefault(offset, Open())
             assert state.attempt == attempt
             state.until = self.now + invisible_ms
+        self._check_rests(name, delivery)
         self.check_bodies(delivery.rows, [self.model.queue[o].msg for o in offsets])
         return offsets
+
+    def _check_rests(self, name: str, delivery: Delivery) -> None:
+        """A master that has got only what the hand-out rests on would have handed out the same."""
+        sure = max(delivery.rests_on, self.shard.committed)
+        if not len(delivery.offset) or sure >= self.entries[-1].end:
+            return
+        model = m.Model((self.born, MAX_SEQ))
+        for entry in self.entries:
+            if entry.end <= sure:
+                model.apply(entry.event)
+        assert name in model.groups, "rests on no group"
+        ready = model.ready(name, self.now, self.visible, self.config.max_unacked)
+        attempts = {offset: state.attempt for offset, state in ready.items()}
+        for offset, attempt in zip(delivery.offset.tolist(), delivery.attempt.tolist(), strict=True):
+            assert attempts.get(offset) == attempt, f"offset {offset} rests on frames after {sure}"
 
     @staticmethod
     def _state(group: ModelGroup, offset: int) -> Open:

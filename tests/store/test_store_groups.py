@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from delaynode.store import groups
 from delaynode.store.errors import Refused
+from delaynode.store.groups import Rests
 from delaynode.store.offsets import as_ranges, expand
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def released(tags: list[int], **limits: int) -> World:
     return world
 
 
-def test_groups_do_what_the_model_does() -> None:
+def walks(first_seed: int) -> None:
     now: Step = lambda world, draw: send_now(world, [(0, RED, BLUE)[draw(0, 2)] for _ in range(draw(1, 6))])  # noqa: E731
     steps: Steps = CONSUMERS | {
         "send": (6, now),
@@ -50,8 +52,26 @@ def test_groups_do_what_the_model_does() -> None:
         "power cut": (1, lambda world, draw: world.power_cut()),
         "pump": (3, lambda world, draw: world.pump()),
     }
-    for seed in range(3 * 10**6, 3 * 10**6 + times(300)):
+    for seed in range(first_seed, first_seed + times(300)):
         walk(seed, steps, length=80)
+
+
+def test_groups_do_what_the_model_does() -> None:
+    walks(3 * 10**6)
+
+
+PLANTED: dict[str, Callable[[Rests, int, int], int]] = {
+    "on nothing": lambda rests, end, committed: 0,
+    "on no ack": lambda rests, end, committed: rests.changed,
+    "on acks only": lambda rests, end, committed: rests._acked,
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_walks_tell_what_a_hand_out_rests_on(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    monkeypatch.setattr(Rests, "before", PLANTED[planted])
+    with pytest.raises(AssertionError, match="rests on|handed anything before"):
+        walks(3 * 10**6)
 
 
 def test_messages_below_an_ack_ahead_are_still_handed_out() -> None:

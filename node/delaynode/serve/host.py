@@ -350,8 +350,8 @@ class ShardHost(CopyHost):
         """Hand messages out, waiting up to `wait_ms` for the first."""
         self.check_serving()
         shard, clock = self.shard, self.shop.clock
-        shard.consumers.join(group, tags, from_end=from_end, now_ms=clock.now_ms())
-        await self.committed(shard.log_end)
+        rests_on = shard.consumers.join(group, tags, from_end=from_end, now_ms=clock.now_ms())
+        await self.committed(rests_on)
         deadline = time.monotonic() + wait_ms / 1000
         while True:
             self.check_serving()
@@ -361,7 +361,7 @@ class ShardHost(CopyHost):
                 delivery = shard.consumers.deliver(group, now, invisible_ms, most, most_bytes)
                 if len(delivery.offset):
                     self.waiting.look(group)
-                    await self.committed(shard.log_end)
+                    await self.committed(delivery.rests_on)
                     if found.next_expiry < self._sleep_until:
                         self._alarm.set()
                     return delivery

@@ -26,17 +26,21 @@ FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000
 NONE_I64: I64 = np.empty(0, np.int64)
 NONE_U32: U32 = np.empty(0, np.uint32)
 
-Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], None]
-"""(kind, count, payload, now ms, flags): append a frame; its effect is applied by the caller."""
+Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], int]
+"""(kind, count, payload, now ms, flags): append a frame, whose end is returned; its effect is applied by the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n]."""
+    """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
+
+    rests_on: log offset; to be answered once everything before it is committed.
+    """
 
     offset: I64
     attempt: U32
     rows: Records
+    rests_on: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,15 @@ class Consumers:
     the queue has no more either: their bodies are needed by nobody.
     """
 
-    def __init__(self, queue: ConsumeQueue, propose: Propose, limits: GroupLimits) -> None:
+    def __init__(
+        self, queue: ConsumeQueue, propose: Propose, committed: Callable[[], int], limits: GroupLimits
+    ) -> None:
         self.queue = queue
         self.groups: dict[str, Group] = {}
         self.limits = limits
         self.freed: Callable[[Records], None] = lambda rows: None
         self._propose = propose
+        self._committed = committed  # log offset
 
     # ------------------------------------------------------------ operations of the master
     def group(self, name: str) -> Group:
@@ -93,8 +100,8 @@ class Consumers:
             raise Refused("UNKNOWN_GROUP", f"group {name!r} has not received here yet")
         return found
 
-    def join(self, name: str, tags: tuple[str, ...], *, from_end: bool, now_ms: int) -> bool:
-        """Make sure that the group is there with this filter; True when a frame was needed, which must commit first."""
+    def join(self, name: str, tags: tuple[str, ...], *, from_end: bool, now_ms: int) -> int:
+        """Make sure that the group is there with this filter; returns the log offset that must be committed first."""
         tags = tuple(sorted(set(tags)))
         known = self.groups.get(name)
         if known is not None:
@@ -103,7 +110,7 @@ class Consumers:
                     "GROUP_MISMATCH",
                     f"group {name!r} takes tags {list(known.tags) or 'all'}, asked for {list(tags) or 'all'}",
                 )
-            return False
+            return known.rests.changed
         if not 0 < len(name.encode()) <= MAX_GROUP_NAME_BYTES:
             raise Refused(
                 "BAD_GROUP", f"a group's name has 1 to {MAX_GROUP_NAME_BYTES} bytes, this one {len(name.encode())}"
@@ -113,9 +120,10 @@ class Consumers:
         if len(self.groups) >= MAX_GROUPS:
             raise Refused("BAD_GROUP", f"the shard has {MAX_GROUPS} groups already; delete one")
         change = GroupChange(name, True, self.queue.visible if from_end else self.queue.start, tags)
-        self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0)
+        end = self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0)
         self.apply_group(change)
-        return True
+        self.groups[name].rests.changed = end
+        return end
 
     def delete(self, name: str, now_ms: int) -> None:
         self.group(name)
@@ -132,7 +140,8 @@ class Consumers:
         if fits < len(rows):
             group.give_back(handed.offset[fits:])
             handed, rows = HandOut(handed.offset[:fits], handed.attempt[:fits]), rows[:fits]
-        return Delivery(handed.offset, handed.attempt, rows)
+        end = int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked
+        return Delivery(handed.offset, handed.attempt, rows, group.rests.before(end, self._committed()))
 
     def _rows(self, group: Group, handed: I64) -> Records:
         """The rows of what a group handed out: letters first, then messages of its window."""
@@ -166,7 +175,8 @@ class Consumers:
         if bool((start[1:] < end[:-1]).any()):
             raise Refused("BAD_COLUMNS", "ranges overlap")
         progress = Progress(name, start, end, NONE_U32, NONE_I64)
-        self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0)
+        log_end = self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0)
+        group.rests.acknowledge(group.floor, log_end, self._committed())
         return group.acknowledge(start, end, self.queue)
 
     def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
@@ -223,7 +233,7 @@ class Consumers:
                 continue
             start, end, attempt, visible = as_like_ranges(ended.offset[rows], ended.attempt[rows], now_ms + wait[rows])
             progress = Progress(name, start, end, attempt, visible if kind is Kind.RETRY else NONE_I64)
-            self._propose(kind, len(start), progress.payload(), now_ms, 0)
+            group.rests.changed = self._propose(kind, len(start), progress.payload(), now_ms, 0)
             self.apply_progress(kind, 0, progress, now_ms)
         return int(np.count_nonzero(~last)), int(np.count_nonzero(last))
 
@@ -255,7 +265,8 @@ class Consumers:
         kind = Kind.RETRY if redrive else Kind.DEAD
         zeros = np.zeros(len(start), np.int64)
         progress = Progress(name, start, end, zeros.astype(np.uint32), zeros if redrive else NONE_I64)
-        self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS)
+        log_end = self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS)
+        self.group(name).rests.changed = log_end
         self.apply_progress(kind, FLAG_DEAD_LETTERS, progress, now_ms)
 
     # ------------------------------------------------------------ what is still needed

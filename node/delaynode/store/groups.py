@@ -43,6 +43,33 @@ class GroupCounts:
     redriven: int  # dead letters at work again; the three above count them too
 
 
+@dataclass(slots=True)
+class Rests:
+    """The frames that a hand-out rests on: it is answered once they are committed. Memory of the master.
+
+    They are those that made the group, ended attempts or redrove letters, not the APPENDs and TICKs under way beside
+    them. An ACK only takes away; but an offset that is within the window only thanks to ACKs under way would be refused
+    when it is acknowledged, had the next master not got them.
+    """
+
+    changed: int = 0  # log offset: the end of the last one that is no ACK
+    _acked: int = 0  # of the last ACK
+    _floor: int = 0  # the group's before the first of the ACKs under way
+
+    def acknowledge(self, floor: int, end: int, committed: int) -> None:
+        """An ACK was proposed that ends at log offset `end`; `floor`: the group's before it."""
+        if self._acked <= committed:
+            self._floor = floor
+        self._acked = end
+
+    def before(self, end: int, committed: int) -> int:
+        """The log offset before which all frames are that a hand-out of queue offsets below `end` rests on.
+
+        end: less the window's size.
+        """
+        return max(self.changed, self._acked) if self._acked > committed and end > self._floor else self.changed
+
+
 class Group:
     """tags: the filter, empty for all. max_unacked: offsets that the window may hold."""
 
@@ -61,6 +88,7 @@ class Group:
         self._next_look = NEVER  # no FREE row below `fresh` is visible before this
         self._next_expiry = NEVER  # no OUT row expires before this
         self.letters = Letters()
+        self.rests = Rests()
         self._counted = floor  # under a filter: [fresh, _counted) was read for counts() ...
         self._matches = 0  # ... and has so many messages that the filter takes
 

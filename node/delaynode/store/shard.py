@@ -146,7 +146,7 @@ class Shard:
         self.log = log
         self.index = index
         self.queue = queue
-        self.consumers = Consumers(queue, self._propose_progress, config.group_limits)
+        self.consumers = Consumers(queue, self._propose_progress, lambda: self.committed, config.group_limits)
         self.producers = Producers(config.max_producers)
         self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
@@ -189,8 +189,8 @@ class Shard:
             self.freeing.ledger.open(frame.offset, now_ms)
         return frame.offset, self.applied
 
-    def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> None:
-        self._propose(kind, count, payload, now_ms, flags)
+    def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> int:
+        return self._propose(kind, count, payload, now_ms, flags)[1]
 
     def begin_reign(self, epoch: int, node: str, now_ms: int) -> None:
         """Append EPOCH: the start of a reign. The epoch was persisted before."""

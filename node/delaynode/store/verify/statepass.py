@@ -199,11 +199,11 @@ def letters_below(state: State, queue: ConsumeQueue) -> Records:
     assert state.checkpoint is not None
     config = ShardConfig()
 
-    def never(*args: object) -> None:
+    def never(*args: object) -> int:
         raise AssertionError("nothing is proposed")
 
     queue.start = state.checkpoint.queue_start
-    consumers = Consumers(queue, never, config.group_limits)
+    consumers = Consumers(queue, never, never, config.group_limits)
     arrays: dict[str, Array] = dict(state.arrays)
     try:
         consumers.restore(state.checkpoint.groups, arrays)
