@@ -22,7 +22,7 @@ KEPT_BYTES = 16 << 20  # of frames that are not applied yet; what is more is rea
 APPLY_BYTES = 1 << 20  # applied in a turn: the event loop has other work too
 FRAME_COST = 8 << 10  # bytes: a small frame takes as long as so many more (measured: 40 us)
 READ_BYTES = 4 << 20
-GATHER_S = 0.02  # in which frames gather before they are applied while nobody waits for them: a turn costs more than one
+GATHER_S = 0.02  # in which frames gather before they are applied while no reader waits: a turn costs more than one
 
 
 class SlaveHost(CopyHost):
