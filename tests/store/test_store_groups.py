@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store import groups
+from delaynode.store.consumers import Consumers
 from delaynode.store.errors import Refused
 from delaynode.store.groups import Rests
 from delaynode.store.offsets import as_ranges, expand
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.store.consuming import World, tag_of
 from tests.store.producing import Item
-from tests.store.steps import CONSUMERS, Step
+from tests.store.steps import CONSUMERS, JOBS, TIDYING, Draw, Step
 from tests.store.walks import Steps, times, walk
 from tests.store.world import SMALL
 
@@ -42,6 +43,47 @@ def released(tags: list[int], **limits: int) -> World:
     return world
 
 
+def under_way(seed: int) -> World:
+    """With limits that trims, letters and windows meet soon."""
+    rng = random.Random(seed)
+    keep = replace(SMALL.keep, retention_ms=rng.choice([1, 1000]))
+    sizes = {"log_segment_bytes": rng.choice([200, 600, 2000]), "queue_segment_bytes": rng.choice([40, 280])}
+    return World(
+        seed, replace(SMALL, max_unacked=rng.choice([3, 10]), max_attempts=rng.choice([1, 2]), keep=keep, **sizes)
+    )
+
+
+def walks_with_much_under_way(first_seed: int) -> None:
+    """Nothing is committed unless a step says so."""
+
+    def send(world: World, draw: Draw) -> None:
+        tags = (0, RED, BLUE)
+        world.enqueue([Item(0, size=draw(1, 40), tag=tags[draw(0, 2)]) for _ in range(draw(1, 6))])
+
+    steps: Steps = CONSUMERS | {
+        "send": (6, send),
+        "wait": (2, lambda world, draw: world.advance((1, 100, 1000, 61_000)[draw(0, 3)])),
+        "pump": (3, lambda world, draw: world.pump()),
+        "trim": (3, lambda world, draw: world.trim()),
+        "checkpoint": (1, lambda world, draw: world.checkpoint()),
+        "power cut": (1, lambda world, draw: world.power_cut()),
+    }
+    steps |= {name: (1, JOBS[name][1]) for name in ("begin write", "run write", "finish write", "commit")}
+    steps |= {name: (2, TIDYING[name][1]) for name in ("begin empty", "run empty", "finish empty")}
+    for seed in range(first_seed, first_seed + times(150)):
+        walk(seed, steps, length=120, make=under_way)
+
+
+def test_hand_outs_rest_on_no_more_than_they_say() -> None:
+    walks_with_much_under_way(4 * 10**6)
+
+
+def test_walks_tell_that_a_window_rests_on_a_trim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Consumers, "trims", lambda self, start, end: None)
+    with pytest.raises(AssertionError, match="rests on frames"):
+        walks_with_much_under_way(4 * 10**6)
+
+
 def walks(first_seed: int) -> None:
     now: Step = lambda world, draw: send_now(world, [(0, RED, BLUE)[draw(0, 2)] for _ in range(draw(1, 6))])  # noqa: E731
     steps: Steps = CONSUMERS | {
@@ -63,7 +105,7 @@ def test_groups_do_what_the_model_does() -> None:
 PLANTED: dict[str, Callable[[Rests, int, int], int]] = {
     "on nothing": lambda rests, end, committed: 0,
     "on no ack": lambda rests, end, committed: rests.changed,
-    "on acks only": lambda rests, end, committed: rests._acked,
+    "on acks only": lambda rests, end, committed: rests.moved,
 }
 
 

@@ -22,7 +22,8 @@ KEPT_BYTES = 16 << 20  # of frames that are not applied yet; what is more is rea
 APPLY_BYTES = 1 << 20  # applied in a turn: the event loop has other work too
 FRAME_COST = 8 << 10  # bytes: a small frame takes as long as so many more (measured: 40 us)
 READ_BYTES = 4 << 20
-GATHER_S = 0.02  # in which frames gather before they are applied while no reader waits: a turn costs more than one
+GATHER_S = 0.02  # in which frames gather before they are applied while nobody reads here: a turn costs more than one
+READER_S = 2.0  # so long after a Fetch somebody still reads here
 
 
 class SlaveHost(CopyHost):
@@ -39,6 +40,7 @@ class SlaveHost(CopyHost):
         self.readable: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here; None: it is
         self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
         self._abreast_s = asyncio.get_running_loop().time()  # when all that is known to be committed was applied
+        self._read_s = -READER_S  # when Fetch was last asked for, by the loop's clock
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.upkeep.loops())]
@@ -130,26 +132,30 @@ class SlaveHost(CopyHost):
 
     async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
         self.check_serving()
+        self._read_s = asyncio.get_running_loop().time()
         if offset > self.shard.queue.visible:  # whoever asks has read further elsewhere
             raise Refused("NOT_SERVING", f"shard {self.name}: this slave has queue offset {offset} not yet")
         return await super().fetch(offset, most, most_bytes, wait_ms)
 
     # ------------------------------------------------------------ applying
     async def _apply_loop(self) -> None:
-        shard = self.shard
+        shard, time_s = self.shard, asyncio.get_running_loop().time
         while True:
-            limit = min(self.known, self.durable)
+            known, began_s = self.known, time_s()
+            limit = min(known, self.durable)
             if shard.applied >= limit:
-                if shard.applied >= self.known:
-                    self._abreast_s = asyncio.get_running_loop().time()
+                if shard.applied >= known:
+                    self._abreast_s = began_s
                 self._news.clear()
                 await self._news.wait()
                 continue
             async with self._applying:
                 await self._apply(min(limit, self.durable))
+            if shard.applied >= known:
+                self._abreast_s = began_s
             self.stored()
             behind = shard.applied < min(self.known, self.durable)
-            await asyncio.sleep(0 if behind or len(self.waiting) else GATHER_S)
+            await asyncio.sleep(0 if behind or time_s() < self._read_s + READER_S else GATHER_S)
 
     async def _apply(self, limit: int) -> None:
         shard = self.shard

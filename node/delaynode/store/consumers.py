@@ -140,8 +140,12 @@ class Consumers:
         if fits < len(rows):
             group.give_back(handed.offset[fits:])
             handed, rows = HandOut(handed.offset[:fits], handed.attempt[:fits]), rows[:fits]
-        end = int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked
-        return Delivery(handed.offset, handed.attempt, rows, group.rests.before(end, self._committed()))
+        committed = self._committed()
+        rests_on = group.rests.before(int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked, committed)
+        records_end = int((rows["offset"] + rows["size"]).max(initial=0))
+        if records_end > committed:  # a letter's, which a RELOCATE under way moves
+            rests_on = max(rests_on, records_end)
+        return Delivery(handed.offset, handed.attempt, rows, rests_on)
 
     def _rows(self, group: Group, handed: I64) -> Records:
         """The rows of what a group handed out: letters first, then messages of its window."""
@@ -176,7 +180,7 @@ class Consumers:
             raise Refused("BAD_COLUMNS", "ranges overlap")
         progress = Progress(name, start, end, NONE_U32, NONE_I64)
         log_end = self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0)
-        group.rests.acknowledge(group.floor, log_end, self._committed())
+        group.rests.move(group.floor, log_end, self._committed())
         return group.acknowledge(start, end, self.queue)
 
     def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
@@ -295,6 +299,12 @@ class Consumers:
         offsets = np.concatenate([offsets for offsets, _ in parts]) if parts else NONE_I64
         trimmed: Records = rows[np.unique(offsets, return_index=True)[1]]
         return trimmed
+
+    def trims(self, start: int, end: int) -> None:
+        """A TRIM to queue offset `start` was proposed, which ends at log offset `end`, and is to be applied."""
+        for group in self.groups.values():
+            if group.floor < start:
+                group.rests.move(group.floor, end, self._committed())
 
     def forget_below(self, start: int) -> int:
         """TRIM: the queue starts at `start` now, its units below can still be read.

@@ -127,7 +127,8 @@ class Freeing:
         if not len(bases) and few and not (small and start > self._queue.start):
             return False
         trim = Trim(start, bases)
-        self._propose(Kind.TRIM, len(bases), trim.payload(), now_ms)
+        _, end = self._propose(Kind.TRIM, len(bases), trim.payload(), now_ms)
+        self._consumers.trims(start, end)
         self.apply_trim(trim)
         return start < wanted
 

@@ -48,26 +48,26 @@ class Rests:
     """The frames that a hand-out rests on: it is answered once they are committed. Memory of the master.
 
     They are those that made the group, ended attempts or redrove letters, not the APPENDs and TICKs under way beside
-    them. An ACK only takes away; but an offset that is within the window only thanks to ACKs under way would be refused
-    when it is acknowledged, had the next master not got them.
+    them. An ACK or a TRIM only takes away; but an offset that is within the window only thanks to those under way would
+    be refused when it is acknowledged, had the next master not got them.
     """
 
-    changed: int = 0  # log offset: the end of the last one that is no ACK
-    _acked: int = 0  # of the last ACK
-    _floor: int = 0  # the group's before the first of the ACKs under way
+    changed: int = 0  # log offset: the end of the last one that does more than move the window on
+    moved: int = 0  # of the last ACK or TRIM
+    _floor: int = 0  # the group's before the first of those under way
 
-    def acknowledge(self, floor: int, end: int, committed: int) -> None:
-        """An ACK was proposed that ends at log offset `end`; `floor`: the group's before it."""
-        if self._acked <= committed:
+    def move(self, floor: int, end: int, committed: int) -> None:
+        """An ACK or a TRIM was proposed that ends at log offset `end`; `floor`: the group's before it."""
+        if self.moved <= committed:
             self._floor = floor
-        self._acked = end
+        self.moved = end
 
     def before(self, end: int, committed: int) -> int:
         """The log offset before which all frames are that a hand-out of queue offsets below `end` rests on.
 
         end: less the window's size.
         """
-        return max(self.changed, self._acked) if self._acked > committed and end > self._floor else self.changed
+        return max(self.changed, self.moved) if self.moved > committed and end > self._floor else self.changed
 
 
 class Group:
