@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from delaynode.replicate.until import until
 from delaynode.serve.host import ShardHost
+from delaynode.serve.slave import SlaveHost
+from delaynode.store import cleaning, persist
 from delaynode.store.consumers import Delivery
 
-from tests.serve.hosts import Node, node
+from tests.serve.hosts import CONFIG, Node, node
 
 
 async def receive(host: ShardHost) -> Delivery:
@@ -81,5 +86,72 @@ def test_a_hand_out_waits_until_its_group_is_there(tmp_path: Path, monkeypatch: 
             release_writes(monkeypatch, host)
             found = await asyncio.gather(*calls)
             assert sorted(one.offset.tolist() for one in found) == [[0], [1]]
+
+    asyncio.run(main())
+
+
+def test_a_letter_that_is_being_moved_is_handed_out_once_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = await with_two_released(made)
+            shard, now = host.shard, made.clock.now_ms
+            shard.consumers.limits = replace(shard.consumers.limits, max_attempts=1)
+            first, second = await receive(host), await receive(host)
+            shard.consumers.nack("g", first.offset, first.attempt, 0, now())
+            shard.consumers.acknowledge("g", second.offset, second.offset + 1, now())
+            shard.consumers.resolve("g", None, redrive=True, now_ms=now())
+            shard.freeing.trim(now(), 0, small=True)
+            shard.log.begin_segment()
+            await made.send("a", [now() + 60_000])
+            job = cleaning.begin_emptying(shard, shard.freeing.ledger.segments[:1])
+            job.run()
+            hold_writes(monkeypatch, host)
+            assert cleaning.relocate(shard, job, now()) == 1
+            cleaning.end_emptying(shard, job)
+            again = asyncio.create_task(receive(host))
+            await asyncio.sleep(0.3)
+            assert not again.done(), "its record is in no file yet"
+            release_writes(monkeypatch, host)
+            letter = await again
+            assert b"".join(bytes(part) for part in await host.read_records(letter.rows)) == bytes(10)
+            assert host.failure is None
+
+    asyncio.run(main())
+
+
+def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(tmp_path: Path) -> None:
+    """There are always new frames when it looks: each time it has applied all that it knew of when it began."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            master, seen = made.hosts["a"], made.hosts["a"].shard
+            copy = persist.create(
+                master.shop.files, made.path("copy"), seen.identity.uid, "t", 0, CONFIG, seen.index.watermark.due
+            )
+            ends = []
+            for _ in range(40):
+                await made.send("a", [made.clock.now_ms() + 60_000])
+                ends.append(seen.committed)
+            slave = SlaveHost(copy, made.path("copy"), master.shop)
+            slave.start()
+            persist.accept_epoch(master.shop.files, made.path("copy"), copy, 1)
+            slave.receive(memoryview(seen.log.read_raw(0, 1 << 20)))
+            await until(lambda: slave.durable >= ends[-1], 0.01)
+            behind_ms: list[int] = []
+
+            def more() -> None:
+                """Before the slave looks again."""
+                if ends:
+                    slave.commit_to(ends.pop(0))
+                    behind_ms.append(slave.behind_ms())
+
+            slave.stored, began = more, time.monotonic()
+            more()
+            await until(lambda: not ends, 0.005)
+            assert len(behind_ms) == 40
+            assert behind_ms[-1] < (time.monotonic() - began) * 1000 / 2
+            await slave.end("done")
 
     asyncio.run(main())

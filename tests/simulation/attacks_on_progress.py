@@ -82,9 +82,8 @@ def chosen_copy_that_had_no_room_follows_once_there_is(seed: int) -> None:
         master, (one, other) = run.master(), run.slaves()
         run.cut("control", other)  # so that `one` is chosen
         machine = run.world.machines[one]
-        run.world.kill(master)
-        run.world.run(0.1)  # what had come is applied
         machine.disk.full = True
+        run.world.kill(master)
         run.until(lambda: run.master() == one, 20, "the one without room is chosen")
         run.world.run(0.3)
         machine.weather.down = True

@@ -26,6 +26,13 @@ CI = settings.get_profile("ci")
 RED, BLUE = tag_of("red"), tag_of("blue")
 
 
+COMMON: Steps = CONSUMERS | {
+    "checkpoint": (1, lambda world, draw: world.checkpoint()),
+    "power cut": (1, lambda world, draw: world.power_cut()),
+    "pump": (3, lambda world, draw: world.pump()),
+}
+
+
 def send_now(world: World, tags: list[int]) -> None:
     world.enqueue([Item(0, tag=tag) for tag in tags])
     world.pump()
@@ -53,53 +60,47 @@ def under_way(seed: int) -> World:
     )
 
 
-def walks_with_much_under_way(first_seed: int) -> None:
+def walks_with_much_under_way() -> None:
     """Nothing is committed unless a step says so."""
 
     def send(world: World, draw: Draw) -> None:
         tags = (0, RED, BLUE)
         world.enqueue([Item(0, size=draw(1, 40), tag=tags[draw(0, 2)]) for _ in range(draw(1, 6))])
 
-    steps: Steps = CONSUMERS | {
+    steps: Steps = {
         "send": (6, send),
         "wait": (2, lambda world, draw: world.advance((1, 100, 1000, 61_000)[draw(0, 3)])),
-        "pump": (3, lambda world, draw: world.pump()),
         "trim": (3, lambda world, draw: world.trim()),
-        "checkpoint": (1, lambda world, draw: world.checkpoint()),
-        "power cut": (1, lambda world, draw: world.power_cut()),
     }
     steps |= {name: (1, JOBS[name][1]) for name in ("begin write", "run write", "finish write", "commit")}
     steps |= {name: (2, TIDYING[name][1]) for name in ("begin empty", "run empty", "finish empty")}
-    for seed in range(first_seed, first_seed + times(150)):
-        walk(seed, steps, length=120, make=under_way)
+    for seed in range(4 * 10**6, 4 * 10**6 + times(150)):
+        walk(seed, COMMON | steps, length=120, make=under_way)
 
 
 def test_hand_outs_rest_on_no_more_than_they_say() -> None:
-    walks_with_much_under_way(4 * 10**6)
+    walks_with_much_under_way()
 
 
 def test_walks_tell_that_a_window_rests_on_a_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Consumers, "trims", lambda self, start, end: None)
     with pytest.raises(AssertionError, match="rests on frames"):
-        walks_with_much_under_way(4 * 10**6)
+        walks_with_much_under_way()
 
 
-def walks(first_seed: int) -> None:
+def walks() -> None:
     now: Step = lambda world, draw: send_now(world, [(0, RED, BLUE)[draw(0, 2)] for _ in range(draw(1, 6))])  # noqa: E731
-    steps: Steps = CONSUMERS | {
+    steps: Steps = {
         "send": (6, now),
         "wait": (4, lambda world, draw: world.advance((1, 500, 1000, 5000)[draw(0, 3)])),
-        "checkpoint": (1, lambda world, draw: world.checkpoint()),
         "kill": (1, lambda world, draw: world.kill()),
-        "power cut": (1, lambda world, draw: world.power_cut()),
-        "pump": (3, lambda world, draw: world.pump()),
     }
-    for seed in range(first_seed, first_seed + times(300)):
-        walk(seed, steps, length=80)
+    for seed in range(3 * 10**6, 3 * 10**6 + times(300)):
+        walk(seed, COMMON | steps, length=80)
 
 
 def test_groups_do_what_the_model_does() -> None:
-    walks(3 * 10**6)
+    walks()
 
 
 PLANTED: dict[str, Callable[[Rests, int, int], int]] = {
@@ -113,7 +114,7 @@ PLANTED: dict[str, Callable[[Rests, int, int], int]] = {
 def test_walks_tell_what_a_hand_out_rests_on(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
     monkeypatch.setattr(Rests, "before", PLANTED[planted])
     with pytest.raises(AssertionError, match=r"rests on|handed anything before"):
-        walks(3 * 10**6)
+        walks()
 
 
 def test_messages_below_an_ack_ahead_are_still_handed_out() -> None:

@@ -367,7 +367,7 @@ class ShardHost(CopyHost):
                     return delivery
             left = deadline - time.monotonic()
             if left <= 0:
-                await self.committed(max(found.rests.changed, found.rests.moved))  # what took the last one away
+                await self.committed(found.rests.last)  # what took the last one away
                 return Delivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
             # A master that is cut off must not keep its consumers waiting while another delivers.
             await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))

@@ -281,7 +281,7 @@ class Replica:
 
     def _slave_failed(self, host: SlaveHost) -> None:
         if self.host is host:
-            self.broken(host.failure or "")
+            self.broken(host.failure or "", lasting=host.lasting)
             self._follower.refuse_damaged()
 
     # ------------------------------------------------------------ giving up

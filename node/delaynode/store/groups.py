@@ -62,12 +62,17 @@ class Rests:
             self._floor = floor
         self.moved = end
 
+    @property
+    def last(self) -> int:
+        """The end of the last of all these."""
+        return max(self.changed, self.moved)
+
     def before(self, end: int, committed: int) -> int:
         """The log offset before which all frames are that a hand-out of queue offsets below `end` rests on.
 
         end: less the window's size.
         """
-        return max(self.changed, self.moved) if self.moved > committed and end > self._floor else self.changed
+        return self.last if self.moved > committed and end > self._floor else self.changed
 
 
 class Group:

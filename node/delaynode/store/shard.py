@@ -146,7 +146,7 @@ class Shard:
         self.log = log
         self.index = index
         self.queue = queue
-        self.consumers = Consumers(queue, self._propose_progress, lambda: self.committed, config.group_limits)
+        self.consumers = Consumers(queue, self._propose_progress, self._committed_end, config.group_limits)
         self.producers = Producers(config.max_producers)
         self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
@@ -177,6 +177,9 @@ class Shard:
         """Frames up to log offset `offset` are committed. Returns what became visible, by frame."""
         self.committed = self.log.committed = max(self.committed, offset)
         return self.queue.commit(self.committed)
+
+    def _committed_end(self) -> int:
+        return self.committed
 
     def _propose(
         self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int = 0, first_seq: int = 0
