@@ -7,8 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from delaynode.replicate.until import until
+from delaynode.serve import slave as slave_module
 from delaynode.serve.host import ShardHost
 from delaynode.serve.slave import SlaveHost
 from delaynode.store import cleaning, persist
@@ -17,8 +19,8 @@ from delaynode.store.consumers import Delivery
 from tests.serve.hosts import CONFIG, Node, node
 
 
-async def receive(host: ShardHost) -> Delivery:
-    return await host.receive("g", (), 1, 1 << 20, 0, 60_000, False)
+async def receive(host: ShardHost, invisible_ms: int = 60_000, wait_ms: int = 0) -> Delivery:
+    return await host.receive("g", (), 1, 1 << 20, wait_ms, invisible_ms, False)
 
 
 async def with_two_released(made: Node) -> ShardHost:
@@ -121,23 +123,113 @@ def test_a_letter_that_is_being_moved_is_handed_out_once_it_can_be_read(
     asyncio.run(main())
 
 
-def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(tmp_path: Path) -> None:
-    """There are always new frames when it looks: each time it has applied all that it knew of when it began."""
+async def waiting_for_a_retry(made: Node, monkeypatch: pytest.MonkeyPatch, invisible_ms: int) -> asyncio.Task[Delivery]:
+    """A Receive of host "a" that was handed a message which rests on a RETRY under way."""
+    host = await with_two_released(made)
+    _, second = await receive(host), await receive(host)
+    again = asyncio.create_task(receive(host, invisible_ms, wait_ms=30_000))
+    await asyncio.sleep(0.1)
+    hold_writes(monkeypatch, host)
+    host.shard.consumers.nack("g", second.offset, second.attempt, 0, made.clock.now_ms())
+    host.waiting.look("g")
+    await until(lambda: in_flight(host) == 2, 0.001)
+    await asyncio.sleep(0.1)
+    assert not again.done()
+    return again
+
+
+def in_flight(host: ShardHost) -> int:
+    return host.shard.consumers.group("g").counts(host.shard.queue, host.shop.clock.now_ms()).in_flight
+
+
+def test_what_nobody_waits_for_any_more_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host, again = made.hosts["a"], await waiting_for_a_retry(made, monkeypatch, 60_000)
+            other = asyncio.create_task(receive(host, wait_ms=30_000))
+            await asyncio.sleep(0.1)
+            again.cancel()
+            await asyncio.wait([again])
+            release_writes(monkeypatch, host)
+            given = await asyncio.wait_for(other, 10)
+            assert (given.offset.tolist(), given.attempt.tolist()) == ([1], [2])
+
+    asyncio.run(main())
+
+
+def test_what_was_answered_meanwhile_stays_so_when_nobody_waits_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host, again = made.hosts["a"], await waiting_for_a_retry(made, monkeypatch, 60_000)
+            host.shard.consumers.acknowledge("g", np.array([1]), np.array([2]), made.clock.now_ms())
+            again.cancel()
+            await asyncio.wait([again])
+            release_writes(monkeypatch, host)
+            assert not len((await receive(host)).offset)
+
+    asyncio.run(main())
+
+
+def test_a_hand_out_expires_also_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host, again = made.hosts["a"], await waiting_for_a_retry(made, monkeypatch, 300)
+            await asyncio.wait_for(until(lambda: in_flight(host) == 1, 0.01), 20)
+            release_writes(monkeypatch, host)
+            await again
+
+    asyncio.run(main())
+
+
+def slave_of(made: Node) -> SlaveHost:
+    """Of host "a", with all of its log, of which it knows nothing to be committed."""
+    master, shard, copy = made.hosts["a"], made.hosts["a"].shard, made.path("copy")
+    files, uid = master.shop.files, shard.identity.uid
+    slave = SlaveHost(persist.create(files, copy, uid, "t", 0, CONFIG, shard.index.watermark.due), copy, master.shop)
+    slave.start()
+    persist.accept_epoch(files, copy, slave.shard, 1)
+    slave.receive(memoryview(shard.log.read_raw(0, 1 << 20)))
+    return slave
+
+
+def test_a_slave_applies_at_once_while_a_reader_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slave_module, "GATHER_S", 60)
+    monkeypatch.setattr(slave_module, "READER_S", 0)
 
     async def main() -> None:
         async with node(tmp_path) as made:
-            master, seen = made.hosts["a"], made.hosts["a"].shard
-            copy = persist.create(
-                master.shop.files, made.path("copy"), seen.identity.uid, "t", 0, CONFIG, seen.index.watermark.due
-            )
-            ends = []
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            early = made.hosts["a"].shard.committed
+            await with_two_released(made)
+            slave = slave_of(made)
+            await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
+            reading = asyncio.create_task(slave.fetch(0, 10, 1 << 20, 30_000))
+            await asyncio.sleep(0)
+            for offset in (early, made.hosts["a"].shard.committed):
+                slave.commit_to(offset)
+                await until(lambda offset=offset: slave.shard.applied >= offset, 0.001)
+            assert len((await asyncio.wait_for(reading, 10))[1]) == 2
+            await slave.end("done")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """There are always new frames when it looks. It applies one at a time, and always has as many to go."""
+    monkeypatch.setattr(slave_module, "APPLY_BYTES", 1)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            ends, seen = [], made.hosts["a"].shard
             for _ in range(40):
                 await made.send("a", [made.clock.now_ms() + 60_000])
                 ends.append(seen.committed)
-            slave = SlaveHost(copy, made.path("copy"), master.shop)
-            slave.start()
-            persist.accept_epoch(master.shop.files, made.path("copy"), copy, 1)
-            slave.receive(memoryview(seen.log.read_raw(0, 1 << 20)))
+            slave = slave_of(made)
             await until(lambda: slave.durable >= ends[-1], 0.01)
             behind_ms: list[int] = []
 
@@ -148,7 +240,8 @@ def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(tmp_path: Path)
                     behind_ms.append(slave.behind_ms())
 
             slave.stored, began = more, time.monotonic()
-            more()
+            for _ in range(ahead):
+                more()
             await until(lambda: not ends, 0.005)
             assert len(behind_ms) == 40
             assert behind_ms[-1] < (time.monotonic() - began) * 1000 / 2

@@ -8,6 +8,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from delaynode.serve.replica import Role
+from delaynode.serve.slave import SlaveHost
 from delaynode.store.commitlog import CommitLog
 
 from tests.simulation.loop import SECOND
@@ -200,3 +201,26 @@ def master_that_dies_while_a_copy_leaves_is_followed(seed: int) -> None:
         run.until(
             lambda: run.status().serving_epoch == run.shard().spec.epoch, 15, "it serves, though its master stays away"
         )
+
+
+@attack
+def failed_slave_is_not_opened_again_beside_what_it_still_writes(seed: int) -> None:
+    """A checkpoint that hangs in the disk would write what the copy that was opened meanwhile knows nothing of."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        run.cut("control", slave)  # so that it is not chosen
+        run.world.kill(master)
+        run.world.run(0.3)
+        replica = run.replica(slave)
+        host = replica.host
+        assert isinstance(host, SlaveHost)
+        writing: asyncio.Future[None] = asyncio.Future(loop=run.world.machines[slave].process.loop)  # type: ignore[union-attr]
+        host._jobs.add(writing)
+        host.fail("no room", OSError(errno.ENOSPC, "no space left on device"))
+        run.world.run(10.0)
+        assert replica.role is Role.DAMAGED
+        host._jobs.discard(writing)
+        writing.set_result(None)
+        run.until(lambda: replica.role is Role.SLAVE, 10, "it is opened again")
+        run.mend("control", slave)
+        run.world.start(master)

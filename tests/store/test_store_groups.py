@@ -103,11 +103,25 @@ def test_groups_do_what_the_model_does() -> None:
     walks()
 
 
-PLANTED: dict[str, Callable[[Rests, int, int], int]] = {
-    "on nothing": lambda rests, end, committed: 0,
-    "on no ack": lambda rests, end, committed: rests.changed,
-    "on acks only": lambda rests, end, committed: rests.moved,
+PLANTED: dict[str, Callable[[Rests, int], int]] = {
+    "on nothing": lambda rests, floor: 0,
+    "on no ack": lambda rests, floor: rests.changed,
+    "on acks only": lambda rests, floor: replace(rests, changed=0).last,
+    "on the first ack that counts": lambda rests, floor: max(
+        [rests.changed, *(end for end, _ in list(rests._moves)[:1])]
+    ),
 }
+
+
+def test_a_hand_out_rests_on_the_acks_without_which_its_window_would_end_before_it() -> None:
+    """Each ACK takes 10 offsets, ends 100 further in the log, and is committed two ACKs later."""
+    rests = Rests(changed=7)
+    for n in range(1, 50):
+        rests.move(10 * (n - 1), 100 * n, 100 * (n - 2))
+    assert rests.before(470) == 7, "the committed floor is enough"
+    assert [rests.before(floor) for floor in (471, 480)] == [4800, 4800]
+    assert [rests.before(floor) for floor in (481, 490)] == [4900, 4900]
+    assert rests.last == 4900
 
 
 @pytest.mark.parametrize("planted", PLANTED)

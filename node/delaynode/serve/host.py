@@ -361,9 +361,15 @@ class ShardHost(CopyHost):
                 delivery = shard.consumers.deliver(group, now, invisible_ms, most, most_bytes)
                 if len(delivery.offset):
                     self.waiting.look(group)
-                    await self.committed(delivery.rests_on)
                     if found.next_expiry < self._sleep_until:
                         self._alarm.set()
+                    try:
+                        await self.committed(delivery.rests_on)
+                    except BaseException:  # also that who asked has gone
+                        still = found.holds(delivery.offset, delivery.attempt, shard.queue)
+                        found.give_back(delivery.offset[still])
+                        self.waiting.look(group)
+                        raise
                     return delivery
             left = deadline - time.monotonic()
             if left <= 0:

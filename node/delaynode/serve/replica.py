@@ -226,6 +226,7 @@ class Replica:
                 elif await self._given_up():
                     await self._discard("damaged, and no longer counted on")
                 elif self._passing():
+                    await self.end_following("it is opened again")
                     self.note("copy-opened-again", reason=self.holding.damage)
                     await self.open()
             except OSError as error:

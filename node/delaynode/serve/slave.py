@@ -76,6 +76,8 @@ class SlaveHost(CopyHost):
     def commit_to(self, offset: int) -> None:
         """All before this log offset is committed."""
         if offset > self.known:
+            if self.shard.applied >= self.known:
+                self._abreast_s = asyncio.get_running_loop().time()
             self.known = offset
             self._news.set()
 
@@ -140,22 +142,22 @@ class SlaveHost(CopyHost):
     # ------------------------------------------------------------ applying
     async def _apply_loop(self) -> None:
         shard, time_s = self.shard, asyncio.get_running_loop().time
+        mark, mark_s = self.known, time_s()  # what was known then
         while True:
-            known, began_s = self.known, time_s()
-            limit = min(known, self.durable)
+            if shard.applied >= mark:
+                self._abreast_s = max(self._abreast_s, mark_s)
+                mark, mark_s = self.known, time_s()
+            limit = min(self.known, self.durable)
             if shard.applied >= limit:
-                if shard.applied >= known:
-                    self._abreast_s = began_s
                 self._news.clear()
                 await self._news.wait()
                 continue
             async with self._applying:
-                await self._apply(min(limit, self.durable))
-            if shard.applied >= known:
-                self._abreast_s = began_s
+                await self._apply(min(limit, self.durable))  # it may have been cut meanwhile
             self.stored()
             behind = shard.applied < min(self.known, self.durable)
-            await asyncio.sleep(0 if behind or time_s() < self._read_s + READER_S else GATHER_S)
+            read = len(self.waiting) or time_s() < self._read_s + READER_S
+            await asyncio.sleep(0 if behind or read else GATHER_S)
 
     async def _apply(self, limit: int) -> None:
         shard = self.shard

@@ -112,6 +112,8 @@ class Waiting:
     def released(self, rows: Iterable[Records]) -> None:
         """These became visible, rows of dtype QUEUED. A group whose filter leaves them out is not looked at."""
         tags = frozenset(tag for part in rows for tag in np.unique(part["tag"]).tolist())
+        if not tags:
+            return
         _wake_all(self._readers)
         for group, line in list(self._lines.items()):
             if line.takes(self._consumers.groups.get(group), tags):

@@ -140,10 +140,9 @@ class Consumers:
         if fits < len(rows):
             group.give_back(handed.offset[fits:])
             handed, rows = HandOut(handed.offset[:fits], handed.attempt[:fits]), rows[:fits]
-        committed = self._committed()
-        rests_on = group.rests.before(int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked, committed)
+        rests_on = group.rests.before(int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked)
         records_end = int((rows["offset"] + rows["size"]).max(initial=0))
-        if records_end > committed:  # a letter's, which a RELOCATE under way moves
+        if records_end > self._committed():  # a letter's, which a RELOCATE under way moves
             rests_on = max(rests_on, records_end)
         return Delivery(handed.offset, handed.attempt, rows, rests_on)
 

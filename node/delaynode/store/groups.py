@@ -10,7 +10,8 @@ Messages that died are DONE in the window and stand in the table of deadletters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -53,26 +54,28 @@ class Rests:
     """
 
     changed: int = 0  # log offset: the end of the last one that does more than move the window on
-    moved: int = 0  # of the last ACK or TRIM
-    _floor: int = 0  # the group's before the first of those under way
+    _moves: deque[tuple[int, int]] = field(default_factory=deque)
+    """ACKs and TRIMs under way, in their order: the log offset of the end, the group's floor before it."""
 
     def move(self, floor: int, end: int, committed: int) -> None:
         """An ACK or a TRIM was proposed that ends at log offset `end`; `floor`: the group's before it."""
-        if self.moved <= committed:
-            self._floor = floor
-        self.moved = end
+        while self._moves and self._moves[0][0] <= committed:
+            self._moves.popleft()
+        self._moves.append((end, floor))
 
     @property
     def last(self) -> int:
-        """The end of the last of all these."""
-        return max(self.changed, self.moved)
+        """The end of the last of all these; it may be committed."""
+        return max(self.changed, self._moves[-1][0] if self._moves else 0)
 
-    def before(self, end: int, committed: int) -> int:
-        """The log offset before which all frames are that a hand-out of queue offsets below `end` rests on.
+    def before(self, floor: int) -> int:
+        """The log offset before which all frames are that a hand-out rests on which needs the group's floor at `floor`.
 
-        end: less the window's size.
+        That is its highest queue offset + 1, less the window's size.
         """
-        return self.last if self.moved > committed and end > self._floor else self.changed
+        if not self._moves or self._moves[0][1] >= floor:
+            return self.changed
+        return max(self.changed, next(end for end, before in reversed(self._moves) if before < floor))
 
 
 class Group:

@@ -1,9 +1,9 @@
 """The shard: one log, one state machine.
 
 The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. Nothing
-that was computed from log end E may be answered before `committed` >= E. Files that are derived from the log
-(TimerLog, ConsumeQueue, checkpoint) take committed frames only. A slave applies committed frames only: its log can be
-cut without undoing anything, and it can be led from where it stands.
+that rests on a frame which ends at log offset E may be answered before `committed` >= E (hand-outs: see groups.Rests).
+Files that are derived from the log (TimerLog, ConsumeQueue, checkpoint) take committed frames only. A slave applies
+committed frames only: its log can be cut without undoing anything, and it can be led from where it stands.
 
 Invariants kept here: release follows (due, seq) within a tick and never precedes due by the `now_ms` passed in;
 watermark and epoch only grow; seq is never reused.
