@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.replicate.until import until
-from delaynode.serve import slave as slave_module
+from delaynode.serve.consuming import ConsumeCalls
 from delaynode.serve.host import ShardHost
-from delaynode.serve.slave import SlaveHost
-from delaynode.store import cleaning, persist
+from delaynode.store import cleaning
 from delaynode.store.consumers import Delivery
 
-from tests.serve.hosts import CONFIG, Node, node
+from tests.serve.hosts import Node, node
 
 
 async def receive(host: ShardHost, invisible_ms: int = 60_000, wait_ms: int = 0) -> Delivery:
@@ -183,68 +183,24 @@ def test_a_hand_out_expires_also_while_it_waits(tmp_path: Path, monkeypatch: pyt
     asyncio.run(main())
 
 
-def slave_of(made: Node) -> SlaveHost:
-    """Of host "a", with all of its log, of which it knows nothing to be committed."""
-    master, shard, copy = made.hosts["a"], made.hosts["a"].shard, made.path("copy")
-    files, uid = master.shop.files, shard.identity.uid
-    slave = SlaveHost(persist.create(files, copy, uid, "t", 0, CONFIG, shard.index.watermark.due), copy, master.shop)
-    slave.start()
-    persist.accept_epoch(files, copy, slave.shard, 1)
-    slave.receive(memoryview(shard.log.read_raw(0, 1 << 20)))
-    return slave
+def test_what_could_not_be_sent_is_free_again(tmp_path: Path) -> None:
+    class Full:
+        """A connection that takes no more."""
 
+        window = 1 << 20
 
-def test_a_slave_applies_at_once_while_a_reader_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slave_module, "GATHER_S", 60)
-    monkeypatch.setattr(slave_module, "READER_S", 0)
+        async def room(self, size: int) -> None:
+            await asyncio.Event().wait()
 
     async def main() -> None:
         async with node(tmp_path) as made:
-            await made.send("a", [made.clock.now_ms() + 60_000])
-            early = made.hosts["a"].shard.committed
-            await with_two_released(made)
-            slave = slave_of(made)
-            await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
-            reading = asyncio.create_task(slave.fetch(0, 10, 1 << 20, 30_000))
-            await asyncio.sleep(0)
-            for offset in (early, made.hosts["a"].shard.committed):
-                slave.commit_to(offset)
-                await until(lambda offset=offset: slave.shard.applied >= offset, 0.001)
-            assert len((await asyncio.wait_for(reading, 10))[1]) == 2
-            await slave.end("done")
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("ahead", [1, 3])
-def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
-    """There are always new frames when it looks. It applies one at a time, and always has as many to go."""
-    monkeypatch.setattr(slave_module, "APPLY_BYTES", 1)
-
-    async def main() -> None:
-        async with node(tmp_path) as made:
-            ends, seen = [], made.hosts["a"].shard
-            for _ in range(40):
-                await made.send("a", [made.clock.now_ms() + 60_000])
-                ends.append(seen.committed)
-            slave = slave_of(made)
-            await until(lambda: slave.durable >= ends[-1], 0.01)
-            behind_ms: list[int] = []
-
-            def more() -> None:
-                """Before the slave looks again."""
-                if ends:
-                    slave.commit_to(ends.pop(0))
-                    behind_ms.append(slave.behind_ms())
-
-            slave.stored, began = more, time.monotonic()
-            for _ in range(ahead):
-                more()
-            await until(lambda: not ends, 0.005)
-            assert len(behind_ms) == 40
-            assert behind_ms[-1] < (time.monotonic() - began) * 1000 / 2
-            await slave.end("done")
+            host = await with_two_released(made)
+            consuming = ConsumeCalls(SimpleNamespace(node=None))  # type: ignore[arg-type]
+            sending = asyncio.create_task(consuming.receive(pb.ReceiveRequest(group="g"), host, Full()))  # type: ignore[arg-type]
+            await until(lambda: "g" in host.shard.consumers.groups and in_flight(host) == 2, 0.001)
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert in_flight(host) == 0
+            assert (await receive(host)).offset.tolist() == [0]
 
     asyncio.run(main())

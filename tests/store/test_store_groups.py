@@ -327,3 +327,22 @@ def test_counts_add_up_while_a_group_works() -> None:
         assert counts.available + counts.in_flight + counts.waiting_retry == world.visible - done
         if rng.random() < 0.2:
             send_now(world, [0, 0])
+
+
+def test_a_hand_out_that_is_given_back_late_takes_nothing_from_who_has_it_now() -> None:
+    """Its message expired, was buried and redriven, and so is at the same attempt again."""
+    world = released([0], max_attempts=1)
+    world.join("g")
+    consumers, queue = world.shard.consumers, world.shard.queue
+    group = consumers.group("g")
+    for redriven in (False, True):
+        late = consumers.deliver("g", world.now, 1000, 1, 1 << 20)
+        world.advance(1000)
+        assert consumers.expire(world.now).dead == 1
+        consumers.resolve("g", None, redrive=True, now_ms=world.now)
+        now = consumers.deliver("g", world.now, 1000, 1, 1 << 20)
+        assert now.attempt.tolist() == late.attempt.tolist() == [1]
+        group.give_back(late.offset, late.until_ms)
+        assert group.counts(queue, world.now).in_flight == 1, redriven
+        group.give_back(now.offset, now.until_ms)
+        assert group.counts(queue, world.now).in_flight == 0

@@ -57,7 +57,11 @@ class ConsumeCalls:
             invisible_ms,
             request.from_end,
         )
-        return await self._message_batch(host, delivery, answers)
+        try:
+            return await self._message_batch(host, delivery, answers)
+        except BaseException:  # also that who asked has gone
+            host.give_back(request.group, delivery)
+            raise
 
     async def receive_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
         receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)

@@ -84,6 +84,7 @@ class CopyHost(ABC):
         self._mark: Callable[[], None] | None = None  # writes the file `damaged`; None when that is done
         self._marking: asyncio.Future[None] | None = None
         self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
+        self._closed = False  # it writes nothing more: the log is another host's, or opened anew
         self.upkeep = Upkeep(self)
 
     # ------------------------------------------------------------ work
@@ -105,6 +106,7 @@ class CopyHost(ABC):
         while self._jobs or self.shop.syncer.busy(self):
             await asyncio.gather(*self._jobs, return_exceptions=True)
             await asyncio.sleep(DRAIN_SECONDS)
+        self._closed = True  # the syncer may still have it in its line
 
     def alarm(self) -> None:  # noqa: B027 - a slave has nobody to wake
         """The due window has been loaded further."""
@@ -195,7 +197,7 @@ class CopyHost(ABC):
 
     # ------------------------------------------------------------ the log's writes
     def take_writes(self) -> WriteBatch | None:
-        return self.shard.take_writes(sync=self.shop.fsync)
+        return None if self._closed else self.shard.take_writes(sync=self.shop.fsync)
 
     @abstractmethod
     def wrote(self, batch: WriteBatch) -> None:

@@ -159,8 +159,8 @@ class Follower:
             return
         if self._leaving is not None:
             return  # as the master has been told meanwhile
+        host.commit_to(message.commit)  # before it streams: what it knew until now is as old as the stream before
         self._streaming, self._acked = True, None
-        self._commit(message.commit)
         self.acknowledge()
 
     def _frames(self, message: Frames) -> None:

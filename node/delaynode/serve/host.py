@@ -366,9 +366,7 @@ class ShardHost(CopyHost):
                     try:
                         await self.committed(delivery.rests_on)
                     except BaseException:  # also that who asked has gone
-                        still = found.holds(delivery.offset, delivery.attempt, shard.queue)
-                        found.give_back(delivery.offset[still])
-                        self.waiting.look(group)
+                        self.give_back(group, delivery)
                         raise
                     return delivery
             left = deadline - time.monotonic()
@@ -377,6 +375,13 @@ class ShardHost(CopyHost):
                 return Delivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
             # A master that is cut off must not keep its consumers waiting while another delivers.
             await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))
+
+    def give_back(self, group: str, delivery: Delivery) -> None:
+        """Nobody was sent it."""
+        found = self.shard.consumers.groups.get(group)
+        if found is not None:
+            found.give_back(delivery.offset, delivery.until_ms)
+            self.waiting.look(group)
 
     def woken(self) -> None:
         """Something became visible other than by a release: a retry, a redrive."""

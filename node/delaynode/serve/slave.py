@@ -77,7 +77,7 @@ class SlaveHost(CopyHost):
         """All before this log offset is committed."""
         if offset > self.known:
             if self.shard.applied >= self.known:
-                self._abreast_s = asyncio.get_running_loop().time()
+                self._abreast_s = asyncio.get_running_loop().time() - self.unheard_ms() / 1000
             self.known = offset
             self._news.set()
 

@@ -34,13 +34,14 @@ Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], int]
 class Delivery:
     """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
 
-    rests_on: log offset; to be answered once everything before it is committed.
+    rests_on: log offset; to be answered once everything before it is committed. until_ms: they are its until then.
     """
 
     offset: I64
     attempt: U32
     rows: Records
     rests_on: int = 0
+    until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +135,18 @@ class Consumers:
     def deliver(self, name: str, now_ms: int, invisible_ms: int, most: int, most_bytes: int) -> Delivery:
         """Hand out what is visible now, at least one message if there is any, at most `most` and `most_bytes`."""
         group = self.group(name)
-        handed = group.hand_out(self.queue, now_ms, now_ms + invisible_ms, most)
+        until_ms = now_ms + invisible_ms
+        handed = group.hand_out(self.queue, now_ms, until_ms, most)
         rows = self._rows(group, handed.offset)
         fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
         if fits < len(rows):
-            group.give_back(handed.offset[fits:])
+            group.give_back(handed.offset[fits:], until_ms)
             handed, rows = HandOut(handed.offset[:fits], handed.attempt[:fits]), rows[:fits]
         rests_on = group.rests.before(int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked)
         records_end = int((rows["offset"] + rows["size"]).max(initial=0))
         if records_end > self._committed():  # a letter's, which a RELOCATE under way moves
             rests_on = max(rests_on, records_end)
-        return Delivery(handed.offset, handed.attempt, rows, rests_on)
+        return Delivery(handed.offset, handed.attempt, rows, rests_on, until_ms)
 
     def _rows(self, group: Group, handed: I64) -> Records:
         """The rows of what a group handed out: letters first, then messages of its window."""

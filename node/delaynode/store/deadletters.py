@@ -146,8 +146,9 @@ class Letters:
         self.next_expiry = min(self.next_expiry, until_ms)
         return rows.at[places], rows.attempt[places]
 
-    def give_back(self, places: Places) -> None:
-        """Handed out but not sent: free again, same attempt."""
+    def give_back(self, places: Places, until_ms: int) -> None:
+        """Handed out until `until_ms` but not sent: what is still so is free again, same attempt."""
+        places = places[(self._table.state[places] == OUT) & (self._table.until[places] == until_ms)]
         if len(places):
             self._table.state[places] = FREE
             self.next_look = 0

@@ -213,12 +213,12 @@ class Group:
         self._next_look = next_look
         return found
 
-    def give_back(self, offsets: I64) -> None:
-        """These were handed out but not sent: free again, same attempt."""
+    def give_back(self, offsets: I64, until_ms: int) -> None:
+        """These were handed out until `until_ms`, but not sent: what is still so is free again, same attempt."""
         places, again = self.letters.working(offsets)
-        self.letters.give_back(places[again])
-        inside = self._in_window(offsets[~again])
-        rows = inside - self._origin
+        self.letters.give_back(places[again], until_ms)
+        rows = self._in_window(offsets[~again]) - self._origin
+        rows = rows[(self._state[rows] == OUT) & (self._until[rows] == until_ms)]
         self._state[rows] = FREE
         if len(rows):
             self._next_look = 0

@@ -1,0 +1,122 @@
+"""A slave's host: when it applies, how far behind it says it is, and that nothing of it runs after its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from delaynode.replicate.until import until
+from delaynode.serve import slave as slave_module
+from delaynode.serve.slave import SlaveHost
+from delaynode.store import persist
+
+from tests.serve.hosts import CONFIG, Node, node
+
+
+def slave_of(made: Node) -> SlaveHost:
+    """Of host "a", with all of its log, of which it knows nothing to be committed."""
+    master, shard, copy = made.hosts["a"], made.hosts["a"].shard, made.path("copy")
+    files, uid = master.shop.files, shard.identity.uid
+    slave = SlaveHost(persist.create(files, copy, uid, "t", 0, CONFIG, shard.index.watermark.due), copy, master.shop)
+    slave.start()
+    persist.accept_epoch(files, copy, slave.shard, 1)
+    slave.receive(memoryview(shard.log.read_raw(0, 1 << 20)))
+    return slave
+
+
+def test_a_slave_applies_at_once_while_a_reader_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slave_module, "GATHER_S", 60)
+    monkeypatch.setattr(slave_module, "READER_S", 0)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            early = made.hosts["a"].shard.committed
+            await made.send("a", [made.clock.now_ms() - 1] * 2)
+            await made.until_released("a", 2)
+            slave = slave_of(made)
+            await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
+            reading = asyncio.create_task(slave.fetch(0, 10, 1 << 20, 30_000))
+            await asyncio.sleep(0)
+            for offset in (early, made.hosts["a"].shard.committed):
+                slave.commit_to(offset)
+                await until(lambda offset=offset: slave.shard.applied >= offset, 0.001)
+            assert len((await asyncio.wait_for(reading, 10))[1]) == 2
+            await slave.end("done")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """There are always new frames when it looks. It applies one at a time, and always has as many to go."""
+    monkeypatch.setattr(slave_module, "APPLY_BYTES", 1)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            ends, seen = [], made.hosts["a"].shard
+            for _ in range(40):
+                await made.send("a", [made.clock.now_ms() + 60_000])
+                ends.append(seen.committed)
+            slave = slave_of(made)
+            await until(lambda: slave.durable >= ends[-1], 0.01)
+            behind_ms: list[int] = []
+
+            def more() -> None:
+                """Before the slave looks again."""
+                if ends:
+                    slave.commit_to(ends.pop(0))
+                    behind_ms.append(slave.behind_ms())
+
+            slave.stored, began = more, time.monotonic()
+            for _ in range(ahead):
+                more()
+            await until(lambda: not ends, 0.005)
+            assert len(behind_ms) == 40
+            assert behind_ms[-1] < (time.monotonic() - began) * 1000 / 2
+            await slave.end("done")
+
+    asyncio.run(main())
+
+
+def test_a_slave_that_was_cut_off_says_so_until_it_has_applied_what_it_missed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            slave = slave_of(made)
+            await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
+            slave.unheard_ms = lambda: 3_600_000
+            slave.commit_to(made.hosts["a"].shard.committed)
+            slave.unheard_ms = lambda: 0  # the stream has begun again
+            assert slave.behind_ms() >= 3_600_000
+            await until(lambda: slave.shard.applied >= slave.known, 0.001)
+            assert slave.behind_ms() == 0
+            await slave.end("done")
+
+    asyncio.run(main())
+
+
+def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it took in stood in line for a disk that hung."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            syncer = made.hosts["a"].shop.syncer
+            monkeypatch.setattr(syncer, "_free", 0)
+            slave = slave_of(made)
+            await asyncio.sleep(0)  # its tasks begin
+            log = slave.shard.log
+            before = log.written
+            assert log.end > before
+            await slave.end("another opens the copy")
+            monkeypatch.undo()
+            syncer._start()
+            await asyncio.sleep(0.2)
+            assert log.written == before
+
+    asyncio.run(main())
