@@ -15,11 +15,12 @@ from delaynode.store import persist
 from tests.serve.hosts import CONFIG, Node, node
 
 
-def slave_of(made: Node) -> SlaveHost:
+def slave_of(made: Node, unheard_ms: int = 0) -> SlaveHost:
     """Of host "a", with all of its log, of which it knows nothing to be committed."""
     master, shard, copy = made.hosts["a"], made.hosts["a"].shard, made.path("copy")
     files, uid = master.shop.files, shard.identity.uid
     slave = SlaveHost(persist.create(files, copy, uid, "t", 0, CONFIG, shard.index.watermark.due), copy, master.shop)
+    slave.unheard_ms = lambda: unheard_ms
     slave.start()
     persist.accept_epoch(files, copy, slave.shard, 1)
     slave.receive(memoryview(shard.log.read_raw(0, 1 << 20)))
@@ -83,16 +84,21 @@ def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
     asyncio.run(main())
 
 
-def test_a_slave_that_was_cut_off_says_so_until_it_has_applied_what_it_missed(tmp_path: Path) -> None:
+def test_a_slave_that_was_cut_off_says_so_until_it_has_applied_what_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with node(tmp_path) as made:
             await made.send("a", [made.clock.now_ms() + 60_000])
-            slave = slave_of(made)
+            slave = slave_of(made, unheard_ms=3_600_000)
             await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
-            slave.unheard_ms = lambda: 3_600_000
+            monkeypatch.setattr(SlaveHost, "durable", 0)  # nothing can be applied
             slave.commit_to(made.hosts["a"].shard.committed)
             slave.unheard_ms = lambda: 0  # the stream has begun again
+            await asyncio.sleep(0.1)
             assert slave.behind_ms() >= 3_600_000
+            monkeypatch.undo()
+            slave._news.set()
             await until(lambda: slave.shard.applied >= slave.known, 0.001)
             assert slave.behind_ms() == 0
             await slave.end("done")

@@ -242,7 +242,7 @@ class Shipping:
         member.phase, member.next, member.near_ms = Phase.STREAMING, at, None
         # Acks are of what it keeps: it had no more than `at` of this log, whatever it said of the log that it cuts.
         member.durable, member.applied, member.heard, member.told = 0, 0, False, self.commit
-        self._peers.send(member.node, Start(self.uid, self.epoch, at, min(self.commit, at)))
+        self._peers.send(member.node, Start(self.uid, self.epoch, at, self.commit))
         self._note("follower-streams", peer=member.node, cut=at, had=state.log_end)
         self.changed(member)
         self._pump(member)

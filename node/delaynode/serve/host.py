@@ -75,6 +75,7 @@ class ShardHost(CopyHost):
         self.min_in_sync = min_in_sync
         self.serving = False
         self.paused: str | None = None  # why nothing is appended or answered for the moment
+        self._ended: str | None = None  # why nothing more is committed here, for good
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
         self._arrivals = itertools.count()
         self._pace: Pace | None = None  # of releases, where the topic has a cap
@@ -131,7 +132,7 @@ class ShardHost(CopyHost):
         await self._end_mark()
 
     def _end(self, why: str) -> None:
-        self.serving = False
+        self.serving, self._ended = False, why
         super()._end(why)
         waiting, self._waiting = self._waiting, []
         for _, _, future in waiting:
@@ -231,8 +232,8 @@ class ShardHost(CopyHost):
         """As committed(), also while the shard is stopping or may not answer."""
         if offset <= self.shard.committed:
             return
-        if self.failure is not None:
-            raise self._refusal("")
+        if self.failure is not None or self._ended is not None:
+            raise self._refusal(self._ended or "")
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (offset, next(self._arrivals), future))
         self.shop.syncer.mark(self)

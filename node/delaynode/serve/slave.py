@@ -39,10 +39,15 @@ class SlaveHost(CopyHost):
         self._applying = asyncio.Lock()  # held while frames are applied; a cut waits for it
         self.readable: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here; None: it is
         self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
-        self._abreast_s = asyncio.get_running_loop().time()  # when all that is known to be committed was applied
+        self._abreast_s = 0.0  # when all that the master had committed was applied, by the loop's clock
         self._read_s = -READER_S  # when Fetch was last asked for, by the loop's clock
 
+    def _heard_s(self) -> float:
+        """When the master had committed no more than is known here."""
+        return asyncio.get_running_loop().time() - self.unheard_ms() / 1000
+
     def start(self) -> None:
+        self._abreast_s = self._heard_s()
         self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.upkeep.loops())]
 
     async def end(self, why: str) -> None:
@@ -77,7 +82,7 @@ class SlaveHost(CopyHost):
         """All before this log offset is committed."""
         if offset > self.known:
             if self.shard.applied >= self.known:
-                self._abreast_s = asyncio.get_running_loop().time() - self.unheard_ms() / 1000
+                self._abreast_s = self._heard_s()
             self.known = offset
             self._news.set()
 
@@ -142,11 +147,11 @@ class SlaveHost(CopyHost):
     # ------------------------------------------------------------ applying
     async def _apply_loop(self) -> None:
         shard, time_s = self.shard, asyncio.get_running_loop().time
-        mark, mark_s = self.known, time_s()  # what was known then
+        mark, mark_s = self.known, self._heard_s()
         while True:
             if shard.applied >= mark:
                 self._abreast_s = max(self._abreast_s, mark_s)
-                mark, mark_s = self.known, time_s()
+                mark, mark_s = self.known, self._heard_s()
             limit = min(self.known, self.durable)
             if shard.applied >= limit:
                 self._news.clear()

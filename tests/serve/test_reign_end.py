@@ -1,0 +1,46 @@
+"""The end of a master's reign: who waits is told, and nothing waits for what is never committed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from delaynode.replicate.until import until
+from delaynode.store.errors import Refused
+
+from tests.serve.hosts import node
+
+
+def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_reign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to write what was appended meanwhile and is not committed any more."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            due = made.clock.now_ms() + 60_000
+            async with host.shop.checkpoints:
+                await made.send("a", [due])
+                await until(lambda: host.upkeep._checkpoint_task is not None, 0.01)
+                checkpoint = host.upkeep._checkpoint_task
+                assert checkpoint is not None
+                await asyncio.sleep(0.1)
+                monkeypatch.setattr(host.shop.syncer, "mark", lambda writer: None)  # nothing more is written
+                sending = asyncio.create_task(made.send("a", [due]))
+                await asyncio.sleep(0)
+                assert host.shard.log_end > host.shard.committed
+                host.over("another is chosen")
+            assert not checkpoint.done()
+            try:
+                await asyncio.wait_for(host.depose("another is chosen"), 10)
+            finally:
+                checkpoint.cancel()  # or the node's end would wait for it, too
+            for waiting in (checkpoint, sending, asyncio.create_task(host.written(host.shard.log_end))):
+                with pytest.raises(Refused, match="another is chosen"):
+                    await waiting
+            monkeypatch.undo()
+            assert not host.shop.checkpoints.locked(), "others may write theirs"
+
+    asyncio.run(main())
