@@ -126,3 +126,27 @@ def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: p
             assert log.written == before
 
     asyncio.run(main())
+
+
+def test_what_was_committed_in_a_lost_history_commits_nothing_of_the_next(tmp_path: Path) -> None:
+    """All copies that had it are gone, and somebody allowed an unclean failover."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            log = made.hosts["a"].shard.log
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            first, slave = log.end, slave_of(made)
+            await until(lambda: slave.durable >= first, 0.01)
+            slave.commit_to(10 * first)
+            await until(lambda: slave.shard.applied == first, 0.001)
+            await slave.cut(first)
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            slave.receive(memoryview(log.read_raw(first, 1 << 20)))
+            await until(lambda: slave.durable == log.end, 0.01)
+            await asyncio.sleep(0.1)
+            assert slave.shard.applied == first
+            slave.commit_to(log.end)
+            await until(lambda: slave.shard.applied == log.end, 0.001)
+            await slave.end("done")
+
+    asyncio.run(main())

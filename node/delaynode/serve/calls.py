@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class CallStreams:
         self._dispatch = dispatch
         self._calls = calls
 
-    async def call_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
+    async def call_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
         stream = _Stream(self._dispatch, self._calls, context)
         ended = None
         try:
@@ -116,8 +116,10 @@ class _Stream:
         tasks = [self._reader, *self._tasks]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self.sent(self._done)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # the call may be cancelled now
+            self.sent(self._done)
 
     async def _read(self) -> None:
         flow = self._dispatch.flow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc
 import numpy as np
@@ -63,7 +63,7 @@ class ConsumeCalls:
             host.give_back(request.group, delivery)
             raise
 
-    async def receive_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
+    async def receive_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
         receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)
         answers = self._dispatch.flow.answers(context)
         ended = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -138,6 +139,21 @@ def small(serve: Callable[[Any, ShardHost], Awaitable[Message | Body]]) -> Serve
         return serve(request, host)
 
     return serve_small
+
+
+def streamed(answer: Callable[[AsyncIterator[Body], Context], AsyncGenerator[Body, None]]) -> grpc.RpcMethodHandler:
+    """A call with a stream both ways. answer: a generator, which has ended, with its tasks, when the call ends.
+
+    Not so if grpc.aio itself wrote what it yields: of a client that can't be written to it leaves the generator for
+    later, whose tasks then use a call that is no more. That is the process's end (a segmentation fault, grpcio 1.85).
+    """
+
+    async def handle(requests: AsyncIterator[Body], context: Context) -> None:
+        async with aclosing(answer(requests, context)) as bodies:
+            async for body in bodies:
+                await context.write(body)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
 
 
 def parse(kind: type[Message], data: Body) -> Any:

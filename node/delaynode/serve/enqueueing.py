@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -91,7 +91,7 @@ class EnqueueCalls:
         uid = host.shard.identity.uid
         return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
 
-    async def enqueue_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncIterator[Body]:
+    async def enqueue_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
         unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
         reader = asyncio.create_task(self._read_stream(context, unanswered))
         try:
@@ -104,9 +104,12 @@ class EnqueueCalls:
             await reader
         finally:
             reader.cancel()
-            while not unanswered.empty():
-                if (one := unanswered.get_nowait()) is not None:
-                    one[1].sent()
+            try:
+                await asyncio.gather(reader, return_exceptions=True)  # it must not outlive the call
+            finally:  # which may be cancelled now
+                while not unanswered.empty():
+                    if (one := unanswered.get_nowait()) is not None:
+                        one[1].sent()
 
     async def _read_stream(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> None:
         """Take the stream's requests. Nothing here refers to a request that is done: the next one may be hours away."""

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from delaynode.serve.budget import Answers
 from delaynode.serve.calls import CallStreams
 from delaynode.serve.consuming import ConsumeCalls
-from delaynode.serve.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small
+from delaynode.serve.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small, streamed
 from delaynode.serve.enqueueing import EnqueueCalls
 from delaynode.serve.host import ShardHost
 from delaynode.serve.node import Elsewhere, Node
@@ -62,9 +62,9 @@ class DelayService:
         rpcs = {name: self.dispatch.received(serve) for name, serve in calls.items()}
         rpcs["Enqueue"] = self.dispatch.received(self.enqueueing.enqueue, batch=True)
         streams = CallStreams(self.dispatch, {name: calls[name] for name in STREAMED})
-        rpcs["CallStream"] = grpc.stream_stream_rpc_method_handler(streams.call_stream)
-        rpcs["EnqueueStream"] = grpc.stream_stream_rpc_method_handler(self.enqueueing.enqueue_stream)
-        rpcs["ReceiveStream"] = grpc.stream_stream_rpc_method_handler(consuming.receive_stream)
+        rpcs["CallStream"] = streamed(streams.call_stream)
+        rpcs["EnqueueStream"] = streamed(self.enqueueing.enqueue_stream)
+        rpcs["ReceiveStream"] = streamed(consuming.receive_stream)
         return grpc.method_handlers_generic_handler(SERVICE, rpcs)
 
     async def _get_wheel(self, data: Body, context: Context, answers: Answers) -> Body:

@@ -105,6 +105,7 @@ class SlaveHost(CopyHost):
                     log.cut(min(end, log.end))
 
             await self.off_loop(work)
+            self.known = min(self.known, log.end)  # beyond, it was of another history if copies were lost
 
     def wrote(self, batch: WriteBatch) -> None:
         self.shard.finish_writes(batch)
