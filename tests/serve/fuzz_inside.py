@@ -45,15 +45,19 @@ class Aborted(Exception):
 
 
 class FakeContext:
-    """A call's context: its requests, and how it ends."""
+    """A call's context: its requests, what a stream has written, and how it ends."""
 
     def __init__(self, requests: list[bytes], peer: str = "ipv4:127.0.0.1:1") -> None:
         self._requests = requests
         self._peer = peer
+        self.written: list[bytes] = []
         self._callbacks: list[Callable[[Any], None]] = []
 
     async def read(self) -> Any:
         return self._requests.pop(0) if self._requests else grpc.aio.EOF
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(message)
 
     def peer(self) -> str:
         return self._peer
@@ -191,23 +195,18 @@ class Inside:
     async def stream(self, method: str, requests: list[bytes]) -> tuple[list[bytes], Aborted | None]:
         """The answers, and how the call was ended if it was refused."""
         context = FakeContext(list(requests))
-        answers: list[bytes] = []
 
         async def iterate() -> AsyncIterator[bytes]:
             while (data := await context.read()) is not grpc.aio.EOF:
                 yield data
 
-        async def work() -> None:
-            async for answer in self.handler(method).stream_stream(iterate(), context):
-                answers.append(answer)
-
         try:
-            await asyncio.wait_for(work(), ANSWER_SECONDS)
+            await asyncio.wait_for(self.handler(method).stream_stream(iterate(), context), ANSWER_SECONDS)
         except Aborted as aborted:
-            return answers, aborted
+            return context.written, aborted
         finally:
             context.done()
-        return answers, None
+        return context.written, None
 
     async def ask(self, method: str, request: Any, answered: Any) -> Any:
         """A request that must be answered."""
