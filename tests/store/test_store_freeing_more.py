@@ -153,3 +153,47 @@ def test_a_dead_letter_above_the_watermark_is_moved_as_a_letter_and_not_revived(
     world.advance(61_000)
     world.settle()
     assert len(world.model.queue) == 1, "released again"
+
+
+def dead_in_the_minute_that_is_released(pending: int) -> World:
+    """A segment is being emptied that holds a trimmed letter and `pending` messages due in the same minute."""
+    world = World(3, replace(FREE, max_attempts=1))
+    world.join("g")
+    world.enqueue([Item(5_000, size=50), *[Item(30_000, size=50)] * pending])
+    for _ in range(3):  # these close the segment
+        world.enqueue([Item(30 * HOUR_MS, size=100)] * 5)
+    world.pump()
+    world.checkpoint()
+    world.advance(5_000)
+    world.settle()
+    world.nack("g", [(offset, 1) for offset in world.deliver("g", 10)], 0)
+    world.pump()
+    world.trim()
+    world.pump()
+    world.checkpoint()
+    world.begin_empty(0)
+    world.run_empty()
+    return world
+
+
+@pytest.mark.parametrize("pending", [1, 2])
+@pytest.mark.parametrize("released_meanwhile", [False, True])
+def test_a_letter_of_the_present_minute_is_relocated_once(pending: int, released_meanwhile: bool) -> None:
+    """Named twice, it was counted off its segment twice: damage on all copies, or a needed segment freed."""
+    world = dead_in_the_minute_that_is_released(pending)
+    assert world.emptying is not None
+    named = [seq for rows, _ in world.emptying.batches for seq in rows["seq"].tolist()]
+    assert sorted(named) == list(range(1 + pending))
+    if released_meanwhile:
+        world.advance(25_000)
+        world.settle()
+    world.finish_empty()
+    world.pump()
+    world.resolve("g", None, redrive=True)
+    world.pump()
+    world.checkpoint()
+    world.trim()
+    world.checkpoint()
+    world.power_cut()
+    assert 0 in world.deliver("g", 10)  # reads its body
+    release_all(world)

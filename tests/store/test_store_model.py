@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, finale
+from tests.store.consuming import World
+from tests.store.producing import Item
+from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, Draw, finale
 from tests.store.walks import Steps, tidy_world, times, walk, world_of
 
 WITHOUT_TROUBLE: Steps = MESSAGES | JOBS | TIDYING | CONSUMERS
@@ -52,6 +54,36 @@ FREEING = weighted(
 def test_nothing_that_is_needed_is_freed(chunk: int) -> None:
     for seed in range(3 * 10**6 + chunk, 3 * 10**6 + times(300), CHUNKS):
         walk(seed, FREEING, length=120, make=tidy_world)
+
+
+def enqueue_within_a_minute(world: World, draw: Draw) -> None:
+    world.enqueue([Item(draw(-1000, 59_000), size=draw(1, 60)) for _ in range(draw(1, 6))])
+
+
+def die(world: World, draw: Draw) -> None:
+    """A group is handed what it can get and nacks it until it is dead; then the queue is trimmed."""
+    world.join("a")
+    world.pump()
+    for attempt in range(1, world.config.max_attempts + 1):
+        world.nack("a", [(offset, attempt) for offset in world.deliver("a", draw(1, 6))], 0)
+    world.pump()
+    world.trim()
+
+
+QUICK_DEATHS = {
+    **weighted(FREEING, begin_empty=8, run_empty=8, finish_empty=8, live_a_while=4, delete_group=0, advance=1, kill=0),
+    "enqueue within a minute": (20, enqueue_within_a_minute),
+    "seconds pass": (8, lambda world, draw: world.advance(draw(100, 9000))),
+    "settle": (8, lambda world, draw: world.settle()),
+    "die": (12, die),
+}
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_segments_are_emptied_while_messages_of_the_present_minute_die(chunk: int) -> None:
+    """Emptying must name a message once, whether it is pending, kept for its groups, or a letter."""
+    for seed in range(4 * 10**6 + chunk, 4 * 10**6 + times(100), CHUNKS):
+        walk(seed, QUICK_DEATHS, length=100, make=tidy_world)
 
 
 class ShardMachine(RuleBasedStateMachine):
