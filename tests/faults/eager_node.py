@@ -1,0 +1,48 @@
+"""A delaynode with tiny segments and hasty upkeep: `python -m tests.faults.eager_node`, with delaynode's own options.
+
+What a node does over days happens here within seconds: segments of 64 KiB close, lose most of their messages, are
+emptied and freed. Everything else is the real node. Each emptying is logged as `emptied`, with the RELOCATEs written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+
+from delaynode import main
+from delaynode.serve import settings, upkeep
+from delaynode.store import cleaning
+from delaynode.store.cleaning import EmptyJob
+from delaynode.store.freeing import KeepConfig
+from delaynode.store.shard import Shard, ShardConfig
+
+SEGMENT_BYTES = 64 << 10
+
+
+def eager() -> None:
+    """Replace the sizes and times of this process; before the node is made."""
+    settings.ShardConfig = partial(ShardConfig, timer_segment_bytes=SEGMENT_BYTES, queue_segment_bytes=SEGMENT_BYTES)
+    settings.KeepConfig = partial(
+        KeepConfig, keep_log_bytes=256 << 10, keep_log_ms=1_000, relocate_after_ms=0, relocate_share=0.75
+    )
+    upkeep.CHECKPOINT_SECONDS = upkeep.BUSY_CHECKPOINT_SECONDS = upkeep.EMPTY_AGAIN_SECONDS = 1.0
+    upkeep.TRIM_SECONDS = upkeep.FREE_SECONDS = 0.3
+    relocate = cleaning.relocate
+
+    def logged(shard: Shard, job: EmptyJob, now_ms: int) -> int:
+        frames = relocate(shard, job, now_ms)
+        letters = sum(int((rows["due"] == 0).sum()) for rows, _ in job.batches)
+        event = {"time_ms": now_ms, "event": "emptied", "relocates": frames, "letters": letters}
+        print(json.dumps(event), file=sys.stderr, flush=True)
+        return frames
+
+    cleaning.relocate = logged
+    parse = main.configuration.parse
+    main.configuration.parse = lambda argv=None: replace(parse(argv), log_segment_bytes=SEGMENT_BYTES)
+
+
+if __name__ == "__main__":
+    eager()
+    main.main()
