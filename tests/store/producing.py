@@ -17,7 +17,7 @@ from delaynode.store.shard import (
     TOO_LATE,
     Lookup,
 )
-from delaynode.store.timerindex import DAY_MS, TOLD_MS
+from delaynode.store.timerindex import DAY_MS, GEOMETRY
 from delaynode.store.timerscan import Folds, ScanJob
 from delaynode.store.types import Pair
 
@@ -48,7 +48,7 @@ class Scanning:
     ran: bool = False
 
 
-FORGETS_MS = TOLD_MS
+FORGETS_MS = GEOMETRY.told_ms
 """How long after its due a message's fate is certainly known: then its units may be cleaned away."""
 
 

@@ -22,7 +22,6 @@ from delaynode.memory import give_back
 from delaynode.store import cleaning, persist
 from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.ledger import COLUMN_BYTES
-from delaynode.store.timerindex import MINUTE_MS
 from delaynode.store.timerjobs import LoadJob
 from delaynode.store.types import Pair, Records
 
@@ -111,8 +110,7 @@ class Upkeep:
             while index.window.bound <= mark:
                 while index.minute_bound_ms <= mark.due:
                     await self._cascade()
-                end = mark.due - mark.due % MINUTE_MS + MINUTE_MS
-                job = index.begin_load(end, self._shard.config.window_budget)
+                job = index.begin_load(index.geometry.minute_end(mark.due), self._shard.config.window_budget)
                 if job is None:
                     raise Damaged(f"can't load the due window past {mark}: its bound is {index.window.bound}")
                 await self._run_load(job)

@@ -36,7 +36,7 @@ from delaynode.store.ledger import Ledger
 from delaynode.store.marker import check_unmarked, mark_damaged, outlasts_a_restart
 from delaynode.store.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
 from delaynode.store.shard import Identity, Shard, ShardConfig
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, TimerIndex
+from delaynode.store.timerindex import TimerIndex
 from delaynode.store.timerjobs import FlushJob
 from delaynode.store.timerlog import TimerLog
 from delaynode.store.timermending import Mender
@@ -121,11 +121,11 @@ def create(
 ) -> Shard:
     """A new, empty copy with a copy id of its own. epoch: the highest that is known."""
     identity = Identity(uid, new_copy_id(), topic, queue, epoch)
-    hour = now_ms - now_ms % HOUR_MS
     empty = Checkpoint(
         uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
         watermark_seq=MAX_SEQ,
-        minute_bound_ms=hour + DAY_MS + HOUR_MS, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=now_ms,
+        minute_bound_ms=config.geometry.first_bound(now_ms), next_seq=0, pending=0, pending_bytes=0, epochs=[],
+        wall_ms=now_ms,
     )  # fmt: skip
     ck.write(files, f"{directory}/checkpoint", empty, {})
     write_identity(files, directory, identity, config.horizon_ms)
@@ -156,7 +156,7 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     _match_files(files, state, ledger, log, timer_log, queue)
 
     watermark = Pair(state.watermark_due, state.watermark_seq)
-    index = TimerIndex(timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget)
+    index = TimerIndex(timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget, config.geometry)
     index.pending, index.pending_bytes = state.pending, state.pending_bytes
     mender = Mender(timer_log, log)
     units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)), mender.mend)

@@ -43,7 +43,7 @@ from delaynode.store.frames import (
 from delaynode.store.freeing import Freeing, KeepConfig
 from delaynode.store.intake import Batch, resolve_due
 from delaynode.store.producers import FirstAnswer, Producers
-from delaynode.store.timerindex import DAY_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timerindex import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
 from delaynode.store.timerscan import Folds, ScanJob
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
 from delaynode.store.units import DEFAULT, DELETE, MOVED, UNIT, units
@@ -59,8 +59,8 @@ CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
-    """Limits and sizes. horizon_ms is fixed for a shard's life, a topic's limits may change while it is used
-    (Shard.reconfigure), the others at a restart."""
+    """Limits and sizes. horizon_ms and geometry are fixed for a shard's life, a topic's limits may change while it is
+    used (Shard.reconfigure), the others at a restart."""
 
     horizon_ms: int = 40 * DAY_MS
     max_delay_ms: int | None = None  # the topic's own limit, below the horizon
@@ -78,6 +78,7 @@ class ShardConfig:
     timer_segment_bytes: int = 64 << 20
     queue_segment_bytes: int = 16 << 20
     keep: KeepConfig = field(default_factory=KeepConfig)
+    geometry: Geometry = GEOMETRY  # of the wheels
     scrub_days: float = 7.0  # in which everything on disk is read again and checked
 
     @property
@@ -296,7 +297,7 @@ class Shard:
     def load_target(self, now_ms: int) -> int:
         """Whole minutes, so that the wheel's slots are read once."""
         target = max(now_ms, self.index.window.bound.due) + self.config.lookahead_ms
-        return target - target % MINUTE_MS + MINUTE_MS
+        return self.config.geometry.minute_end(target)
 
     # ------------------------------------------------------------ a topic's limits
     def reconfigure(self, wished: ShardConfig) -> None:
@@ -492,7 +493,7 @@ class Shard:
                 if cascade is not None:
                     cascade.run()
                     index.finish_cascade(cascade)
-            end = mark.due - mark.due % MINUTE_MS + MINUTE_MS
+            end = self.config.geometry.minute_end(mark.due)
             load = index.begin_load(end, self.config.window_budget)
             if load is None:
                 raise Damaged(f"can't load the due window past {mark}: its bound is {index.window.bound}")

@@ -12,6 +12,7 @@ whole hours, when the hour at it has been cascaded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,29 +27,60 @@ from delaynode.store.window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, Rel
 
 CLEAN_SEGMENTS = 2  # TimerLog files that may be of no use before a cleaning is worth its reads
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-TOLD_MS = HOUR_MS  # so long after its due, at least, a late Cancel is told that a message was cancelled or rescheduled
 MINUTE_SLOTS = 2 * 1440
-MINUTE_MARGIN_MS = 2 * HOUR_MS  # the minute level ends this much before it would lap the watermark
-CASCADE_AHEAD_MS = DAY_MS
 LOAD_UNITS = 524_288  # that the window is extended by at a time; being sorted they take four times their memory
 FEW_SLOTS = 64
 MANY_PARTS, SMALL_PART = 64, 4096  # arrays of unflushed units: so many are worth joining those with so few units
 
 
-def hour_slots(horizon_ms: int) -> int:
+def hour_slots(horizon_ms: int, hour_ms: int = HOUR_MS, spare_ms: int = 7 * DAY_MS) -> int:
     """Slots of the hour level: the horizon and a week, so that a shard may be down for days without lapping."""
-    return (horizon_ms + 7 * DAY_MS) // HOUR_MS + 2
+    return (horizon_ms + spare_ms) // hour_ms + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of the two wheels, ms and slots: fixed for a shard's life, as its files rest on them.
+
+    The simulation passes smaller ones, so that hours cascade and slots are reused within seconds.
+    """
+
+    minute_ms: int = MINUTE_MS  # width of a slot of the minute level
+    hour_ms: int = HOUR_MS  # and of the hour level: a multiple of minute_ms
+    minute_slots: int = MINUTE_SLOTS
+    margin_ms: int = 2 * HOUR_MS  # the minute level ends this much before it would lap the watermark
+    ahead_ms: int = DAY_MS  # an hour is cascaded this long before it begins
+    spare_ms: int = 7 * DAY_MS  # the hour level spans the horizon and this
+    told_ms: int = HOUR_MS  # so long after its due, at least, a late Cancel is told that a message was cancelled
+
+    def minute_end(self, ms: int) -> int:
+        """The end of the minute slot that `ms` falls into."""
+        return ms - ms % self.minute_ms + self.minute_ms
+
+    def first_bound(self, now_ms: int) -> int:
+        """Where the minute level of a shard that is made now ends at first."""
+        return now_ms - now_ms % self.hour_ms + self.ahead_ms + self.hour_ms
+
+
+GEOMETRY = Geometry()
 
 
 class TimerIndex:
     """Owned by one thread; jobs' run() may leave it. At most one flush or cascade at a time."""
 
     def __init__(
-        self, log: TimerLog, horizon_ms: int, watermark: Pair, minute_bound_ms: int, window_budget: int = NEVER
+        self,
+        log: TimerLog,
+        horizon_ms: int,
+        watermark: Pair,
+        minute_bound_ms: int,
+        window_budget: int = NEVER,
+        geometry: Geometry = GEOMETRY,
     ) -> None:
         self.log = log
-        self.minute = TimerWheel(MINUTE_MS, MINUTE_SLOTS)
-        self.hour = TimerWheel(HOUR_MS, hour_slots(horizon_ms))
+        self.geometry = geometry
+        self.minute = TimerWheel(geometry.minute_ms, geometry.minute_slots)
+        self.hour = TimerWheel(geometry.hour_ms, hour_slots(horizon_ms, geometry.hour_ms, geometry.spare_ms))
         self.watermark = watermark
         self.minute_bound_ms = minute_bound_ms
         self.window = DueWindow(after(watermark), window_budget)
@@ -110,7 +142,7 @@ class TimerIndex:
     # ------------------------------------------------------------ limits
     def last_due_ms(self) -> int:
         """The latest due that maps onto no unreleased slot: two slots before the hour level would lap the watermark."""
-        return self.hour.slot_time(self.watermark.due) + self.hour.span_ms - 2 * HOUR_MS - 1
+        return self.hour.slot_time(self.watermark.due) + self.hour.span_ms - 2 * self.hour.width_ms - 1
 
     # ------------------------------------------------------------ jobs
     def capture(self, low_ms: int, high_ms: int, starts: I64 | None = None) -> Capture:
@@ -175,18 +207,18 @@ class TimerIndex:
     def cascade_due(self, now_ms: int) -> bool:
         """Whether the hour at the minute level's bound should come down."""
         bound = self.minute_bound_ms
-        return bound < now_ms + CASCADE_AHEAD_MS and bound + HOUR_MS <= self._minute_limit()
+        return bound < now_ms + self.geometry.ahead_ms and bound + self.hour.width_ms <= self._minute_limit()
 
     def _minute_limit(self) -> int:
-        return self.minute.slot_time(self.watermark.due) + self.minute.span_ms - MINUTE_MARGIN_MS
+        return self.minute.slot_time(self.watermark.due) + self.minute.span_ms - self.geometry.margin_ms
 
     def begin_cascade(self) -> CascadeJob | None:
         """For the hour at the bound; None when it was empty, and the bound has moved. Not while a flush runs."""
         assert not self._flushing, "a flush under way has laid out its units for the bound as it is"
-        capture = self.capture(self.minute_bound_ms, self.minute_bound_ms + HOUR_MS)
+        capture = self.capture(self.minute_bound_ms, self.minute_bound_ms + self.hour.width_ms)
         if not capture.slots or capture.slots[0].last == NOWHERE:
             self.end_capture(capture)
-            self.minute_bound_ms += HOUR_MS
+            self.minute_bound_ms += self.hour.width_ms
             return None
         return CascadeJob(capture)
 
@@ -194,7 +226,7 @@ class TimerIndex:
         self.end_capture(job.capture)
         self._arrive(job.result())
         self.hour.empty(self.minute_bound_ms)
-        self.minute_bound_ms += HOUR_MS
+        self.minute_bound_ms += self.hour.width_ms
 
     # ------------------------------------------------------------ cleaning
     def clean_due(self) -> bool:
@@ -217,7 +249,8 @@ class TimerIndex:
             self._cycle = Cycle(end, Pair(0, 0))
         if self._cycle.low is None:
             return None
-        low = self._cycle.low = max(self._cycle.low, Pair(self.minute.slot_time(self.watermark.due - TOLD_MS), 0))
+        told = Pair(self.minute.slot_time(self.watermark.due - self.geometry.told_ms), 0)
+        low = self._cycle.low = max(self._cycle.low, told)
         capture = self.capture(low.due, self.last_due_ms() + 1)
         capture.slots = [slot for slot in capture.slots if slot.last >= self.log.start]
         return CleanJob(capture, self._cycle.end, low, STEP_UNITS, self.watermark)
@@ -245,7 +278,7 @@ class TimerIndex:
         self._told = cycle.told
         counts = concatenated(cycle.counts)
         # of slots that are still there: unreleased, and at the level that they were counted at
-        hours = counts["size"] == HOUR_MS  # the width of its slot
+        hours = counts["size"] == self.hour.width_ms  # the width of its slot
         low = np.where(hours, self.minute_bound_ms, self.minute.slot_time(self.watermark.due))
         return counts[counts["due"] >= low]
 
@@ -276,7 +309,7 @@ class TimerIndex:
         the window, while the job runs. The caller finishes as with a scan.
         """
         far = due[away]
-        starts = np.unique(np.where(far < self.minute_bound_ms, far - far % MINUTE_MS, far - far % HOUR_MS))
+        starts = np.unique(far - far % np.where(far < self.minute_bound_ms, self.minute.width_ms, self.hour.width_ms))
         capture = self.capture(int(far.min()), int(far.max()) + 1, starts)
         return ScanJob(
             capture, Pair(int(due.min()), 0), Pair(int(due.max()) + 1, 0), Named(due, seq), None, folds, known
@@ -323,10 +356,10 @@ class TimerIndex:
 
         The minute that is being released counts what the window still holds of it.
         """
-        low = self.minute.slot_time(self.watermark.due)
-        begun = self.window.count_below(low + MINUTE_MS)
-        times, nums, widths = [np.array([low])], [np.array([begun])], [np.array([MINUTE_MS])]
-        low += MINUTE_MS
+        low, minute_ms, hour_ms = self.minute.slot_time(self.watermark.due), self.minute.width_ms, self.hour.width_ms
+        begun = self.window.count_below(low + minute_ms)
+        times, nums, widths = [np.array([low])], [np.array([begun])], [np.array([minute_ms])]
+        low += minute_ms
         for wheel, begin, end in (
             (self.minute, low, self.minute_bound_ms),
             (self.hour, self.minute_bound_ms, 2**62),
@@ -341,7 +374,7 @@ class TimerIndex:
             for part in unflushed:
                 rows = part[part["due"] >= low]
                 due = rows["due"]
-                width = np.where(due < bound_ms, MINUTE_MS, HOUR_MS).astype(np.int64)
+                width = np.where(due < bound_ms, minute_ms, hour_ms).astype(np.int64)
                 times.append(due - due % width)
                 nums.append(change_of(rows["magic"]))
                 widths.append(width)
