@@ -15,6 +15,7 @@ from delaynode.clock import GuardedClock, boot_ms, wall_ms
 from delaynode.metrics import NodeMetrics
 from delaynode.serve.host import ShardHost, Workshop
 from delaynode.serve.syncer import Syncer
+from delaynode.serve.upkeep import Intervals
 from delaynode.store import persist
 from delaynode.store.files import DiskFiles
 from delaynode.store.intake import Batch
@@ -23,6 +24,7 @@ from delaynode.store.shard import ShardConfig
 Key = tuple[int, int]
 
 CONFIG = ShardConfig(flush_units=1, wheel_copy_units=1)  # a checkpoint and a copy of the wheels whenever something came
+INTERVALS = Intervals()
 
 
 @dataclass
@@ -84,7 +86,7 @@ async def node(directory: Path) -> AsyncIterator[Node]:
         syncer = Syncer()
         shop = Workshop(
             files, made.clock, syncer, pool, NodeMetrics(), asyncio.Semaphore(1), fsync=True, log=made.log,
-            disk_tight=lambda: False,
+            disk_tight=lambda: False, intervals=INTERVALS,
         )  # fmt: skip
         for queue, name in enumerate(("a", "b")):
             now = made.clock.now_ms() - 1

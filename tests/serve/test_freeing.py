@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from delaynode.serve import upkeep
 from delaynode.serve.host import ShardHost
-from delaynode.store import shard as shards
+from delaynode.serve.upkeep import Intervals
 from delaynode.store.freeing import KeepConfig
 from delaynode.store.intake import Batch
 from delaynode.store.shard import CANCELLED
@@ -34,10 +34,7 @@ def busy_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
         hosts.CONFIG, log_segment_bytes=8_000, timer_segment_bytes=52 * 40, queue_segment_bytes=40 * 50, keep=keep
     )
     monkeypatch.setattr(hosts, "CONFIG", small)
-    monkeypatch.setattr(upkeep, "MAINTAIN_SECONDS", 0.02)
-    monkeypatch.setattr(upkeep, "CHECKPOINT_SECONDS", 0.1)
-    monkeypatch.setattr(upkeep, "TRIM_SECONDS", 0.05)
-    monkeypatch.setattr(upkeep, "EMPTY_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(hosts, "INTERVALS", Intervals(maintain=0.02, checkpoint=0.1, trim=0.05, empty_again=0.2))
 
 
 def run(directory: Path, work: Work) -> None:
@@ -198,9 +195,8 @@ def test_a_shard_that_is_stopped_just_as_its_tick_loop_is_woken_is_not_damaged(t
 def test_a_shard_that_has_come_to_rest_lets_go_of_the_segment_that_it_wrote_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "CONFIG", replace(hosts.CONFIG, log_segment_bytes=160_000))
-    monkeypatch.setattr(shards, "IDLE_TICK_MS", 100)
-    monkeypatch.setattr(upkeep, "IDLE_CHECKPOINT_SECONDS", 0.5)
+    monkeypatch.setattr(hosts, "CONFIG", replace(hosts.CONFIG, log_segment_bytes=160_000, idle_tick_ms=100))
+    monkeypatch.setattr(hosts, "INTERVALS", replace(hosts.INTERVALS, idle_checkpoint=0.5))
 
     async def work(made: Node) -> None:
         host = made.hosts["a"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from delaynode.metrics import NodeMetrics
 from delaynode.serve.syncer import Writer
-from delaynode.serve.upkeep import Upkeep
+from delaynode.serve.upkeep import Intervals, Upkeep
 from delaynode.serve.waiting import Waiting
 from delaynode.store import marker
 from delaynode.store.commitlog import WriteBatch
@@ -62,6 +62,7 @@ class Workshop:
     disk_tight: Callable[[], bool]  # little is left: free what can be freed
     disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
+    intervals: Intervals = field(default_factory=Intervals)  # of upkeep
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
 
 

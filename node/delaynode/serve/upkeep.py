@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,21 +29,27 @@ from delaynode.store.types import Pair, Records
 if TYPE_CHECKING:
     from delaynode.serve.copyhost import CopyHost
 
-MAINTAIN_SECONDS = 0.25
-LOOK_SECONDS = 4.0  # between two looks at the due window, which reaches minutes ahead
-QUIET_SECONDS = 4.0  # of a shard that nothing happens to: a node may have a thousand
-CHECKPOINT_SECONDS = 30.0
-BUSY_CHECKPOINT_SECONDS = 8.0  # when the log has grown by BUSY_BYTES: a node that was killed has all that to apply
 BUSY_BYTES = 4 << 20
-IDLE_CHECKPOINT_SECONDS = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
 IDLE_BYTES = 64 << 10
 UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
-FREE_SECONDS = 1.0  # between two looks at what may go; 200 busy shards' looks are felt
-TRIM_SECONDS = 5.0  # between two TRIMs of a few queue entries
-EMPTY_AGAIN_SECONDS = 60.0  # a segment that could not be emptied is not looked at again before
 EMPTY_BYTES = 16 << 20  # written again at once, about: memory, and a segment of its own
 EMPTY_SEGMENTS = 16  # emptied at once, at most: each is read whole, while a checkpoint may wait
 TIGHT_SHARE = 0.75  # with little disk left a segment is emptied as soon as so much of it, or less, is needed
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How often upkeep does what, seconds. The simulation passes others, so that its short runs have all of it."""
+
+    maintain: float = 0.25
+    look: float = 4.0  # between two looks at the due window, which reaches minutes ahead
+    quiet: float = 4.0  # of a shard that nothing happens to: a node may have a thousand
+    checkpoint: float = 30.0
+    busy_checkpoint: float = 8.0  # when the log has grown by BUSY_BYTES: a node that was killed has all that to apply
+    idle_checkpoint: float = 600.0  # when the log has grown by less than IDLE_BYTES: idle ticks
+    free: float = 1.0  # between two looks at what may go; 200 busy shards' looks are felt
+    trim: float = 5.0  # between two TRIMs of a few queue entries
+    empty_again: float = 60.0  # a segment that could not be emptied is not looked at again before
 
 
 class Upkeep:
@@ -50,6 +57,7 @@ class Upkeep:
 
     def __init__(self, host: CopyHost) -> None:
         self._host, self._shard, self._shop = host, host.shard, host.shop
+        self._intervals = host.shop.intervals
         self._want_load = asyncio.Event()
         self._loading = asyncio.Lock()  # one load at a time
         self._timer_job = asyncio.Lock()  # one cascade, flush or cleaning of the TimerLog at a time
@@ -91,7 +99,7 @@ class Upkeep:
                 async with self._loading:
                     await self.load()
             else:
-                await _wait(self._want_load, LOOK_SECONDS)
+                await _wait(self._want_load, self._intervals.look)
 
     async def load(self) -> None:
         """Load the due window further."""
@@ -125,7 +133,7 @@ class Upkeep:
 
     # ------------------------------------------------------------ one after the other
     async def _maintain_loop(self) -> None:
-        shard, seen, pause = self._shard, -1, MAINTAIN_SECONDS
+        shard, seen, pause = self._shard, -1, self._intervals.maintain
         while True:
             while shard.index.cascade_due(self._shop.clock.now_ms()):
                 await self._cascade()
@@ -139,7 +147,7 @@ class Upkeep:
                 continue
             shard.index.window.settle()  # now, not when a herd is due
             quiet = shard.applied == seen and not self._shop.disk_tight()
-            seen, pause = shard.applied, min(2 * pause, QUIET_SECONDS) if quiet else MAINTAIN_SECONDS
+            seen, pause = shard.applied, min(2 * pause, self._intervals.quiet) if quiet else self._intervals.maintain
             await _wait(self._wanted, pause)
 
     async def _cascade(self) -> None:
@@ -157,12 +165,12 @@ class Upkeep:
 
     # ------------------------------------------------------------ checkpoints
     def _checkpoint_due(self) -> bool:
-        shard = self._shard
+        shard, every = self._shard, self._intervals
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
         doomed = bool(shard.freeing.doomed)
         idle = grown < IDLE_BYTES and not shard.index.unflushed and not doomed
         busy = grown >= BUSY_BYTES and not self._shop.checkpoints.locked()
-        enough = IDLE_CHECKPOINT_SECONDS if idle else BUSY_CHECKPOINT_SECONDS if busy else CHECKPOINT_SECONDS
+        enough = every.idle_checkpoint if idle else every.busy_checkpoint if busy else every.checkpoint
         old = grown > 0 and age > enough
         return old or self._many_units() or (doomed and self._shop.disk_tight())
 
@@ -227,7 +235,7 @@ class Upkeep:
 
     # ------------------------------------------------------------ freeing disk
     def _free_due(self) -> bool:
-        due = self._shop.disk_tight() or time.monotonic() - self._freed >= FREE_SECONDS
+        due = self._shop.disk_tight() or time.monotonic() - self._freed >= self._intervals.free
         return self._host.leads and due
 
     async def _free(self) -> None:
@@ -235,7 +243,7 @@ class Upkeep:
         shard, now = self._shard, self._shop.clock.now_ms()
         if shard.consumers.expire_dead(now):
             self._host.changed()
-        small = time.monotonic() - self._trimmed > TRIM_SECONDS
+        small = time.monotonic() - self._trimmed > self._intervals.trim
         end, more = shard.log_end, True
         while more:
             more = shard.freeing.trim(now, self._host.needed_from(), small=small)
@@ -270,7 +278,7 @@ class Upkeep:
     async def _empty(self, segments: Records) -> None:
         """Write what the segments (k,) still hold again, so that the next TRIM frees them."""
         shard, host = self._shard, self._host
-        again = time.monotonic() + EMPTY_AGAIN_SECONDS
+        again = time.monotonic() + self._intervals.empty_again
         self._not_before |= dict.fromkeys(segments["base"].tolist(), again)
         async with self._shop.checkpoints:
             job = cleaning.begin_emptying(shard, segments)

@@ -33,10 +33,9 @@ from delaynode.store.units import ROLL, SAME, units
 TRIM_ROWS = 65_536  # queue entries that one TRIM ends the keeping of, at most: they are read on the owner's thread
 READ_ROWS = 65_536
 WORTH_ROWS = 65_536  # so many queue entries, or an empty segment, are worth a TRIM at once
-MARKS = 10_000  # of release times: their distance is a ten-thousandth of the retention, at least a minute
+MARKS = 10_000  # of release times: their distance is a ten-thousandth of the retention, at least mark_ms
 SMALL_PART = 32  # of the size of a segment: one that is smaller is written again with others
 OPEN_PART = 8  # of the size of a segment: what the open one may keep although it is dead
-MINUTE_MS = 60_000
 RELOCATED = ("seq", "due", "offset", "size", "key", "tag")  # a unit's fields that a RELOCATE carries
 
 Propose = Callable[[Kind, int, tuple[Buffer, ...], int], tuple[int, int]]
@@ -48,6 +47,7 @@ class KeepConfig:
     """How long things are kept."""
 
     retention_ms: int = 3 * DAY_MS  # a released message that not every group is done with, since its release
+    mark_ms: int = 60_000  # the least distance of two release times: how exactly retention is kept
     keep_log_bytes: int = 1 << 30  # the log's last part, for replicas that catch up ...
     keep_log_ms: int = 600_000  # ... as far as it is not older than this
     relocate_after_ms: int = 600_000  # a closed segment is not emptied before: much of it may die by itself
@@ -94,7 +94,7 @@ class Freeing:
 
     @property
     def _mark_ms(self) -> int:
-        return max(MINUTE_MS, self.config.retention_ms // MARKS)
+        return max(self.config.mark_ms, self.config.retention_ms // MARKS)
 
     def _outlived(self, now_ms: int) -> int:
         """The queue offset below which everything was released more than the retention ago."""

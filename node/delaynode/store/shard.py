@@ -49,7 +49,6 @@ from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair
 from delaynode.store.units import DEFAULT, DELETE, MOVED, UNIT, units
 from delaynode.store.window import Run, before
 
-IDLE_TICK_MS = 60_000
 MAX_DUE_MS = 1 << 62
 FEW_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
 
@@ -69,6 +68,7 @@ class ShardConfig:
     max_dead_letters: int = 100_000  # of a group, those that were redriven included
     dlq_retention_ms: int = 7 * DAY_MS  # a letter is kept for so long after it died or was redriven
     max_tick: int = 131_072  # messages a tick releases at most
+    idle_tick_ms: int = MINUTE_MS  # a shard that releases nothing ticks so often: its watermark moves
     window_budget: int = 4_000_000  # messages in the due window, about
     lookahead_ms: int = 2 * MINUTE_MS  # how far ahead the window is kept loaded
     max_producers: int = 10_000  # idempotent producers seen within a day
@@ -264,7 +264,7 @@ class Shard:
     # ------------------------------------------------------------ messages out
     def next_tick(self) -> int:
         """When tick() has something to do, ms: the next due, or the idle tick."""
-        return min(self.index.window.next_due(), self.index.watermark.due + IDLE_TICK_MS)
+        return min(self.index.window.next_due(), self.index.watermark.due + self.config.idle_tick_ms)
 
     def tick(self, now_ms: int, most: int | None = None) -> int:
         """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.
@@ -276,7 +276,7 @@ class Shard:
         target = min(Pair(now_ms, MAX_SEQ), before(index.window.bound))
         if target <= index.watermark:
             return -1
-        if index.window.next_due() > target.due and target.due - index.watermark.due < IDLE_TICK_MS:
+        if index.window.next_due() > target.due and target.due - index.watermark.due < self.config.idle_tick_ms:
             return -1
         rows = self.config.max_tick if most is None else min(self.config.max_tick, max(FEW_ROWS, 4 * most))
         taken = index.release(target, rows, most)
