@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,11 +17,11 @@ import pytest
 from delaynode.store import commitlog, files
 from delaynode.store.checks import record_checks
 from delaynode.store.commitlog import CommitLog
-from delaynode.store.errors import Damaged, Refused
+from delaynode.store.errors import Damaged, Refused, Unsynced
 from delaynode.store.files import DiskFiles, Files
 from delaynode.store.frames import MAX_FRAME_BYTES, Kind
 from delaynode.store.segments import SegmentedFile
-from delaynode.store.types import Records
+from delaynode.store.types import Buffers, Records
 from delaynode.store.units import DEFAULT, units
 
 from tests.store.memory_files import Crashed, MemoryFiles
@@ -127,20 +128,96 @@ def test_a_sync_does_not_return_before_another_threads_sync_of_the_same_bytes() 
     disk = MemoryFiles(random.Random(1))
     file, _ = segmented(disk, [10])
     inside, go_on = threading.Event(), threading.Event()
+    seen: list[int] = []
 
     def wait_once(path: str) -> None:
         disk.on_sync = lambda path: None
         inside.set()
         assert go_on.wait(10)
 
+    def sync() -> None:
+        file.sync()
+        seen.extend(f.synced for f in disk.files.values())
+
     disk.on_sync = wait_once
-    other = threading.Thread(target=file.sync)
-    other.start()
+    first, second = threading.Thread(target=file.sync), threading.Thread(target=sync)
+    first.start()
     assert inside.wait(10)
-    file.sync()
-    assert [f.synced for f in disk.files.values()] == [10]
+    second.start()
+    second.join(0.1)
     go_on.set()
+    first.join()
+    second.join()
+    assert seen == [10]
+
+
+def test_an_fsync_error_told_to_the_checkpoints_thread_is_told_to_the_thread_that_acknowledges() -> None:
+    """Linux reports a writeback error once for each open file, and both threads use the same one."""
+    disk = MemoryFiles(random.Random(1))
+    log = CommitLog.open(disk, "/d/log", 1, 1 << 20)
+    log.propose(Kind.EPOCH, 1, 1, 0, 0, (b"acknowledged",))
+    batch = log.take(sync=True)
+    assert batch is not None
+    with patch.object(log.file, "append", partial(append_then_fail, log.file)), pytest.raises(Unsynced, match="EIO"):
+        batch.run()
+    assert log.synced == 0
+
+
+def append_then_fail(file: SegmentedFile, buffers: Buffers, size: int, *, roll: bool | None = None) -> None:
+    """Append; then the checkpoint's thread syncs, and is told that the bytes can't be written."""
+    SegmentedFile.append(file, buffers, size, roll=roll)
+    assert isinstance(file.files, MemoryFiles)
+    file.files.fail_next("sync")
+    with pytest.raises(Unsynced):
+        file.sync()
+
+
+def test_no_sync_returns_as_if_all_were_well_while_another_thread_has_been_told_an_error() -> None:
+    """The kernel tells one of two calls that run at once."""
+    disk = MemoryFiles(random.Random(1))
+    file, _ = segmented(disk, [10])
+    inside = threading.Event()
+    told: list[str] = []
+    told_meanwhile: list[str] = []
+
+    def checkpoint() -> None:
+        assert inside.wait(10)
+        try:
+            file.sync()
+        except Unsynced:
+            told.append("checkpoint")
+
+    other = threading.Thread(target=checkpoint)
+
+    def while_the_sync_runs(path: str) -> None:
+        disk.on_sync = lambda path: None
+        disk.fail_next("sync")
+        inside.set()
+        other.join(0.1)
+        told_meanwhile.extend(told)
+
+    disk.on_sync = while_the_sync_runs
+    other.start()
+    try:
+        file.sync()
+    except Unsynced:
+        told_meanwhile.clear()
     other.join()
+    assert not told_meanwhile
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_all", "append", "truncate"])
+def test_a_file_whose_fsync_failed_once_takes_nothing_more(call: str) -> None:
+    disk = MemoryFiles(random.Random(1))
+    file, content = segmented(disk, [60, 60])
+    disk.fail_next("sync")
+    with pytest.raises(Unsynced):
+        file.sync()
+    calls = {"append": lambda: file.append([b"x"], 1), "truncate": lambda: file.truncate(60)}
+    with pytest.raises(Unsynced, match="EIO"):
+        calls.get(call, getattr(file, call))()
+    assert disk.size("/d/log/00000000000000000000") == 60
+    assert file.read(0, len(content)) == content
 
 
 # ---------------------------------------------------------------- records

@@ -27,7 +27,11 @@ class Segments(NamedTuple):
 
 
 class SegmentedFile:
-    """Appends by one thread, reads by any."""
+    """Appends by one thread, syncs and reads by any. After a failed fsync every append, sync and cut raises Unsynced.
+
+    Linux reports a writeback error once for each open file, and all threads share that file. So the error that one
+    thread is told must be kept here for the others: the one that acknowledges must not see its own fsync succeed.
+    """
 
     def __init__(self, files: Files, directory: str, segment_bytes: int) -> None:
         self.files = files
@@ -39,6 +43,8 @@ class SegmentedFile:
         self._segments = Segments(bases, ends)  # replaced whole: a reader on another thread sees one or the other
         self._dirty: dict[int, int] = {}  # base -> `end` after its last append that may not be on disk
         self._lock = threading.Lock()  # of _dirty and of replacing _segments: one thread appends, others sync or drop
+        self._syncing = threading.Lock()  # one fsync at a time: its error must be in _failed before another one returns
+        self._failed: Unsynced | None = None  # the first error of an fsync
         self.end = ends[-1] if ends else 0
 
     def _path(self, base: int) -> str:
@@ -59,6 +65,7 @@ class SegmentedFile:
 
         roll: whether they begin a segment; None: when the open one would grow above `segment_bytes`.
         """
+        self._check_synced()
         offset = self.end
         bases, ends = self._segments
         if roll is None:
@@ -77,14 +84,16 @@ class SegmentedFile:
         return offset
 
     def sync(self) -> None:
-        """All that was appended before the call is on disk when it returns. Any thread, several at once."""
-        with self._lock:
-            dirty = sorted(self._dirty.items())
-        for base, end in dirty:
-            self._sync(base)
+        """All that was appended before the call is on disk when it returns. Any thread."""
+        with self._syncing:
+            self._check_synced()
             with self._lock:
-                if self._dirty.get(base) == end:  # else it was appended to meanwhile, and that may not be on disk
-                    del self._dirty[base]
+                dirty = sorted(self._dirty.items())
+            for base, end in dirty:
+                self._sync(base)
+                with self._lock:
+                    if self._dirty.get(base) == end:  # else it was appended to meanwhile, and that may not be on disk
+                        del self._dirty[base]
 
     def _limit(self, segments: Segments, at: int) -> int:
         """Where segment `at` ends."""
@@ -156,15 +165,23 @@ class SegmentedFile:
 
     def sync_all(self) -> None:
         """As sync(), also for what an earlier process wrote."""
-        for base in self._segments.bases:
-            self._sync(base)
-        self._dirty.clear()
+        with self._syncing:
+            self._check_synced()
+            for base in self._segments.bases:
+                self._sync(base)
+            self._dirty.clear()
 
     def _sync(self, base: int) -> None:
         try:
             self.files.sync(self._path(base))
         except OSError as error:
-            raise Unsynced(error.errno, error.strerror, self._path(base)) from error
+            self._failed = Unsynced(error.errno, error.strerror, self._path(base))
+            raise self._failed from error
+
+    def _check_synced(self) -> None:
+        if self._failed is not None:
+            first = self._failed
+            raise Unsynced(first.errno, f"{first.strerror} (an earlier fsync failed)", first.filename) from first
 
     def segment_start(self) -> int:
         """Where the segment that is being appended to starts."""
@@ -222,6 +239,7 @@ class SegmentedFile:
 
         start: None when segments may have been dropped anywhere.
         """
+        self._check_synced()
         if start is not None:
             self.check_whole(start, end)
         bases, ends = self._segments
