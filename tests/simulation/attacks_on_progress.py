@@ -114,6 +114,29 @@ def new_shard_whose_first_node_had_no_room_is_served_once_there_is(seed: int) ->
 
 
 @attack
+def chosen_copy_that_had_no_file_handle_leads_once_there_is_one(seed: int) -> None:
+    """Nothing of it is lost, and there may be no other: it must not be called damaged."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        shard, cut = run.replica(slave).shard, CommitLog.cut
+        failed: list[int] = []
+        assert shard is not None
+
+        def once(log: CommitLog, end: int) -> None:
+            if log is shard.log and not failed:
+                failed.append(end)
+                raise OSError(errno.EMFILE, "too many open files")
+            cut(log, end)
+
+        with patch.object(CommitLog, "cut", once):
+            run.world.kill(master)
+            run.until(lambda: bool(failed), 20, "it is chosen, and finds no file handle")
+            run.until(lambda: run.replica(slave).role is Role.MASTER, 10, "it serves")
+        run.world.start(master)
+        run.until(run.healthy, 40, "both are in sync")
+
+
+@attack
 def slave_that_could_not_be_read_for_once_is_read_for_again(seed: int) -> None:
     """Its master had no file handle left, say."""
     with cluster(seed) as run:

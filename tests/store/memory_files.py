@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from delaynode.store.errors import Unsynced
 from delaynode.store.types import Buffers
 
 
@@ -110,7 +111,7 @@ class MemoryFiles:
         self.writes += 1
         if self._failure is not None and self._failure[0] == operation and self._failure[1] in path:
             error, self._failure = self._failure[2], None
-            raise OSError(error, errno.errorcode[error], path)
+            raise (Unsynced if operation == "sync" else OSError)(error, errno.errorcode[error], path)
         if self._countdown is None:
             return False
         self._countdown -= 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -20,6 +22,7 @@ from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged, Refused, Unsynced
 from delaynode.store.files import DiskFiles, Files
 from delaynode.store.frames import MAX_FRAME_BYTES, Kind
+from delaynode.store.marker import outlasts_a_restart
 from delaynode.store.segments import SegmentedFile
 from delaynode.store.types import Buffers, Records
 from delaynode.store.units import DEFAULT, units
@@ -328,6 +331,60 @@ def test_a_short_write_is_completed_and_a_full_disk_is_an_error(tmp_path: Path, 
 
     with patch.object(os, "writev", full), pytest.raises(OSError, match="No space"):
         disk.append(path, [b"more"])
+
+
+@contextmanager
+def handles_left(count: int) -> Iterator[None]:
+    """This process may open so many files more, for real."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]  # the lowest numbers that are free
+    for fd in held:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_no_file_handle_for_a_directory_is_no_failed_fsync(tmp_path: Path, disk: DiskFiles) -> None:
+    """A node that is out of file handles has lost nothing: its copies must not be marked as damaged for good."""
+    file = SegmentedFile(disk, f"{tmp_path}/log", 100)
+    os.mkdir(f"{tmp_path}/log")
+    with handles_left(1):
+        file.append([b"x"], 1)  # the segment takes the last one
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            file.sync()
+    assert not outlasts_a_restart(caught.value)
+    file.sync()
+    assert SegmentedFile(DiskFiles(), f"{tmp_path}/log", 100).read(0, 1) == b"x"
+
+
+@pytest.mark.parametrize("handles", [0, 1])
+def test_without_a_file_handle_a_replace_changes_nothing(tmp_path: Path, disk: DiskFiles, handles: int) -> None:
+    path = f"{tmp_path}/checkpoint"
+    disk.replace(path, b"old")
+    with handles_left(handles), pytest.raises(OSError, match="Too many open files") as caught:
+        disk.replace(path, b"new")
+    assert not outlasts_a_restart(caught.value)
+    assert (disk.read(path, 0, 10), disk.list(str(tmp_path))) == (b"old", ["checkpoint"])
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["sync", "directory", "truncate", "remove"])
+def test_what_an_fsync_itself_raises_outlasts_a_restart(tmp_path: Path, disk: DiskFiles, call: str, error: int) -> None:
+    path = f"{tmp_path}/f"
+    disk.append(path, [b"xy"])
+
+    def fail(fd: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    calls = {"truncate": lambda: disk.truncate(path, 1), "remove": lambda: disk.remove(path)}
+    failing = "fdatasync" if call == "sync" else "fsync"
+    with patch.object(os, failing, fail), pytest.raises(Unsynced, match=os.strerror(error)) as caught:
+        calls.get(call, lambda: disk.sync(path))()
+    assert outlasts_a_restart(caught.value)
+    assert str(tmp_path) in str(caught.value)
 
 
 def synced_directories(disk: DiskFiles, action: Callable[[], None]) -> list[str]:

@@ -177,6 +177,7 @@ class Reigning:
         except (Damaged, OSError, Refused) as error:
             if leader.ended is None:  # no other reign has begun meanwhile: this copy is to blame
                 holding.damage = f"epoch {spec.epoch} not begun: {error}"
+                holding.lasting = isinstance(error, Refused) or outlasts_a_restart(error)
                 await leader.resign(holding.damage)
             return
         if leader.ended is not None:
@@ -190,7 +191,7 @@ class Reigning:
     async def _not_taken_up(self, epoch: int, error: Exception) -> None:
         """A disk without room, say, has harmed nothing: there may be room in a while, and maybe nobody else to lead."""
         why = f"epoch {epoch} not taken up: {error}"
-        if self._copy.shard is not None and (outlasts_a_restart(error) or self._copy.shard.identity.epoch >= epoch):
+        if self._copy.shard is not None and outlasts_a_restart(error):
             self._candidate_ms = None
             self._copy.broken(why)
             return
@@ -215,9 +216,11 @@ class Reigning:
     async def _candidate(self, spec: ShardSpec) -> Shard:
         """The copy, at rest and on disk as far as it goes, with the epoch persisted. Raises OSError, Damaged."""
         await self._copy.end_following("it is to be master")
-        shard = self._copy.shard or await self._copy.holding.create(spec)
-        await self._copy.holding.accept_epoch(spec.epoch)
-        await self._copy.holding.settle()
+        shard, holding = self._copy.shard, self._copy.holding
+        if shard is None:
+            return await holding.create(spec)
+        await holding.settle()
+        await holding.accept_epoch(spec.epoch)  # last: when another call finds no file handle, this is tried again
         return shard
 
     def _make_leader(self, shard: Shard, spec: ShardSpec) -> Leader:
@@ -266,7 +269,8 @@ class Reigning:
         self.leader = self.master = self.over = None
         if self._copy.holding.damage is not None:
             self._copy.holding.shard = None
-            lasting = master is None or master.failure is None or master.lasting
+            failed = master is not None and master.failure is not None
+            lasting = master.lasting if master is not None and failed else self._copy.holding.lasting
             self._copy.broken(self._copy.holding.damage, lasting=lasting)
             return
         if master is None and shard is not None and shard.applied <= shard.committed:

@@ -7,18 +7,23 @@ import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from delaynode.store.errors import Unsynced
 from delaynode.store.types import Buffer, Buffers
 
 IOV_MAX = 1000  # buffers a writev takes at most (the kernel's limit is 1,024)
 
 
 class Files(Protocol):
-    """Files by path. Every method raises OSError; after one from `append` or `sync` the file must not be used."""
+    """Files by path. Every method raises OSError; after one from `append` or `sync` the file must not be used.
+
+    Only what fsync() or fdatasync() itself raised is Unsynced: then what was written may not be on disk. A call that
+    found no file handle, say, has lost nothing.
+    """
 
     def append(self, path: str, buffers: Buffers) -> None:
         """Write at the file's end, creating it; all or an error."""
@@ -136,7 +141,7 @@ class DiskFiles(ReadFiles):
         return bytes(data) if got == length else None
 
     def sync(self, path: str) -> None:
-        os.fdatasync(self._open(path, create=False))
+        _on_disk(os.fdatasync, self._open(path, create=False), path)
         if path not in self._named:
             self._sync_directory(os.path.dirname(path))
             with self._lock:
@@ -144,26 +149,27 @@ class DiskFiles(ReadFiles):
 
     def replace(self, path: str, data: bytes) -> None:
         self._make_directory(Path(path).parent)
-        temporary = f"{path}.tmp"
-        fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        with self._lock:
-            stale = self._descriptors.pop(path, None)
-            if stale is not None:
-                os.close(stale)
-            os.replace(temporary, path)
-        self._sync_directory(os.path.dirname(path))
+        with _opened_directory(os.path.dirname(path)) as directory:  # first: without a file handle nothing is changed
+            temporary = f"{path}.tmp"
+            fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fsync(fd)  # an error of this one is no Unsynced: the file is not replaced
+            finally:
+                os.close(fd)
+            with self._lock:
+                stale = self._descriptors.pop(path, None)
+                if stale is not None:
+                    os.close(stale)
+                os.replace(temporary, path)
+            _on_disk(os.fsync, directory, path)
 
     def truncate(self, path: str, size: int) -> None:
         fd = self._open(path, create=False)
         os.ftruncate(fd, size)
-        os.fsync(fd)
+        _on_disk(os.fsync, fd, path)
 
     def remove(self, path: str) -> None:
         with self._lock:
@@ -243,8 +249,22 @@ class DiskFiles(ReadFiles):
 
     @staticmethod
     def _sync_directory(directory: str | Path) -> None:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with _opened_directory(directory) as fd:
+            _on_disk(os.fsync, fd, str(directory))
+
+
+def _on_disk(sync: Callable[[int], None], fd: int, path: str) -> None:
+    """Call fsync() or fdatasync(). Raises Unsynced."""
+    try:
+        sync(fd)
+    except OSError as error:
+        raise Unsynced(error.errno, error.strerror, path) from error
+
+
+@contextmanager
+def _opened_directory(path: str | Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

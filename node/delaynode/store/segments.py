@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from delaynode.store.errors import Damaged, Trimmed, Unsynced
@@ -172,11 +173,16 @@ class SegmentedFile:
             self._dirty.clear()
 
     def _sync(self, base: int) -> None:
-        try:
+        with self._keeping_failure():
             self.files.sync(self._path(base))
-        except OSError as error:
-            self._failed = Unsynced(error.errno, error.strerror, self._path(base))
-            raise self._failed from error
+
+    @contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Unsynced as error:
+            self._failed = error
+            raise
 
     def _check_synced(self) -> None:
         if self._failed is not None:
@@ -252,7 +258,8 @@ class SegmentedFile:
         for base in reversed(bases[len(keep) :]):
             self.files.remove(self._path(base))
         if held > end:
-            self.files.truncate(self._path(keep[-1]), end - keep[-1])
+            with self._keeping_failure():
+                self.files.truncate(self._path(keep[-1]), end - keep[-1])
         self._segments = Segments(keep, (*ends[: len(keep) - 1], end) if keep else ())
         self._dirty = {base: at for base, at in self._dirty.items() if base in keep}
         self.end = end
