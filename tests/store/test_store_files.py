@@ -387,6 +387,20 @@ def test_what_an_fsync_itself_raises_outlasts_a_restart(tmp_path: Path, disk: Di
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_replace_that_fails_leaves_nothing_behind(tmp_path: Path, disk: DiskFiles, call: str) -> None:
+    """A checkpoint may have hundreds of MiB, and it fails just when there is no room."""
+    path = f"{tmp_path}/checkpoint"
+    disk.replace(path, b"old")
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with patch.object(os, call, full), pytest.raises(OSError, match="No space"):
+        disk.replace(path, bytes(1000))
+    assert (disk.read(path, 0, 10), disk.list(str(tmp_path))) == (b"old", ["checkpoint"])
+
+
 def synced_directories(disk: DiskFiles, action: Callable[[], None]) -> list[str]:
     """The directories that `action` syncs."""
     found: list[str] = []

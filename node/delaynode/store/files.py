@@ -153,18 +153,28 @@ class DiskFiles(ReadFiles):
             temporary = f"{path}.tmp"
             fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
-                os.fsync(fd)  # an error of this one is no Unsynced: the file is not replaced
-            finally:
-                os.close(fd)
-            with self._lock:
-                stale = self._descriptors.pop(path, None)
-                if stale is not None:
-                    os.close(stale)
-                os.replace(temporary, path)
+                self._write_synced(fd, data)
+                with self._lock:
+                    stale = self._descriptors.pop(path, None)
+                    if stale is not None:
+                        os.close(stale)
+                    os.replace(temporary, path)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(temporary)  # where there is no room it would keep up to a checkpoint's size of it
+                raise
             _on_disk(os.fsync, directory, path)
+
+    @staticmethod
+    def _write_synced(fd: int, data: bytes) -> None:
+        """Write and close a new file. An error of its fsync is no Unsynced: nothing of use was in it."""
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def truncate(self, path: str, size: int) -> None:
         fd = self._open(path, create=False)
