@@ -18,7 +18,9 @@ import urllib3
 
 CONNECT_S = 2.0
 READ_S = 3.0
-CONNECTIONS = 40  # kept: compare-and-swaps come from 32 threads at a time, and each watch has its own
+CONNECTIONS = (
+    40  # kept: 32 threads for shards' requests, and one each for both watches, a node's renewals and its reads
+)
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
