@@ -289,6 +289,7 @@ def _status(error: Refused) -> dict[str, Any]:
         "status": "Failure",
         "message": error.message,
         "reason": error.reason,
+        "details": {"name": error.name} if error.name else {},
         "code": error.code,
     }
 

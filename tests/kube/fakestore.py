@@ -26,9 +26,10 @@ KEPT_EVENTS = 100_000
 class Refused(Exception):
     """An API error. reason: as in Status, e.g. NotFound, Conflict, AlreadyExists, Invalid, Expired."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, name: str = "") -> None:
+        """name: of the object that is not found."""
         super().__init__(message)
-        self.code, self.reason, self.message = code, reason, message
+        self.code, self.reason, self.message, self.name = code, reason, message, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class Store:
     def _found(self, kind: Kind, namespace: str, name: str) -> Object:
         key = (namespace if kind.namespaced else "", name)
         if key not in self._objects[kind]:
-            raise Refused(404, "NotFound", f'{kind.resource} "{name}" not found')
+            raise Refused(404, "NotFound", f'{kind.resource} "{name}" not found', name)
         return self._objects[kind][key]
 
     def _update(self, kind: Kind, before: Object, after: Object, manager: str, sub: str) -> Object:

@@ -393,3 +393,18 @@ def test_without_credentials_that_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_node_with_another_registry_imports_nothing_of_kubernetes() -> None:
     code = "import sys, delaynode.main; sys.exit(any(name.split('.')[0] == 'kubernetes' for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ------------------------------------------------------------ what is not there
+def test_only_a_404_that_names_the_object_says_that_it_is_gone(world: KubeWorld, registry: KubeRegistry) -> None:
+    """A proxy without a backend answers 404, and so does an API server whose CRD is not served for a moment."""
+    version = registry.create_shard(SPEC)
+    assert registry.get_shard("orders-7") is None
+    world.server.fault(path="/(delayshards|leases)/", code=404, times=None)
+    with pytest.raises(Unavailable, match="404"):
+        registry.get_shard("orders-0")
+    with pytest.raises(Unavailable, match="404"):
+        registry.probe()
+    with pytest.raises(OutcomeUnknown, match="404"):
+        registry.write_status("orders-0", STATUS, version)
+    assert [shard.name for shard in registry.list_shards()] == ["orders-0"]

@@ -112,7 +112,7 @@ class KubeRegistry:
         try:
             found = self._client.get(self._shard_path(name))
         except Rejected as error:
-            if error.code == 404:
+            if error.missing == self._names.object(name):
                 return None
             raise Unavailable(f"shard {name} not read: {error}") from error
         except NoAnswer as error:
@@ -218,7 +218,7 @@ class KubeRegistry:
         try:
             self._client.get(f"{self._names.leases}/{self._names.object('n0')}")
         except Rejected as error:
-            if error.code != 404:
+            if not error.missing:
                 raise Unavailable(f"the API server does not answer for its store: {error}") from error
         except NoAnswer as error:
             raise Unavailable(f"the API server does not answer: {error}") from error
@@ -257,7 +257,7 @@ class KubeRegistry:
         try:
             return [self._client.get(f"{self._names.config_maps}/{self._names.settings}")]
         except Rejected as error:
-            if error.code != 404:
+            if error.missing != self._names.settings:
                 raise
             return []
 
@@ -283,7 +283,7 @@ class KubeRegistry:
         try:
             answer = self._client.merge(f"{path}/{name}{sub}", at_version(patch, version), self._by)
         except Rejected as error:
-            if error.code == 404:
+            if error.missing == name:
                 mirror.missing(name, version)
                 raise Conflict(f"{what} is gone") from error
             if error.code == 409:

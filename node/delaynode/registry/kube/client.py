@@ -34,11 +34,15 @@ class NoAnswer(Exception):
 
 
 class Rejected(Exception):
-    """The API server answered that it did not do it. code: of HTTP."""
+    """The API server, or a proxy in front of it, answered that it did not do it. code: of HTTP.
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    missing: name of the object that the API server says does not exist. Empty for any other 404, such as that of a
+    proxy without a backend or of a CRD that is not served at the moment: these say nothing about the object.
+    """
+
+    def __init__(self, code: int, reason: str, message: str, missing: str = "") -> None:
         super().__init__(f"{code} {reason}: {message}")
-        self.code = code
+        self.code, self.missing = code, missing
 
 
 class Credentials:
@@ -209,7 +213,10 @@ class WatchStream:
 def _rejected(status: int, data: bytes) -> Rejected:
     try:
         said = json.loads(data)
-        return Rejected(status, str(said.get("reason", "")), str(said.get("message", ""))[:500])
+        reason, details = str(said.get("reason", "")), said.get("details") or {}
+        not_found = status == 404 and said.get("kind") == "Status" and reason == "NotFound"
+        missing = str(details.get("name") or "") if not_found else ""
+        return Rejected(status, reason, str(said.get("message", ""))[:500], missing)
     except (ValueError, AttributeError):
         return Rejected(status, "", data[:200].decode("utf-8", "replace"))
 
