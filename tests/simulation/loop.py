@@ -11,10 +11,10 @@ Nothing here reads a real clock, and ties go by the order of scheduling: a run i
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import heapq
 import itertools
 from asyncio import events
+from asyncio.format_helpers import _format_callback_source
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,11 +46,10 @@ class Scheduler:
     def __init__(self) -> None:
         self.now_ns = 0
         self.job: Job | None = None
-        self.on_step: Callable[[], None] = lambda: None  # after each: whatever was found wrong is raised there
+        self.failure: Exception | None = None  # what was found wrong: raised after the step under way
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        self._ready: deque[ProcessLoop] = deque()
-        self.steps = 0
+        self.ready: deque[ProcessLoop] = deque()  # loops that have something to run now
 
     def time_ns(self) -> int:
         """As code sees it that runs now: a job is ahead by what it has waited for."""
@@ -62,20 +61,22 @@ class Scheduler:
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
         self.at(self.now_ns + delay_ns, call, *args)
 
-    def step_soon(self, loop: ProcessLoop) -> None:
-        self._ready.append(loop)
-
     def run(self, until_ns: int, done: Callable[[], bool] | None = None) -> None:
         """Let time pass; until `done`, looked at after each instant, if that comes first."""
-        heap, ready, at_once = self._heap, self._ready, 0
+        heap, ready, at_once = self._heap, self.ready, 0
         while True:
-            while ready:
-                loop = ready.popleft()
-                loop.step()
-                self.on_step()
-                at_once += 1
-                if at_once > LIVELOCK_STEPS:
-                    raise Livelock(f"{at_once} steps at {self.now_ns} ns; next: {loop.next_up()}")
+            if ready:
+                try:
+                    while ready:
+                        loop = ready.popleft()
+                        loop.step()
+                        if self.failure is not None:
+                            raise self.failure
+                        at_once += 1
+                        if at_once > LIVELOCK_STEPS:
+                            raise Livelock(f"{at_once} steps at {self.now_ns} ns; next: {loop.next_up()}")
+                finally:
+                    _set_running_loop(None)
             if done is not None and done():
                 return
             if not heap or heap[0][0] > until_ns:
@@ -84,9 +85,24 @@ class Scheduler:
             when, _, call, args = heapq.heappop(heap)
             if when > self.now_ns:
                 self.now_ns, at_once = when, 0
-            self.steps += 1
             call(*args)
-            self.on_step()
+            if self.failure is not None:
+                raise self.failure
+
+
+class Call(events.TimerHandle):
+    """A handle that keeps no context (no code here has context variables) and nothing for debugging."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True  # a timer is looked at when its time comes
+        self._callback = self._args = None  # type: ignore[assignment]
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
@@ -129,21 +145,26 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._thawed.clear()
 
     def step(self) -> None:
-        """Run what is ready, as one turn of a real loop."""
+        """Run what is ready, as one turn of a real loop. It is the running loop afterwards."""
         self._queued = False
         if self.frozen or self.dead:
             return
         ready = self._ready
         _set_running_loop(self)
-        try:
-            for _ in range(len(ready)):
-                if not ready:  # this process was killed by what ran
-                    break
-                handle = ready.popleft()
-                if not handle._cancelled:
-                    handle._run()
-        finally:
-            _set_running_loop(None)
+        for _ in range(len(ready)):
+            if not ready:  # this process was killed by what ran
+                break
+            call = ready.popleft()
+            if call._cancelled:
+                continue
+            callback, args = call._callback, call._args
+            try:
+                callback(*args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                message = f"Exception in callback {_format_callback_source(callback, args)}"
+                self.call_exception_handler({"message": message, "exception": error})
         if ready:
             self._wake()
 
@@ -160,7 +181,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def _wake(self) -> None:
         if self._ready and not self._queued and not self.frozen:
             self._queued = True
-            self._scheduler.step_soon(self)
+            self._scheduler.ready.append(self)
 
     def next_up(self) -> str:
         """Where the code is that would run next."""
@@ -171,44 +192,39 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._scheduler.time_ns() / SECOND
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> events.Handle:
-        handle = events.Handle(callback, args, self, context)
-        self._push(handle)
-        return handle
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: object = None) -> Call:  # type: ignore[override]
+        call = Call(callback, args)
+        if not self.dead:
+            self._ready.append(call)
+            if not self._queued and not self.frozen:
+                self._queued = True
+                self._scheduler.ready.append(self)
+        return call
 
-    def _push(self, handle: events.Handle) -> None:
-        if not self.dead and not handle._cancelled:
-            self._ready.append(handle)
-            self._wake()
+    def _push(self, call: Call) -> None:
+        if not self.dead and not call._cancelled:
+            self._ready.append(call)
+            if not self._queued and not self.frozen:
+                self._queued = True
+                self._scheduler.ready.append(self)
 
-    def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> events.Handle:
-        handle = events.Handle(callback, args, self, context)
-        if self._scheduler.job is None:
-            self._push(handle)
-        else:
-            self._scheduler.at(self._scheduler.job.now_ns, self._push, handle)
-        return handle
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: object = None) -> Call:  # type: ignore[override]
+        job = self._scheduler.job
+        if job is None:
+            return self.call_soon(callback, *args)
+        call = Call(callback, args)
+        self._scheduler.at(job.now_ns, self._push, call)
+        return call
 
-    def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> events.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: object = None) -> Call:  # type: ignore[override]
+        return self.call_at(self._scheduler.time_ns() / SECOND + delay, callback, *args)
 
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> events.TimerHandle:
-        handle = events.TimerHandle(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: object = None) -> Call:  # type: ignore[override]
+        call, scheduler = Call(callback, args), self._scheduler
         # A float of seconds is coarser than a ns: a timer must not ring before its time has come.
         when_ns = int(when * SECOND)
-        self._scheduler.at(when_ns + MICRO if when_ns >= self._scheduler.now_ns else when_ns, self._push, handle)
-        return handle
-
-    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        pass  # it is looked at when its time comes
+        scheduler.at(when_ns + MICRO if when_ns >= scheduler.now_ns else when_ns, self._push, call)
+        return call
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -221,8 +237,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         executor.take(lambda: func(*args), future)
         return future
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # False; asked for each future
 
     def is_running(self) -> bool:
         return events._get_running_loop() is self

@@ -66,7 +66,6 @@ class World:
         self.scheduler = Scheduler()
         self.trace = Trace(self.scheduler.time_ns, whole=whole_trace)
         self.violation: Violation | None = None
-        self.scheduler.on_step = self._check
         self.shard_config = SHARD_CONFIG
         topics = (TopicSpec("t", queues),)
         self.cluster_spec = ClusterSpec(
@@ -104,7 +103,7 @@ class World:
         """Something is wrong. Raised from the scheduler: code of nodes would swallow it."""
         if self.violation is None:
             self.trace.add("checker", "VIOLATION", what=what)
-            self.violation = Violation(what)
+            self.violation = self.scheduler.failure = Violation(what)
             self.violation.__cause__ = cause
 
     def _client_failed(self, what: str, error: BaseException | None) -> None:
