@@ -79,20 +79,26 @@ class Disk:
                 file.synced, file.named = max(file.synced, min(op.sync.after, len(file.data))), True
         self._ops.clear()
 
-    def durable(self, path: str) -> bytes:
-        """What would be there after a power cut for certain."""
+    def durable(self, path: str, start: int, end: int) -> bytes:
+        """Of the bytes [start, end) of a file those that would be there after a power cut for certain."""
         file = self.files.files.get(path)
         if file is None:
             return b""
-        now = self._scheduler.now_ns
-        syncs = [(op.end_ns, op.sync) for op in self._ops if op.sync is not None and op.sync.file is file]
-        ended = max((sync.after for end_ns, sync in syncs if end_ns <= now), default=0)
-        before = min((sync.before for end_ns, sync in syncs if end_ns > now), default=file.synced)
-        return bytes(file.data[: min(file.synced, max(before, ended))])
+        now, ended, before = self._scheduler.now_ns, 0, file.synced
+        under_way = False
+        for op in self._ops:
+            sync = op.sync
+            if sync is None or sync.file is not file:
+                continue
+            if op.end_ns <= now:
+                ended = max(ended, sync.after)
+            else:
+                before, under_way = min(before, sync.before) if under_way else sync.before, True
+        return bytes(file.data[start : min(end, file.synced, max(before, ended))])
 
-    def cached(self, path: str) -> bytes:
+    def cached(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         file = self.files.files.get(path)
-        return b"" if file is None else bytes(file.data)
+        return b"" if file is None else bytes(file.data[start:end])
 
     # ------------------------------------------------------------ time
     def spend(self, cost_ns: int) -> tuple[int, int] | None:
@@ -155,7 +161,7 @@ class ProcessFiles:
                 del files.files[path].data[before:]
 
         def partly() -> None:
-            files.files.setdefault(path, MemoryFile()).data += tail[: disk.rng.randint(0, len(tail))]
+            files.files.made(path).data += tail[: disk.rng.randint(0, len(tail))]
 
         disk.note(Op(path, *times, undo, partly))
 

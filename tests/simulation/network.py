@@ -53,7 +53,10 @@ class Network:
         self.links: list[Link] = []
 
     def line(self, source: str, target: str) -> Line:
-        return self._lines.setdefault((source, target), Line())
+        line = self._lines.get((source, target))
+        if line is None:
+            line = self._lines[source, target] = Line()
+        return line
 
     def reaches(self, source: str, target: str) -> bool:
         return not self.line(source, target).cut

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from delaynode.store.errors import Unsynced
@@ -32,6 +32,43 @@ class MemoryFile:
     named: bool = False  # its directory entry is on disk for certain
 
 
+class Names(dict[str, MemoryFile]):
+    """Files by their path. Remembers what each directory lists for as long as no name comes or goes."""
+
+    def __init__(self, files: Mapping[str, MemoryFile]) -> None:
+        super().__init__(files)
+        self._listed: dict[str, list[str]] = {}
+
+    def __setitem__(self, path: str, file: MemoryFile) -> None:
+        if path not in self:
+            self._listed.clear()
+        super().__setitem__(path, file)
+
+    def __delitem__(self, path: str) -> None:
+        self._listed.clear()
+        super().__delitem__(path)
+
+    def pop(self, path: str, default: MemoryFile | None = None) -> MemoryFile | None:  # type: ignore[override]
+        self._listed.clear()
+        return super().pop(path, default)
+
+    def made(self, path: str) -> MemoryFile:
+        """The file with this name; an empty one when there was none."""
+        file = self.get(path)
+        if file is None:
+            file = self[path] = MemoryFile()
+        return file
+
+    def below(self, directory: str) -> list[str]:
+        """What is in the directory, sorted. Not to be changed."""
+        found = self._listed.get(directory)
+        if found is None:
+            start = f"{directory}/"
+            names = {path[len(start) :].split("/")[0] for path in self if path.startswith(start)}
+            found = self._listed[directory] = sorted(names)
+        return found
+
+
 class MemoryFiles:
     """Implements delaynode.store.files.Files.
 
@@ -41,7 +78,7 @@ class MemoryFiles:
     def __init__(self, rng: random.Random, page: int = 4096) -> None:
         self.rng = rng
         self.page = page
-        self.files: dict[str, MemoryFile] = {}
+        self.files = Names({})
         self.links: set[str] = set()  # second names that are not on disk for certain
         self.writes = 0  # changing calls so far: the crash points
         self.synced_bytes = 0
@@ -103,7 +140,8 @@ class MemoryFiles:
     def copy(self) -> MemoryFiles:
         """The same files on another disk, all of it durable."""
         other = MemoryFiles(random.Random(self.rng.random()), self.page)
-        other.files = {path: MemoryFile(bytearray(f.data), len(f.data), True) for path, f in self.files.items()}
+        files = {path: MemoryFile(bytearray(f.data), len(f.data), True) for path, f in self.files.items()}
+        other.files = Names(files)
         return other
 
     def _change(self, operation: str, path: str) -> bool:
@@ -123,15 +161,12 @@ class MemoryFiles:
         try:
             stop = self._change("append", path)
         except OSError:
-            self._file(path).data += data[: self.rng.randint(0, len(data))]  # a short write, then the error
+            self.files.made(path).data += data[: self.rng.randint(0, len(data))]  # a short write, then the error
             raise
         if stop:
-            self._file(path).data += data[: self.rng.randint(0, len(data))]
+            self.files.made(path).data += data[: self.rng.randint(0, len(data))]
             raise Crashed(f"append {path}")
-        self._file(path).data += data
-
-    def _file(self, path: str) -> MemoryFile:
-        return self.files.setdefault(path, MemoryFile())
+        self.files.made(path).data += data
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         file = self.files.get(path)
@@ -163,8 +198,7 @@ class MemoryFiles:
         return 0 if file is None else len(file.data)
 
     def list(self, directory: str) -> Sequence[str]:
-        below = f"{directory}/"
-        return sorted({path[len(below) :].split("/")[0] for path in self.files if path.startswith(below)})
+        return list(self.files.below(directory))
 
     def replace(self, path: str, data: bytes) -> None:
         stop = self._change("replace", path)
@@ -214,7 +248,7 @@ class MemoryFiles:
         if not stop or self.rng.random() < 0.5:
             below = f"{path}/"
             moved = {name: f"{other}/{name[len(below) :]}" for name in self.files if name.startswith(below)}
-            self.files = {moved.get(name, name): file for name, file in self.files.items()}
+            self.files = Names({moved.get(name, name): file for name, file in self.files.items()})
             self.links = {moved.get(name, name) for name in self.links}
         if stop:
             raise Crashed(f"rename {path}")
