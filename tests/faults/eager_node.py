@@ -12,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 
 from delaynode import main
-from delaynode.serve import settings, upkeep
+from delaynode.serve import node, settings
+from delaynode.serve.copyhost import Workshop
+from delaynode.serve.upkeep import Intervals
 from delaynode.store import cleaning
 from delaynode.store.cleaning import EmptyJob
 from delaynode.store.freeing import KeepConfig
@@ -27,8 +29,8 @@ def eager() -> None:
     settings.KeepConfig = partial(
         KeepConfig, keep_log_bytes=256 << 10, keep_log_ms=1_000, relocate_after_ms=0, relocate_share=0.75
     )
-    upkeep.CHECKPOINT_SECONDS = upkeep.BUSY_CHECKPOINT_SECONDS = upkeep.EMPTY_AGAIN_SECONDS = 1.0
-    upkeep.TRIM_SECONDS = upkeep.FREE_SECONDS = 0.3
+    hasty = Intervals(checkpoint=1.0, busy_checkpoint=1.0, free=0.3, trim=0.3, empty_again=1.0)
+    node.Workshop = partial(Workshop, intervals=hasty)
     relocate = cleaning.relocate
 
     def logged(shard: Shard, job: EmptyJob, now_ms: int) -> int:
