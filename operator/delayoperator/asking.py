@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from delaynode.registry.model import NodeLease
 
-from delayoperator.plan import CopyView, NodeView, Observed, Questions, questions
+from delayoperator.plan import CopyView, NodeView, Observed, Questions, masters, questions
 from delayoperator.probe import NodeAnswer, Prober
 
 AGAIN_MS = 100  # somebody waits for a master and the world looks as before: a copy may have been opened since
 # Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
 KEPT_MS = 1_000  # an answer of this age does for a move under way
+PATROL_MS = 3_000  # between questions whether masters serve what they are named for; 5 ms a node with 1,000 copies
 SILENT_MS = 5_000  # without an answer for so long, though asked: that is said in a condition
 
 
@@ -32,9 +33,14 @@ class Asking:
         self._asked_ms: int | None = None
         self._pause_ms = AGAIN_MS
         self._questions: tuple[Observed, Questions] | None = None
+        self._patrolled_ms: int | None = None
+        self._given_up: Mapping[tuple[int, int], str] = {}  # as of the last patrol
 
     def ask(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
         """The world with what its nodes answer. None: it has not changed, and nothing is to be asked yet."""
+        before = self._given_up
+        seen = self._patrolled(seen, leases, now_ms)
+        changed = changed or self._given_up != before
         wanted = self._wanted(seen)
         pause_ms = self._pause_ms if wanted.now else KEPT_MS
         due = self._asked_ms is None or now_ms - self._asked_ms >= pause_ms
@@ -47,6 +53,22 @@ class Asking:
         stale = {node for node in wanted.soon if (it := self._heard.get(node)) is None or now_ms - it.at_ms >= kept_ms}
         self._put(wanted.now | stale, leases, now_ms)
         return self._with_answers(seen, asked)
+
+    def _patrolled(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
+        """The world with the reigns that their processes have given up, though the registry does not say so.
+
+        A reign may end without a word there: the master read a wrong answer from the registry, or a slave told it of
+        an epoch that does not exist. A node that gives no answer changes nothing.
+        """
+        if self._patrolled_ms is None:
+            self._patrolled_ms = now_ms
+        if now_ms - self._patrolled_ms >= PATROL_MS:
+            self._patrolled_ms = now_ms
+            nodes = masters(seen)
+            answers = self._prober.ask([lease for lease in leases if lease.node in nodes])
+            self._heard |= {node: _Heard(answer, now_ms) for node, answer in answers.items()}
+            self._given_up = _given_up(seen, answers)
+        return replace(seen, given_up=self._given_up)
 
     def _wanted(self, seen: Observed) -> Questions:
         if self._questions is None or self._questions[0] != seen:
@@ -93,3 +115,14 @@ class Asking:
         latest_ms = self._asked_ms or 0
         silent = {node for node, since_ms in self._in_vain_since_ms.items() if latest_ms - since_ms >= SILENT_MS}
         return {node: replace(view, silent=node in silent) for node, view in nodes.items()}
+
+
+def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[int, int], str]:
+    found = {}
+    for shard in seen.shards:
+        spec = shard.spec
+        answer = answers.get(spec.master or "")
+        copy = answer.copies.get(spec.uid) if answer is not None and answer.incarnation == spec.incarnation else None
+        if copy is not None and copy.over_epoch == spec.epoch:
+            found[spec.uid, spec.epoch] = copy.not_serving or "it gives no reason"
+    return found

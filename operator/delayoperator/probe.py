@@ -203,4 +203,6 @@ def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
         transfer_total=copy.transfer_total,
         kept_epoch=copy.kept_epoch,
         kept_in_sync=tuple(copy.kept_in_sync),
+        over_epoch=copy.over_epoch,
+        not_serving=copy.not_serving,
     )

@@ -19,6 +19,7 @@ from delaynode.registry.model import (
     TopicSpec,
 )
 from delaynode.registry.sqlite import SqliteRegistry
+from delayoperator.asking import PATROL_MS
 from delayoperator.loop import Clock, ControlLoop
 from delayoperator.plan import CopyView
 from delayoperator.probe import NodeAnswer
@@ -35,6 +36,8 @@ class World:
         self.events: list[Mapping[str, object]] = []
         self.asked: list[tuple[int, tuple[str, ...]]] = []
         self.mute: set[str] = set()
+        self.over: dict[str, int] = {}  # by shard: the epoch that n2 says it has given up
+        self.damaged: dict[tuple[str, str], str] = {}
         self.log_ends: dict[tuple[str, str], int] = {}
         self.leases: dict[str, NodeLease] = {}
         self.empty = True
@@ -52,6 +55,7 @@ class World:
         for shard in self.registry.list_shards():
             self.serve(shard.name)
         self.empty = False
+        self.slaves_of_epoch_1 = {shard.name: self.slave(shard.name) for shard in self.registry.list_shards()}
         self.pass_time(500, *NODES)
         self.asked.clear()
 
@@ -76,7 +80,11 @@ class World:
 
     def copy(self, shard: ShardObject, node: str) -> CopyView:
         end = self.log_ends.get((shard.name, node), 100)
-        return CopyView(f"{shard.name}-{node}", self.leases[node].incarnation, 1, 1, end)
+        over = self.over.get(shard.name, 0) if node == "n2" else 0
+        return CopyView(
+            f"{shard.name}-{node}", self.leases[node].incarnation, 1, 1, end, over_epoch=over,
+            not_serving="it was told of epoch 7" if over else "", damaged=self.damaged.get((shard.name, node)),
+        )  # fmt: skip
 
     # What nodes do.
 
@@ -121,11 +129,53 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.registry.close()
 
 
-def test_nobody_is_asked_while_all_is_well(world: World) -> None:
+def test_masters_are_asked_each_three_seconds_while_all_is_well(world: World) -> None:
     before = world.registry.version()
-    world.pass_time(10_000, *NODES)
-    assert world.asked == []
+    world.pass_time(9_000, *NODES)
+    times = [at_ms for at_ms, nodes in world.asked if set(nodes) == set(NODES)]
+    assert len(times) == len(world.asked) == 3
+    assert [after - before for before, after in itertools.pairwise(times)] == [PATROL_MS, PATROL_MS]
     assert world.registry.version() == before
+
+
+def test_a_master_that_says_its_reign_is_over_is_followed_within_seconds(world: World) -> None:
+    (name,) = world.led_by("n2")
+    world.over[name] = 1
+    world.pass_time(PATROL_MS + 200, *NODES)
+    spec = world.shard(name).spec
+    assert (spec.epoch, spec.master) == (2, world.slaves_of_epoch_1[name])
+    assert not spec.vacant, "its promises are waited out"
+    reasons = [str(event["reason"]) for event in world.events if event.get("action") == "StartReign"]
+    assert "n2 serves epoch 1 no more: it was told of epoch 7" in reasons[-1]
+
+
+def test_the_end_of_an_earlier_reign_is_no_fault(world: World) -> None:
+    (name,) = world.led_by("n2")
+    world.over[name] = 1
+    world.pass_time(PATROL_MS + 200, *NODES)
+    world.serve(name)
+    world.pass_time(3 * PATROL_MS, *NODES)
+    assert world.shard(name).spec.epoch == 2
+    assert world.shard(name).conditions == ()
+
+
+def test_a_master_that_gives_no_answer_is_kept_while_its_lease_is_renewed(world: World) -> None:
+    world.mute = {"n2"}
+    (name,) = world.led_by("n2")
+    world.pass_time(4 * PATROL_MS, *NODES)
+    assert world.shard(name).spec.epoch == 1
+
+
+def test_a_reign_given_up_for_which_nobody_is_fit_says_whom_it_waits_for(world: World) -> None:
+    (name,) = world.led_by("n2")
+    slave = world.slave(name)
+    world.serve(name, in_sync=(f"{name}-n2",))
+    world.damaged[name, "n2"] = "rot"
+    world.over[name] = 1
+    world.pass_time(PATROL_MS + 200, *NODES)
+    (condition,) = world.shard(name).conditions
+    assert (condition.reason, world.shard(name).spec.epoch) == ("CopyDamaged", 1)
+    assert slave != "n2"
 
 
 def test_a_new_process_costs_one_round_and_only_its_own_shards(world: World) -> None:
@@ -143,6 +193,7 @@ def test_a_dead_master_is_followed_by_its_slave_as_soon_as_its_lease_is_over(wor
     (name,) = world.led_by("n2")
     world.pass_time(2_900, "n0", "n1")
     assert world.shard(name).spec.epoch == 1
+    world.asked.clear()
     world.pass_time(200, "n0", "n1")
     assert (world.shard(name).spec.epoch, world.shard(name).spec.master in ("n0", "n1")) == (2, True)
     assert all("n2" not in nodes for _, nodes in world.asked)  # the dead are not asked

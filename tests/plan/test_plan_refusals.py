@@ -151,3 +151,25 @@ def test_a_risk_announced_and_not_taken_is_withdrawn_before_the_reign() -> None:
     action = planned(it, nodes, {"n1": copy("c1", 4, 100)})
     assert isinstance(action, SetConditions)
     assert action.conditions == ()
+
+
+# A chosen master whose copy is not in sync, before it has begun to serve.
+
+
+def test_a_master_chosen_outside_the_in_sync_set_makes_way_for_the_in_sync_copy_that_is_back() -> None:
+    spec = replace(PAIR, master="n2", incarnation="x", epoch=5)
+    refused = shard(spec, "c1", serving_epoch=4)
+    outside = copy("c2", 4, 100, not_serving="copy c2 is not in sync")
+    assert refusal(planned(refused, {"n1": dead("first"), "n2": alive("x")}, {"n2": outside})) == "NodeAway"
+    back = {"n1": copy("c1", 4, 200), "n2": outside}
+    for unclean in (False, True):
+        wishes = replace(CLUSTER, replicas=2, allow_unclean_failover=unclean)
+        chosen = planned(refused, {"n1": alive("b"), "n2": alive("x")}, back, cluster=wishes)
+        assert reign(chosen) == ("n1", 6, "b")
+
+
+def test_a_master_chosen_outside_the_in_sync_set_is_kept_while_that_is_allowed_and_nobody_is_in_sync() -> None:
+    spec = replace(PAIR, master="n2", incarnation="x", epoch=5)
+    wishes = replace(CLUSTER, replicas=2, allow_unclean_failover=True)
+    nodes = {"n1": dead("first"), "n2": alive("x")}
+    assert planned(shard(spec, "c1", serving_epoch=4), nodes, {"n2": copy("c2", 4, 100)}, cluster=wishes) is None

@@ -10,8 +10,10 @@ from tests.simulation import (  # noqa: F401
     attacks_on_objects,
     attacks_on_operation,
     attacks_on_progress,
+    attacks_on_reigns,
     mutations,
     mutations_of_reigns,
+    mutations_of_silent_ends,
 )
 from tests.simulation.planting import MUTATIONS
 from tests.simulation.schedules import ATTACKS

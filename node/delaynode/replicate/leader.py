@@ -28,6 +28,7 @@ from delaynode.store.types import Buffer
 TELL_SECONDS = 0.05  # an idle shard's slaves learn of a commit within this
 RETRY_SECONDS = 0.2
 GATHER_MS = 300  # a new master waits so long for the old in-sync set to follow it, once it may serve
+MISSING_AGAIN_MS = 10_000  # two reads that found no shard, further apart than this, are two incidents
 HAND_OVER_MS = 2_000
 SWITCH_AGAIN_MS = 10_000  # each try that nobody takes up stops the shard for HAND_OVER_MS
 POLL_SECONDS = 0.02
@@ -101,6 +102,7 @@ class Leader:
         self._boot_ms, self._note = boot_ms, note
         self._loop = asyncio.get_running_loop()
         self._version: Version | None = None
+        self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
         self._welcome: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
@@ -333,8 +335,15 @@ class Leader:
         except RegistryError as error:
             self._note("registry-unreachable", reason=str(error))
             return False
-        if found is None or found.spec.uid != self.reign.uid or found.spec.epoch > self.reign.epoch:
-            self.deposed(found.spec.epoch if found is not None else 0)
+        if found is None:
+            self._not_found()
+            return False
+        self._missing_ms = None
+        if found.spec.uid != self.reign.uid:
+            self._end("the registry has another shard of this name")
+            return False
+        if found.spec.epoch > self.reign.epoch:
+            self.deposed(found.spec.epoch)
             return False
         if found.spec.epoch < self.reign.epoch:
             self._note("registry-behind", epoch=self.reign.epoch, registry_epoch=found.spec.epoch)
@@ -343,6 +352,18 @@ class Leader:
         self._welcome = frozenset(found.spec.replicas) - frozenset(found.spec.leaving)
         self.set_replicas(found.spec.replicas, found.spec.leaving)  # what is watched may be older
         return True
+
+    def _not_found(self) -> None:
+        """A read found no such shard. The reign ends once that has stayed so for lag_ms: the object may be about to
+        be put back, by a backup tool or `kubectl replace --force`."""
+        now = self._boot_ms()
+        before = self._missing_ms
+        if before is None or now - before[1] > MISSING_AGAIN_MS:
+            self._note("shard-not-found", epoch=self.reign.epoch)
+            before = now, now
+        self._missing_ms = before[0], now
+        if now - before[0] >= self.reign.lag_ms:
+            self._end("the shard is gone from the registry")
 
     def _as_replicas(self, entries: Entries) -> Entries:
         """Those whose nodes are to have a copy in the version that is about to be written over: one that may go has
@@ -397,8 +418,8 @@ class Leader:
         return entries & {m.entry for m in members if m.phase is Phase.STREAMING and m.durable >= self._log.end}
 
     def deposed(self, epoch: int) -> None:
-        """A higher epoch is known (0: the shard is gone)."""
-        self._end(f"epoch {epoch} has begun" if epoch else "the shard is gone from the registry")
+        """A higher epoch is known."""
+        self._end(f"epoch {epoch} has begun")
 
     def _end(self, why: str) -> None:
         if self.ended is None:
@@ -418,8 +439,9 @@ class Leader:
 
     # ------------------------------------------------------------ giving it away
     @property
-    def resigning(self) -> bool:
-        return self._resigned is not None
+    def resigned(self) -> str | None:
+        """Why it serves no more in this epoch; the registry may not know yet."""
+        return self._resigned
 
     async def resign(self, why: str) -> None:
         """Serve no more in this epoch, and say so: the operator chooses another."""

@@ -68,6 +68,8 @@ class Reigning:
         self.master: ShardHost | None = None
         self.refused: str | None = None  # why the reign in the spec is not taken up
         self.over: str | None = None
+        self._last: tuple[int, str] = (0, "")  # the last reign here that is over: its epoch, and why
+        self._refused_by: tuple[ShardStatus | None, bool] = (None, False)  # the status, and whether unclean was allowed
         self._copy, self._yard, self._note, self._wake = copy, yard, note, wake
         self._made_ms = yard.boot_ms()
         self._candidate_ms: int | None = None  # since when it makes itself ready to lead
@@ -79,6 +81,14 @@ class Reigning:
         if since is None or cluster is None or self._yard.boot_ms() - since < cluster.lag_seconds * 1000:
             return None
         return f"its disk has not taken the epoch up within {cluster.lag_seconds} s"
+
+    def not_serving(self) -> tuple[int, str]:
+        """The epoch of the last reign here that is over or is being given up, 0 for none; and why this process does
+        not serve: why that reign is over, or why the one in the spec is refused."""
+        if self.leader is not None and self.leader.ended is None and self.leader.resigned is not None:
+            return self.leader.reign.epoch, self.leader.resigned
+        epoch, why = self._last
+        return epoch, self.refused or why
 
     # ------------------------------------------------------------ what the registry says
     def forget(self) -> None:
@@ -95,6 +105,8 @@ class Reigning:
                 leader.set_replicas(spec.replicas, spec.leaving)
                 self.hand_over()
         cluster = self._yard.cluster()
+        if self.refused is not None and self._refused_by != (self._copy.object.status, self._unclean()):
+            self.refused = None  # what it was refused by has changed: the wishes may come later than the choice
         if self.master is not None and cluster is not None:
             self.master.min_in_sync = cluster.min_in_sync
             self.master.set_release_rate(self._yard.release_rate(self._copy.object))
@@ -135,6 +147,7 @@ class Reigning:
             return
         status = found.status
         if status is not None and not _names(status, holding.entry) and not self._unclean():
+            self._refused_by = status, False
             self.refused = f"copy {holding.entry} is not in sync: {', '.join(status.in_sync)} are"
             self._note("reign-refused", reason=self.refused)
             return
@@ -242,6 +255,8 @@ class Reigning:
     # ------------------------------------------------------------ the end of a reign
     def _reign_over(self, why: str) -> None:
         self.over = why
+        if self.leader is not None:
+            self._last = self.leader.reign.epoch, why
         if self.master is not None:
             self.master.over(why)  # the worker itself may be waiting for its first frame's commit
         self._wake()
@@ -254,7 +269,7 @@ class Reigning:
 
     def resign(self, why: str) -> None:
         """Step down for good in this epoch, as soon as the registry takes it."""
-        if self.leader is not None and self.master is not None and not self.leader.resigning:
+        if self.leader is not None and self.master is not None and self.leader.resigned is None:
             self.master.pause(why)
             self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(why))
 

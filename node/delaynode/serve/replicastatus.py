@@ -38,6 +38,7 @@ def state_of(replica: Replica, beacon_age_ms: int | None) -> pb.ReplicaState:
         state.committed = max(state.committed, min(replica.host.known, state.log_end))
     if replica.master is not None and replica.master.serving and replica.leader is not None:
         state.serving_epoch = replica.leader.reign.epoch
+    state.over_epoch, state.not_serving = replica.reigning.not_serving()
     if replica.fetching is not None:
         state.transfer_done, state.transfer_total = replica.fetching.done_bytes, replica.fetching.total_bytes
     return state

@@ -1,7 +1,7 @@
 """The planner: pure functions from what is wanted and what is seen to what is to be done."""
 
 from delayoperator.plan.planner import plan
-from delayoperator.plan.questions import Questions, questions
+from delayoperator.plan.questions import Questions, masters, questions
 from delayoperator.plan.world import (
     Action,
     ChangeSpec,
@@ -27,6 +27,7 @@ __all__ = [
     "Role",
     "SetConditions",
     "StartReign",
+    "masters",
     "plan",
     "questions",
 ]

@@ -35,6 +35,18 @@ def questions(seen: Observed) -> Questions:
     return Questions(frozenset(now & living), frozenset(soon & living - now))
 
 
+def masters(seen: Observed) -> frozenset[str]:
+    """Nodes to be asked now and then whether they serve what the registry says that they serve: those alive that are
+    named by a reign which has been taken up."""
+    named = {
+        shard.spec.master
+        for shard in seen.shards
+        if shard.status is not None and shard.status.serving_epoch == shard.spec.epoch
+    }
+    living = (node for node in named if node is not None and seen.node(node).liveness is Liveness.ALIVE)
+    return frozenset(node for node in living if not seen.between_processes(node))
+
+
 def _urgent(shard: ShardObject, seen: Observed) -> bool:
     spec, status = shard.spec, shard.status
     if isinstance(fault_of_master(shard, seen), str):

@@ -58,6 +58,8 @@ def decide_reign(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> De
     if behind := _registry_behind(shard, seen):
         return behind
     fault = fault_of_master(shard, seen)
+    if not isinstance(fault, str):
+        fault = _can_never_serve(desired, shard, seen) or fault
     if isinstance(fault, Keep):
         return _handed_over(shard, seen) or fault
     if isinstance(fault, Wait):
@@ -81,8 +83,8 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | Wait | str:
         return f"{spec.master} is a new process, which may not resume epoch {spec.epoch}"
     if status is not None and status.resigned is not None and status.serving_epoch == spec.epoch:
         return f"{spec.master} has resigned: {status.resigned}"
-    if useless := _can_never_serve(shard, spec.master, seen):
-        return useless
+    if (why := seen.given_up.get((spec.uid, spec.epoch))) is not None:
+        return f"{spec.master} serves epoch {spec.epoch} no more: {why}"
     return Keep() if view.liveness is Liveness.ALIVE else Wait()
 
 
@@ -97,16 +99,20 @@ def is_vacant(shard: ShardObject, seen: Observed) -> bool:
     return served and spec.incarnation in seen.ended
 
 
-def _can_never_serve(shard: ShardObject, master: str, seen: Observed) -> str | None:
+def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | None:
     """A chosen master that has not begun to serve, and whose copy turns out to be of no use."""
-    status = shard.status
-    if status is None or status.serving_epoch >= shard.spec.epoch:
+    status, master = shard.status, shard.spec.master
+    if master is None or status is None or status.serving_epoch >= shard.spec.epoch:
         return None
-    match standings(shard, seen).get(master):
+    known = standings(shard, seen)
+    match known.get(master):
         case Standing.DAMAGED:
             return f"{master} was chosen, and its copy is damaged"
         case Standing.NOTHING:
             return f"{master} was chosen, and has no copy"
+        case Standing.OUTSIDE if not desired.allow_unclean_failover or Standing.IN_SYNC in known.values():
+            # Chosen while unclean failover was allowed. It refuses now, or an in-sync copy that was away is back.
+            return f"{master} was chosen, and its copy is not in sync"
         case _:
             return None
 

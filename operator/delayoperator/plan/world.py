@@ -59,6 +59,8 @@ class CopyView:
     transfer_total: int = 0
     kept_epoch: int = 0  # of the newest status that the copy keeps; 0: none
     kept_in_sync: tuple[str, ...] = ()
+    over_epoch: int = 0  # of the process's last reign that is over for good, or is being given up; 0: none
+    not_serving: str = ""  # why that reign is over, or why the one that the registry names is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Observed:
     # Incarnations of processes that somebody who must know has seen end; of most nobody says so. Not what a lease
     # seems to say: behind one that is not renewed, or that names another process, the former one may still run.
     ended: frozenset[str] = frozenset()
+    # By (uid, epoch): why the process that this reign names says that it serves it no more. It never resumes one.
+    given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def node(self, node: str | None) -> NodeView:
         """A node nobody has seen is uncertain."""

@@ -609,7 +609,7 @@ class ReplicaStatusResponse(_message.Message):
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., listed: _Optional[bool] = ..., unfit: _Optional[str] = ..., copies: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
-    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync")
+    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync", "over_epoch", "not_serving")
     class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ROLE_UNSPECIFIED: _ClassVar[ReplicaState.Role]
@@ -644,6 +644,8 @@ class ReplicaState(_message.Message):
     TRANSFER_TOTAL_FIELD_NUMBER: _ClassVar[int]
     KEPT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     KEPT_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    OVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NOT_SERVING_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     uid: int
@@ -660,4 +662,6 @@ class ReplicaState(_message.Message):
     transfer_total: int
     kept_epoch: int
     kept_in_sync: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ...) -> None: ...
+    over_epoch: int
+    not_serving: str
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ..., over_epoch: _Optional[int] = ..., not_serving: _Optional[str] = ...) -> None: ...

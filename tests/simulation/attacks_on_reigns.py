@@ -1,0 +1,145 @@
+"""More attacks, as in attacks.py: reigns that end, or never begin, though the shard's object says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from delaynode.registry.model import ShardObject
+from delaynode.serve.replica import Role
+
+from tests.simulation.loop import MILLI
+from tests.simulation.schedules import attack, shrink
+from tests.simulation.stage import Run, cluster
+
+UNSERVED_SECONDS = 15.0  # from the end of a reign until another is served: the operator's look, a lease, the choice
+MOST_EPOCH = 2**32 - 1
+
+
+def missing_for(run: Run, node: str, seconds: float, *, answers: int = 1_000) -> Callable[[], int]:
+    """The node's consistent reads find no such shard: for so long, so many times at most. Returns their count."""
+    machine = run.world.machines[node]
+    assert machine.process is not None
+    access, until_ns, met = machine.process.registry, run.world.scheduler.now_ns + int(seconds * 1e9), 0
+    get = access.get_shard
+
+    def get_shard(name: str) -> ShardObject | None:
+        nonlocal met
+        found = get(name)
+        if met >= answers or run.world.scheduler.now_ns >= until_ns:
+            return found
+        met += 1
+        return None
+
+    access.get_shard = get_shard  # type: ignore[method-assign]
+    return lambda: met
+
+
+def read_again(run: Run, node: str) -> None:
+    """Its master has to read the object before the next write, as after any conflict."""
+    leader = run.replica(node).leader
+    assert leader is not None
+    leader._version = None
+
+
+# ---------------------------------------------------------------- H3: "not found" that is not true
+@attack
+def h3_one_404_ends_no_reign(seed: int) -> None:
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        met = missing_for(run, master, 60.0, answers=1)
+        read_again(run, master)
+        run.world.kill(slave)
+        run.until(lambda: len(run.status().in_sync) == 1, 10, "the dead slave is out of the in-sync set")
+        stored = run.stored()
+        run.until(lambda: run.stored() > stored + 5, 5, "the master goes on without it")
+        assert met() == 1
+        assert run.shard().spec.epoch == 1, "nobody had to be chosen"
+
+
+@attack
+def h3_404_for_a_while_ends_no_reign(seed: int) -> None:
+    with cluster(seed, lag_seconds=4) as run:
+        master, slave = run.master(), run.slaves()[0]
+        missing_for(run, master, 3.5)
+        read_again(run, master)
+        run.world.kill(slave)
+        run.until(lambda: len(run.status().in_sync) == 1, 10, "the dead slave is out of the in-sync set")
+        assert run.shard().spec.epoch == 1, "nobody had to be chosen"
+
+
+@attack
+def h3_404_that_stays_makes_way_for_another_master(seed: int) -> None:
+    with cluster(seed, lag_seconds=2, replicas=3) as run:
+        master, (one, other) = run.master(), run.slaves()
+        missing_for(run, master, 60.0)
+        read_again(run, master)
+        run.world.kill(one)
+        run.until(lambda: run.replica(master).role is not Role.MASTER, 10, "the master steps down")
+        run.until(lambda: run.master() == other, UNSERVED_SECONDS, "another master is chosen")
+        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "it serves")
+
+
+@attack
+def h3_sole_copy_whose_reign_ended_leads_again(seed: int) -> None:
+    with cluster(seed, lag_seconds=2) as run:
+        master, slave = run.master(), run.slaves()[0]
+        shrink(run, slave)
+        missing_for(run, master, 6.0)
+        read_again(run, master)
+        run.world.start(slave)  # a larger set is to be written
+        run.until(lambda: run.replica(master).role is not Role.MASTER, 10, "the master steps down")
+        stored = run.stored()
+        run.until(lambda: run.stored() > stored, UNSERVED_SECONDS, "the shard is served again")
+
+
+@attack
+def h3_forged_epoch_makes_way_for_another_reign(seed: int) -> None:
+    with cluster(seed) as run:
+        master = run.master()
+        run.replica(master).yard.promises.on_higher(run.shard().spec.uid, MOST_EPOCH)
+        run.until(lambda: run.replica(master).role is not Role.MASTER, 5, "the master steps down")
+        stored = run.stored()
+        run.until(lambda: run.stored() > stored, UNSERVED_SECONDS, "the shard is served again")
+        assert run.shard().spec.epoch == 2
+
+
+@attack
+def h3_master_that_is_slow_to_answer_is_kept(seed: int) -> None:
+    with cluster(seed) as run:
+        run.cut("control", run.master())
+        run.world.run(15.0)
+        assert run.shard().spec.epoch == 1, "a node that gives the operator no answer still serves"
+
+
+# ---------------------------------------------------------------- M1: a reign that was refused
+@attack
+def m1_in_sync_copy_that_is_back_leads_where_another_was_chosen_uncleanly(seed: int) -> None:
+    with cluster(seed, close=False) as run:
+        master, slave = run.master(), run.slaves()[0]
+        shrink(run, slave)
+        run.world.kill(master)
+        run.world.start(slave)
+        run.world.run(2.0)
+        allow(run, True)
+        machine = run.world.machines[slave]
+        machine.weather.lag_ns = 600_000 * MILLI  # it hears of neither the wishes nor its choice, yet
+        run.until(lambda: run.master() == slave, 20, "the copy outside is chosen")
+        allow(run, False)
+        machine.weather.lag_ns = 20 * MILLI
+        run.world.run(3.0)
+        assert run.status().serving_epoch < run.shard().spec.epoch, "it refuses"
+        run.until(
+            lambda: "NodeAway" in [it.reason for it in run.shard().conditions], 5, "a condition says who is awaited"
+        )
+        run.world.start(master)
+        run.until(lambda: run.master() == master, UNSERVED_SECONDS, "the in-sync copy is chosen when it is back")
+        stored = run.stored()
+        run.until(lambda: run.stored() > stored, 10, "it serves")
+
+
+def allow(run: Run, unclean: bool) -> None:
+    cluster_object = run.world.truth.now.cluster
+    assert cluster_object is not None
+    wishes = replace(cluster_object.spec, allow_unclean_failover=unclean)
+    run.world.truth.put_cluster(wishes, cluster_object.version)
