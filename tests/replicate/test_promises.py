@@ -106,3 +106,25 @@ def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
     assert leasefile.take_up(files, "data", 700) == 700
     files.replace("data/lease", b"{rubbish")
     assert leasefile.take_up(files, "data", 700) == leasefile.LONGEST_MS
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "epoch", "beacon"),
+    [
+        (1, 1, 50),  # of the node's process before, whose epoch it was: it came late
+        (1, 2, 50),
+        (3, 1, 50),  # of an earlier epoch
+        (3, 2, 49),  # of an earlier beacon
+    ],
+)
+def test_a_release_gives_back_its_own_promise_only(incarnation: int, epoch: int, beacon: int) -> None:
+    clock = Clock()
+    slave = made("n1", 2, clock)
+    slave.raise_floor(7, 1)
+    clock.ms += LEASE_MS  # what an earlier process may have promised is over
+    assert slave.answer(Beacon("n0", 1, 40, 0, ((7, 1),))).shards == ((7, 1, True),)
+    assert slave.answer(Beacon("n0", 3, 50, 0, ((7, 2),))).shards == ((7, 2, True),)  # to the successor, same node
+    slave.release(7, "n0", incarnation, epoch, beacon)
+    assert slave.wait_ms(7) == LEASE_MS, "the process that serves now counts on its promise"
+    slave.release(7, "n0", 3, 2, 50)
+    assert slave.wait_ms(7) == 0
