@@ -28,7 +28,7 @@ def batch_of(body: bytes, due_ms: int, producer: int, number: int) -> Batch:
 
 def log_files(run: Run, node: str) -> dict[str, MemoryFile]:
     """Of t-0's log on that node's disk, in order."""
-    directory = f"{run.world.checker.directory(run.world.checker.record(run.shard().spec.uid))}/log/"
+    directory = f"{run.world.checker.record(run.shard().spec.uid).directory}/log/"
     files = run.world.machines[node].disk.files.files
     return {path: files[path] for path in sorted(files) if path.startswith(directory) and path[-1].isdigit()}
 

@@ -32,6 +32,7 @@ class Record:
 
     uid: int
     name: str
+    directory: str  # of its copies
     log: bytearray = field(default_factory=bytearray)  # all that was ever committed
     queue: bytearray = field(default_factory=bytearray)  # all that was ever released
     epoch: int = 0  # the highest that has answered or committed
@@ -56,7 +57,8 @@ class Checker:
         found = self.records.get(uid)
         if found is None:
             shard = next((one for one in self.world.truth.now.shards if one.spec.uid == uid), None)
-            found = self.records[uid] = Record(uid, shard.name if shard is not None else f"{uid:x}")
+            name = shard.name if shard is not None else f"{uid:x}"
+            found = self.records[uid] = Record(uid, name, f"{DATA}/shards/{name}-{uid:016x}")
         return found
 
     # ------------------------------------------------------------ watching the real code
@@ -82,6 +84,8 @@ class Checker:
         if files.dead:  # type: ignore[attr-defined]
             return
         self.checks += 1
+        if shard.committed == before and not released:
+            return
         machine = self._by_files[id(files.disk)]  # type: ignore[attr-defined]
         process = machine.process
         record = self.record(shard.identity.uid)
@@ -186,7 +190,7 @@ class Checker:
                     self.fail(f"invariant 1: {record.name}: nobody has copy {entry}, which is recorded as in sync")
                 continue
             at = low
-            parts = _stored(machine.disk, f"{self.directory(record)}/log", low, end, durable=self.fsync)
+            parts = _stored(machine.disk, f"{record.directory}/log", low, end, durable=self.fsync)
             for offset, data in parts:
                 if data != record.log[offset : offset + len(data)]:
                     self.fail(f"invariant 1: {record.name}: {machine.name}, in sync, has other bytes near {offset}")
@@ -201,13 +205,10 @@ class Checker:
     def fsync(self) -> bool:
         return self.world.cluster_spec.durability is Durability.FSYNC
 
-    def directory(self, record: Record) -> str:
-        return f"{DATA}/shards/{record.name}-{record.uid:016x}"
-
     def holder(self, record: Record, entry: str) -> Machine | None:
         """The machine whose disk has the copy with this entry."""
         copy_id, _, boot = entry.partition("@")
-        path = f"{self.directory(record)}/shard.json"
+        path = f"{record.directory}/shard.json"
         for machine in self.world.machines.values():
             file = machine.disk.files.files.get(path)
             if file is None or not file.data:
@@ -222,7 +223,7 @@ class Checker:
 
     def harm(self, uid: int, node: str) -> str:
         """A schedule damages the node's copy: it has no longer what it is recorded to have. Returns its id."""
-        path = f"{self.directory(self.record(uid))}/shard.json"
+        path = f"{self.record(uid).directory}/shard.json"
         copy_id = _copy_id(self.world.machines[node].disk.cached(path))
         self._harmed.add(copy_id)
         return copy_id
@@ -232,7 +233,7 @@ class Checker:
         record, end = self.record(uid), 0
         for machine in self.world.machines.values():
             at = 0
-            for offset, data in _stored(machine.disk, f"{self.directory(record)}/log", 0, len(record.log)):
+            for offset, data in _stored(machine.disk, f"{record.directory}/log", 0, len(record.log)):
                 if offset != at:
                     break
                 known = record.log[offset : offset + len(data)]
@@ -356,7 +357,7 @@ def _copy_id(data: bytes) -> str:
 
 def _stored(disk: Disk, directory: str, low: int, high: int, *, durable: bool = False) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of what the log's files hold of [low, high)."""
-    bases = [int(name) for name in disk.files.files.below(directory) if name.isdigit()]
+    bases = disk.files.files.numbered(directory)
     first = max(0, bisect_right(bases, low) - 1)
     for base in bases[first:]:
         if base >= high:

@@ -149,10 +149,10 @@ class ProcessFiles:
         before = files.size(path)
         known = path in files.files
         times = disk.spend(15 * MICRO)
-        files.append(path, buffers)
+        tail = b"".join(buffers)
+        files.append(path, (tail,))
         if times is None:
             return
-        tail = bytes(files.files[path].data[before:])
 
         def undo() -> None:
             if not known:

@@ -11,14 +11,13 @@ Nothing here reads a real clock, and ties go by the order of scheduling: a run i
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 from asyncio import events
 from asyncio.format_helpers import _format_callback_source
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 _set_running_loop = events._set_running_loop
@@ -48,7 +47,7 @@ class Scheduler:
         self.job: Job | None = None
         self.failure: Exception | None = None  # what was found wrong: raised after the step under way
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = itertools.count()
+        self._order = 0
         self.ready: deque[ProcessLoop] = deque()  # loops that have something to run now
 
     def time_ns(self) -> int:
@@ -56,7 +55,8 @@ class Scheduler:
         return self.now_ns if self.job is None else self.job.now_ns
 
     def at(self, when_ns: int, call: Callable[..., None], *args: Any) -> None:
-        heapq.heappush(self._heap, (max(when_ns, self.now_ns), next(self._order), call, args))
+        self._order += 1
+        heappush(self._heap, (when_ns if when_ns > self.now_ns else self.now_ns, self._order, call, args))
 
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
         self.at(self.now_ns + delay_ns, call, *args)
@@ -82,7 +82,7 @@ class Scheduler:
             if not heap or heap[0][0] > until_ns:
                 self.now_ns = max(self.now_ns, until_ns)
                 return
-            when, _, call, args = heapq.heappop(heap)
+            when, _, call, args = heappop(heap)
             if when > self.now_ns:
                 self.now_ns, at_once = when, 0
             call(*args)

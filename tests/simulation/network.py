@@ -160,7 +160,8 @@ class Way:
     def __init__(
         self, link: Link, source: str, target: str, loop: ProcessLoop, arrive: Callable[[Message], None]
     ) -> None:
-        self._link, self._source, self._target, self._loop, self._arrive = link, source, target, loop, arrive
+        self._link, self._loop, self._arrive = link, loop, arrive
+        self._line = link.network.line(source, target)
         self.queue: deque[bytes] = deque()
         self.bytes = 0
         self._last_ns = 0
@@ -171,10 +172,10 @@ class Way:
         if self._ended:
             return
         data = b"".join(encode(message))
-        network = self._link.network
+        network, line = self._link.network, self._line
         self.queue.append(data)
         self.bytes += len(data)
-        delay = network.delay_ns(self._source, self._target) + network.line(self._source, self._target).stream_ns
+        delay = line.latency_ns + network.rng.randint(0, line.jitter_ns) + line.stream_ns
         when = max(self._last_ns, network.scheduler.time_ns() + delay)
         self._last_ns = when
         network.scheduler.at(when, self._come)
@@ -183,7 +184,7 @@ class Way:
         """One more message may arrive."""
         if not self.queue:
             return
-        line = self._link.network.line(self._source, self._target)
+        line = self._line
         if line.cut:
             if not self._stalled:
                 line.waiting.append(self._flush)
@@ -195,9 +196,8 @@ class Way:
         self._hand_over()
 
     def _flush(self) -> None:
-        line = self._link.network.line(self._source, self._target)
-        if line.cut:
-            line.waiting.append(self._flush)
+        if self._line.cut:
+            self._line.waiting.append(self._flush)
             return
         count, self._stalled = self._stalled, 0
         for _ in range(min(count, len(self.queue))):

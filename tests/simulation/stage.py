@@ -68,21 +68,21 @@ class Run:
     def healthy(self) -> bool:
         shards = self.world.truth.now.shards
         wanted = sum(topic.queues for topic in self.world.cluster_spec.topics)
-        return len(shards) == wanted and not any(self._ails(shard) for shard in shards)
+        return len(shards) == wanted and not any(what for shard in shards for what in self._ails(shard))
 
-    def _ails(self, shard: ShardObject) -> list[str]:
+    def _ails(self, shard: ShardObject) -> Iterator[str]:
         spec, status, world = shard.spec, shard.status, self.world
         cluster = world.truth.now.cluster
         assert cluster is not None
         if status is None or status.serving_epoch != spec.epoch or spec.master is None:
-            return [f"{shard.name}: epoch {spec.epoch} is not served"]
+            yield f"{shard.name}: epoch {spec.epoch} is not served"
+            return
         process = world.machines[spec.master].process
         replica = process.replicas.get(spec.uid) if process is not None else None
-        found = []
         if replica is None or replica.master is None or replica.leader is None or not replica.leader.live():
-            found.append("its master does not serve")
+            yield f"{shard.name}: its master does not serve"
         if len(status.in_sync) != len(spec.replicas) or len(spec.replicas) != cluster.spec.replicas:
-            found.append(f"{len(status.in_sync)} in sync, replicas {','.join(spec.replicas)}")
+            yield f"{shard.name}: {len(status.in_sync)} in sync, replicas {','.join(spec.replicas)}"
         for name, value in (
             ("target", spec.target), ("leaving", spec.leaving), ("switchover", spec.switchover),
             ("handover", status.handover), ("resigned", status.resigned),
@@ -90,8 +90,7 @@ class Run:
             ("drained", [node for node in spec.replicas if node in cluster.spec.drained]),
         ):  # fmt: skip
             if value:
-                found.append(f"{name} {value}")
-        return [f"{shard.name}: {what}" for what in found]
+                yield f"{shard.name}: {name} {value}"
 
     def at_rest(self) -> bool:
         for shard in self.world.truth.now.shards:

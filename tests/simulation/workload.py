@@ -60,6 +60,9 @@ class Timeout(Exception):
     """No answer."""
 
 
+NO_ANSWER = object()
+
+
 class Clients:
     def __init__(self, world: World) -> None:
         self.world = world
@@ -105,13 +108,13 @@ class Clients:
         if process is not None and world.network.reaches("client", node):
             delay = world.network.delay_ns("client", node)
             world.scheduler.after(delay, self._arrive, node, process, serve, back)
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                result = await answer
-        except TimeoutError:
+        late = self.loop.call_later(CALL_SECONDS, _settle, answer, NO_ANSWER)
+        result = await answer
+        late.cancel()
+        if result is NO_ANSWER:
             view.last_master = ""
             self.counts["timeouts"] += 1
-            raise Timeout(what) from None
+            raise Timeout(what)
         if isinstance(result, Refused):
             view.last_master = ""
             self.counts["refused"] += 1

@@ -38,19 +38,24 @@ class Names(dict[str, MemoryFile]):
     def __init__(self, files: Mapping[str, MemoryFile]) -> None:
         super().__init__(files)
         self._listed: dict[str, list[str]] = {}
+        self._numbered: dict[str, list[int]] = {}
 
     def __setitem__(self, path: str, file: MemoryFile) -> None:
         if path not in self:
-            self._listed.clear()
+            self._forget()
         super().__setitem__(path, file)
 
     def __delitem__(self, path: str) -> None:
-        self._listed.clear()
+        self._forget()
         super().__delitem__(path)
 
     def pop(self, path: str, default: MemoryFile | None = None) -> MemoryFile | None:  # type: ignore[override]
-        self._listed.clear()
+        self._forget()
         return super().pop(path, default)
+
+    def _forget(self) -> None:
+        self._listed.clear()
+        self._numbered.clear()
 
     def made(self, path: str) -> MemoryFile:
         """The file with this name; an empty one when there was none."""
@@ -66,6 +71,13 @@ class Names(dict[str, MemoryFile]):
             start = f"{directory}/"
             names = {path[len(start) :].split("/")[0] for path in self if path.startswith(start)}
             found = self._listed[directory] = sorted(names)
+        return found
+
+    def numbered(self, directory: str) -> list[int]:
+        """Those of them that are numbers: the segments of a log. Not to be changed."""
+        found = self._numbered.get(directory)
+        if found is None:
+            found = self._numbered[directory] = [int(name) for name in self.below(directory) if name.isdigit()]
         return found
 
 
