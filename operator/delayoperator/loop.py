@@ -27,7 +27,7 @@ from delayoperator.plan import (
     Observed,
     SetConditions,
     StartReign,
-    plan,
+    plan_sparing,
 )
 from delayoperator.probe import NobodyAnswers, Prober
 
@@ -171,7 +171,7 @@ class ControlLoop:
         answered = self._asking.ask(seen, leases, now_ms, changed=world != self._settled)
         if answered is None:
             return Round()
-        actions = plan(self._cluster, answered)
+        actions = plan_sparing(self._cluster, answered)
         if paused:
             actions = [action for action in actions if isinstance(action, StartReign | SetConditions)]
         outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)

@@ -13,7 +13,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 def test_the_reasons_in_the_code_are_those_on_the_page() -> None:
     code = "\n".join(path.read_text() for path in SOURCES.glob("*.py"))
-    found = re.findall(r'(?:Refuse|Held|Risk)\(\s*"([A-Za-z]+)"|ConditionType\.SURPLUS, "([A-Za-z]+)"', code)
+    found = re.findall(r'(?:Refuse|Held|Risk)\(\s*"([A-Za-z]+)"|ConditionType\.[A-Z]+, "([A-Za-z]+)"', code)
     in_code = {one or two for one, two in found}
     section = DOCUMENT.read_text().partition("## Shards and their copies")[2].partition("\n## ")[0]
     rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("|") and "`" in line]

@@ -45,7 +45,7 @@ class Convergence:
                 self._follow(desired, observed, actions)
             return actions
 
-        with patch.object(loop, "plan", watched):
+        with patch.object(loop, "plan_sparing", watched):
             yield
 
     def _follow(self, desired: ClusterSpec, observed: Observed, actions: list[Action]) -> None:

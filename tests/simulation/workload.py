@@ -80,7 +80,7 @@ class Clients:
         """Ask a node, most often the one that should know. Raises Timeout, Refused."""
         world, rng = self.world, self.rng
         node = self._route(view, slave=slave)
-        process = world.machines[node].process
+        process = world.machines[node].process if node in world.machines else None
         answer: asyncio.Future[Any] = self.loop.create_future()
 
         def back(result: Any) -> None:

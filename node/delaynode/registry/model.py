@@ -162,6 +162,15 @@ class ShardSpec:
     vacant: bool = False
     by_load: tuple[str, ...] = ()  # node ids: a rebalance moved it between them, so that counts don't move it back
 
+    def __post_init__(self) -> None:
+        for what, nodes in (("replicas", self.replicas), ("target", self.target)):
+            if nodes is None:
+                continue
+            if not nodes:
+                raise BadSpec(f"shard {self.name}: {what} names no node; a shard has at least one copy")
+            if len(set(nodes)) != len(nodes):
+                raise BadSpec(f"shard {self.name}: {what} names a node twice: {', '.join(nodes)}")
+
     @property
     def name(self) -> str:
         return shard_name(self.topic, self.queue)

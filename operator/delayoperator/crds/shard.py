@@ -41,7 +41,9 @@ class DelayShardSpec(Model):
     )
     topic: Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)] = Field(description="The topic.")
     queue: Int = Field(ge=0, le=MAX_QUEUES - 1, description="Which of the topic's queues: 0 is the first.")
-    replicas: list[NodeId] = Field(max_length=COPIES, description="The nodes with a copy.", json_schema_extra=ATOMIC)
+    replicas: list[NodeId] = Field(
+        min_length=1, max_length=COPIES, description="The nodes with a copy.", json_schema_extra=ATOMIC
+    )
     master: NodeId | None = Field(None, description="The node that leads; absent until the first reign.")
     epoch: Int = Field(
         0, ge=0, description="The number of the reign: one more at each start of a reign, also by the same node."
@@ -52,6 +54,7 @@ class DelayShardSpec(Model):
     switchover: Switchover | None = Field(None, description="The master is asked to hand over.")
     target: list[NodeId] | None = Field(
         None,
+        min_length=1,
         max_length=COPIES,
         description="The nodes that are to have the copies; absent: as `replicas`.",
         json_schema_extra=ATOMIC,

@@ -2,6 +2,7 @@
 
 from delayoperator.plan.planner import plan
 from delayoperator.plan.questions import Questions, masters, questions
+from delayoperator.plan.sparing import plan_sparing
 from delayoperator.plan.world import (
     Action,
     ChangeSpec,
@@ -29,5 +30,6 @@ __all__ = [
     "StartReign",
     "masters",
     "plan",
+    "plan_sparing",
     "questions",
 ]

@@ -125,10 +125,21 @@ def _urgency(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> int:
     return 1 if len(nodes) < desired.replicas else 2
 
 
+def _is_no_node(desired: ClusterSpec, node: str, seen: Observed) -> bool:
+    """A person has named a node that the cluster neither has nor had: it will never take a copy."""
+    return node not in desired.node_ids and node not in seen.nodes
+
+
 def _mended(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Placement) -> Aim | Held | None:
     topic, nodes = shard.spec.topic, wanted(shard.spec)
     begun = shard.spec.replicas
-    gone = [n for n in nodes if seen.node(n).gone or (n not in begun and seen.node(n).liveness is Liveness.DEAD)]
+    gone = [
+        node
+        for node in nodes
+        if seen.node(node).gone
+        or (node not in begun and seen.node(node).liveness is Liveness.DEAD)
+        or _is_no_node(desired, node, seen)
+    ]
     drained = [n for n in nodes if n in desired.drained and n not in gone]
     if len(nodes) == desired.replicas and not gone and not drained:
         return None
@@ -202,7 +213,8 @@ def _without_surplus(
 
 
 def _because(desired: ClusterSpec, nodes: Sequence[str], gone: Iterable[str], drained: Iterable[str]) -> str:
-    why = [f"{node} is lost" for node in gone] + [f"{node} is to be emptied" for node in drained]
+    why = [f"{node} is {'lost' if node in desired.node_ids else 'no node of this cluster'}" for node in gone]
+    why += [f"{node} is to be emptied" for node in drained]
     if len(nodes) != desired.replicas:
         why.append(f"{desired.replicas} copies are wanted, not {len(nodes)}")
     return ", ".join(why)

@@ -86,7 +86,9 @@ class Placement:
         return self._topic_replicas[topic, node] - self._topic_replicas[topic, other]
 
     def replica_load(self, topic: str, node: str) -> tuple[int, int, int]:
-        return self._topic_replicas[topic, node], self.replicas[node], self._order[node]
+        # A person may have named a node that the cluster does not have.
+        place = self._order.get(node, len(self._order))
+        return self._topic_replicas[topic, node], self.replicas[node], place
 
     def _master_load(self, topic: str, node: str) -> tuple[int, int, tuple[int, int, int]]:
         return self._topic_masters[topic, node], self.masters[node], self.replica_load(topic, node)

@@ -66,7 +66,7 @@ def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant:
         vacant=vacant,
     )
     risks = _risks(choice, spec.epoch)
-    if risks != [it for it in _unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:
+    if risks != [it for it in unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:
         # Said first: once the reign has begun nothing shows any more what it may have cost.
         conditions = (*risks, *_surplus(desired, shard))
         return SetConditions(shard, conditions, choice.risk.message if choice.risk else "nothing is risked after all")
@@ -127,7 +127,7 @@ def _said(
     desired: ClusterSpec, shard: ShardObject, decision: Decision, held: Held | Wait | None
 ) -> Iterator[SetConditions]:
     """The conditions as they should be, where they are not."""
-    before = _unstamped(shard)
+    before = unstamped(shard)
     conditions = [it for it in before if it.type is ConditionType.RISKED and it.epoch == shard.spec.epoch]
     if isinstance(decision, Refuse):
         conditions.append(Condition(ConditionType.BLOCKED, decision.reason, decision.message))
@@ -144,7 +144,8 @@ def _said(
         yield SetConditions(shard, tuple(conditions), reason)
 
 
-def _unstamped(shard: ShardObject) -> tuple[Condition, ...]:
+def unstamped(shard: ShardObject) -> tuple[Condition, ...]:
+    """Its conditions without the time, which a plan does not know."""
     return tuple(replace(condition, since_ms=0) for condition in shard.conditions)
 
 

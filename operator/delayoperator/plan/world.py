@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from delaynode.registry.model import Condition, ShardObject, ShardSpec
+from delaynode.registry.model import Condition, ShardObject, ShardSpec, shard_name
 
 
 class Liveness(Enum):
@@ -95,6 +95,10 @@ class CreateShard:
     queue: int
     replicas: tuple[str, ...]
     reason: str
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.topic, self.queue)
 
 
 @dataclass(frozen=True, slots=True)
