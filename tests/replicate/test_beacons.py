@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from delaynode.clock import boot_ms, wall_ms
 from delaynode.replicate.beacons import BeaconThread
+from delaynode.replicate.links import is_same_ip
 from delaynode.replicate.messages import Beacon, BeaconReply, encode_beacon
 from delaynode.replicate.promises import Promises
 
@@ -55,7 +56,7 @@ class Ground:
     """Threads that know each other's addresses, and a log."""
 
     def __init__(self) -> None:
-        self.addresses: dict[str, tuple[str, int]] = {}
+        self.addresses: dict[str, tuple[str, int]] = {f"n{number}": (LOCAL, 9) for number in range(10)}
         self.threads: list[BeaconThread] = []
         self.logged: list[tuple[str, dict[str, object]]] = []
 
@@ -174,7 +175,7 @@ def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_
 
     master = Promises("n0", 1, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
     slave = Promises("n1", 2, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
-    slave.raise_floor(7, 0)
+    slave.raise_floor(7, 1)
     heard: list[tuple[str, bool]] = []
     master.on_silent = lambda node, silent: heard.append((node, silent))
     ground.add(master, interval_ms=20, drop=drop)
@@ -304,3 +305,37 @@ def test_it_shares_the_port_number_with_the_tcp_listener_and_frees_it(ground: Gr
     again = BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
     assert again.bind(LOCAL, port) == port
     again.stop()
+
+
+@pytest.mark.parametrize("node", ["n0", "nobody"])
+def test_a_datagram_from_an_address_that_no_lease_names_counts_for_nothing(ground: Ground, node: str) -> None:
+    slave = Fake("n1")
+    port = ground.add(slave)
+    ground.addresses["n0"] = ("127.0.0.7", 9)
+    ground.start()
+    forged = Beacon(node, 1, 1, 0, ((7, 2**32 - 1),))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(encode_beacon(forged), (LOCAL, port))
+        stranger.sendto(encode_beacon(BeaconReply(node, 1, 1, 0, 3_000, ((7, 2**32 - 1, True),))), (LOCAL, port))
+        until("it is logged", lambda: bool(ground.events("peer-stranger")))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as named:
+        named.bind(("127.0.0.7", 0))
+        named.sendto(encode_beacon(Beacon("n0", 1, 2, 0, ((7, 1),))), (LOCAL, port))
+        until("the named one is answered", lambda: bool(slave.answered))
+    assert [beacon.beacon_id for beacon in slave.answered] == [2]
+    assert slave.replies == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("fd00::1", "fd00:0::1", True),
+        ("fe80::1", "fe80::1%eth0", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("n0.svc", "n0.svc", False),
+    ],
+)
+def test_one_address_may_be_written_in_several_ways(one: str, other: str, same: bool) -> None:
+    assert is_same_ip(one, other) is same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from delaynode.replicate.messages import Beacon, BeaconReply
+from delaynode.replicate.messages import Beacon, BeaconReply, decode_beacon, encode_beacon
 from delaynode.replicate.promises import Promises
 from delaynode.serve import leasefile
 
@@ -123,8 +123,45 @@ def test_a_release_gives_back_its_own_promise_only(incarnation: int, epoch: int,
     slave.raise_floor(7, 1)
     clock.ms += LEASE_MS  # what an earlier process may have promised is over
     assert slave.answer(Beacon("n0", 1, 40, 0, ((7, 1),))).shards == ((7, 1, True),)
+    slave.raise_floor(7, 2)
     assert slave.answer(Beacon("n0", 3, 50, 0, ((7, 2),))).shards == ((7, 2, True),)  # to the successor, same node
     slave.release(7, "n0", incarnation, epoch, beacon)
     assert slave.wait_ms(7) == LEASE_MS, "the process that serves now counts on its promise"
     slave.release(7, "n0", 3, 2, 50)
     assert slave.wait_ms(7) == 0
+
+
+def test_a_beacon_alone_raises_no_floor() -> None:
+    """55 bytes from anybody once shut a shard's masters out until its slaves' processes had ended."""
+    clock = Clock()
+    master, slave = made("m", 9, clock), made("s", 7, clock)
+    deposed: list[int] = []
+    ahead: list[int] = []
+    master.on_higher = lambda uid, epoch: deposed.append(epoch)
+    slave.on_ahead = ahead.append
+    slave.raise_floor(7, 5)
+    master.lead(7, 5, ["s"])
+    forged = encode_beacon(Beacon("anybody", 1, 1, 0, ((7, 2**32 - 1),)))
+    assert len(forged) == 55
+    for _ in range(10):
+        decoded = decode_beacon(forged)
+        assert isinstance(decoded, Beacon)
+        assert slave.answer(decoded).shards == ((7, 5, False),)
+    assert (ahead, slave.floor(7)) == ([7], 5), "the registry is asked, once"
+    master.took(asked(master, slave))
+    assert (master.live(7, ["s"]), deposed) == (True, [])
+    clock.ms += LEASE_MS
+    master.took(asked(master, slave))
+    assert (master.live(7, ["s"]), deposed) == (True, [])
+
+
+def test_a_beacon_of_a_new_epoch_is_promised_to_once_that_is_known() -> None:
+    clock = Clock()
+    master, slave = made("m", 9, clock), made("s", 7, clock)
+    slave.raise_floor(7, 5)
+    master.lead(7, 6, ["s"])
+    master.took(asked(master, slave))
+    assert not master.live(7, ["s"])
+    slave.raise_floor(7, 6)  # the registry agrees, or the master's FOLLOW has come
+    master.took(asked(master, slave))
+    assert master.live(7, ["s"])

@@ -111,6 +111,10 @@ def b5_bit_flip_in_what_was_synced_is_no_torn_tail(seed: int) -> None:
     with cluster(seed) as run:
         master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
         run.world.run(1.0)
+        copy = run.replica(slave).shard
+        assert copy is not None
+        # A recovery reads no frame before its checkpoint.
+        run.until(lambda: copy.log.synced > copy.checkpointed + 1_000, 10, "synced frames follow the checkpoint")
         for node in (slave, master):
             run.world.kill(node)
         path, file = list(log_files(run, slave).items())[-1]

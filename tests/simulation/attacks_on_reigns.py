@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from delaynode.registry.model import ShardObject
+from delaynode.replicate.messages import Beacon, encode_beacon
 from delaynode.serve.replica import Role
 
 from tests.simulation.loop import MILLI
@@ -143,3 +144,33 @@ def allow(run: Run, unclean: bool) -> None:
     assert cluster_object is not None
     wishes = replace(cluster_object.spec, allow_unclean_failover=unclean)
     run.world.truth.put_cluster(wishes, cluster_object.version)
+
+
+# ---------------------------------------------------------------- M4: an epoch that nobody has begun
+@attack
+def m4_forged_beacon_does_no_harm(seed: int) -> None:
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        uid, stored = run.shard().spec.uid, run.stored()
+        process = run.world.machines[slave].process
+        assert process is not None
+        for node in ("anybody", master):
+            for number in range(20):
+                process.datagram(encode_beacon(Beacon(node, 1, number, 0, ((uid, MOST_EPOCH),))))
+        run.world.run(10.0)
+        assert run.stored() > stored + 20
+        assert (run.shard().spec.epoch, len(run.status().in_sync)) == (1, 2)
+
+
+@attack
+def m4_new_master_is_promised_by_a_slave_that_has_not_heard_of_it(seed: int) -> None:
+    with cluster(seed, replicas=3, nodes=3) as run:
+        master, (one, other) = run.master(), run.slaves()
+        run.world.machines[one].weather.lag_ns = 60_000 * MILLI  # its lease is renewed, but it hears of no choice
+        missing_for(run, one, 60.0)
+        run.cut("control", one)  # so that the other is chosen
+        run.world.kill(master)
+        run.until(lambda: run.status().serving_epoch == 2, 15, "another serves")
+        stored = run.stored()
+        run.until(lambda: run.stored() > stored, 5, "it has the promises that it needs")
+        assert (run.master(), len(run.status().in_sync)) == (other, 2)

@@ -175,12 +175,13 @@ def serves_without_promises(put: Put) -> None:
 def promises_to_lower_epochs(put: Put) -> None:  # A2 b
     answer = Promises._answer
 
-    def meek(self: Promises, beacon: Beacon, uid: int, epoch: int, now: int) -> Any:
-        floor, self._floor[uid] = self._floor.get(uid, 0), 0
+    def meek(self: Promises, beacon: Beacon, uid: int, epoch: int, now: int, ahead: list[int]) -> Any:
+        floor = self._floor.get(uid, 0)
+        self._floor[uid] = min(floor, epoch)
         try:
-            return answer(self, beacon, uid, epoch, now)
+            return answer(self, beacon, uid, epoch, now, ahead)
         finally:
-            self._floor[uid] = max(floor, self._floor.get(uid, 0))
+            self._floor[uid] = floor
 
     put(Promises, "_answer", meek)
 

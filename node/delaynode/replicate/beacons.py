@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delaynode.address import family_of, join
-from delaynode.replicate.links import is_ip
+from delaynode.replicate.links import is_ip, is_same_ip
 from delaynode.replicate.messages import BadMessage, Beacon, BeaconReply, decode_beacon, encode_beacon
 
 RECEIVE_BYTES = 4 << 20  # of the kernel's queue: what comes while this thread does not run
@@ -50,7 +50,10 @@ class BeaconThread:
         interval_ms: int = 250,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """address: where a node is to be reached now, an IP address and a port. It and log are called on the thread."""
+        """address: where a node is to be reached now, an IP address and a port. It and log are called on the thread.
+
+        A datagram counts only if it comes from the IP address of the node in whose name it speaks.
+        """
         self._promises = promises
         self._address = address
         self._log = log
@@ -147,7 +150,11 @@ class BeaconThread:
         except BadMessage as error:
             self._trouble("peer-bad-input", sender[0], str(error))
             return
-        if isinstance(message, BeaconReply):
+        named = self._address(message.node)
+        if named is None or not is_same_ip(named[0], sender[0]):
+            reason = f"a datagram in the name of {message.node}, whose lease does not name this address"
+            self._trouble("peer-stranger", sender[0], reason)
+        elif isinstance(message, BeaconReply):
             self._promises.took(message)
         elif (reply := self._promises.answer(message)) is not None:
             self._send(sock, encode_beacon(reply), sender, message.node)

@@ -401,6 +401,7 @@ class Leader:
             ),
             POLL_SECONDS,
         )
+        self._promises.hurry()
         while self.ended is None:
             members = self._following(others)
             for entry in members:

@@ -50,6 +50,20 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def is_same_ip(one: str, other: str) -> bool:
+    """Whether both are one IP address. A socket for IPv6 shows an IPv4 sender as ::ffff:a.b.c.d."""
+    try:
+        return _plain(one) == _plain(other)
+    except ValueError:
+        return False
+
+
+def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Raises ValueError."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 class Links:
     """The Peers of a node. Owned by the event loop; the handler is called from the loop, never inside a call of this.
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from delaynode.replicate.messages import MAX_BEACON_SHARDS, Beacon, BeaconReply
 
 SILENT_MS = 1_000  # a peer that left beacons unanswered for so long is silent
+AHEAD_MS = 200  # between words that a shard's beacons name an epoch that is not known here
 PAUSE_MS = 500  # this process did not run for so long: what it has not heard is its own fault
 
 
@@ -59,9 +60,9 @@ class Peer:
 class Promises:
     """Both sides' promises of one process. Safe to use from several threads; never waits for anything.
 
-    on_silent(node, silent), on_higher(uid, epoch), on_heard(node, its wall clock, boot clock, round trip, all ms):
-    called, on the beacon's thread, when a peer falls silent or speaks again, when a slave knows a higher epoch than
-    the reign it was asked for, and with each reply.
+    on_silent(node, silent), on_higher(uid, epoch), on_ahead(uid), on_heard(node, its wall clock, boot clock, round
+    trip, all ms): called, on the beacon's thread, when a peer falls silent or speaks again, when a slave knows a higher
+    epoch than the reign it was asked for, when a beacon names a higher epoch than is known here, and with each reply.
 
     lease_ms: of this process. former_lease_ms: the longest that an earlier process of this node may have promised for.
     """
@@ -84,6 +85,7 @@ class Promises:
         self._lock = threading.Lock()
         self._started_ms = boot_ms()
         self._floor: dict[int, int] = {}  # uid -> the highest epoch known
+        self._ahead_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
         self._given: dict[int, Given] = {}
         self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, beacon
         self._asking: dict[int, Asking] = {}
@@ -94,27 +96,38 @@ class Promises:
         self._looked_ms = self._started_ms
         self.on_silent: Callable[[str, bool], None] = lambda node, silent: None
         self.on_higher: Callable[[int, int], None] = lambda uid, epoch: None
+        self.on_ahead: Callable[[int], None] = lambda uid: None
         self.on_heard: Callable[[str, int, int, int], None] = lambda node, wall_ms, boot_ms, round_trip_ms: None
         self.on_lead: Callable[[], None] = lambda: None  # there is somebody to ask: don't wait for the interval
 
     # ------------------------------------------------------------ a slave's side
     def answer(self, beacon: Beacon) -> BeaconReply:
-        """Promise what can be promised."""
+        """Promise what can be promised: to nobody for an epoch below the known one, and for one above it not yet.
+
+        A beacon alone raises no floor. Anybody can send one datagram, and a floor above the registry's epoch would
+        shut every master out until this process ends.
+        """
+        ahead: list[int] = []
         with self._lock:
             now = self._boot_ms()
-            answers = tuple(self._answer(beacon, uid, epoch, now) for uid, epoch in beacon.shards)
+            answers = tuple(self._answer(beacon, uid, epoch, now, ahead) for uid, epoch in beacon.shards)
+        for uid in ahead:
+            self.on_ahead(uid)
         return BeaconReply(
             self.node, beacon.incarnation, beacon.beacon_id, self._wall_ms(), self.lease_ms, answers
         )  # fmt: skip
 
-    def _answer(self, beacon: Beacon, uid: int, epoch: int, now: int) -> tuple[int, int, bool]:
+    def _answer(self, beacon: Beacon, uid: int, epoch: int, now: int, ahead: list[int]) -> tuple[int, int, bool]:
         known = self._floor.get(uid)
         if known is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
             return uid, 0, False
         if epoch < known:
             return uid, known, False
         if epoch > known:
-            self._floor[uid] = epoch
+            if now - self._ahead_ms.get(uid, -AHEAD_MS) >= AHEAD_MS:
+                self._ahead_ms[uid] = now
+                ahead.append(uid)
+            return uid, known, False
         released = self._released.get(uid)
         given_back = released is not None and released[:3] == (beacon.node, beacon.incarnation, epoch)
         if given_back and released is not None and beacon.beacon_id <= released[3]:
@@ -182,6 +195,10 @@ class Promises:
                 self._drop_held(uid)
         if now != before:
             self.on_lead()
+
+    def hurry(self) -> None:
+        """Ask everybody now: who refused a moment ago, for it did not know of the epoch, knows it by now."""
+        self.on_lead()
 
     def acquaint(self, nodes: Iterable[str]) -> None:
         """Hear from these nodes, too, whatever is led here: their clocks say whether this node's is right."""

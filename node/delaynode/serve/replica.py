@@ -58,6 +58,7 @@ class Replica:
         self._follower = Follower(self, yard.promises, self.note)
         self._stopping = False
         self._withdrawn = False
+        self._learning: asyncio.Task[None] | None = None
         self._reopen_ms: int | None = None  # from when on what failed here may be tried again; None: never
         self._worker = asyncio.get_running_loop().create_task(self._run())
         yard.promises.raise_floor(self.uid, spec.epoch)
@@ -132,6 +133,16 @@ class Replica:
         if cluster is not None and cluster.topic(spec.topic) is not None and self.shard is not None:
             self.shard.reconfigure(self.yard.shard_config(spec))
         self._wake()
+
+    def learn_epoch(self) -> None:
+        """Somebody speaks in a higher epoch than is known here: see what the registry says, without its watch."""
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.get_running_loop().create_task(self._learn_epoch())
+
+    async def _learn_epoch(self) -> None:
+        found = await self._read()
+        if found is not None:
+            self.yard.promises.raise_floor(self.uid, found.spec.epoch)
 
     def _wake(self) -> None:
         self._news.set()
@@ -346,8 +357,10 @@ class Replica:
         """The node is stopping: a checkpoint makes the next start quick."""
         self._stopping = True
         self._news.set()
-        self._worker.cancel()
-        await asyncio.gather(self._worker, return_exceptions=True)
+        tasks = [self._worker, *([self._learning] if self._learning is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.reigning.stop()
         if self.host is not None:
             await self.host.stop()

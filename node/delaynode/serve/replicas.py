@@ -28,6 +28,7 @@ class Replicas:
         self._cluster: ClusterSpec | None = None  # as of the last look
         self.listed = False  # the registry has been read: whatever it wants here is known
         yard.promises.on_silent = lambda node, silent: self._call(self._silent, node, silent)
+        yard.promises.on_ahead = lambda uid: self._call(self._ahead, uid)
         yard.promises.on_higher = lambda uid, epoch: self._call(self._higher, uid, epoch)
 
     def _call(self, what: object, *args: object) -> None:
@@ -127,6 +128,11 @@ class Replicas:
         replica = self._by_uid.get(uid)
         if replica is not None and replica.leader is not None and epoch > replica.leader.reign.epoch:
             replica.leader.deposed(epoch)
+
+    def _ahead(self, uid: int) -> None:
+        replica = self._by_uid.get(uid)
+        if replica is not None:
+            replica.learn_epoch()
 
     # ------------------------------------------------------------ other nodes
     def link_up(self, node: str) -> None:
