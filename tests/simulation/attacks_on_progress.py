@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from delaynode.serve.replica import Role
 from delaynode.serve.slave import SlaveHost
+from delaynode.store import checkpoint
 from delaynode.store.commitlog import CommitLog
 
 from tests.simulation.loop import SECOND
@@ -134,6 +135,33 @@ def chosen_copy_that_had_no_file_handle_leads_once_there_is_one(seed: int) -> No
             run.until(lambda: run.replica(slave).role is Role.MASTER, 10, "it serves")
         run.world.start(master)
         run.until(run.healthy, 40, "both are in sync")
+
+
+@attack
+def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: int) -> None:
+    """A node was rolled back: what it throws away and fetches is in the newer format again."""
+    with cluster(seed) as run:
+        slave = run.slaves()[0]
+        entry, path = run.replica(slave).entry(), f"{run.replica(slave).holding.directory}/checkpoint"
+        shrink(run, slave)
+        files = run.world.machines[slave].disk.files
+        ours = bytes(files.files[path].data)
+        state, arrays = checkpoint.decode(ours, path)
+        with patch.object(checkpoint, "VERSION", checkpoint.VERSION + 1):
+            newer = checkpoint.encode(state, arrays)
+        files.files[path].data[:] = newer
+        run.world.start(slave)
+        run.world.run(15.0)
+        replica = run.replica(slave)
+        assert (replica.role, replica.entry(), bytes(files.files[path].data)) == (Role.DAMAGED, entry, newer)
+        assert "a newer program wrote it" in (replica.damaged() or "")
+        assert run.status().serving_epoch == run.shard().spec.epoch, "the others serve"
+        run.world.kill(slave)
+        run.world.run(1.0)
+        files.files[path].data[:] = ours
+        run.world.start(slave)
+        run.until(run.healthy, 40, "the newer program opens it")
+        assert run.replica(slave).entry() == entry
 
 
 @attack

@@ -25,7 +25,7 @@ from delaynode.replicate.messages import (
 from delaynode.replicate.peers import Origin
 from delaynode.replicate.promises import Promises
 from delaynode.serve.slave import SlaveHost
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.frames import BadFrame
 from delaynode.store.snapshot import Incoming
 
@@ -50,7 +50,7 @@ class Copy(Protocol):
         """Persist it. Raises OSError, Damaged."""
 
     async def begin_fetch(self, manifest: bytes) -> Incoming:
-        """Raises OSError, ValueError."""
+        """Raises OSError, ValueError, Damaged; then the copy that is here has not been thrown away."""
 
     async def end_fetch(self, epoch: int) -> None:
         """The files are complete: open the copy."""
@@ -246,7 +246,7 @@ class Follower:
     async def _complete(self) -> None:
         try:
             await self._copy.end_fetch(self.epoch)
-        except (OSError, ValueError, Damaged) as error:
+        except (OSError, ValueError, Damaged, NewerFormat) as error:
             self._give_up(f"transfer not completed: {error}")
             return
         self._state()

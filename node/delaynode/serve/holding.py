@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -17,7 +16,7 @@ from delaynode.replicate.shipping import Snapshot
 from delaynode.serve.copyhost import CopyHost
 from delaynode.serve.yard import Yard
 from delaynode.store import persist, snapshot
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.marker import outlasts_a_restart
 from delaynode.store.shard import Shard
 
@@ -52,6 +51,7 @@ class Holding:
         self.entry = ""
         self.damage: str | None = None
         self.lasting = False  # the damage that open() found would be found again
+        self.newer = False  # it is not damaged: a newer program wrote it, and will open it again
         self.fetching: snapshot.Incoming | None = None
         self._files = yard.shop.files
         self._note = note
@@ -68,6 +68,7 @@ class Holding:
         """Open it as of its checkpoint, its log's tail not applied; False when there is none, or it is damaged."""
         yard, files, directory = self.yard, self._files, self.directory
         self.shard = self.damage = None
+        self.newer = False
         self.entry = ""
         started = yard.boot_ms()
         try:
@@ -75,11 +76,11 @@ class Holding:
                 return False
             work = partial(persist.recover, files, directory, yard.shard_config(spec), replay=False)
             shard, recovery = await self.off_loop(work)
-        except (Damaged, OSError) as error:
-            with suppress(Damaged, OSError):
-                identity, _ = await self.off_loop(partial(persist.read_identity, files, directory))
-                self.entry = self._named(identity.copy_id)
-            self.damage, self.lasting = str(error), outlasts_a_restart(error)
+        except (Damaged, NewerFormat, OSError) as error:
+            if copy_id := await self.off_loop(partial(persist.read_copy_id, files, directory)):
+                self.entry = self._named(copy_id)
+            self.newer = isinstance(error, NewerFormat)
+            self.damage, self.lasting = str(error), self.newer or outlasts_a_restart(error)
             return False
         self._have(shard)
         self._note(
@@ -123,17 +124,17 @@ class Holding:
 
     async def discard(self, why: str) -> None:
         """Throw the copy away. Nothing may use it any more."""
-        self.shard = self.fetching = None
+        self.shard = None
         await self.off_loop(partial(persist.discard, self._files, self.directory))
         self._note("copy-discarded", entry=self.entry, reason=why)
-        self.entry, self.damage = "", None
+        self.entry, self.damage, self.newer = "", None, False
 
     # ------------------------------------------------------------ transfers
     async def begin_fetch(self, manifest: bytes) -> snapshot.Incoming:
         """Raises ValueError, OSError."""
-        self.fetching = await self.off_loop(lambda: snapshot.Incoming(self._files, self.directory, manifest))
-        self._note("fetching", total_bytes=self.fetching.total_bytes)
-        return self.fetching
+        incoming = await self.off_loop(lambda: snapshot.Incoming(self._files, self.directory, manifest))
+        self._note("fetching", total_bytes=incoming.total_bytes)
+        return incoming
 
     async def write_piece(self, incoming: snapshot.Incoming, piece: Piece) -> None:
         """Raises ValueError, OSError."""

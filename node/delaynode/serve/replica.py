@@ -189,11 +189,14 @@ class Replica:
         await self.holding.accept_epoch(epoch)
 
     async def begin_fetch(self, manifest: bytes) -> Incoming:
-        """Whatever is here is of no use: the master can't continue it."""
+        """Whatever is here is of no use, as the master can't continue it: but for a copy that a newer program wrote."""
+        if self.holding.newer:
+            raise Damaged(f"not thrown away for another copy: {self.holding.damage}")
+        incoming = await self.holding.begin_fetch(manifest)  # first: a newer master's manifest may be refused
         if self.shard is not None or self.holding.damage is not None:
             await self._discard("a whole copy is fetched")
-        self.role = Role.FETCHING
-        return await self.holding.begin_fetch(manifest)
+        self.role, self.holding.fetching = Role.FETCHING, incoming
+        return incoming
 
     async def write_piece(self, incoming: Incoming, piece: Piece) -> None:
         await self.holding.write_piece(incoming, piece)
@@ -234,7 +237,7 @@ class Replica:
             try:
                 if self._unwanted():
                     await self._leave()
-                elif await self._given_up():
+                elif not self.holding.newer and await self._given_up():
                     await self._discard("damaged, and no longer counted on")
                 elif self._passing():
                     await self.end_following("it is opened again")
@@ -288,7 +291,7 @@ class Replica:
         """The copy is of no use. lasting: to no later process either."""
         self.holding.damage, self.role = why, Role.DAMAGED
         self._reopen_ms = None if lasting else self.yard.boot_ms() + REOPEN_MS
-        self.note("copy-damaged", reason=why)
+        self.note("copy-newer" if self.holding.newer else "copy-damaged", reason=why)
         self._news.set()
 
     def _slave_failed(self, host: SlaveHost) -> None:

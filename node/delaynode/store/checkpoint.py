@@ -10,17 +10,17 @@ import json
 import posixpath
 import struct
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.files import Files
 
 MAGIC = 0x4B504344  # "DCPK"
 HEAD = struct.Struct("<IIII")
-VERSION = 1
+VERSION = 1  # of the TimerLog and the ConsumeQueue too; raise snapshot.VERSION with it
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -48,6 +48,9 @@ class Checkpoint:
     kept_in_sync: list[str] = field(default_factory=list)
 
 
+FIELDS = {one.name for one in fields(Checkpoint)}
+
+
 def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> bytes:
     """The bytes of the file of that name: in another's place it is refused."""
     places: dict[str, list[object]] = {}
@@ -64,7 +67,7 @@ def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> 
 
 
 def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
-    """Raises Damaged with `what` (a path) in its text."""
+    """Raises Damaged or NewerFormat with `what` (a path) in its text."""
     if len(data) < HEAD.size:
         raise Damaged(f"{what}: {len(data)} bytes is too short")
     magic, crc, size, _ = HEAD.unpack_from(data)
@@ -72,8 +75,10 @@ def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
         raise Damaged(f"{what}: magic or crc32 differs")
     try:
         content = json.loads(data[HEAD.size : HEAD.size + size])
-        if content["version"] != VERSION:
-            raise Damaged(f"{what}: version {content['version']}, this program reads {VERSION}")
+        new = content["state"].keys() - FIELDS
+        if content["version"] > VERSION or new:
+            found = f"version {content['version']}" + (f" with {', '.join(sorted(new))}" if new else "")
+            raise NewerFormat(f"{what}: a newer program wrote it ({found}), this one reads version {VERSION}")
         if content["file"] != posixpath.basename(what):
             raise Damaged(f"{what}: this is the file {content['file']!r}")
         arrays: Arrays = {}

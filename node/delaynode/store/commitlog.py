@@ -16,7 +16,7 @@ import numpy as np
 from delaynode.store.batches import ReceivedBatch
 from delaynode.store.batches import WriteBatch as WriteBatch  # callers know it from here
 from delaynode.store.checks import checks_in, checks_of, first_difference, join_padded, places_in, record_checks
-from delaynode.store.errors import Damaged, Refused
+from delaynode.store.errors import Damaged, NewerFormat, Refused
 from delaynode.store.files import Files
 from delaynode.store.following import Piece, check_followers, forget_floor, parse_frames, piece_of, read_floor
 from delaynode.store.frames import (
@@ -27,6 +27,7 @@ from delaynode.store.frames import (
     BadFrame,
     Frame,
     Kind,
+    UnknownKind,
     Unsealed,
     parse,
 )
@@ -200,7 +201,8 @@ class CommitLog:
         """Every valid frame from `offset` on. Ends at the log's end or before a torn tail, which it leaves to cut().
 
         The tail may be torn only at or after the highest `synced` of any frame here, as far as the floor lets it count:
-        what was known to be on disk must be there. Raises Damaged when it is not.
+        what was known to be on disk must be there. Raises Damaged when it is not, NewerFormat at a frame of a kind that
+        this program does not know: that is no torn tail.
         """
         known_synced = max(offset, self.floor or 0)  # the caller's checkpoint was written after a sync up to `offset`
         data, base = memoryview(b""), offset
@@ -208,6 +210,9 @@ class CommitLog:
             at = offset - base
             try:
                 frame = parse(data, at, offset, self.uid)
+            except UnknownKind as unknown:
+                why = f"{self.file.directory}: offset {offset}: {unknown.args[0]}, a newer program wrote it"
+                raise NewerFormat(why) from unknown
             except BadFrame as bad:
                 needed = int(bad.args[1])
                 available = self.file.end - offset

@@ -28,5 +28,12 @@ class Damaged(Exception):
     """
 
 
+class NewerFormat(Exception):
+    """A newer version of this program wrote this file. This one can't read it, and must leave it as it is.
+
+    Nothing is damaged: the copy is neither marked nor thrown away, and a process of the newer version opens it.
+    """
+
+
 class Trimmed(Exception):
     """What was asked for has been dropped, as nobody needs it any more: it is consumed, or its time is over."""

@@ -93,6 +93,10 @@ class BadFrame(Exception):
     """No valid frame starts here; says why."""
 
 
+class UnknownKind(BadFrame):
+    """All of the frame is as it was written, by a newer program: this one does not know what it means."""
+
+
 def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
     """The frame at data[at:], which should be at log offset `offset` of shard `uid`. Raises BadFrame.
 
@@ -114,7 +118,7 @@ def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
     try:
         known = Kind(kind)
     except ValueError:
-        raise BadFrame(f"unknown kind {kind}", 0) from None
+        raise UnknownKind(f"unknown kind {kind}", 0) from None
     payload = data[at + HEADER_BYTES : at + length]
     return Frame(known, flags, epoch, count, first_seq, wall_ms, own, synced, payload)
 

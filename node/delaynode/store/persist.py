@@ -20,8 +20,8 @@ import posixpath
 import secrets
 import zlib
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from delaynode.store import checkpoint as ck
 from delaynode.store.checkpoint import Checkpoint
 from delaynode.store.commitlog import CommitLog, frames_of
 from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.files import Files
 from delaynode.store.frames import Frame, Kind
 from delaynode.store.ledger import Ledger
@@ -72,17 +72,32 @@ def new_copy_id() -> str:
 
 
 def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
-    """The identity and the horizon (ms) that the shard was made with. Raises Damaged."""
+    """The identity and the horizon (ms) that the shard was made with. Raises Damaged, NewerFormat."""
     path = f"{directory}/shard.json"
     try:
-        text, _, crc = files.read(path, 0, files.size(path)).rpartition(b"\n")
-        if crc != _crc_line(text):
-            raise Damaged(f"{path}: crc32 differs")
-        content = json.loads(text)
+        content = _read_json(files, path)
         horizon_ms = content.pop("horizon_ms")
+        if new := content.keys() - {one.name for one in fields(Identity)}:
+            raise NewerFormat(f"{path}: a newer program wrote it (with {', '.join(sorted(new))})")
         return Identity(**content), horizon_ms
     except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{path}: {error}") from error
+
+
+def read_copy_id(files: Files, directory: str) -> str:
+    """The copy's id, also where the copy can't be opened; "" where it can't be read."""
+    try:
+        return str(_read_json(files, f"{directory}/shard.json")["copy_id"])
+    except (OSError, Damaged, ValueError, TypeError, KeyError):
+        return ""
+
+
+def _read_json(files: Files, path: str) -> dict[str, Any]:
+    """Raises OSError, Damaged, ValueError, TypeError."""
+    text, _, crc = files.read(path, 0, files.size(path)).rpartition(b"\n")
+    if crc != _crc_line(text):
+        raise Damaged(f"{path}: crc32 differs")
+    return dict(json.loads(text))
 
 
 def _crc_line(text: bytes) -> bytes:
@@ -133,7 +148,7 @@ def create(
 
 
 def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool = True) -> tuple[Shard, Recovery]:
-    """Open a copy and bring it to its log's end. Raises Damaged, and has touched derived files only then.
+    """Open a copy and bring it to its log's end. Raises Damaged, NewerFormat; then it has touched derived files only.
 
     replay: False to leave it as of its checkpoint, with the log that follows whole but not applied: of a copy that is
     to follow, its master knows how much of it is committed.
@@ -248,7 +263,7 @@ def _read_wheels(files: Files, path: str, index: TimerIndex, now: Checkpoint) ->
     """Load the copy if it is good; returns the TimerLog position from which to rebuild."""
     try:
         read = ck.read(files, path)
-    except Damaged:
+    except (Damaged, NewerFormat):
         return 0  # only a copy: the TimerLog has it all
     if read is None:
         return 0

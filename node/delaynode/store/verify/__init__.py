@@ -17,7 +17,7 @@ import numpy as np
 
 from delaynode.store import persist
 from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.files import Files
 from delaynode.store.marker import MARKER
 from delaynode.store.shard import ShardConfig
@@ -118,7 +118,7 @@ def _try_to_open(files: Files, directory: str, report: Report) -> None:
     trial.remove(f"{directory}/{MARKER}")  # told already
     try:
         shard, recovery = persist.recover(trial, directory, ShardConfig())
-    except Damaged as error:
+    except (Damaged, NewerFormat) as error:
         report.add(directory, -1, f"a start refuses it: {error}")
     except Exception as error:  # the store should have refused: say so rather than end here
         report.add(directory, -1, f"a start fails: {type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from delaynode.store import checkpoint as ck
 from delaynode.store import persist
 from delaynode.store.commitlog import CommitLog
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.files import Files
 from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
 from delaynode.store.timerlog import TimerLog
@@ -24,7 +24,7 @@ def mend_timer_log(files: Files, directory: str) -> list[int]:
         identity, horizon_ms = persist.read_identity(files, directory)
         read = ck.read(files, f"{directory}/checkpoint")
         log = CommitLog.open(files, f"{directory}/log", identity.uid, LARGE)
-    except Damaged:
+    except (Damaged, NewerFormat):
         return []
     if read is None or read[0].uid != identity.uid:
         return []

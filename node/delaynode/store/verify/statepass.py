@@ -12,7 +12,7 @@ from delaynode.store import persist
 from delaynode.store.checkpoint import Checkpoint
 from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.consumers import Consumers
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.files import Files
 from delaynode.store.following import FLOOR
 from delaynode.store.ledger import SEGMENT
@@ -58,7 +58,7 @@ def read_state(files: Files, directory: str, report: Report) -> State:
     state = State(None, ShardConfig().horizon_ms, None, {}, None)
     try:
         state.identity, state.horizon_ms = persist.read_identity(files, directory)
-    except Damaged as error:
+    except (Damaged, NewerFormat) as error:
         report.add(f"{directory}/shard.json", -1, str(error))
     path = f"{directory}/checkpoint"
     try:
@@ -72,7 +72,7 @@ def read_state(files: Files, directory: str, report: Report) -> State:
                 found = f"{state.checkpoint.uid:x}"
                 report.add(path, -1, "of another shard", expected=f"{state.identity.uid:x}", found=found)
                 state.checkpoint, state.arrays = None, {}
-    except Damaged as error:
+    except (Damaged, NewerFormat) as error:
         report.add(path, -1, str(error))
     state.copy = _read_copy(files, f"{directory}/wheels", state, report)
     marker = f"{directory}/{MARKER}"
@@ -95,7 +95,7 @@ def _read_copy(files: Files, path: str, state: State, report: Report) -> WheelCo
     try:
         read = ck.read(files, path)
         report.read(files.size(path))
-    except Damaged as error:
+    except (Damaged, NewerFormat) as error:
         report.add(path, -1, f"{error}: the next start reads the whole TimerLog instead", note=True)
         return None
     now = state.checkpoint
