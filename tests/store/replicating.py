@@ -34,7 +34,7 @@ def check_well(disk: MemoryFiles) -> None:
 
 def state_of(shard: Shard) -> dict[str, object]:
     """All that frames decide, in a form that can be compared."""
-    shard.producers.expire(shard.wall_ms)
+    shard.producers.expire(shard.producers.time_ms)
     index = shard.index
     return {
         "watermark": index.watermark,
@@ -45,6 +45,7 @@ def state_of(shard: Shard) -> dict[str, object]:
         "log epochs": shard.log.epochs[-persist.KEPT_EPOCHS :],
         "ledger": shard.freeing.ledger.segments.tolist(),
         "release_times": shard.freeing.release_times,
+        "producers' clock": (shard.producers.time_ms, shard.producers.wall_ms),
         "producers": sorted(row.tobytes() for row in shard.producers.rows()),
         "queue": (shard.queue.start, shard.queue.visible, shard.queue.end),
         "groups": {name: group_state(group, shard.queue) for name, group in sorted(shard.consumers.groups.items())},

@@ -48,11 +48,11 @@ def test_b11_an_unknown_producer_starts_at_nought_and_an_unseen_one_is_forgotten
     world = World(1, SMALL)
     assert world.enqueue([Item(MINUTE_MS)], producer=5, number=1) is None  # UNKNOWN_PRODUCER
     assert world.enqueue([Item(MINUTE_MS)], producer=5) == 0
-    world.advance(DAY_MS - 1)
+    world.idle(DAY_MS - 1)
     world.enqueue([Item(MINUTE_MS)])
     world.checkpoint()
     assert world.enqueue([Item(MINUTE_MS)], producer=5, number=1) == 2
-    world.advance(DAY_MS)
+    world.idle(DAY_MS)
     world.enqueue([Item(MINUTE_MS)])
     world.checkpoint()
     assert len(world.shard.producers) == 0
@@ -68,7 +68,7 @@ def test_b11_a_producer_that_began_again_is_not_given_its_former_answers_after_a
         world.enqueue([Item(MINUTE_MS)], producer=5, number=number)
     world.pump()
     world.checkpoint()
-    world.advance(2 * DAY_MS)
+    world.idle(2 * DAY_MS)
     world.enqueue([Item(MINUTE_MS)])
     world.begin_checkpoint()  # forgets the producer, and never reaches the disk
     world.enqueue([Item(MINUTE_MS)], producer=5, number=0)

@@ -12,12 +12,12 @@ import pytest
 from delaynode.store import checkpoint as ck
 from delaynode.store.errors import Refused
 from delaynode.store.intake import Batch
-from delaynode.store.producers import FirstAnswer, Producers
+from delaynode.store.producers import ROW, FirstAnswer, Producers
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
 from tests.store.producing import Item
-from tests.store.world import SMALL
+from tests.store.world import ROOT, SMALL
 
 START_MS = 1_700_000_000_000
 
@@ -64,7 +64,7 @@ def through_a_checkpoint(producers: Producers) -> Producers:
     )  # fmt: skip
     _, arrays = ck.decode(ck.encode(empty, {"producers": producers.rows().copy()}, "checkpoint"), "checkpoint")
     other = Producers(producers.limit)
-    other.restore(arrays["producers"])
+    other.restore(arrays["producers"], producers.time_ms, producers.wall_ms)
     return other
 
 
@@ -72,10 +72,12 @@ def through_a_checkpoint(producers: Producers) -> Producers:
 def test_the_table_does_what_the_model_does(seed: int) -> None:
     rng = random.Random(seed)
     producers, model, now, seq = Producers(limit=6), Model(limit=6), START_MS, 0
+    producers.restore(np.zeros(0, ROW), now, now)
     ids = [1, 2, 3, 2**64 - 1, *(rng.getrandbits(64) for _ in range(5))]
     seen: set[str] = set()
     for _ in range(6_000):
-        now += rng.choice((0, 1, MINUTE_MS, HOUR_MS, 3 * HOUR_MS) if rng.random() < 0.5 else (0, 1))
+        now += rng.choice((0, 1, MINUTE_MS, HOUR_MS) if rng.random() < 0.7 else (0, 1))
+        producers.passes(now)
         producer = rng.choice(ids)
         known = model.known.get(producer)
         number = max(0, (known[-1].number if known else -1) + rng.choice((1, 1, 1, 1, 1, 0, -1, -14, -15, -16, 2)))
@@ -92,7 +94,7 @@ def test_the_table_does_what_the_model_does(seed: int) -> None:
             producers.store(producer, first)
             model.store(producer, first)
         if rng.random() < 0.01:
-            producers.expire(now)
+            producers.expire(producers.time_ms)
             model.expire(now)
         if rng.random() < 0.01:
             producers = through_a_checkpoint(producers)
@@ -128,7 +130,7 @@ def test_one_too_many_is_refused_and_those_that_are_known_go_on_until_a_day_is_o
     assert world.shard.log_end == before
     assert world.enqueue([Item(MINUTE_MS)], producer=1, number=1) is not None
     assert world.enqueue([Item(MINUTE_MS)]) is not None  # not idempotent: not remembered
-    world.advance(22 * HOUR_MS + 30 * MINUTE_MS)  # 2 was last seen a day ago, 1 and 3 later
+    world.idle(22 * HOUR_MS + 30 * MINUTE_MS)  # 2 was last seen a day ago, 1 and 3 later
     assert world.enqueue([Item(MINUTE_MS)], producer=4) is not None
     assert answer(world.shard.producers, 2, 1, world.now) == "UNKNOWN_PRODUCER"
     assert answer(world.shard.producers, 5, 0, world.now) == "TOO_MANY_PRODUCERS"
@@ -173,13 +175,63 @@ def test_a_retrys_delays_count_from_the_first_arrival_also_when_its_frame_is_gon
     assert answered.due.tolist() == [first_ms + 5, first_ms + 7 * MINUTE_MS, first_ms + MINUTE_MS]
 
 
-def test_an_expiry_is_by_the_time_of_frames_not_by_a_clock_that_went_back() -> None:
+def test_an_unseen_producer_is_forgotten_after_a_day_of_frames_also_by_a_clock_that_went_back() -> None:
     world = World(1, SMALL)
     world.enqueue([Item(MINUTE_MS)], producer=9)
-    world.advance(2 * DAY_MS)
-    world.enqueue([Item(MINUTE_MS)])
+    world.idle(DAY_MS)
     world.pump()
     world.checkpoint()
     world.advance(-2 * DAY_MS)
     world.power_cut()
+    assert answer(world.shard.producers, 9, 1, world.now) == "UNKNOWN_PRODUCER"
+
+
+@pytest.mark.parametrize("life", ["goes on", "checkpoint", "restart", "power cut"])
+def test_a_clock_that_was_days_ahead_makes_no_batch_stored_twice(life: str) -> None:
+    """A machine boots with a wrong clock, writes a frame, and is set right (audit M8: number 0 was stored again)."""
+    world = World(1, SMALL)
+    lives = {"checkpoint": world.checkpoint, "restart": world.stop, "power cut": world.power_cut}
+    after = lives.get(life, lambda: None)
+    assert world.enqueue([Item(0)], producer=77) == 0
+    right = world.now
+    world.advance(2 * DAY_MS)
+    assert world.enqueue([Item(0)]) == 1
+    world.pump()
+    after()
+    world.now = right + 1_000
+    assert answer(world.shard.producers, 77, 0, world.now) == FirstAnswer(0, 0, 1, right), "stored before the step"
+    assert world.enqueue([Item(0)], producer=78) == 2
+    world.pump()
+    after()
+    for producer in (77, 78):
+        assert isinstance(answer(world.shard.producers, producer, 0, world.now), FirstAnswer)
+        assert world.enqueue([Item(0)], producer=producer, number=1) is not None
+
+
+def test_a_table_that_a_clock_far_ahead_had_expired_takes_producers_again_at_once() -> None:
+    """What a checkpoint of before says of time is the highest that any frame had."""
+    producers = Producers()
+    producers.restore(np.zeros(0, ROW), START_MS + 2 * DAY_MS, START_MS + 2 * DAY_MS)
+    producers.passes(START_MS)
+    producers.store(9, FirstAnswer(0, 0, 1, START_MS))
+    producers.expire(producers.time_ms)
+    assert answer(producers, 9, 0, START_MS) == FirstAnswer(0, 0, 1, START_MS)
+
+
+def test_a_checkpoint_of_before_frame_time_knows_its_producers() -> None:
+    world = World(1, SMALL)
+    assert world.enqueue([Item(0)], producer=9) == 0
+    world.pump()
+    world.checkpoint()
+    path = f"{ROOT}/checkpoint"
+    read = ck.read(world.disk, path)
+    assert read is not None
+    state, arrays = read
+    del arrays["producer_clock"]
+    ck.write(world.disk, path, state, arrays)
+    world.kill()
+    assert isinstance(answer(world.shard.producers, 9, 0, world.now), FirstAnswer)
+    world.idle(DAY_MS)
+    world.pump()
+    world.checkpoint()
     assert answer(world.shard.producers, 9, 1, world.now) == "UNKNOWN_PRODUCER"

@@ -35,6 +35,7 @@ from delaynode.store.frames import Frame, Kind
 from delaynode.store.ledger import Ledger
 from delaynode.store.marker import check_unmarked, mark_damaged, outlasts_a_restart
 from delaynode.store.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
+from delaynode.store.producers import ROW
 from delaynode.store.shard import Identity, Shard, ShardConfig
 from delaynode.store.timerindex import TimerIndex
 from delaynode.store.timerjobs import FlushJob
@@ -254,8 +255,9 @@ def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Ledger)
     times = arrays["release_times"].tolist() if "release_times" in arrays else []
     shard.freeing.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
     shard.consumers.restore(state.groups, arrays)
-    if "producers" in arrays:
-        shard.producers.restore(arrays["producers"])
+    # Without the clock it is a checkpoint of before there was one: `seen_ms` was a frame's wall time then.
+    time_ms, wall_ms = arrays.get("producer_clock", np.array([state.wall_ms, state.wall_ms])).tolist()
+    shard.producers.restore(arrays.get("producers", np.zeros(0, ROW)), time_ms, wall_ms)
 
 
 # ---------------------------------------------------------------- wheels
@@ -313,12 +315,13 @@ class CheckpointJob:
 
 def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJob:
     """Capture the state that all applied frames have led to. One at a time, and none while an hour is cascaded."""
-    shard.producers.expire(shard.wall_ms)
+    shard.producers.expire(shard.producers.time_ms)
     shard.epochs = _kept_epochs(shard.epochs, shard.log.file.start)
     shard.log.epochs = _kept_epochs(shard.log.epochs, shard.log.file.start)
     groups, arrays = shard.consumers.snapshot()
     if len(shard.producers):
         arrays["producers"] = shard.producers.rows().copy()
+    arrays["producer_clock"] = np.array([shard.producers.time_ms, shard.producers.wall_ms], np.int64)
     index, freeing = shard.index, shard.freeing
     flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
     arrays["ledger"] = freeing.ledger.segments.copy()

@@ -3,6 +3,10 @@
 A row for each producer: the number of its last batch, when that was stored, and its last 16 answers in a ring, the
 one of number n at n % 16. Only last + 1 is stored. An unseen producer is forgotten after a day, by frame time; within
 the day it never is, so a shard that remembers `limit` producers takes no further ones.
+
+frame time: the sum of the steps from each frame's wall time to the next one's. A step back counts nothing, one ahead
+at most an hour. So it is the same on every replica, it only grows, and a clock that is once days ahead, or was, takes
+no producer's day away. While a shard writes nothing its producers are remembered for longer.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ ANSWERS_KEPT = 16
 EXPIRY_MS = 86_400_000
 LIMIT = 10_000
 RETRY_MS = 10_000
+LONGEST_STEP_MS = 3_600_000
 FIRST_ROWS = 16
 
 ROW = np.dtype(
@@ -46,6 +51,16 @@ class Producers:
         self._place: dict[int, int] = {}  # id -> row
         self._rows: Records = np.zeros(FIRST_ROWS, ROW)
         self._none_expires_before_ms = 0
+        self.time_ms = 0  # frame time
+        self.wall_ms = 0  # of the latest frame
+
+    def passes(self, wall_ms: int) -> None:
+        """A frame of this wall time is applied; to be told before what the frame does."""
+        self.time_ms = self._time_at(wall_ms)
+        self.wall_ms = wall_ms
+
+    def _time_at(self, wall_ms: int) -> int:
+        return self.time_ms + min(max(0, wall_ms - self.wall_ms), LONGEST_STEP_MS)
 
     def __len__(self) -> int:
         return len(self._place)
@@ -53,7 +68,7 @@ class Producers:
     def check(self, producer: int, number: int, now_ms: int) -> FirstAnswer | None:
         """The first answer of a batch that is stored already; None when it is next in order. Raises Refused.
 
-        now_ms: of the newest frame.
+        now_ms: this node's wall time.
         """
         place = self._place.get(producer)
         if place is None:
@@ -76,8 +91,8 @@ class Producers:
                 f"producer {producer:x} is not known here (it expires after a day unseen); start at number 0",
                 expected=0,
             )
-        if len(self._place) >= self.limit and now_ms >= self._none_expires_before_ms:
-            self.expire(now_ms)
+        if len(self._place) >= self.limit and self._time_at(now_ms) >= self._none_expires_before_ms:
+            self.expire(self._time_at(now_ms))
         if len(self._place) >= self.limit:
             raise Refused(
                 "TOO_MANY_PRODUCERS",
@@ -96,30 +111,29 @@ class Producers:
         row = self._rows[place]
         if not answer.number:  # it had expired; a replay from an older checkpoint may still know its former numbers
             row["messages"] = 0
-        row["id"], row["last"], row["seen_ms"] = producer, answer.number, answer.wall_ms
+        row["id"], row["last"], row["seen_ms"] = producer, answer.number, self.time_ms
         at = answer.number % ANSWERS_KEPT
         row["first_seq"][at], row["wall_ms"][at] = answer.first_seq, answer.wall_ms
         row["messages"][at] = answer.messages
 
-    def expire(self, now_ms: int) -> None:
-        """Forget those unseen for a day."""
+    def expire(self, time_ms: int) -> None:
+        """Forget those unseen for a day, at this frame time."""
         rows = self.rows()
-        kept = rows[rows["seen_ms"] + EXPIRY_MS > now_ms]
+        kept = rows[rows["seen_ms"] + EXPIRY_MS > time_ms]
         if len(kept) < len(rows):
-            self.restore(kept)
+            self._know(kept)
         self._none_expires_before_ms = int(kept["seen_ms"].min()) + EXPIRY_MS if len(kept) else 0
 
     def rows(self) -> Records:
         """All that is known, of dtype ROW: what a checkpoint keeps. A view until the next change."""
         return self._rows[: len(self._place)]
 
-    def restore(self, rows: Array) -> None:
-        """Know what rows() was, and nothing else."""
+    def restore(self, rows: Array, time_ms: int, wall_ms: int) -> None:
+        """Know what rows(), time_ms and wall_ms were, and nothing else."""
+        self.time_ms, self.wall_ms = time_ms, wall_ms
+        self._know(rows)
+
+    def _know(self, rows: Array) -> None:
         self._rows = np.zeros(max(FIRST_ROWS, len(rows)), ROW)
         self._rows[: len(rows)] = rows
         self._place = {producer: place for place, producer in enumerate(rows["id"].tolist())}
-
-    def seen_ms(self, producer: int) -> int | None:
-        """When the producer's last batch was stored; None when it is not known."""
-        place = self._place.get(producer)
-        return None if place is None else int(self._rows["seen_ms"][place])

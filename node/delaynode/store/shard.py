@@ -152,7 +152,7 @@ class Shard:
         self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
         self.epochs = epochs  # [epoch, start offset], ascending, of the frames applied
-        self.wall_ms = wall_ms  # of the last frame applied
+        self.wall_ms = wall_ms  # the highest of a frame applied
         self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
         self.committed = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
@@ -187,11 +187,16 @@ class Shard:
     ) -> tuple[int, int]:
         """Append a frame; returns its log offset and its end."""
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
-        self.wall_ms = max(self.wall_ms, now_ms)
+        self._pass(now_ms)
         self.applied = self.log.end  # by the caller, who goes on at once
         if frame.flags & FLAG_NEW_SEGMENT:
             self.freeing.ledger.open(frame.offset, now_ms)
         return frame.offset, self.applied
+
+    def _pass(self, wall_ms: int) -> None:
+        """A frame of this wall time is applied."""
+        self.wall_ms = max(self.wall_ms, wall_ms)
+        self.producers.passes(wall_ms)
 
     def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> int:
         return self._propose(kind, count, payload, now_ms, flags)[1]
@@ -214,7 +219,7 @@ class Shard:
     def enqueue(self, batch: Batch, now_ms: int) -> Appended:
         """Store a batch whole, or raise Refused and store nothing."""
         if batch.producer:
-            first = self.producers.check(batch.producer, batch.number, max(self.wall_ms, now_ms))
+            first = self.producers.check(batch.producer, batch.number, now_ms)
             if first is not None:  # its frame may be gone by now
                 same = len(batch.time) == first.messages
                 due = resolve_due(batch.time, batch.relative, first.wall_ms, MAX_DUE_MS) if same else None
@@ -438,7 +443,7 @@ class Shard:
         if frame.offset != self.applied:
             raise Damaged(f"the frame at {frame.offset} does not follow: frames up to {self.applied} are applied")
         kind = frame.kind
-        self.wall_ms = max(self.wall_ms, frame.wall_ms)
+        self._pass(frame.wall_ms)
         if frame.flags & FLAG_NEW_SEGMENT:
             self.freeing.ledger.open(frame.offset, frame.wall_ms)
         if kind is Kind.APPEND:
