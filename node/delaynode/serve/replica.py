@@ -251,7 +251,11 @@ class Replica:
 
     async def _wait(self, seconds: float | None) -> None:
         """For news."""
-        if not self.gone:
+        if self.gone:
+            return
+        if seconds is None:
+            await self._news.wait()
+        else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._news.wait()

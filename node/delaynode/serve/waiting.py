@@ -111,6 +111,8 @@ class Waiting:
 
     def released(self, rows: Iterable[Records]) -> None:
         """These became visible, rows of dtype QUEUED. A group whose filter leaves them out is not looked at."""
+        if not self._lines and not self._readers:
+            return
         tags = frozenset(tag for part in rows for tag in np.unique(part["tag"]).tolist())
         if not tags:
             return

@@ -42,6 +42,9 @@ class Kind(IntEnum):
     TRIM = 11
 
 
+KINDS = {int(kind): kind for kind in Kind}
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame as it stands in the log. `payload` is a view; copy what is kept."""
@@ -115,10 +118,9 @@ def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
         raise BadFrame("crc32 differs", 0)
     if own != offset or owner != uid:
         raise BadFrame(f"frame of shard {owner:x} offset {own}, expected {uid:x} offset {offset}", 0)
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise UnknownKind(f"unknown kind {kind}", 0) from None
+    known = KINDS.get(kind)
+    if known is None:
+        raise UnknownKind(f"unknown kind {kind}", 0)
     payload = data[at + HEADER_BYTES : at + length]
     return Frame(known, flags, epoch, count, first_seq, wall_ms, own, synced, payload)
 

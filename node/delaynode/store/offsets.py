@@ -31,6 +31,8 @@ def as_like_ranges(offsets: I64, attempt: U32, visible: I64) -> tuple[I64, I64, 
 
 def expand(start: I64, end: I64) -> I64:
     """The offsets in k ranges, in range order."""
+    if len(start) == 1:
+        return np.arange(start[0], end[0], dtype=np.int64)
     length = end - start
     total = int(length.sum())
     at = np.repeat(start - np.concatenate(([0], np.cumsum(length)[:-1])), length)
@@ -42,8 +44,9 @@ def rows_at(queue: ConsumeQueue, offsets: I64) -> Records:
     """The queue's units at these ascending offsets, read in few pieces. Raises Damaged when one is not there."""
     if not len(offsets):
         return queue.read(0, 0)
+    near = offsets[-1] - offsets[0] <= NEAR_ROWS
     parts = []
-    for part in np.split(offsets, np.flatnonzero(np.diff(offsets) > NEAR_ROWS) + 1):
+    for part in (offsets,) if near else np.split(offsets, np.flatnonzero(np.diff(offsets) > NEAR_ROWS) + 1):
         low, high = int(part[0]), int(part[-1]) + 1
         rows = queue.read(low, high - low)
         if len(rows) < high - low:

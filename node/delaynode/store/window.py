@@ -69,9 +69,8 @@ class Run:
 
     def rows_through(self, pair: Pair) -> int:
         """How many of this run's rows, from its beginning, are at or below `pair`."""
-        low = int(np.searchsorted(self.due, pair.due, "left"))
-        high = int(np.searchsorted(self.due, pair.due, "right"))
-        return low + int(np.searchsorted(self.seq[low:high], pair.seq, "right"))
+        low, high = int(self.due.searchsorted(pair.due, "left")), int(self.due.searchsorted(pair.due, "right"))
+        return low + int(self.seq[low:high].searchsorted(pair.seq, "right"))
 
     def places(self, due: I64, seq: I64) -> I64:
         """The row of each (due, seq) wanted, (k,) -> (k,); -1 where it is not here or is released."""
