@@ -49,6 +49,7 @@ class Scheduler:
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self.ready: deque[ProcessLoop] = deque()  # loops that have something to run now
+        self.running: ProcessLoop | None = None
 
     def time_ns(self) -> int:
         """As code sees it that runs now: a job is ahead by what it has waited for."""
@@ -76,6 +77,7 @@ class Scheduler:
                         if at_once > LIVELOCK_STEPS:
                             raise Livelock(f"{at_once} steps at {self.now_ns} ns; next: {loop.next_up()}")
                 finally:
+                    self.running = None
                     _set_running_loop(None)
             if done is not None and done():
                 return
@@ -150,7 +152,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if self.frozen or self.dead:
             return
         ready = self._ready
-        _set_running_loop(self)
+        if self._scheduler.running is not self:
+            self._scheduler.running = self
+            _set_running_loop(self)
         for _ in range(len(ready)):
             if not ready:  # this process was killed by what ran
                 break
