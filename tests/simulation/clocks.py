@@ -20,10 +20,16 @@ class MachineClocks:
     boots: int = 0
     _booted_ns: int = field(default=-7 * SECOND)
     _set_ms: int = 0  # by all steps
+    _boot: tuple[int, int] = (-1, 0)  # (true time ns, boot_ms() then): it is asked for many times at one instant
 
     def boot_ms(self) -> int:
         """CLOCK_BOOTTIME."""
-        return int((self.time_ns() - self._booted_ns) * (1.0 + self.drift)) // MILLI
+        now = self.time_ns()
+        at, found = self._boot
+        if now != at:
+            found = int((now - self._booted_ns) * (1.0 + self.drift)) // MILLI
+            self._boot = now, found
+        return found
 
     def wall_ms(self) -> int:
         now = self.time_ns()
@@ -46,7 +52,7 @@ class MachineClocks:
     def reboot(self) -> None:
         """The boot clock starts anew. The wall clock is asked for from a server before anything else runs."""
         self.boots += 1
-        self._booted_ns = self.time_ns()
+        self._booted_ns, self._boot = self.time_ns(), (-1, 0)
         self.correct()
 
     @property

@@ -25,7 +25,7 @@ class InSync:
 
     def counted(self) -> Entries:
         """Whom a commit waits for, this copy included."""
-        return self.written.union(self.joining, *self.tried)
+        return self.written.union(self.joining, *self.tried) if self.joining or self.tried else self.written
 
     def join(self, entry: str) -> None:
         """The member has everything that is committed; from now on commits wait for it."""

@@ -42,6 +42,9 @@ class NodeView:
     zone: str = ""  # what may fail with its machine; "": not known
 
 
+UNSEEN = NodeView(Liveness.UNCERTAIN)
+
+
 @dataclass(frozen=True, slots=True)
 class CopyView:
     """One replica's answer to ReplicaStatus. A replica that did not answer, or has no directory, has no CopyView."""
@@ -79,7 +82,7 @@ class Observed:
 
     def node(self, node: str | None) -> NodeView:
         """A node nobody has seen is uncertain."""
-        return self.nodes.get(node or "", NodeView(Liveness.UNCERTAIN))
+        return self.nodes.get(node or "", UNSEEN)
 
     def between_processes(self, node: str) -> bool:
         """The process that its lease names has ended: there is nobody to be asked or chosen, perhaps for a moment
