@@ -92,19 +92,13 @@ class Scheduler:
                 raise self.failure
 
 
-class Call(events.TimerHandle):
-    """A handle that keeps no context (no code here has context variables) and nothing for debugging."""
+class Call(list[Any]):
+    """A handle, lighter than asyncio's: [callback, args], empty when cancelled. No code here has context variables."""
 
     __slots__ = ()
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-
     def cancel(self) -> None:
-        self._cancelled = True  # a timer is looked at when its time comes
-        self._callback = self._args = None  # type: ignore[assignment]
+        self.clear()  # a timer is looked at when its time comes
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
@@ -114,7 +108,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         """failed: told of exceptions that nobody takes."""
         self._scheduler = scheduler
         self._failed = failed
-        self._ready: deque[events.Handle] = deque()
+        self._ready: deque[Call] = deque()
         self._queued = False
         self.frozen = False
         self.dead = False
@@ -159,9 +153,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             if not ready:  # this process was killed by what ran
                 break
             call = ready.popleft()
-            if call._cancelled:
+            if not call:
                 continue
-            callback, args = call._callback, call._args
+            callback, args = call
             try:
                 callback(*args)
             except (SystemExit, KeyboardInterrupt):
@@ -189,7 +183,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def next_up(self) -> str:
         """Where the code is that would run next."""
-        tasks = (getattr(getattr(handle, "_callback", None), "__self__", handle) for handle in self._ready)
+        tasks = (getattr(callback, "__self__", callback) for callback, _ in filter(None, self._ready))
         return "; ".join(_where(task) for task in tasks)
 
     # ------------------------------------------------------------ asyncio's own
@@ -197,7 +191,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return self._scheduler.time_ns() / SECOND
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: object = None) -> Call:  # type: ignore[override]
-        call = Call(callback, args)
+        call = Call((callback, args))
         if not self.dead:
             self._ready.append(call)
             if not self._queued and not self.frozen:
@@ -206,7 +200,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return call
 
     def _push(self, call: Call) -> None:
-        if not self.dead and not call._cancelled:
+        if call and not self.dead:
             self._ready.append(call)
             if not self._queued and not self.frozen:
                 self._queued = True
@@ -216,7 +210,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         job = self._scheduler.job
         if job is None:
             return self.call_soon(callback, *args)
-        call = Call(callback, args)
+        call = Call((callback, args))
         self._scheduler.at(job.now_ns, self._push, call)
         return call
 
@@ -224,7 +218,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return self.call_at(self._scheduler.time_ns() / SECOND + delay, callback, *args)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: object = None) -> Call:  # type: ignore[override]
-        call, scheduler = Call(callback, args), self._scheduler
+        call, scheduler = Call((callback, args)), self._scheduler
         # A float of seconds is coarser than a ns: a timer must not ring before its time has come.
         when_ns = int(when * SECOND)
         scheduler.at(when_ns + MICRO if when_ns >= scheduler.now_ns else when_ns, self._push, call)

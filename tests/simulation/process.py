@@ -188,7 +188,8 @@ class Process:
         self.loop.call_soon(self._clock.heard, *what)
 
     def _shown(self, now_ms: int) -> int:
-        self.latest_ms = max(self.latest_ms, now_ms)
+        if now_ms > self.latest_ms:
+            self.latest_ms = now_ms
         return now_ms
 
     def log(self, event: str, **fields: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import sys
@@ -285,6 +286,7 @@ def virtual(world: World) -> Iterator[None]:
             elif name == "give_back":
                 changed.append((module, name, value))
                 setattr(module, name, lambda: None)
+    asyncio.tasks._all_tasks.add = lambda _: None  # type: ignore[attr-defined]  # a list of all tasks: not used here
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     collecting = gc.isenabled()
     gc.disable()
@@ -300,6 +302,7 @@ def virtual(world: World) -> Iterator[None]:
         if collecting:
             gc.enable()
         sys.unraisablehook = hook
+        del asyncio.tasks._all_tasks.add  # type: ignore[attr-defined]
 
 
 _buried: list[int] = []  # seeds of the worlds of this process

@@ -294,8 +294,5 @@ class Promises:
     def live(self, uid: int, nodes: Iterable[str]) -> bool:
         """Whether this master holds a live promise of each of these nodes."""
         with self._lock:
-            now, held = self._boot_ms(), self._held
-            for node in nodes:
-                if held.get((uid, node), 0) <= now:
-                    return False
-            return True
+            now = self._boot_ms()
+            return all(self._held.get((uid, node), 0) > now for node in nodes)
