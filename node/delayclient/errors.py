@@ -154,6 +154,7 @@ _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "BUSY": Busy,
     "OFFSET_TRIMMED": OffsetTrimmed,
     "SHARD_DAMAGED": ShardDamaged,
+    "INTERNAL": DelayError,
 }
 
 # Without a reason the answer is gRPC's own or a proxy's: UNKNOWN and INTERNAL are broken streams more often than not.

@@ -85,6 +85,7 @@ class NodeMetrics:
     acknowledged: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cancelled: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     dead: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    impossible: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     lateness: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENESS_MS)))
     enqueue_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
     recovery_seconds: float = 0.0
@@ -119,6 +120,7 @@ class NodeCollector(Collector):
             ("delay_messages_acknowledged", "Messages acknowledged, summed over groups", m.acknowledged),
             ("delay_messages_cancelled", "Messages cancelled", m.cancelled),
             ("delay_messages_dead", "Messages that became dead letters, summed over groups", m.dead),
+            ("delay_impossible", "Operations refused as the shard contradicts itself: look at it", m.impossible),
         ):
             counter = CounterMetricFamily(name, what, labels=["topic"])
             for topic, value in values.items():

@@ -29,6 +29,7 @@ def exposed() -> dict[str, set[str]]:
     metrics = NodeMetrics()
     for counter in (metrics.enqueued, metrics.released, metrics.acknowledged, metrics.cancelled, metrics.dead):
         counter["orders"] = 1
+    metrics.impossible["orders"] = 1
     for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"]):
         histogram.add(np.array([3]))
     collector = NodeCollector(metrics)

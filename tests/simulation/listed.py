@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation import (  # noqa: F401
     attacks,
     attacks_on_clocks,
+    attacks_on_containment,
     attacks_on_copies,
     attacks_on_ends,
     attacks_on_objects,

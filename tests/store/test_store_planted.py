@@ -12,6 +12,7 @@ from delaynode.store.consumers import Consumers
 from delaynode.store.frames import Trim
 from delaynode.store.freeing import Freeing
 from delaynode.store.timercleaning import CleanJob
+from delaynode.store.types import Records
 
 from tests.store import test_store_attacks_clients as attacks
 from tests.store import test_store_freeing as tests
@@ -46,14 +47,14 @@ def forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_files_with_the_trim(patch: pytest.MonkeyPatch) -> None:
-    apply = Freeing.apply_trim
+    apply = Freeing._trim
 
-    def eager(self: Freeing, trim: Trim) -> None:
-        apply(self, trim)
+    def eager(self: Freeing, trim: Trim, ended: Records) -> None:
+        apply(self, trim, ended)
         for path in self._log.file.drop(trim.bases.tolist()):
             self._log.file.files.remove(path)
 
-    patch.setattr(Freeing, "apply_trim", eager)
+    patch.setattr(Freeing, "_trim", eager)
 
 
 def trims_one_too_many(patch: pytest.MonkeyPatch) -> None:

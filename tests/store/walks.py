@@ -38,7 +38,6 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
         patch.object(timerindex, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),
         patch.object(cleaning, "BATCH_BYTES", rng.choice([30, 100, 4 << 20])),
         patch.object(freeing, "TRIM_ROWS", rng.choice([1, 7, 262_144])),
-        patch.object(freeing, "READ_ROWS", rng.choice([1, 5, 65_536])),
         patch.object(groups, "FILTER_STEP", rng.choice([1, 3, 4096])),
         patch.object(groups, "COUNT_ROWS", rng.choice([1000, 4096])),
         patch.object(offsets, "NEAR_ROWS", rng.choice([1, 2, 4096])),

@@ -22,7 +22,7 @@ from delaynode.serve.upkeep import Intervals, Upkeep
 from delaynode.serve.waiting import Waiting
 from delaynode.store import marker
 from delaynode.store.commitlog import WriteBatch
-from delaynode.store.errors import Damaged, Refused, Trimmed
+from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
 from delaynode.store.files import Files
 from delaynode.store.shard import Shard
 from delaynode.store.types import Buffers, Records
@@ -87,6 +87,7 @@ class CopyHost(ABC):
         self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
         self._closed = False  # it writes nothing more: the log is another host's, or opened anew
         self.upkeep = Upkeep(self)
+        shard.failed = self.fail
 
     # ------------------------------------------------------------ work
     def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -148,7 +149,7 @@ class CopyHost(ABC):
         self.upkeep.end()
 
     def fail(self, why: str, error: Exception) -> None:
-        """This copy is damaged: nothing more is acknowledged from it, nor by the process that opens it next."""
+        """This copy is damaged: nothing more is written or acknowledged here, nor by the process that opens it next."""
         if self.failure is None:
             self.failure = why
             self.shard.damaged = why
@@ -162,6 +163,11 @@ class CopyHost(ABC):
                 )  # fmt: skip
                 self._marking = asyncio.ensure_future(self._write_mark())
             self.failed()
+
+    def note_impossible(self, what: str, error: Impossible) -> None:
+        """An operation was not possible, so this copy's memory or files contradict each other: alert."""
+        self.shop.metrics.impossible[self.topic] += 1
+        self.shop.log("impossible", shard=self.name, epoch=self.shard.epoch, what=what, reason=str(error))
 
     async def _write_mark(self) -> None:
         """Try to; the disk that has failed may not take it."""

@@ -14,7 +14,7 @@ from delaynode.serve.forward import FORWARDED, Forwarder, Passed
 from delaynode.serve.host import ShardHost
 from delaynode.serve.node import Elsewhere, Node
 from delaynode.serve.rpc import abort
-from delaynode.store.errors import Damaged, Refused
+from delaynode.store.errors import Damaged, Impossible, Refused
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
 Body: TypeAlias = bytes
@@ -82,6 +82,9 @@ class Dispatch:
             except (Damaged, OSError) as damaged:
                 self.fail(request, damaged)
                 raise Refused("SHARD_DAMAGED", str(damaged)) from damaged
+            except Impossible as impossible:
+                place.note_impossible(method, impossible)
+                raise Refused("INTERNAL", f"nothing was changed: {impossible}") from impossible
             return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
         return handle

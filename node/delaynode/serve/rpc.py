@@ -45,6 +45,7 @@ CODES = {
     "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "OFFSET_TRIMMED": grpc.StatusCode.OUT_OF_RANGE,
     "SHARD_DAMAGED": grpc.StatusCode.DATA_LOSS,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
 }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from delaynode.memory import give_back
 from delaynode.store import cleaning, persist
-from delaynode.store.errors import Damaged, Trimmed
+from delaynode.store.errors import Damaged, Impossible, Trimmed
 from delaynode.store.ledger import COLUMN_BYTES
 from delaynode.store.timerjobs import LoadJob
 from delaynode.store.types import Pair, Records
@@ -70,6 +70,7 @@ class Upkeep:
         self._units_copied = 0  # flushed since the last copy of the wheels
         self._timer_start = self._shard.index.log.start  # as of that copy
         self._not_before: dict[int, float] = {}  # segment -> time.monotonic()
+        self._frees = True  # until the ledger has contradicted what it should free
         self._kept: dict[int, int] = {}  # segment -> queue offset of a message that keeps it from being emptied
 
     def loops(self) -> list[Callable[[], Coroutine[None, None, None]]]:
@@ -236,9 +237,18 @@ class Upkeep:
     # ------------------------------------------------------------ freeing disk
     def _free_due(self) -> bool:
         due = self._shop.disk_tight() or time.monotonic() - self._freed >= self._intervals.free
-        return self._host.leads and due
+        return self._host.leads and self._frees and due
 
     async def _free(self) -> None:
+        """Where an effect is not possible, this process frees nothing more: by counts that are wrong it would free what
+        is needed. The shard serves on, its disk fills."""
+        try:
+            await self._free_all()
+        except Impossible as error:
+            self._frees = False
+            self._host.note_impossible("freeing disk", error)
+
+    async def _free_all(self) -> None:
         await self._host.may_append()
         shard, now = self._shard, self._shop.clock.now_ms()
         if shard.consumers.expire_dead(now):

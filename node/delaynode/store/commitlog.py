@@ -96,6 +96,13 @@ class CommitLog:
         self.end += length
         return frame
 
+    def take_back(self, frame: Unsealed) -> None:
+        """The frame proposed last was not taken and goes nowhere. Its copy has failed: nothing is proposed after it."""
+        assert self.pending[-1] is frame, "the last frame, proposed in this very step"
+        self.pending.pop()
+        self.end = frame.offset
+        self.epochs = [pair for pair in self.epochs if pair[1] < self.end]
+
     def begin_segment(self) -> None:
         """The next frame begins a segment."""
         self._roll = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +28,8 @@ FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000
 NONE_I64: I64 = np.empty(0, np.int64)
 NONE_U32: U32 = np.empty(0, np.uint32)
 
-Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], int]
-"""(kind, count, payload, now ms, flags): append a frame, whose end is returned; its effect is applied by the caller."""
+Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], AbstractContextManager[int]]
+"""(kind, count, payload, now ms, flags): append a frame, whose end is given; the body applies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Consumers:
     """Owned by the shard's thread.
 
     freed: told, while frames are applied, the QUEUED rows (each once) of letters that no group has any more and that
-    the queue has no more either: their bodies are needed by nobody.
+    the queue has no more either: their bodies are needed by nobody. check_freed: raises Impossible where that would.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Consumers:
         self.groups: dict[str, Group] = {}
         self.limits = limits
         self.freed: Callable[[Records], None] = lambda rows: None
+        self.check_freed: Callable[[Records], None] = lambda rows: None
         self._propose = propose
         self._committed = committed  # log offset
 
@@ -121,16 +124,18 @@ class Consumers:
         if len(self.groups) >= MAX_GROUPS:
             raise Refused("BAD_GROUP", f"the shard has {MAX_GROUPS} groups already; delete one")
         change = GroupChange(name, True, self.queue.visible if from_end else self.queue.start, tags)
-        end = self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0)
-        self.apply_group(change)
-        self.groups[name].rests.changed = end
+        with self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0) as end:
+            self.apply_group(change)
+            self.groups[name].rests.changed = end
         return end
 
     def delete(self, name: str, now_ms: int) -> None:
-        self.group(name)
+        """Raises Refused, Impossible."""
+        group = self.group(name)
         change = GroupChange(name, False, 0, ())
-        self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0)
-        self.apply_group(change)
+        self._check_removal(group, *group.letters.below(self.queue.start))
+        with self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0):
+            self.apply_group(change)
 
     def deliver(self, name: str, now_ms: int, invisible_ms: int, most: int, most_bytes: int) -> Delivery:
         """Hand out what is visible now, at least one message if there is any, at most `most` and `most_bytes`."""
@@ -155,7 +160,10 @@ class Consumers:
         return np.concatenate((group.letters.rows(places[letter]), rows)) if letter.any() else rows
 
     def acknowledge(self, name: str, start: I64, end: I64, now_ms: int) -> int:
-        """Take ranges out of the group; returns how many messages that were. Any released offset may be named."""
+        """Take ranges out of the group; returns how many messages that were. Any released offset may be named.
+
+        Raises Refused, Impossible.
+        """
         group = self.group(name)
         if len(start) != len(end):
             raise Refused("BAD_COLUMNS", f"column start has {len(start)} rows, column end {len(end)}")
@@ -180,9 +188,10 @@ class Consumers:
         if bool((start[1:] < end[:-1]).any()):
             raise Refused("BAD_COLUMNS", "ranges overlap")
         progress = Progress(name, start, end, NONE_U32, NONE_I64)
-        log_end = self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0)
-        group.rests.move(group.floor, log_end, self._committed())
-        return group.acknowledge(start, end, self.queue)
+        self._check_removal(group, *group.letters.at(group.letters.within(start, end)))
+        with self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
+            group.rests.move(group.floor, log_end, self._committed())
+            return group.acknowledge(start, end, self.queue)
 
     def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
         """End attempts: those that are the last become dead letters, the others wait for their backoff."""
@@ -238,8 +247,9 @@ class Consumers:
                 continue
             start, end, attempt, visible = as_like_ranges(ended.offset[rows], ended.attempt[rows], now_ms + wait[rows])
             progress = Progress(name, start, end, attempt, visible if kind is Kind.RETRY else NONE_I64)
-            group.rests.changed = self._propose(kind, len(start), progress.payload(), now_ms, 0)
-            self.apply_progress(kind, 0, progress, now_ms)
+            with self._propose(kind, len(start), progress.payload(), now_ms, 0) as log_end:
+                group.rests.changed = log_end
+                self.apply_progress(kind, 0, progress, now_ms)
         return int(np.count_nonzero(~last)), int(np.count_nonzero(last))
 
     # ------------------------------------------------------------ dead letters
@@ -248,14 +258,20 @@ class Consumers:
         return Delivery(*self.group(name).letters.dead_after(after_offset, limit))
 
     def resolve(self, name: str, offsets: I64 | None, *, redrive: bool, now_ms: int) -> int:
-        """Redrive or drop dead letters (all with None); returns how many of those named were dead letters."""
+        """Redrive or drop dead letters (all with None); returns how many of those named were dead letters.
+
+        Raises Refused, Impossible.
+        """
         dead = self.group(name).letters.dead_after(-1, NEVER)[0]
         wanted = dead if offsets is None else dead[np.isin(dead, offsets)]
         self._resolve(name, wanted, redrive=redrive, now_ms=now_ms)
         return len(wanted)
 
     def expire_dead(self, now_ms: int) -> int:
-        """Drop letters that died, or were redriven, longer than `dlq_retention_ms` ago; returns how many."""
+        """Drop letters that died, or were redriven, longer than `dlq_retention_ms` ago; returns how many.
+
+        Raises Impossible.
+        """
         count = 0
         for name, group in self.groups.items():
             old = group.letters.older_than(now_ms - self.limits.dlq_retention_ms)
@@ -267,12 +283,14 @@ class Consumers:
         if not len(letters):
             return
         start, end = as_ranges(letters)
-        kind = Kind.RETRY if redrive else Kind.DEAD
+        kind, group = Kind.RETRY if redrive else Kind.DEAD, self.group(name)
+        if not redrive:
+            self._check_removal(group, *group.letters.at(group.letters.places(letters)[0]))
         zeros = np.zeros(len(start), np.int64)
         progress = Progress(name, start, end, zeros.astype(np.uint32), zeros if redrive else NONE_I64)
-        log_end = self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS)
-        self.group(name).rests.changed = log_end
-        self.apply_progress(kind, FLAG_DEAD_LETTERS, progress, now_ms)
+        with self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS) as log_end:
+            group.rests.changed = log_end
+            self.apply_progress(kind, FLAG_DEAD_LETTERS, progress, now_ms)
 
     # ------------------------------------------------------------ what is still needed
     def lowest_needed(self) -> int:
@@ -323,14 +341,25 @@ class Consumers:
         for group in self.groups.values():
             group.letters.relocate(seq, moved)
 
-    def _removed(self, offsets: I64, rows: Records) -> None:
-        """Some group has these letters no more."""
+    def _removed(self, group: Group, offsets: I64, rows: Records) -> None:
+        """The group has these letters no more."""
+        last = self._last(group, offsets, rows)
+        if len(last):
+            self.freed(last)
+
+    def _check_removal(self, group: Group, offsets: I64, rows: Records) -> None:
+        """Raises Impossible when the group can't lose these letters."""
+        if len(offsets):
+            self.check_freed(self._last(group, offsets, rows))
+
+    def _last(self, owner: Group, offsets: I64, rows: Records) -> Records:
+        """The rows of those letters of one group that no other group has, nor the queue."""
         gone = offsets < self.queue.start
         for group in self.groups.values():
-            if gone.any() and len(group.letters):
+            if group is not owner and gone.any() and len(group.letters):
                 gone &= ~group.letters.places(offsets)[1]
-        if gone.any():
-            self.freed(rows[gone])
+        last: Records = rows[gone]
+        return last
 
     # ------------------------------------------------------------ frames
     def apply_group(self, change: GroupChange) -> None:
@@ -342,7 +371,7 @@ class Consumers:
             group.letters.remove_all()
 
     def _add(self, group: Group) -> None:
-        group.letters.removed = self._removed
+        group.letters.removed = partial(self._removed, group)
         self.groups[group.name] = group
 
     def apply_progress(self, kind: Kind, flags: int, progress: Progress, wall_ms: int) -> None:

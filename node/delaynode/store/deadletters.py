@@ -106,6 +106,10 @@ class Letters:
             found &= self._table.state[places] != DEAD
         return places, found
 
+    def at(self, places: Places) -> tuple[I64, Records]:
+        """The offsets and rows of letters."""
+        return self._table.at[places], self._table.row[places]
+
     def attempts(self, places: Places) -> U32:
         return self._table.attempt[places]
 

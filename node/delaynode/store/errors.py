@@ -35,5 +35,22 @@ class NewerFormat(Exception):
     """
 
 
+class Unappliable(Damaged):
+    """The log's frame at `offset` is whole, but what it says can't be done to this copy; `why` without the place."""
+
+    def __init__(self, offset: int, what: str, why: str) -> None:
+        super().__init__(f"frame at {offset}, {what}: {why}")
+        self.offset = offset
+        self.why = why
+
+
+class Impossible(Exception):
+    """A change that the master wants can't be made: what it would take away is not there. A fault of this program.
+
+    Raised before a frame is proposed: nothing has changed, and the shard serves on. Where a frame that is in the log
+    has no possible effect, applying it raises Unappliable instead.
+    """
+
+
 class Trimmed(Exception):
     """What was asked for has been dropped, as nobody needs it any more: it is consumed, or its time is over."""

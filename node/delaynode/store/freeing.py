@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -22,7 +23,7 @@ from delaynode.store.checks import record_checks
 from delaynode.store.commitlog import CommitLog
 from delaynode.store.consumequeue import ConsumeQueue
 from delaynode.store.consumers import Consumers
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Impossible
 from delaynode.store.frames import Kind, Relocate, Trim
 from delaynode.store.intake import DAY_MS
 from delaynode.store.ledger import Ledger
@@ -31,15 +32,14 @@ from delaynode.store.types import Buffer, Records, at_or_below
 from delaynode.store.units import ROLL, SAME, units
 
 TRIM_ROWS = 65_536  # queue entries that one TRIM ends the keeping of, at most: they are read on the owner's thread
-READ_ROWS = 65_536
 WORTH_ROWS = 65_536  # so many queue entries, or an empty segment, are worth a TRIM at once
 MARKS = 10_000  # of release times: their distance is a ten-thousandth of the retention, at least mark_ms
 SMALL_PART = 32  # of the size of a segment: one that is smaller is written again with others
 OPEN_PART = 8  # of the size of a segment: what the open one may keep although it is dead
 RELOCATED = ("seq", "due", "offset", "size", "key", "tag")  # a unit's fields that a RELOCATE carries
 
-Propose = Callable[[Kind, int, tuple[Buffer, ...], int], tuple[int, int]]
-"""(kind, count, payload, now ms) -> (frame's log offset, its end)."""
+Propose = Callable[[Kind, int, tuple[Buffer, ...], int], AbstractContextManager[int]]
+"""(kind, count, payload, now ms): append a frame, whose end is given; the body applies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,13 @@ class Freeing:
         self._log, self._index, self._queue, self._consumers = log, index, queue, consumers
         self._open = -1, 0  # the open segment's base, and when this process first saw it, ms
         self._propose = propose
-        consumers.freed = self._freed
+        consumers.freed, consumers.check_freed = self._freed, self._check_freed
 
     def _freed(self, rows: Records) -> None:
         self.ledger.release(rows["offset"], rows["size"])
+
+    def _check_freed(self, rows: Records) -> None:
+        self.ledger.check_release(rows["offset"], rows["size"])
 
     # ------------------------------------------------------------ release times
     def releases(self, wall_ms: int) -> None:
@@ -117,7 +120,7 @@ class Freeing:
         """Append a TRIM if there is something to free; True when there may be more at once.
 
         limit: the log offset below which no frame is needed: by a recovery, a transfer or a replica.
-        small: also for a few queue entries.
+        small: also for a few queue entries. Raises Impossible, and has freed nothing.
         """
         wanted = self.keep_from(now_ms)
         start = min(wanted, self._queue.start + TRIM_ROWS)
@@ -127,21 +130,30 @@ class Freeing:
         if not len(bases) and few and not (small and start > self._queue.start):
             return False
         trim = Trim(start, bases)
-        _, end = self._propose(Kind.TRIM, len(bases), trim.payload(), now_ms)
-        self._consumers.trims(start, end)
-        self.apply_trim(trim)
+        ended = self._ended(start)
+        self.ledger.check_release(ended["offset"], ended["size"])
+        with self._propose(Kind.TRIM, len(bases), trim.payload(), now_ms) as end:
+            self._consumers.trims(start, end)
+            self._trim(trim, ended)
         return start < wanted
 
     def apply_trim(self, trim: Trim) -> None:
-        queue, pinned = self._queue, self._consumers.pinned()
+        queue = self._queue
         if not queue.start <= trim.queue_start <= queue.visible:  # what it ends is read here: it is committed
-            raise Damaged(f"TRIM to queue offset {trim.queue_start}, this copy has [{queue.start}, {queue.visible})")
-        for low in range(queue.start, trim.queue_start, READ_ROWS):
-            rows = queue.read(low, min(READ_ROWS, trim.queue_start - low))
-            at = np.arange(low, low + len(rows), dtype=np.int64)
-            if len(pinned):
-                rows = rows[~np.isin(at, pinned)]
-            self.ledger.release(rows["offset"], rows["size"])
+            raise Impossible(f"TRIM to queue offset {trim.queue_start}, this copy has [{queue.start}, {queue.visible})")
+        self._trim(trim, self._ended(trim.queue_start))
+
+    def _ended(self, start: int) -> Records:
+        """The rows of dtype QUEUED that are kept no longer once the queue starts at `start`; TRIM_ROWS at most."""
+        low = self._queue.start
+        rows, pinned = self._queue.read(low, start - low), self._consumers.pinned()
+        if len(pinned):
+            rows = rows[~np.isin(np.arange(low, low + len(rows), dtype=np.int64), pinned)]
+        return rows
+
+    def _trim(self, trim: Trim, ended: Records) -> None:
+        queue = self._queue
+        self.ledger.release(ended["offset"], ended["size"])
         if trim.queue_start > queue.start:
             queue.start = trim.queue_start
             self.expired += self._consumers.forget_below(queue.start)
@@ -195,12 +207,15 @@ class Freeing:
 
     def relocate(self, rows: Records, records: Buffer, now_ms: int) -> None:
         """Append a RELOCATE of rows (n,) of dtype UNIT that are needed where they are, with their records one after
-        the other.
+        the other. Raises Impossible when they can't be: counted off twice, they would free what others need.
         """
+        if len(np.unique(rows["seq"])) < len(rows):
+            raise Impossible("a RELOCATE would move a message twice")
+        self.ledger.check_release(rows["offset"], rows["size"])
         seq, due, offset, size, key, tag = (np.ascontiguousarray(rows[name]) for name in RELOCATED)
         change = Relocate(seq, due, offset, size, key, tag, records, 0)
-        _, end = self._propose(Kind.RELOCATE, len(rows), change.payload(), now_ms)
-        self.apply_relocate(replace(change, records_at=end - len(records)))
+        with self._propose(Kind.RELOCATE, len(rows), change.payload(), now_ms) as end:
+            self.apply_relocate(replace(change, records_at=end - len(records)))
 
     def apply_relocate(self, r: Relocate) -> None:
         offset = np.cumsum(r.size, dtype=np.int64) - r.size + r.records_at

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, Impossible
 from delaynode.store.types import I64, Array, Bools, Records
 
 COLUMN_BYTES = 36  # a message's columns in a RELOCATE
@@ -56,17 +56,26 @@ class Ledger:
         last["bytes"] += size
 
     def release(self, offset: Array, size: Array) -> None:
-        """The messages (n,) whose records lie at `offset` are needed no more there. Raises Damaged when none were."""
-        if not len(offset):
-            return
+        """The messages (n,) whose records lie at `offset` are needed no more there.
+
+        Raises Impossible, and changes nothing, when a segment holds fewer messages than that.
+        """
+        self.segments["count"], self.segments["bytes"] = self._without(offset, size)
+
+    def check_release(self, offset: Array, size: Array) -> None:
+        """Raises Impossible where release() would."""
+        self._without(offset, size)
+
+    def _without(self, offset: Array, size: Array) -> tuple[I64, I64]:
+        """The counts and bytes (k,) of all segments once these messages (n,) are released."""
         at = self._rows(offset)
         known = len(self.segments)
-        self.segments["count"] -= np.bincount(at, minlength=known).astype(np.int64)
-        self.segments["bytes"] -= np.bincount(at, weights=size, minlength=known).astype(np.int64)
-        touched = np.unique(at)
-        if int(self.segments["count"][touched].min()) < 0:
-            base = int(self.segments["base"][touched[np.argmin(self.segments["count"][touched])]])
-            raise Damaged(f"CommitLog segment {base}: more messages have gone than it held")
+        count = self.segments["count"] - np.bincount(at, minlength=known).astype(np.int64)
+        left = self.segments["bytes"] - np.bincount(at, weights=size, minlength=known).astype(np.int64)
+        if bool((count < 0).any()):
+            base = int(self.segments["base"][np.argmin(count)])
+            raise Impossible(f"CommitLog segment {base}: more messages have gone than it held")
+        return count, left
 
     def _rows(self, offset: Array) -> I64:
         at = np.searchsorted(self.segments["base"], offset, "right") - 1
@@ -75,15 +84,19 @@ class Ledger:
             end = self.segments["end"][at]
             bad = (end > 0) & (offset >= end)
         if bad.any():
-            raise Damaged(f"no CommitLog segment holds offset {int(offset[np.argmax(bad)])}, where a message should be")
+            raise Impossible(
+                f"no CommitLog segment holds offset {int(offset[np.argmax(bad)])}, where a message should be"
+            )
         return at.astype(np.int64)
 
     def remove(self, bases: I64) -> None:
-        """These segments are freed. Raises Damaged when one is needed, open or unknown."""
+        """These segments are freed. Raises Impossible, and changes nothing, when one is needed, open or unknown."""
         gone = np.isin(self.segments["base"], bases)
         found = self.segments[gone]
         if len(found) != len(bases) or int(found["end"].min(initial=1)) == 0 or int(found["count"].max(initial=0)):
-            raise Damaged(f"can't free CommitLog segments {bases.tolist()}: {found.tolist()} is what is known of them")
+            raise Impossible(
+                f"can't free CommitLog segments {bases.tolist()}: {found.tolist()} is what is known of them"
+            )
         self.segments = self.segments[~gone]
 
     # ------------------------------------------------------------ what can go

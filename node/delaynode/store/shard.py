@@ -1,6 +1,7 @@
 """The shard: one log, one state machine.
 
-The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. Nothing
+The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. A frame
+that the master could not apply is taken back, so that no disk and no slave gets it; the copy has failed then. Nothing
 that rests on a frame which ends at log offset E may be answered before `committed` >= E (hand-outs: see groups.Rests).
 Files that are derived from the log (TimerLog, ConsumeQueue, checkpoint) take committed frames only. A slave applies
 committed frames only: its log can be cut without undoing anything, and it can be led from where it stands.
@@ -11,7 +12,8 @@ watermark and epoch only grow; seq is never reused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +22,7 @@ from delaynode.store.checks import record_checks
 from delaynode.store.commitlog import CommitLog, WriteBatch
 from delaynode.store.consumequeue import ConsumeQueue, Released
 from delaynode.store.consumers import Consumers, GroupLimits
-from delaynode.store.errors import Damaged, Refused
+from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.frames import (
     FLAG_NEW_SEGMENT,
     Append,
@@ -47,6 +49,7 @@ from delaynode.store.timerindex import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, Ti
 from delaynode.store.timerscan import Folds, ScanJob
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
 from delaynode.store.units import DEFAULT, DELETE, MOVED, UNIT, units
+from delaynode.store.window import Released as Taken
 from delaynode.store.window import Run, before
 
 MAX_DUE_MS = 1 << 62
@@ -147,7 +150,7 @@ class Shard:
         self.log = log
         self.index = index
         self.queue = queue
-        self.consumers = Consumers(queue, self._propose_progress, self._committed_end, config.group_limits)
+        self.consumers = Consumers(queue, self._propose, self._committed_end, config.group_limits)
         self.producers = Producers(config.max_producers)
         self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
@@ -156,7 +159,8 @@ class Shard:
         self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
         self.committed = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
-        self.damaged: str | None = None
+        self.damaged: str | None = None  # why nothing more is written
+        self.failed: Callable[[str, Exception], None] | None = None  # told when the effect of a proposal has failed
         self.kept: tuple[int, tuple[str, ...]] = (0, ())  # the registry's status, as last seen: epoch, in-sync set
 
     # ------------------------------------------------------------ the log
@@ -169,7 +173,8 @@ class Shard:
         return self.log.end
 
     def take_writes(self, *, sync: bool) -> WriteBatch | None:
-        return self.log.take(sync=sync)
+        """What waits to be written, or None: also once the copy is damaged."""
+        return self.log.take(sync=sync) if self.damaged is None else None
 
     def finish_writes(self, batch: WriteBatch) -> None:
         self.log.finish(batch)
@@ -182,24 +187,32 @@ class Shard:
     def _committed_end(self) -> int:
         return self.committed
 
+    @contextmanager
     def _propose(
         self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int = 0, first_seq: int = 0
-    ) -> tuple[int, int]:
-        """Append a frame; returns its log offset and its end."""
+    ) -> Iterator[int]:
+        """Append a frame, whose end is given; the body applies it at once.
+
+        Where the body fails, the shard is changed by half: the frame is taken back and nothing is written any more.
+        """
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
         self._pass(now_ms)
-        self.applied = self.log.end  # by the caller, who goes on at once
-        if frame.flags & FLAG_NEW_SEGMENT:
-            self.freeing.ledger.open(frame.offset, now_ms)
-        return frame.offset, self.applied
+        self.applied = self.log.end
+        try:
+            if frame.flags & FLAG_NEW_SEGMENT:
+                self.freeing.ledger.open(frame.offset, now_ms)
+            yield self.applied
+        except Exception as error:
+            self.log.take_back(frame)
+            self.damaged = f"the effect of a {kind.name} failed: {type(error).__name__}: {error}"
+            if self.failed is not None:
+                self.failed(self.damaged, error)
+            raise
 
     def _pass(self, wall_ms: int) -> None:
         """A frame of this wall time is applied."""
         self.wall_ms = max(self.wall_ms, wall_ms)
         self.producers.passes(wall_ms)
-
-    def _propose_progress(self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int) -> int:
-        return self._propose(kind, count, payload, now_ms, flags)[1]
 
     def begin_reign(self, epoch: int, node: str, now_ms: int) -> None:
         """Append EPOCH: the start of a reign. The epoch was persisted before."""
@@ -208,7 +221,8 @@ class Shard:
         if self.applied != self.log.end:
             raise Damaged(f"a reign begins at {self.log.end}, the log is applied up to {self.applied}")
         self.epochs.append([epoch, self.log.end])
-        self._propose(Kind.EPOCH, 1, (node.encode(),), now_ms)
+        with self._propose(Kind.EPOCH, 1, (node.encode(),), now_ms):
+            pass  # the next frames carry the epoch, and so does this one
 
     # ------------------------------------------------------------ messages in
     @property
@@ -230,10 +244,11 @@ class Shard:
         prefix = append_prefix(batch.producer, batch.number)
         columns = column_bytes(due, batch.size, batch.key, batch.tag)
         first_seq = self.next_seq
-        offset, end = self._propose(Kind.APPEND, n, (prefix, *columns, batch.records), now_ms, first_seq=first_seq)
-        records_at = end - len(batch.records)
-        append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, batch.records, records_at)
-        self._apply_append(append, first_seq, now_ms, offset, end)
+        payload = prefix, *columns, batch.records
+        with self._propose(Kind.APPEND, n, payload, now_ms, first_seq=first_seq) as end:
+            at = end - len(batch.records)
+            append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, batch.records, at)
+            self._apply_append(append, first_seq, now_ms, end)
         return Appended(first_seq, n, due, end)
 
     def _check_wheel(self, due: I64, now_ms: int) -> None:
@@ -248,7 +263,7 @@ class Shard:
                 "CLOCK_BEHIND", f"this node's clock is {watermark - now_ms} ms behind what was released; retry"
             )
 
-    def _apply_append(self, a: Append, first_seq: int, wall_ms: int, offset: int, end: int) -> None:
+    def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int) -> None:
         n = len(a.due)
         seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
         reach = np.cumsum(a.size, dtype=np.int64)
@@ -286,12 +301,16 @@ class Shard:
         rows = self.config.max_tick if most is None else min(self.config.max_tick, max(FEW_ROWS, 4 * most))
         taken = index.release(target, rows, most)
         tick = Tick(taken.watermark.due, taken.watermark.seq, len(taken), self.queue.end + len(taken))
-        _, end = self._propose(Kind.TICK, len(taken), tick.payload(), now_ms)
-        self.freeing.passes(now_ms)
-        if len(taken):
-            self.freeing.releases(now_ms)
-            self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
+        with self._propose(Kind.TICK, len(taken), tick.payload(), now_ms) as end:
+            self._release(taken, now_ms, end)
         return len(taken)
+
+    def _release(self, taken: Taken, wall_ms: int, end: int) -> None:
+        """What a TICK of `wall_ms`, which ends at log offset `end`, has taken out of the window."""
+        self.freeing.passes(wall_ms)
+        if len(taken):
+            self.freeing.releases(wall_ms)
+            self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
 
     def wants_load(self, now_ms: int) -> bool:
         """Whether the due window should be loaded further."""
@@ -372,14 +391,15 @@ class Shard:
         return first
 
     def cancel(self, lookup: Lookup, now_ms: int) -> Outcomes:
-        """Append a CANCEL of those that are live; the truth for each."""
+        """Append a CANCEL of those that are live; the truth for each. Raises Impossible."""
         rows, live, why = self._stand(lookup, now_ms)
         first = self._first_named(rows, live)
         if first.any():
             chosen = rows[first]
             cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "offset", "size")))
-            self._propose(Kind.CANCEL, len(chosen), cancel.payload(), now_ms)
-            self._apply_cancel(cancel)
+            self.freeing.ledger.check_release(cancel.offset, cancel.size)
+            with self._propose(Kind.CANCEL, len(chosen), cancel.payload(), now_ms):
+                self._apply_cancel(cancel)
         why[live] = ALREADY_CANCELLED
         why[first] = CANCELLED
         return Outcomes(why, np.where(first, lookup.due, 0))
@@ -406,8 +426,8 @@ class Shard:
                 columns["seq"], columns["due"], due, columns["offset"], columns["size"], columns["key"],
                 columns["tag"], columns["check"],
             )  # fmt: skip
-            _, end = self._propose(Kind.RESCHEDULE, len(chosen), change.payload(), now_ms)
-            self._apply_reschedule(change, now_ms, end)
+            with self._propose(Kind.RESCHEDULE, len(chosen), change.payload(), now_ms) as end:
+                self._apply_reschedule(change, now_ms, end)
         why[live] = RESCHEDULED
         why[first] = MOVED_NOW
         return Outcomes(why, np.where(first, new_due, 0))
@@ -439,15 +459,28 @@ class Shard:
         return released + self.commit(self.applied)
 
     def apply(self, frame: Frame) -> None:
-        """Apply a frame from the log, as the master that wrote it did. Raises Damaged where the two differ."""
+        """Apply a frame from the log, as the master that wrote it did. Raises Unappliable where that is not possible,
+        OSError. This copy, changed by half, is of no use then.
+        """
         if frame.offset != self.applied:
             raise Damaged(f"the frame at {frame.offset} does not follow: frames up to {self.applied} are applied")
+        try:
+            self._apply(frame)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # a frame may say anything: no error of its own may get past those who catch Damaged
+            told = isinstance(error, Damaged | Impossible)
+            why = str(error) if told else f"{type(error).__name__}: {error}"
+            raise Unappliable(frame.offset, f"{frame.kind.name} of epoch {frame.epoch}", why) from error
+        self.applied = frame.end
+
+    def _apply(self, frame: Frame) -> None:
         kind = frame.kind
         self._pass(frame.wall_ms)
         if frame.flags & FLAG_NEW_SEGMENT:
             self.freeing.ledger.open(frame.offset, frame.wall_ms)
         if kind is Kind.APPEND:
-            self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.offset, frame.end)
+            self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind is Kind.TICK:
             self._apply_tick(parse_tick(frame), frame)
         elif kind is Kind.CANCEL:
@@ -464,21 +497,17 @@ class Shard:
             self.epochs.append([frame.epoch, frame.offset])
         else:
             self.consumers.apply_progress(kind, frame.flags, parse_progress(frame), frame.wall_ms)
-        self.applied = frame.end
 
     def _apply_tick(self, tick: Tick, frame: Frame) -> None:
         mark = Pair(tick.due, tick.seq)
         if mark < self.index.watermark:
-            raise Damaged(f"frame at {frame.offset}: its watermark {mark} is below {self.index.watermark}")
+            raise Impossible(f"its watermark {mark} is below {self.index.watermark}")
         self.load_through(mark)
         taken = self.index.release(mark, MAX_SEQ)
-        self.freeing.passes(frame.wall_ms)
-        if len(taken):
-            self.freeing.releases(frame.wall_ms)
-            self.queue.stage(frame.end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
+        self._release(taken, frame.wall_ms, frame.end)
         if len(taken) != tick.released or self.queue.end != tick.queue_end:
-            raise Damaged(
-                f"frame at {frame.offset}: releases {tick.released} messages up to queue offset {tick.queue_end}, "
+            raise Impossible(
+                f"it releases {tick.released} messages up to queue offset {tick.queue_end}, "
                 f"this copy has {len(taken)} up to {self.queue.end}"
             )
 

@@ -1,0 +1,42 @@
+"""An operation that the shard's own counts contradict ends that operation, and nothing else (audit C2)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delaynode.registry.model import TopicSpec
+
+from tests.serve.client import Msg, now_ms, request
+from tests.serve.fuzz_inside import Aborted, Inside, OneNode
+
+
+def test_a_cancel_that_is_not_possible_is_answered_internal_and_the_shard_serves_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        inside = await Inside.start(tmp_path, OneNode((TopicSpec("t", 1),)))
+        try:
+            due = now_ms() + 60_000
+            await inside.ask("Enqueue", request("t", 0, [Msg(at_ms=due)]), pb.EnqueueResponse)
+            shard = inside.node.hosts()[0].shard
+            segments = shard.freeing.ledger.segments
+            held, segments["count"] = segments["count"].copy(), 0
+            asked = pb.CancelRequest(
+                topic="t", queue=0, uid=shard.identity.uid, due=np.array([due]).tobytes(), seq=np.array([0]).tobytes()
+            )
+            end = shard.log_end
+            with pytest.raises(Aborted, match="nothing was changed") as told:
+                await inside.ask("Cancel", asked, pb.CancelResponse)
+            assert (told.value.code, told.value.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+            assert shard.log_end == end
+            assert inside.node.metrics.impossible == {"t": 1}
+            segments["count"] = held
+            answer = await inside.ask("Cancel", asked, pb.CancelResponse)
+            assert list(answer.outcome) == [pb.CANCELLED]
+        finally:
+            await inside.stop()
+
+    asyncio.run(run())

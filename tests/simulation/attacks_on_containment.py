@@ -1,0 +1,63 @@
+"""More attacks, as in attacks.py: one wrong frame of a master must not take the other copies with it (audit C2)."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+from delaynode.store.errors import Impossible
+from delaynode.store.shard import Shard
+from delaynode.store.types import I64
+
+from tests.simulation.schedules import attack
+from tests.simulation.stage import Run, cluster
+
+
+def master_of(run: Run) -> Shard:
+    shard = run.replica(run.master()).shard
+    assert shard is not None
+    return shard
+
+
+def sound(run: Run, node: str) -> bool:
+    return run.replica(node).damaged() is None
+
+
+@attack
+def c2_frame_that_its_master_could_not_apply_reaches_no_other_copy(seed: int) -> None:
+    """It frees a segment that is not there: on no copy has it a possible effect. Written, it ends them all."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        host = run.replica(master).master
+        assert host is not None
+
+        def wrong(limit: int) -> I64:
+            host.changed()  # a busy shard: it stands in the syncer's line already
+            return np.array([77], np.int64)
+
+        master_of(run).freeing.ledger.empty = wrong  # type: ignore[method-assign]
+        run.until(lambda: run.master() == slave, 30, "the slave takes over")
+        assert sound(run, slave)
+        run.until(lambda: sound(run, master), 30, "the files of the old master are as good as they were")
+
+
+@attack
+def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> None:
+    """By counts that are wrong it would free what is needed."""
+    with cluster(seed) as run:
+        master, epoch = run.master(), run.shard().spec.epoch
+        shard = master_of(run)
+        run.until(lambda: shard.queue.start > 0, 30, "TRIMs at work")
+        tries: list[int] = []
+
+        def refuse(start: int) -> NoReturn:
+            tries.append(start)
+            raise Impossible("more messages have gone than it held")
+
+        shard.freeing._ended = refuse  # type: ignore[method-assign]
+        run.until(lambda: bool(tries), 10, "there is something to free")
+        stored = run.stored()
+        run.world.run(10.0)
+        assert len(tries) == 1, "not tried again"
+        assert run.stored() > stored
+        assert (run.master(), run.shard().spec.epoch) == (master, epoch)
