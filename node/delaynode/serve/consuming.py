@@ -100,6 +100,7 @@ class ConsumeCalls:
     async def ack(self, request: pb.AckRequest, host: ShardHost) -> pb.AckResponse:
         start, end = column("start", request.start, "<i8"), column("end", request.end, "<i8")
         shard = host.shard
+        await host.pass_filtered(request.group)
         group = shard.consumers.group(request.group)
         full = group.fresh - group.floor >= group.max_unacked
         done = shard.consumers.acknowledge(request.group, start, end, self.node.clock.now_ms())
@@ -118,6 +119,7 @@ class ConsumeCalls:
             raise Refused(
                 "BAD_REQUEST", f"backoff_ms is {request.backoff_ms}, the limit is {MAX_INVISIBLE_MS}; -1: the default"
             )
+        await host.pass_filtered(request.group)
         counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, self.node.clock.now_ms())
         host.changed()
         await host.committed(shard.log_end)

@@ -22,7 +22,7 @@ from delaynode.store.types import I64, U32, Array, Buffer, Records
 MAX_GROUP_NAME_BYTES = 255
 MAX_GROUPS = 1000
 MAX_TAGS = 64
-SKIP_ROWS = 262_144  # units that lowest_needed() looks at, a group, for one that the group's filter takes
+SKIP_ROWS = 262_144  # units looked at in one step, a group, for one that the group's filter takes
 FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000
 
 NONE_I64: I64 = np.empty(0, np.int64)
@@ -169,7 +169,7 @@ class Consumers:
             raise Refused("BAD_COLUMNS", f"column start has {len(start)} rows, column end {len(end)}")
         if not len(start):
             return 0
-        group.skip_filtered(self.queue)
+        group.skip_filtered(self.queue, SKIP_ROWS)
         bad = (start < 0) | (end <= start) | (end > self.queue.visible)
         if bad.any():
             at = int(np.argmax(bad))
@@ -198,7 +198,7 @@ class Consumers:
         group = self.group(name)
         if len(offset) != len(attempt):
             raise Refused("BAD_COLUMNS", f"column offset has {len(offset)} rows, column attempt {len(attempt)}")
-        group.skip_filtered(self.queue)
+        group.skip_filtered(self.queue, SKIP_ROWS)
         _, first = np.unique(offset, return_index=True)
         named = len(offset)
         offset, attempt = offset[first], attempt[first]

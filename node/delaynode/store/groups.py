@@ -107,14 +107,15 @@ class Group:
             self._take_in(min(end, self.fresh + FILTER_STEP) if len(self.tag_hashes) else end, queue)
             self._next_look = 0
 
-    def skip_filtered(self, queue: ConsumeQueue, most: int = NEVER) -> None:
+    def skip_filtered(self, queue: ConsumeQueue, most: int) -> bool:
         """Raise the floor over what the filter leaves out, as far as hand_out() may have done on another master.
 
-        Looks at about `most` units.
+        Looks at about `most` units; True when there are more to look at.
         """
-        last = min(queue.visible, self.fresh + min(most, queue.visible))
+        last = min(queue.visible, self.fresh + most)
         while len(self.tag_hashes) and self.floor == self.fresh < last:
             self._reach(min(queue.visible, self.fresh + min(FILTER_STEP, self.max_unacked)), queue)
+        return bool(len(self.tag_hashes)) and self.floor == self.fresh < queue.visible
 
     def _take_in(self, end: int, queue: ConsumeQueue) -> None:
         """A step of _reach(): those that the filter leaves out are DONE from the start."""
