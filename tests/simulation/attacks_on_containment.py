@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
+from delaynode.replicate.insync import Entries
+from delaynode.replicate.leader import Leader
 from delaynode.store.errors import Impossible
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64
@@ -17,6 +19,13 @@ def master_of(run: Run) -> Shard:
     shard = run.replica(run.master()).shard
     assert shard is not None
     return shard
+
+
+def expect_internal_error(run: Run, node: str) -> None:
+    """It is planted there: no violation."""
+    process = run.world.machines[node].process
+    assert process is not None
+    process.unhandled = lambda what, error: None  # type: ignore[method-assign]
 
 
 def sound(run: Run, node: str) -> bool:
@@ -61,3 +70,48 @@ def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> 
         assert len(tries) == 1, "not tried again"
         assert run.stored() > stored
         assert (run.master(), run.shard().spec.epoch) == (master, epoch)
+
+
+@attack
+def l1_reign_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set(seed: int) -> None:
+    """The chosen copy meets a fault of its program. Named alone in the set, it would be the last copy, and damaged."""
+    with cluster(seed, replicas=3) as run:
+        master, failing = run.master(), run.slaves()
+        harmed: list[str] = []
+        for node in failing:
+            expect_internal_error(run, node)
+
+        def fault(leader: Leader, entries: Entries) -> Entries:
+            if not harmed:
+                harmed.append(leader.reign.node)
+                raise RuntimeError("planted")
+            return following(leader, entries)
+
+        following = Leader._following
+        Leader._following = fault  # type: ignore[method-assign]
+        try:
+            run.world.kill(master)
+            run.until(lambda: bool(harmed), 20, "a slave is chosen")
+        finally:
+            Leader._following = following  # type: ignore[method-assign]
+        (other,) = set(failing) - set(harmed)
+        run.until(lambda: run.master() == other, 20, "the other one leads")
+        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 20, "it serves")
+        run.restart(harmed[0])
+
+
+@attack
+def l1_copy_whose_worker_has_ended_keeps_nothing_that_it_is_sent(seed: int) -> None:
+    """Its master goes on asking it to follow, twice a second."""
+    with cluster(seed) as run:
+        replica = run.replica(run.slaves()[0])
+        expect_internal_error(run, run.slaves()[0])
+
+        async def fault(*_: object) -> None:
+            raise RuntimeError("planted")
+
+        replica._follower.handle = fault  # type: ignore[method-assign]
+        run.until(replica._worker.done, 30, "an internal error")
+        run.world.run(10.0)
+        assert not replica._inbox
+        run.restart(run.slaves()[0])

@@ -103,6 +103,8 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._version: Version | None = None
         self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
+        self._former: Entries = frozenset((reign.entry,))  # the in-sync set in the registry as of that version
+        self._named = False  # this reign has written one
         self._welcome: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
@@ -299,7 +301,7 @@ class Leader:
             if version is None:
                 return False
             if wanted is None:
-                wanted = self.in_sync.written
+                wanted = self.in_sync.written if self._named else self._former
             elif self.handover is not None:
                 return False  # it has begun meanwhile, and must not be wiped out
             else:
@@ -320,7 +322,7 @@ class Leader:
             except RegistryError as error:
                 self._note("status-not-written", epoch=reign.epoch, reason=str(error))
                 return False
-            before = self.in_sync.written
+            before, self._named = self.in_sync.written, True
             self.in_sync.succeeded(wanted)
             if before != wanted:
                 self._note("in-sync", epoch=reign.epoch, entries=sorted(wanted))
@@ -349,6 +351,8 @@ class Leader:
             self._note("registry-behind", epoch=self.reign.epoch, registry_epoch=found.spec.epoch)
             return False
         self._version = found.version
+        if found.status is not None:
+            self._former = frozenset(found.status.in_sync)
         self._welcome = frozenset(found.spec.replicas) - frozenset(found.spec.leaving)
         self.set_replicas(found.spec.replicas, found.spec.leaving)  # what is watched may be older
         return True
@@ -451,6 +455,8 @@ class Leader:
         self._resigned = why
         beacon = self._promises.stop_asking(self.reign.uid)
         self._serving = False
+        if not self._named:  # who is chosen next takes this word for it that nobody else serves
+            await until(lambda: self.ended is not None or self._promises.wait_ms(self.reign.uid) == 0, POLL_SECONDS)
         while self.ended is None:
             if await self._write(None, None, why):
                 self._release(self.shipping.members, beacon)

@@ -158,6 +158,8 @@ class Replica:
         if leader is not None and leader.ended is None and message.epoch > leader.reign.epoch:
             self.yard.promises.raise_floor(self.uid, message.epoch)
             leader.deposed(message.epoch)
+        if self._worker.done():
+            return  # after an internal error nobody takes them out again
         self._inbox.append((origin, message))
         self._news.set()
 
