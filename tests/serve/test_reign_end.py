@@ -23,9 +23,8 @@ def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_reign(
             due = made.clock.now_ms() + 60_000
             async with host.shop.checkpoints:
                 await made.send("a", [due])
-                await until(lambda: host.upkeep._checkpoint_task is not None, 0.01)
-                checkpoint = host.upkeep._checkpoint_task
-                assert checkpoint is not None
+                await until(lambda: bool(host.upkeep._writing), 0.01)
+                (checkpoint,) = host.upkeep._writing
                 await asyncio.sleep(0.1)
                 monkeypatch.setattr(host.shop.syncer, "mark", lambda writer: None)  # nothing more is written
                 sending = asyncio.create_task(made.send("a", [due]))

@@ -59,7 +59,7 @@ def coming_down() -> World:
     consume_near(world)
     world.trim()
     world.checkpoint()
-    while world.cascading is None or not world.cascading.capture.slots[0].num:
+    while world.cascading is None or not world.cascading.slot.num:
         world.finish_cascade()
         world.advance(HOUR_MS)
         world.begin_cascade()

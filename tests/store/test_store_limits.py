@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from delaynode.store.errors import Refused
 from delaynode.store.intake import Batch
-from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
+from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
 from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
@@ -201,41 +201,6 @@ def test_a_shard_that_was_down_for_days_releases_all_that_came_due_in_order(days
     world.advance(40 * DAY_MS)
     world.settle()
     assert len(world.model.queue) == 7 * len(delays)
-
-
-@pytest.mark.parametrize("when", ["begin_cascade", "run_cascade", "finish_cascade"])
-def test_an_hour_comes_down_to_minutes_while_its_messages_are_cancelled_and_moved(when: str) -> None:
-    """Every kind of change, after each step of the job; then the hour is released."""
-    world = World(1, SMALL)
-    first = 30 * HOUR_MS
-    world.enqueue([Item(first + at) for at in range(8)])
-    world.checkpoint()  # the units of this hour are in the TimerLog
-    due = world.now + first
-    world.cancel((due, 0))
-    world.reschedule((due + 1, 1), Item(1000))
-    while world.shard.index.minute_bound_ms + HOUR_MS <= due:
-        world.advance(10 * MINUTE_MS)
-        world.settle()
-    world.advance(HOUR_MS)
-    for step in ("begin_cascade", "run_cascade", "finish_cascade"):
-        getattr(world, step)()
-        if step == when:
-            ahead = due - world.now
-            assert world.cancel((due + 2, 2)) == [CANCELLED]
-            assert world.reschedule((due + 3, 3), Item(ahead + 500)) == MOVED_NOW
-            assert world.reschedule((due + 4, 4), Item(ahead + 6 * HOUR_MS)) == MOVED_NOW
-            assert world.reschedule((due + 6 * HOUR_MS, 4), Item(ahead + 4)) == MOVED_NOW
-            world.enqueue([Item(ahead + 5)])
-    assert world.shard.index.minute_bound_ms > due
-    expected = [ALREADY_CANCELLED, RESCHEDULED, ALREADY_CANCELLED, RESCHEDULED]
-    for aftermath in (world.pump, world.checkpoint, world.power_cut):
-        aftermath()
-        world.check_wheel()
-        assert world.cancel(*[(due + at, at) for at in range(4)]) == expected
-        assert world.cancel((due + 6 * HOUR_MS, 4)) == [RESCHEDULED]
-    world.now = due + 500
-    world.settle()
-    assert not world.model.live
 
 
 def test_a_cancelled_message_answers_so_until_long_after_its_due() -> None:

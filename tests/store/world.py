@@ -22,7 +22,8 @@ from delaynode.store.consumequeue import QUEUED_BYTES
 from delaynode.store.frames import Kind, Unsealed
 from delaynode.store.freeing import KeepConfig
 from delaynode.store.shard import ShardConfig
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, CascadeJob, LoadJob
+from delaynode.store.timercascade import CascadeJob
+from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, LoadJob
 from delaynode.store.types import MAX_SEQ, Records
 
 from tests.store import model as m
@@ -47,6 +48,7 @@ SMALL = ShardConfig(
     max_tick=5,
     window_budget=8,
     lookahead_ms=2 * MINUTE_MS,
+    piece_units=3,
     log_segment_bytes=2000,
     timer_segment_bytes=52 * 12,
     queue_segment_bytes=40 * 7,
@@ -255,8 +257,9 @@ class WorldBase:
 
     def run_cascade(self) -> None:
         if self.cascading is not None and "cascade" not in self.ran:
-            self.cascading.run()
-            self.ran.add("cascade")
+            with self.disk_trouble():
+                self.cascading.run()
+                self.ran.add("cascade")
 
     def finish_cascade(self) -> None:
         if self.cascading is not None and "cascade" in self.ran:
@@ -333,7 +336,7 @@ class WorldBase:
             self.finish_checkpoint,
         )  # fmt: skip
         for _ in range(20_000):
-            before = self.shard.index.watermark, self.shard.index.window.bound, self.shard.index.minute_bound_ms
+            before = self.progress()
             self._all_of(
                 self.begin_cascade, self.run_cascade, self.finish_cascade, self.begin_load, self.run_load,
                 self.finish_load,
@@ -342,14 +345,17 @@ class WorldBase:
                 self.pump()
             if self.recoveries != life:
                 return self.settle()
-            after = self.shard.index.watermark, self.shard.index.window.bound, self.shard.index.minute_bound_ms
-            if before == after:
+            if before == self.progress():
                 break
         else:
             raise AssertionError("never settles")
         late = [key for key in self.model.live if key[0] <= self.now]
         assert not late, f"due and not released: {late}"
         self.pump()
+
+    def progress(self) -> tuple[object, ...]:
+        index = self.shard.index
+        return index.watermark, index.window.bound, index.minute_bound_ms, index.cascade
 
     # ------------------------------------------------------------ comparisons
     def check_counters(self) -> None:

@@ -104,7 +104,7 @@ class CopyHost(ABC):
     async def _at_rest(self) -> None:
         """Return when nothing of this copy runs or is being written any more; its tasks have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.upkeep.end_checkpoint()
+        await self.upkeep.at_rest()
         while self._jobs or self.shop.syncer.busy(self):
             await asyncio.gather(*self._jobs, return_exceptions=True)
             await asyncio.sleep(DRAIN_SECONDS)

@@ -109,7 +109,7 @@ class ShardHost(CopyHost):
                     await self.written(self.shard.log_end)
         self._end("the shard's node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.upkeep.end_checkpoint()
+        await self.upkeep.at_rest()
         await self._last_checkpoint()
         await self._end_mark()
 

@@ -1,11 +1,12 @@
 """Upkeep of a shard's copy: what it does in the background so that it goes on being quick and small.
 
     load         the due window, ahead of the ticks
-    cascade      the hour that comes within a day, to the minute level
+    cascade      the hour that comes within a day, to the minute level, a piece at a time
     checkpoint   each 30 s, each 8 s of a busy shard, or when many units wait; then files that it does without go
     free         TRIM what nobody needs; empty mostly dead segments; clean the TimerLog
 
-All but the load run one after the other: a flush, a cascade and a cleaning must not overlap.
+All but the load run one after the other: a flush, a cascade and a cleaning must not overlap. Of all shards of a node
+one at a time runs such a job, so that their memory does not add up: all of them cascade the same hour at once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from delaynode.store.types import Pair, Records
 if TYPE_CHECKING:
     from delaynode.serve.copyhost import CopyHost
 
+COMMIT_SECONDS = 1.0  # that other shards' checkpoints wait for one whose last frames are not committed yet
 BUSY_BYTES = 4 << 20
 IDLE_BYTES = 64 << 10
 UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
@@ -63,7 +65,8 @@ class Upkeep:
         self._timer_job = asyncio.Lock()  # one cascade, flush or cleaning of the TimerLog at a time
         self._wanted = asyncio.Event()
         self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
-        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._captured = 0  # units of a flush that waits for its frames to be committed
+        self._writing: set[asyncio.Task[None]] = set()  # checkpoints and cascades, waiting for their turn or under way
         self._checkpointed = time.monotonic()
         self._freed = 0.0  # time.monotonic() of the last look at what may go
         self._trimmed = 0.0  # time.monotonic() of the last TRIM
@@ -118,7 +121,7 @@ class Upkeep:
         async with self._loading:
             while index.window.bound <= mark:
                 while index.minute_bound_ms <= mark.due:
-                    await self._cascade()
+                    await self._cascade(lambda: index.minute_bound_ms <= mark.due)
                 job = index.begin_load(index.geometry.minute_end(mark.due), self._shard.config.window_budget)
                 if job is None:
                     raise Damaged(f"can't load the due window past {mark}: its bound is {index.window.bound}")
@@ -136,10 +139,13 @@ class Upkeep:
     async def _maintain_loop(self) -> None:
         shard, seen, pause = self._shard, -1, self._intervals.maintain
         while True:
-            while shard.index.cascade_due(self._shop.clock.now_ms()):
-                await self._cascade()
-            if self._checkpoint_due():
+            checkpoint = self._checkpoint_due()
+            if checkpoint:
                 await self._checkpoint()
+            if self._cascade_due():
+                await self._cascade(self._cascade_due)  # a piece: a checkpoint need not wait for the whole hour
+                continue
+            if checkpoint:
                 continue
             if self._free_due():
                 await self._free()
@@ -151,18 +157,34 @@ class Upkeep:
             seen, pause = shard.applied, min(2 * pause, self._intervals.quiet) if quiet else self._intervals.maintain
             await _wait(self._wanted, pause)
 
-    async def _cascade(self) -> None:
-        async with self._timer_job:
-            job = self._shard.index.begin_cascade()
-            if job is None:
-                return
-            try:
-                await self._host.off_loop(job.run)
-            except BaseException:
-                self._shard.index.end_capture(job.capture)
-                raise
-            self._shard.index.finish_cascade(job)
+    def _cascade_due(self) -> bool:
+        return self._shard.index.cascade_due(self._shop.clock.now_ms())
+
+    async def _cascade(self, due: Callable[[], bool]) -> None:
+        """The next piece of the hour at the minute level's bound, or hours without messages, while it is `due`."""
+        await self._whole(self._cascade_piece(due))
         self._want_load.set()
+
+    async def _cascade_piece(self, due: Callable[[], bool]) -> None:
+        index = self._shard.index
+        async with self._shop.checkpoints, self._timer_job:
+            while due():
+                job = index.begin_cascade()
+                if job is not None:
+                    await self._host.off_loop(job.run)
+                    index.finish_cascade(job)
+                    return
+
+    async def _whole(self, work: Coroutine[None, None, None]) -> None:
+        """Half of it must not be left when the caller is cancelled: at_rest() waits for it."""
+        task = asyncio.ensure_future(work)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        await asyncio.shield(task)
+
+    async def at_rest(self) -> None:
+        """Return when no checkpoint and no cascade is under way any more."""
+        await asyncio.gather(*self._writing, return_exceptions=True)
 
     # ------------------------------------------------------------ checkpoints
     def _checkpoint_due(self) -> bool:
@@ -180,36 +202,49 @@ class Upkeep:
         self._checkpointed = time.monotonic()
 
     async def checkpoint(self, *, copy_wheels: bool) -> None:
-        """As persist(). Whoever waits may be cancelled: half of one must not be left, end_checkpoint() lets it end."""
-        self._checkpoint_task = asyncio.ensure_future(self.persist(copy_wheels=copy_wheels))
-        await asyncio.shield(self._checkpoint_task)
-
-    async def end_checkpoint(self) -> None:
-        """Wait for the one under way."""
-        if self._checkpoint_task is not None:
-            await asyncio.gather(self._checkpoint_task, return_exceptions=True)
+        """As persist(), to its end also when the caller is cancelled."""
+        await self._whole(self.persist(copy_wheels=copy_wheels))
 
     async def persist(self, *, copy_wheels: bool) -> None:
         """Write a checkpoint, and a copy of the wheels when it is time for one."""
+        patience = COMMIT_SECONDS
+        while True:
+            await self._host.written(self._shard.applied)  # with no other shard waiting: a slave may be away for long
+            async with self._shop.checkpoints, self._timer_job:
+                if await self._persist(patience, copy_wheels=copy_wheels):
+                    return
+            patience *= 2  # it commits, but slowly: it must have a checkpoint some time
+
+    async def _persist(self, patience: float, *, copy_wheels: bool) -> bool:
+        """False when what has been appended meanwhile is not committed within `patience` s: then nothing was done."""
         host, shard, files = self._host, self._shard, self._shop.files
-        await host.written(shard.applied)  # before others are kept waiting: a slave may be away, and the registry too
-        async with self._shop.checkpoints, self._timer_job:
-            job = persist.begin_checkpoint(files, host.directory, shard)
-            self._tell_flushing()
-            await host.written(job.log_offset)
-            await host.off_loop(job.run)
-            paths = persist.finish_checkpoint(job)
-            readers = host.jobs()
-            self._units_copied += len(job.flush.rows)
-            # with another start of the TimerLog the copy before would not be used
-            stale = self._timer_start != shard.index.log.start
-            if copy_wheels or stale or self._units_copied >= shard.config.wheel_copy_units:
-                await host.off_loop(lambda: persist.copy_wheels(files, host.directory, shard))
-                self._units_copied, self._timer_start = 0, shard.index.log.start
-            if paths:
-                await asyncio.gather(*readers, return_exceptions=True)  # they may still read what goes
-                await host.off_loop(lambda: persist.remove_files(files, paths))
-            await host.off_loop(give_back)  # the flush's buffers were the largest there are
+        self._captured = shard.index.unflushed
+        job = persist.begin_checkpoint(files, host.directory, shard)
+        try:
+            async with asyncio.timeout(patience):
+                await host.written(job.log_offset)
+        except BaseException as error:
+            persist.abandon_checkpoint(job)
+            if isinstance(error, TimeoutError):
+                return False
+            raise
+        finally:
+            self._captured = 0
+        self._tell_flushing()
+        await host.off_loop(job.run)
+        paths = persist.finish_checkpoint(job)
+        readers = host.jobs()
+        self._units_copied += len(job.flush.rows)
+        # with another start of the TimerLog the copy before would not be used
+        stale = self._timer_start != shard.index.log.start
+        if copy_wheels or stale or self._units_copied >= shard.config.wheel_copy_units:
+            await host.off_loop(lambda: persist.copy_wheels(files, host.directory, shard))
+            self._units_copied, self._timer_start = 0, shard.index.log.start
+        if paths:
+            await asyncio.gather(*readers, return_exceptions=True)  # they may still read what goes
+            await host.off_loop(lambda: persist.remove_files(files, paths))
+        await host.off_loop(give_back)  # the flush's buffers were the largest there are
+        return True
 
     @property
     def files_at_rest(self) -> asyncio.Lock:
@@ -218,7 +253,7 @@ class Upkeep:
 
     async def room(self) -> None:
         """Wait while flushes are behind: units that are not flushed are memory. Raises Refused."""
-        while self._shard.index.unflushed >= UNFLUSHED_FLUSHES * self._shard.config.flush_units:
+        while self._shard.index.unflushed + self._captured >= UNFLUSHED_FLUSHES * self._shard.config.flush_units:
             self._host.check_serving()
             self._wanted.set()
             if self._flushing is None:

@@ -46,6 +46,7 @@ class Checkpoint:
     groups: list[dict[str, object]] = field(default_factory=list)
     kept_epoch: int = 0  # of the newest status that this copy has seen in the registry: should that lose it
     kept_in_sync: list[str] = field(default_factory=list)
+    cascade: list[int] = field(default_factory=list)  # of the hour at the bound, when it is half done: Cascade.saved()
 
 
 FIELDS = {one.name for one in fields(Checkpoint)}
@@ -61,7 +62,10 @@ def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> 
         places[key] = [array.dtype.descr if array.dtype.names else array.dtype.str, list(array.shape), at]
         parts.append(raw)
         at += len(raw)
-    text = json.dumps({"version": VERSION, "file": file, "state": asdict(checkpoint), "arrays": places}).encode()
+    state = asdict(checkpoint)
+    if not checkpoint.cascade:  # a program that does not know it opens those without, and refuses to read the others
+        del state["cascade"]
+    text = json.dumps({"version": VERSION, "file": file, "state": state, "arrays": places}).encode()
     body = HEAD.pack(MAGIC, 0, len(text), 0)[8:] + text + b"".join(parts)
     return struct.pack("<II", MAGIC, zlib.crc32(body)) + body
 

@@ -37,6 +37,7 @@ from delaynode.store.marker import check_unmarked, mark_damaged, outlasts_a_rest
 from delaynode.store.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
 from delaynode.store.producers import ROW
 from delaynode.store.shard import Identity, Shard, ShardConfig
+from delaynode.store.timercascade import Cascade
 from delaynode.store.timerindex import TimerIndex
 from delaynode.store.timerjobs import FlushJob
 from delaynode.store.timerlog import TimerLog
@@ -172,8 +173,12 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     _match_files(files, state, ledger, log, timer_log, queue)
 
     watermark = Pair(state.watermark_due, state.watermark_seq)
-    index = TimerIndex(timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget, config.geometry)
+    index = TimerIndex(
+        timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget, config.geometry,
+        config.piece_units,
+    )  # fmt: skip
     index.pending, index.pending_bytes = state.pending, state.pending_bytes
+    index.flushed, index.cascade = state.log_offset, Cascade.of(state.cascade) if state.cascade else None
     mender = Mender(timer_log, log)
     units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)), mender.mend)
     shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
@@ -276,7 +281,7 @@ def _read_wheels(files: Files, path: str, index: TimerIndex, now: Checkpoint) ->
         if arrays[name].dtype != SLOT or len(arrays[name]) != len(wheel.slots):
             return 0
     if state.timer_end > now.timer_end or state.minute_bound_ms > index.minute_bound_ms:
-        return 0  # of a later time than the checkpoint: an hour may be cascaded in it whose ROLLs are not flushed
+        return 0  # of a later time than the checkpoint: an hour may be cascaded in it that is not yet in the TimerLog
     if state.timer_start != now.timer_start:
         return 0  # files have gone since, and later COUNT units say what they had counted
     for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
@@ -333,8 +338,14 @@ def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJo
         next_seq=shard.next_seq, pending=index.pending, pending_bytes=index.pending_bytes,
         epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups,
         kept_epoch=shard.kept[0], kept_in_sync=list(shard.kept[1]),
+        cascade=index.cascade.saved() if index.cascade is not None else [],
     )  # fmt: skip
     return CheckpointJob(files, directory, shard, flush, state, arrays)
+
+
+def abandon_checkpoint(job: CheckpointJob) -> None:
+    """One that has not run: what it had taken waits for the next."""
+    job._shard.index.abandon_flush()
 
 
 def _kept_epochs(epochs: list[Epoch], start: int) -> list[Epoch]:

@@ -45,6 +45,7 @@ from delaynode.store.frames import (
 from delaynode.store.freeing import Freeing, KeepConfig
 from delaynode.store.intake import Batch, resolve_due
 from delaynode.store.producers import FirstAnswer, Producers
+from delaynode.store.timercascade import PIECE_UNITS
 from delaynode.store.timerindex import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
 from delaynode.store.timerscan import Folds, ScanJob
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
@@ -77,6 +78,7 @@ class ShardConfig:
     max_producers: int = 10_000  # idempotent producers seen within a day
     flush_units: int = 1_000_000  # unflushed units that call for a checkpoint
     wheel_copy_units: int = 5_000_000  # units flushed between two copies of the wheels
+    piece_units: int = PIECE_UNITS  # of a slot, that a cascade or the emptying of a segment has in memory, about
     log_segment_bytes: int = 64 << 20
     timer_segment_bytes: int = 64 << 20
     queue_segment_bytes: int = 16 << 20

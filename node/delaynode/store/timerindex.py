@@ -1,23 +1,24 @@
 """The timer index of a shard: two wheels over one TimerLog, the units not yet flushed, and the due window.
 
     arrivals --flush--> TimerLog, wheels        (a checkpoint's first half)
-    hour slot --cascade--> arrivals as ROLL     (an hour less than 24 h away)
+    hour slot --cascade--> TimerLog, wheels     (an hour less than 24 h away, in pieces, see timercascade.py)
     wheel + arrivals --load--> due window       (the coming minutes)
     wheel + arrivals --scan--> rows of a range  (cancel, list)
 
 `minute_bound_ms` divides the levels: units due before it belong to minute slots, others to hour slots. It moves by
-whole hours, when the hour at it has been cascaded.
+whole hours, when all of the hour at it has been cascaded. Until then nothing reads that hour's minute slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from delaynode.store.timercascade import PIECE_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timercleaning import STEP_UNITS, CleanJob, Cycle
-from delaynode.store.timerjobs import Capture, CascadeJob, FlushJob, LoadJob, SlotRef
+from delaynode.store.timerjobs import Capture, FlushJob, LoadJob, SlotRef
 from delaynode.store.timerlog import UNIT_BYTES, Flush, Mend, TimerLog, build_flush
 from delaynode.store.timerscan import Choice, Folds, Named, ScanJob
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
@@ -76,6 +77,7 @@ class TimerIndex:
         minute_bound_ms: int,
         window_budget: int = NEVER,
         geometry: Geometry = GEOMETRY,
+        piece_units: int = PIECE_UNITS,
     ) -> None:
         self.log = log
         self.geometry = geometry
@@ -87,8 +89,13 @@ class TimerIndex:
         self._arrivals: list[Records] = []
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
+        self.flushed = 0  # log offset: the units of all frames before it are in the TimerLog
+        self.cascade: Cascade | None = None  # how much of the hour at the bound is done
+        self._piece_units = piece_units
+        self._reader: ChainReader | None = None  # of its pass
         self._cycle: Cycle | None = None  # the cleaning under way
         self._told = 0  # dead messages that the last cycle said again
+        self._before_flush: tuple[Cycle | None, int, int] = (None, log.start, 0)  # should the flush not be made
         self.unflushed = 0  # units in _arrivals
         self.pending = 0  # live messages above the watermark
         self.pending_bytes = 0
@@ -213,20 +220,50 @@ class TimerIndex:
         return self.minute.slot_time(self.watermark.due) + self.minute.span_ms - self.geometry.margin_ms
 
     def begin_cascade(self) -> CascadeJob | None:
-        """For the hour at the bound; None when it was empty, and the bound has moved. Not while a flush runs."""
+        """The next piece of the hour at the bound; None when it was empty, and the bound has moved.
+
+        Not while a flush or a cleaning runs.
+        """
         assert not self._flushing, "a flush under way has laid out its units for the bound as it is"
-        capture = self.capture(self.minute_bound_ms, self.minute_bound_ms + self.hour.width_ms)
-        if not capture.slots or capture.slots[0].last == NOWHERE:
-            self.end_capture(capture)
-            self.minute_bound_ms += self.hour.width_ms
-            return None
-        return CascadeJob(capture)
+        bound, width = self.minute_bound_ms, self.hour.width_ms
+        last, num = self._hour_slot(bound)
+        if self.cascade is None:
+            if last == NOWHERE:
+                self.minute_bound_ms += width
+                return None
+            self.cascade = Cascade(True, self.log.start, last, Pair(bound, 0))
+        cascade = self.cascade
+        if self._reader is None:
+            self._reader = ChainReader(self.log, SlotRef(bound, width, cascade.last, num), cascade.start)
+        minute, hour, position, reached = self.minute, self.hour, self.log.end, (self.flushed, self.flushed)
+
+        def build(units_: Records) -> Flush:
+            return build_flush(units_, bound + width, position, minute, hour, reached, self.log.uid)
+
+        return CascadeJob(self._reader, cascade, self._piece_units, build)
+
+    def _hour_slot(self, time_ms: int) -> tuple[int, int]:
+        """The head of an hour's chain, NOWHERE when there is none, and its live units."""
+        row = self.hour.slots[time_ms // self.hour.width_ms % len(self.hour.slots)]
+        return (int(row["last"]), int(row["num"])) if row["time"] == time_ms else (NOWHERE, 0)
 
     def finish_cascade(self, job: CascadeJob) -> None:
-        self.end_capture(job.capture)
-        self._arrive(job.result())
-        self.hour.empty(self.minute_bound_ms)
-        self.minute_bound_ms += self.hour.width_ms
+        """The bound moves when the hour has nothing that is not at the minute level as well."""
+        cascade, bound, width = self.cascade, self.minute_bound_ms, self.hour.width_ms
+        assert cascade is not None, "a piece belongs to a cascade"
+        if job.flush is not None:
+            job.flush.minutes.hang(self.minute)
+        self.cascade = replace(cascade, cut=job.cut)
+        if job.cut < Pair(bound + width, 0):
+            return
+        self._reader = None
+        last, _ = self._hour_slot(bound)
+        if last != cascade.last:  # checkpoints have added to it
+            self.cascade = Cascade(False, cascade.last + UNIT_BYTES, last, Pair(bound, 0))
+            return
+        self.cascade = None
+        self.hour.empty(bound)
+        self.minute_bound_ms += width
 
     # ------------------------------------------------------------ cleaning
     def clean_due(self) -> bool:
@@ -238,10 +275,12 @@ class TimerIndex:
         return size > 2 * needed + CLEAN_SEGMENTS * self.log.file.segment_bytes
 
     def begin_clean(self) -> CleanJob | None:
-        """A step of the cycle; None when no file is closed, or the cycle waits for its flush.
+        """A step of the cycle; None when no file is closed, an hour is half cascaded, or the cycle waits for its flush.
 
         Not while an hour is cascaded or a flush runs.
         """
+        if self.cascade is not None:
+            return None
         if self._cycle is None:
             end = self.log.file.segment_start()
             if end <= self.log.start:
@@ -270,10 +309,10 @@ class TimerIndex:
 
         Not before: what the old files alone had counted must reach the new ones together with the units that end it.
         """
-        cycle, self._cycle = self._cycle, None
-        if cycle is None or cycle.low is not None:
-            self._cycle = cycle
+        cycle = self._cycle
+        if cycle is None or cycle.low is not None or self.cascade is not None:  # which reads from the start of now
             return np.empty(0, UNIT)
+        self._cycle = None
         self.log.start = cycle.end
         self._told = cycle.told
         counts = concatenated(cycle.counts)
@@ -321,6 +360,7 @@ class TimerIndex:
         rows = concatenated(self._arrivals)
         self._flushing, self._arrivals = [rows], []  # one array: the many are given back as the window lets them go
         self.unflushed = 0
+        self._before_flush = self._cycle, self.log.start, self._told
         if len(rows):
             over = at_or_below(rows["due"], rows["seq"], self.watermark)
             ended = (rows["magic"] & DELETE) != 0
@@ -333,13 +373,21 @@ class TimerIndex:
         def build(units_: Records) -> Flush:
             return build_flush(units_, bound, position, minute, hour, log_range, self.log.uid)
 
-        return FlushJob(self.log, rows, build)
+        return FlushJob(self.log, rows, build, log_range[1])
 
     def finish_flush(self, job: FlushJob) -> None:
         if job.flush is not None:
             job.flush.minutes.hang(self.minute)
             job.flush.hours.hang(self.hour)
         self._flushing = []
+        self.flushed = job.flushed
+
+    def abandon_flush(self) -> None:
+        """A flush that has not run: its units wait for the next one."""
+        self._arrivals = [*self._flushing, *self._arrivals]
+        self._flushing = []
+        self.unflushed = sum(map(len, self._arrivals))
+        self._cycle, self.log.start, self._told = self._before_flush
 
     # ------------------------------------------------------------ recovery
     def rebuild(self, position: int, mend: Mend | None = None) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 
 from delaynode.store.timerlog import Flush, TimerLog, as_units
 from delaynode.store.types import I64, Bools, Pair, Records, at_or_below
-from delaynode.store.units import DELETE, ROLL, UNIT, concatenated, last_words, live_units
-from delaynode.store.window import Run, after, before
+from delaynode.store.units import concatenated, live_units
+from delaynode.store.window import after, before
 
 HERD_BINS = 1 << 16
 SORTED_FROM = 4  # looks at the unflushed units: from then on it pays to sort them
@@ -183,52 +183,13 @@ class LoadJob:
                 return
 
 
-class CascadeJob:
-    """Takes one hour slot's last words to the minute level as ROLL units: live, or dead and why."""
-
-    def __init__(self, capture: Capture) -> None:
-        self.capture = capture
-        self.rolls = np.empty(0, UNIT)
-
-    def run(self) -> None:
-        slot = self.capture.slots[0]
-        chain = Capture(self.capture.log, [slot], [], start=self.capture.start)
-        rows, live = last_words(chain.collect(slot, *self._range(slot)))
-        rows = rows.copy()
-        rows["magic"] = np.where(live, ROLL, rows["magic"] | ROLL)
-        self.rolls = self._still_true(rows, self.capture.unflushed)
-
-    def _range(self, slot: SlotRef) -> tuple[Pair, Pair]:
-        return Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
-
-    def _still_true(self, rolls: Records, later: list[Records]) -> Records:
-        """`rolls` without the dead that a later unit speaks of: it goes to the minute level by itself, and before them.
-
-        The live ones stay, whatever came later: they never revive, and the slot's count needs them; where a record was
-        relocated meanwhile, they say its new place.
-        """
-        spoken = [part for other in later if len(part := within(other, *self._range(self.capture.slots[0])))]
-        if not spoken:
-            return rolls
-        said = np.concatenate(spoken)
-        dead = rolls["magic"] != ROLL
-        # a DEFAULT too: the message went to another due, was moved there, and came back
-        live = relocated(rolls[~dead], said[(said["magic"] & DELETE) == 0])
-        if not dead.any():
-            return live
-        rows, _ = last_words(np.concatenate([rolls[dead], said]))
-        return np.concatenate([live, rows[(rows["magic"] & (ROLL | DELETE)) == ROLL | DELETE]])
-
-    def result(self) -> Records:
-        return self._still_true(self.rolls, self.capture.since)
-
-
 class FlushJob:
     """Writes units to the TimerLog and syncs it."""
 
-    def __init__(self, log: TimerLog, rows: Records, build: Callable[[Records], Flush]) -> None:
+    def __init__(self, log: TimerLog, rows: Records, build: Callable[[Records], Flush], flushed: int) -> None:
         self.log = log
         self.rows = rows
+        self.flushed = flushed  # log offset: with this, the units of all frames before it are in the TimerLog
         self._build = build
         self.flush: Flush | None = None
 
@@ -236,16 +197,3 @@ class FlushJob:
         if len(self.rows):
             self.flush = self._build(self.rows)
             self.log.write(self.flush)
-
-
-def relocated(rows: Records, moves: Records) -> Records:
-    """Rows (n,) sorted by (due, seq) with the place that the last of `moves` of the same (due, seq) gives them."""
-    if not len(moves) or not len(rows):
-        return rows
-    latest = last_words(moves)[0]
-    at = Run.of(latest).places(rows["due"], rows["seq"])
-    hit = at >= 0
-    made = rows.copy()
-    for name in ("offset", "check"):
-        made[name][hit] = latest[name][at[hit]]
-    return made

@@ -206,6 +206,16 @@ class TimerLog:
             position = previous
             block = min(block * 4, LARGEST_BLOCK) if first == 0 else block
 
+    def read_run(self, position: int, count: int) -> Records:
+        """`count` units of a run that a walk has found at `position`, without COUNT units. Raises Damaged."""
+        stored = self._read(position, count)
+        place = position + UNIT_BYTES * np.arange(count, dtype=np.int64)
+        bad = first_difference(stored["own"], own_checks(stored, place, self.uid))
+        if bad >= 0:
+            raise Damaged(f"{self.file.directory}: the check of the unit at {int(place[bad])} differs")
+        counts = (stored["magic"] & COUNT) != 0
+        return stored[~counts] if counts.any() else stored
+
     def _flush(self, position: int) -> Records:
         """The flush at `position`, header first. Raises Damaged unless it is what its crc32 says."""
         header = self._read(position, 1)[0]

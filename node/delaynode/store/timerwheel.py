@@ -40,14 +40,21 @@ class TimerWheel:
         return found
 
     def extend(self, slot_times: I64, first: I64, last: I64, more: I64) -> None:
-        """Hang runs [first, last] onto k different slots whose live count changes by `more`."""
+        """Hang runs [first, last] onto k slots, ascending, whose live count changes by `more`.
+
+        A later lap takes an earlier one's place, never the other way round: of a message that was cancelled, a unit may
+        be flushed when the watermark is hours past its due, and the minute two days later may have its units already.
+        """
         index = slot_times // self.width_ms % len(self.slots)
+        there = self.slots["time"][index] <= slot_times
+        if not there.all():
+            index, slot_times, first, last, more = (a[there] for a in (index, slot_times, first, last, more))
         rows = self.slots[index]
         other_lap = rows["time"] != slot_times
         rows["first"] = np.where(other_lap, first, rows["first"])
         rows["num"] = np.where(other_lap, 0, rows["num"]) + more
         rows["time"], rows["last"], rows["magic"] = slot_times, last, SLOT_MAGIC
-        self.slots[index] = rows
+        self.slots[index] = rows  # of two laps of one slot the later: NumPy keeps the last that is assigned
 
     def empty(self, slot_time: int) -> None:
         """Forget a slot: its units were cascaded."""

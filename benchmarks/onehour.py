@@ -1,0 +1,172 @@
+"""Memory and time of one hour that comes down to minutes: `python -m benchmarks.onehour`.
+
+    --messages 500000,2000000,8000000    due within one hour of one shard (with --herd: within one millisecond)
+    --path master | slave | recovery     who cascades the hour
+
+Each run is a process of its own: a bare store on a real disk, without gRPC. The messages are enqueued and checkpointed,
+free memory is given back to the system, and from then on the highest resident memory of each step is told, less what
+was resident before. "Resident" is anonymous memory only: the page cache of the files is not counted.
+
+    master     cascades a day ahead, as upkeep does, checkpoints, and loads the first minutes
+    slave      applies a TICK of a master that is there already: cascades and loads on the way (Shard.apply)
+    recovery   the same TICK lies in the log after the checkpoint when the copy is opened
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from delaynode.memory import give_back, tune_allocator
+from delaynode.store import persist
+from delaynode.store.files import DiskFiles
+from delaynode.store.frames import Kind, Tick
+from delaynode.store.intake import Batch
+from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.types import Pair
+
+HOUR_MS = 3_600_000
+BORN_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
+AHEAD = 30  # hours
+BATCH = 65_536
+CONFIG = ShardConfig(window_budget=1_000_000)
+
+
+def resident() -> int:
+    """Anonymous memory, MiB."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("RssAnon"))
+
+
+class Peak:
+    """The highest resident memory while it is open, looked at each 2 ms."""
+
+    def __enter__(self) -> Peak:
+        self.most, self._over, self._began = resident(), False, time.monotonic()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over:
+            self.most = max(self.most, resident())
+            time.sleep(0.002)
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.monotonic() - self._began
+        self._over = True
+        self._thread.join()
+
+
+class Bench:
+    """One shard whose messages are all due within one hour."""
+
+    def __init__(self, messages: int, *, herd: bool) -> None:
+        self.directory = tempfile.mkdtemp()
+        self.files = DiskFiles()
+        self.shard = persist.create(self.files, f"{self.directory}/s", 7, "t", 0, CONFIG, BORN_MS)
+        persist.accept_epoch(self.files, f"{self.directory}/s", self.shard, 1)
+        self.shard.begin_reign(1, "n0", BORN_MS)
+        self.due = BORN_MS + AHEAD * HOUR_MS
+        rng = np.random.default_rng(1)
+        for at in range(0, messages, BATCH):
+            count = min(BATCH, messages - at)
+            spread = np.full(count, HOUR_MS // 2) if herd else rng.integers(1, HOUR_MS, count)
+            size, none = np.full(count, 16, np.uint32), np.zeros(count, np.uint32)
+            batch = Batch(
+                (self.due + spread).astype(np.int64), np.empty(0, np.uint8), size, none, none, bytes(16 * count)
+            )
+            self.shard.enqueue(batch, BORN_MS)
+            self.write()
+            if self.shard.index.unflushed >= CONFIG.flush_units:
+                self.checkpoint()
+        self.checkpoint()
+
+    def write(self) -> None:
+        batch = self.shard.take_writes(sync=False)
+        if batch is not None:
+            batch.run()
+            self.shard.finish_writes(batch)
+        self.shard.commit(self.shard.log.written)
+
+    def checkpoint(self) -> None:
+        self.write()
+        job = persist.begin_checkpoint(self.files, f"{self.directory}/s", self.shard)
+        job.run()
+        persist.remove_files(self.files, persist.finish_checkpoint(job))
+
+    def steps(self, path: str) -> list[tuple[str, Callable[[], object]]]:
+        mark = Pair(self.due, 0)
+        if path == "master":
+            now = self.due - 23 * HOUR_MS
+            self.shard.tick(now)
+            return [
+                ("cascade", lambda: cascade(self.shard, now)),
+                ("flush", self.checkpoint),
+                ("load", lambda: self.shard.load_through(mark)),
+            ]
+        if path == "slave":
+            return [("cascade and load", lambda: self.shard.load_through(mark)), ("flush", self.checkpoint)]
+        tick = Tick(mark.due, mark.seq, 0, self.shard.queue.end)  # of a master whose clock is at the hour's start
+        self.shard._propose(Kind.TICK, 0, tick.payload(), mark.due)
+        self.write()
+        self.files.close()
+        return [("recovery", self.recover), ("flush", self.checkpoint)]
+
+    def recover(self) -> None:
+        self.files = DiskFiles()
+        self.shard, _ = persist.recover(self.files, f"{self.directory}/s", CONFIG)
+
+
+def cascade(shard: Shard, now_ms: int) -> None:
+    index = shard.index
+    while index.cascade_due(now_ms):
+        job = index.begin_cascade()
+        if job is not None:
+            job.run()
+            index.finish_cascade(job)
+
+
+def measure(messages: int, path: str, *, herd: bool) -> None:
+    tune_allocator()
+    bench = Bench(messages, herd=herd)
+    try:
+        steps = bench.steps(path)
+        give_back()
+        base = resident()
+        told = []
+        for name, step in steps:
+            with Peak() as peak:
+                step()
+            told.append(f"{name} +{peak.most - base} MiB in {peak.seconds:.1f} s")
+        kind = "herd" if herd else "hour"
+        print(f"{messages:>10,} {kind} {path:>8}: settled {base} MiB; {'; '.join(told)}", flush=True)
+    finally:
+        shutil.rmtree(bench.directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", default="500000,2000000,8000000")
+    parser.add_argument("--path", default="master,slave,recovery")
+    parser.add_argument("--herd", action="store_true")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        return measure(int(args.messages), args.path, herd=args.herd)
+    for count in args.messages.split(","):
+        for path in args.path.split(","):
+            herd = ["--herd"] if args.herd else []
+            command = [sys.executable, "-m", "benchmarks.onehour", "--one", "--messages", count, "--path", path, *herd]
+            subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Upkeep's heavy jobs: one at a time on a node, and one shard's trouble is not the others'."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.serve.hosts import node
+
+
+def test_a_shard_that_cannot_commit_does_not_keep_others_from_their_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slave went while its checkpoint stood in line, and the registry is away: frames came that can't commit."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            stuck, other = made.hosts["a"], made.hosts["b"]
+            due = made.clock.now_ms() + 60_000
+            syncer = stuck.shop.syncer
+            mark = syncer.mark
+            async with stuck.shop.checkpoints:
+                await made.send("a", [due])
+                checkpoint = asyncio.create_task(stuck.upkeep.checkpoint(copy_wheels=False))
+                await asyncio.sleep(0.1)
+                monkeypatch.setattr(syncer, "mark", lambda writer: None if writer is stuck else mark(writer))
+                sending = asyncio.create_task(made.send("a", [due]))
+                await asyncio.sleep(0)
+                assert stuck.shard.log_end > stuck.shard.committed
+            before = stuck.shard.checkpointed
+            await asyncio.wait_for(other.upkeep.checkpoint(copy_wheels=False), 10)
+            assert not checkpoint.done()
+            assert stuck.shard.index.unflushed == 2, "nothing of it is lost"
+            monkeypatch.undo()
+            syncer.mark(stuck)
+            await asyncio.wait_for(asyncio.gather(checkpoint, sending), 10)
+            assert stuck.shard.checkpointed > before
+
+    asyncio.run(main())
