@@ -85,7 +85,9 @@ def _look(files: Files, directory: str, report: Report) -> None:
         timer_start, timer_end = checkpoint.timer_start, min(timer_end, checkpoint.timer_end)
         queue_start, queue_end = checkpoint.queue_start, min(queue_end, checkpoint.queue_end)
     mark = watermark_of(state, facts)
-    pending = TimerPass(timer, timer_start, timer_end, state.horizon_ms, mark, state.copy, facts, report).run()
+    bound_ms = None if checkpoint is None else checkpoint.minute_bound_ms
+    timers = TimerPass(timer, timer_start, timer_end, state.horizon_ms, mark, bound_ms, state.copy, facts, report)
+    pending = timers.run()
     released = QueuePass(queue, queue_start, queue_end, facts, report).run()
     if checkpoint is None:
         return

@@ -69,7 +69,7 @@ def wrong_records(rows: Records, named: Bools, facts: LogFacts) -> tuple[Bools, 
 
 
 class TimerPass:
-    """[start, end): what the checkpoint says is of use. watermark: what it says is released."""
+    """[start, end): what the checkpoint says is of use. watermark, minute_bound_ms: what it says of them."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class TimerPass:
         end: int,
         horizon_ms: int,
         watermark: Pair,
+        minute_bound_ms: int | None,
         copy: WheelCopy | None,
         facts: LogFacts,
         report: Report,
@@ -85,6 +86,7 @@ class TimerPass:
         self.log, self.file = log, log.file
         self.start, self.end = start, end
         self.watermark = watermark
+        self.minute_bound_ms = minute_bound_ms
         self.copy = copy
         self.facts = facts
         self.report = report
@@ -147,7 +149,7 @@ class TimerPass:
             self._tell(position, "log range goes back", expected=self._log_reached, found=int(head["due"]))
         self._log_reached = max(self._log_reached, int(head["due"]))
         place = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
-        self._units(body, place)
+        self._units(body, place, split)
         due = np.ascontiguousarray(body["due"])
         if count and bool((due[1:] < due[:-1]).any()):
             at = int(np.argmax(due[1:] < due[:-1])) + 1
@@ -178,7 +180,7 @@ class TimerPass:
             self._tell(int(place[at]), ELSEWHERE, expected=int(expected[at]), found=int(prev[at]))
         self._more(int(place[0]), ELSEWHERE, len(rows) - MOST_OF_A_KIND)
 
-    def _units(self, body: Records, place: I64) -> None:
+    def _units(self, body: Records, place: I64, split: int) -> None:
         magic = body["magic"].astype(np.int64)
         self._each(body["own"] != own_checks(body, place, self.log.uid), place, "the unit's own check differs")
         self._each(~np.isin(magic, MAGICS), place, "no unit says this", magic)
@@ -188,6 +190,8 @@ class TimerPass:
         self._each(missing, place, "no record begins where the unit says", body["offset"])
         self._each(other, place, "the unit is not of the record that it names", body["seq"])
         ahead = ~counts & ~at_or_below(body["due"], body["seq"], self.watermark)
+        if self.minute_bound_ms is not None:  # an hour that is half cascaded: the hour slot says what is true of it
+            ahead[:split] &= body["due"][:split] < self.minute_bound_ms
         words = np.empty(int(np.count_nonzero(ahead)), WORD)
         for name in WORD.names or ():
             words[name] = body[name][ahead]
