@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from delaynode.store.cleaning import EmptyJob
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 from delaynode.store.timerindex import HOUR_MS, MINUTE_MS
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
+from delaynode.store.types import Records
+from delaynode.store.verify import Finding, verify_shard
 
 from tests.store.consuming import World
+from tests.store.freeable import FREE, consume_all
 from tests.store.producing import Item
-from tests.store.world import SMALL
+from tests.store.world import ROOT, SMALL
 
 
 def all_changes(world: World, due: int) -> None:
@@ -197,3 +201,56 @@ def test_of_two_laps_of_a_slot_the_later_keeps_it() -> None:
             wheel.extend(at, at + 1, at + 2, np.full(len(at), 3))
         assert wheel.last_positions(np.array([earlier, later])).tolist() == [NOWHERE, later + 2]
         assert wheel.counts(0, 2**62)[1].tolist() == [3]
+
+
+def test_verify_finds_no_damage_in_an_hour_half_done() -> None:
+    """A message that was dead when the hour was begun has come back to it: the piece says that it is dead."""
+    world, due = about_to_come_down()
+    assert world.reschedule((due + 7, 7), Item(due + 7 - world.now + 6 * HOUR_MS)) == MOVED_NOW
+    world.checkpoint()
+    world.begin_cascade()
+    assert world.reschedule((due + 7 + 6 * HOUR_MS, 7), Item(due - world.now + 7)) == MOVED_NOW
+    world.run_cascade()
+    world.finish_cascade()
+    while world.shard.index.minute_bound_ms <= due:
+        world.checkpoint()
+        found: list[Finding] = []
+        verify_shard(world.disk, ROOT, found.append)
+        assert not [finding for finding in found if not finding.note]
+        for step in CASCADE:
+            getattr(world, step)()
+
+
+def test_emptying_a_segment_holds_no_more_than_a_piece_of_a_slot() -> None:
+    """All of a herd's units are ROLLs once the hour has come down, and each may say where a record lies."""
+    world = World(1, FREE)
+    for _ in range(6):
+        world.enqueue([Item(30 * HOUR_MS, size=50)] * 10)
+        world.enqueue([Item(1)] * 10)
+        world.checkpoint()
+    world.advance(10)
+    world.settle()
+    consume_all(world)
+    world.trim()
+    world.checkpoint()
+    world.advance(7 * HOUR_MS)
+    world.settle()
+    most = 0
+    live = EmptyJob._live
+
+    def looked_at(job: EmptyJob, units: Records) -> Records:
+        nonlocal most
+        most = max(most, len(units))
+        return live(job, units)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(EmptyJob, "_live", looked_at)
+        world.begin_empty(0)
+        world.run_empty()
+    assert world.emptying is not None
+    assert sum(len(rows) for rows, _ in world.emptying.batches)
+    assert most <= 2 * FREE.piece_units + 1, "of 60 in the slot"
+    world.finish_empty()
+    world.now = world.born + 31 * HOUR_MS
+    world.settle()
+    world.power_cut()  # reads every body

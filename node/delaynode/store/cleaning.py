@@ -16,6 +16,7 @@ import numpy as np
 from delaynode.store.commitlog import frames_of
 from delaynode.store.frames import Kind, parse_append, parse_relocate
 from delaynode.store.shard import Shard
+from delaynode.store.timercascade import ChainReader
 from delaynode.store.timerjobs import Capture, SlotRef
 from delaynode.store.types import I64, Bools, Buffer, Pair, Records, at_or_below
 from delaynode.store.units import DEFAULT, MAGIC_MASK, ROLL, SAME, UNIT, concatenated, last_words
@@ -50,11 +51,11 @@ class EmptyJob:
         self._leave_kept()
         if not len(self.segments):
             return
-        dues = self._dues()
+        minutes = self._minutes()
         likely = [
             slot
             for slot in self.capture.slots
-            if np.searchsorted(dues, slot.time) < np.searchsorted(dues, slot.time + slot.width_ms)
+            if np.searchsorted(minutes, slot.time) < np.searchsorted(minutes, slot.time + slot.width_ms)
         ]
         letters = self._letters[self._within(self._letters["offset"])]
         found = [_as_units(letters), *map(self._pending, likely)]
@@ -81,26 +82,40 @@ class EmptyJob:
                 self.kept |= dict(zip(base[at].tolist(), (begin + rows[first]).tolist(), strict=True))
                 self.segments = np.delete(self.segments, at)
 
-    def _dues(self) -> I64:
-        """The dues above the watermark that the segments' frames name, ascending, each once."""
-        found = [np.empty(0, np.int64)]
+    def _minutes(self) -> I64:
+        """The minutes, ms, of the dues above the watermark that the segments' frames name, ascending, each once."""
+        found, minute_ms = [np.empty(0, np.int64)], self._shard.config.geometry.minute_ms
         spans = zip(self.segments["base"].tolist(), self.segments["end"].tolist(), strict=True)
         for frame in chain.from_iterable(frames_of(self._log, base, end) for base, end in spans):
             if frame.kind in (Kind.APPEND, Kind.RELOCATE):
                 due = parse_append(frame).due if frame.kind is Kind.APPEND else parse_relocate(frame).due
-                found.append(np.unique(due[due >= self._watermark.due]))
+                due = due[due >= self._watermark.due]
+                found.append(np.unique(due - due % minute_ms))
         return np.unique(np.concatenate(found))
 
     def _pending(self, slot: SlotRef) -> Records:
-        """The slot's pending messages (above the captured watermark) whose records lie in the segments."""
+        """The slot's pending messages (above the captured watermark) whose records lie in the segments.
+
+        Read in pieces: after a cascade every unit of a slot is one that keep() must keep.
+        """
 
         def keep(rows: Records) -> Bools:
             # whatever is no DEFAULT may end one of them, or say that its record lies elsewhere
             told: Bools = (rows["magic"] & MAGIC_MASK) != DEFAULT
             return told | self._within(rows["offset"])
 
-        span = Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
-        found = self.capture.collect(slot, *span, keep).copy()
+        reader = ChainReader(self.capture.log, slot, self.capture.start)
+        low, high = Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
+        parts: list[Records] = []
+        while low < high:
+            units, end = reader.read(self._shard.config.piece_units, low, high, keep)
+            parts.append(self._live(concatenated([units, self.capture.recent(low, end, keep)])))
+            low = end
+        return concatenated(parts)
+
+    def _live(self, units: Records) -> Records:
+        """Of units in TimerLog order: the pending messages whose records lie in the segments."""
+        found = units.copy()
         # what said this spoke of a live message: left out may be the DEFAULT that brought it back after a DELETE
         found["magic"][((found["magic"] & MAGIC_MASK) == ROLL | SAME) & self._within(found["offset"])] = DEFAULT
         rows, live = last_words(found)
