@@ -119,6 +119,24 @@ def live_a_while(world: World, draw: Draw) -> None:
     world.settle()
 
 
+def half_an_hour_down(world: World, draw: Draw) -> None:
+    """Messages of one hour, or of one millisecond, some of which have been cascaded."""
+    ahead = (23 * HOUR_MS, 24 * HOUR_MS + 5, 25 * HOUR_MS)[draw(0, 2)]
+    spread = (0, 1, 1000, MINUTE_MS)[draw(0, 3)]
+    for _ in range(draw(1, 3)):
+        world.enqueue([Item(ahead + k * spread) for k in range(draw(1, 9))])
+        world.checkpoint()
+    world.advance((HOUR_MS, 2 * HOUR_MS)[draw(0, 1)])
+    pieces = draw(0, 4)
+    for _ in range(30):
+        world.begin_cascade()
+        pieces -= world.cascading is not None
+        world.run_cascade()
+        if pieces < 0:
+            return
+        world.finish_cascade()
+
+
 def deliver(world: World, draw: Draw) -> None:
     world.deliver(GROUPS[draw(0, 2)], draw(1, 6), (1 << 30, 50)[draw(0, 5) == 0], (1, 1000, 60_000)[draw(0, 2)])
 
@@ -197,6 +215,7 @@ JOBS: dict[str, tuple[int, Step]] = {
     "begin load": (3, lambda w, d: w.begin_load()),
     "run load": (3, lambda w, d: w.run_load()),
     "finish load": (3, lambda w, d: w.finish_load()),
+    "half an hour down": (3, half_an_hour_down),
     "begin cascade": (3, lambda w, d: w.begin_cascade()),
     "run cascade": (3, lambda w, d: w.run_cascade()),
     "finish cascade": (3, lambda w, d: w.finish_cascade()),

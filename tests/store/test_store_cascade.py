@@ -203,6 +203,56 @@ def test_of_two_laps_of_a_slot_the_later_keeps_it() -> None:
         assert wheel.counts(0, 2**62)[1].tolist() == [3]
 
 
+def test_a_cleaning_of_the_timer_log_does_not_end_while_an_hour_is_half_done() -> None:
+    """It would take away the files that the rest of the hour is to be read from."""
+    for crash in (False, True):
+        world, due = about_to_come_down()
+        for n in range(8):
+            world.enqueue([Item(20 * HOUR_MS + n)] * 3)
+            world.checkpoint()
+        while True:  # all has been said again, and waits for a flush
+            world.begin_clean()
+            if world.cleaning is None:
+                break
+            world.run_clean()
+            world.finish_clean()
+        start = world.shard.index.log.start
+        for step in CASCADE:
+            getattr(world, step)()
+        assert world.shard.index.cascade is not None
+        world.checkpoint()
+        if crash:
+            world.power_cut()
+        assert world.shard.index.log.start == start
+        while world.shard.index.minute_bound_ms <= due:
+            for step in CASCADE:
+                getattr(world, step)()
+        world.clean()
+        assert world.shard.index.log.start > start
+        world.power_cut()
+        world.check_wheel()
+        world.now = due + 500
+        world.settle()
+        assert not world.model.live
+
+
+def test_a_copy_of_the_wheels_never_knows_pieces_that_a_recovery_cuts_off() -> None:
+    """Other units come to lie where they lay, and the next checkpoint reaches further than the copy."""
+    world, due = about_to_come_down()
+    world.checkpoint()
+    for step in CASCADE:
+        getattr(world, step)()
+    world.copy_wheels()
+    world.power_cut()
+    world.enqueue([Item(20 * HOUR_MS)] * 20)
+    world.checkpoint()
+    world.power_cut()
+    world.check_wheel()
+    world.now = due + 500
+    world.settle()
+    assert not world.model.live
+
+
 def test_verify_finds_no_damage_in_an_hour_half_done() -> None:
     """A message that was dead when the hour was begun has come back to it: the piece says that it is dead."""
     world, due = about_to_come_down()

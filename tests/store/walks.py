@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.store import cleaning, commitlog, deadletters, freeing, groups, offsets, timerindex, timerlog
+from delaynode.store import cleaning, commitlog, deadletters, freeing, groups, offsets, timercascade, timerindex, timerlog
 from delaynode.store.timerindex import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
@@ -35,6 +35,7 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
         patch.object(commitlog, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
         patch.object(commitlog, "GAP_BYTES", rng.choice([0, 30, 4096])),
         patch.object(commitlog, "FEW_RUNS", rng.choice([0, 2, 8])),
+        patch.object(timercascade, "PART_UNITS", rng.choice([1, 2, 8_192])),
         patch.object(timerindex, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),
         patch.object(cleaning, "BATCH_BYTES", rng.choice([30, 100, 4 << 20])),
         patch.object(freeing, "TRIM_ROWS", rng.choice([1, 7, 262_144])),
@@ -59,6 +60,7 @@ def tidy_world(seed: int) -> World:
         lookahead_ms=rng.choice([1000, 120_000, HOUR_MS]),
         max_attempts=rng.choice([1, 2]),
         keep=replace(SMALL.keep, retention_ms=rng.choice([1, 1000, 60_000])),
+        piece_units=rng.choice([1, 3, 3, 20]),
     )
     return World(seed, config, page=rng.choice([16, 64, 512]))
 
@@ -81,6 +83,7 @@ def world_of(seed: int) -> World:
         timer_segment_bytes=rng.choice([52 * 3, 52 * 12, 1 << 20]),
         queue_segment_bytes=rng.choice([40, 40 * 7, 1 << 20]),
         keep=replace(SMALL.keep, retention_ms=rng.choice([1000, HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])),
+        piece_units=rng.choice([1, 3, 3, 262_144]),
     )
     return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
 

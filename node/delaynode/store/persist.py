@@ -374,7 +374,13 @@ def remove_files(files: Files, paths: list[str]) -> None:
 
 
 def copy_wheels(files: Files, directory: str, shard: Shard) -> None:
-    """Write the copy of the wheels, while no checkpoint runs. Just after one: a copy that knows more is not used."""
+    """Write the copy of the wheels, while no checkpoint runs; not when the TimerLog has grown since the last one.
+
+    What a cascade has added to it a recovery cuts off, and other units may come to lie there: once a later checkpoint
+    reaches further, nothing would tell that the copy is of another history.
+    """
+    if shard.index.log.end != shard.index.kept_end:
+        return
     arrays: ck.Arrays = {"minute": _dump(shard.index.minute), "hour": _dump(shard.index.hour)}
     state = Checkpoint(
         uid=shard.identity.uid, log_offset=0, timer_start=shard.index.log.start, timer_end=shard.index.log.end,

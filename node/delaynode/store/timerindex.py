@@ -90,6 +90,7 @@ class TimerIndex:
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
         self.flushed = 0  # log offset: the units of all frames before it are in the TimerLog
+        self.kept_end = log.end  # TimerLog position: what lies beyond is in no checkpoint, a recovery cuts it off
         self.cascade: Cascade | None = None  # how much of the hour at the bound is done
         self._piece_units = piece_units
         self._reader: ChainReader | None = None  # of its pass
@@ -380,7 +381,7 @@ class TimerIndex:
             job.flush.minutes.hang(self.minute)
             job.flush.hours.hang(self.hour)
         self._flushing = []
-        self.flushed = job.flushed
+        self.flushed, self.kept_end = job.flushed, self.log.end
 
     def abandon_flush(self) -> None:
         """A flush that has not run: its units wait for the next one."""
