@@ -189,7 +189,7 @@ def b5_copy_whose_disk_failed_once_is_never_trusted_again(seed: int) -> None:
     with cluster(seed) as run:
         slave = run.slaves()[0]
         before = run.replica(slave).holding.entry
-        run.world.machines[slave].disk.files.fail_next("sync", path="/log/")
+        run.fail_disk(slave)
         run.until(lambda: before not in run.status().in_sync, 10, "its copy is out of the in-sync set")
         run.until(run.healthy, 30, "another copy was fetched")
         assert run.replica(slave).holding.entry != before
@@ -200,7 +200,7 @@ def b5_master_whose_disk_failed_once_gives_way(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         before = run.replica(master).holding.entry
-        run.world.machines[master].disk.files.fail_next("sync", path="/log/")
+        run.fail_disk(master)
         run.until(lambda: run.master() == slave, 15, "the slave takes over")
         run.until(run.healthy, 30, "the failed copy was replaced")
         assert before not in run.status().in_sync

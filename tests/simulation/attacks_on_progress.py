@@ -267,7 +267,7 @@ def failed_slave_is_not_opened_again_beside_what_it_still_writes(seed: int) -> N
         assert isinstance(host, SlaveHost)
         writing: asyncio.Future[None] = asyncio.Future(loop=run.world.machines[slave].process.loop)  # type: ignore[union-attr]
         host._jobs.add(writing)
-        host.fail("no room", OSError(errno.ENOSPC, "no space left on device"))
+        host.fail("No space left on device", OSError(errno.ENOSPC, "No space left on device"))
         run.world.run(10.0)
         assert replica.role is Role.DAMAGED
         host._jobs.discard(writing)

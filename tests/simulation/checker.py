@@ -226,10 +226,12 @@ class Checker:
         path = f"{self.record(uid).directory}/shard.json"
         copy_id = _copy_id(self.world.machines[node].disk.cached(path))
         self._harmed.add(copy_id)
+        self.world.copies.harm(node)
         return copy_id
 
     def forgive(self, uid: int) -> int:
         """All machines were started again, with Async: what no disk has may be lost. Returns what is left, bytes."""
+        self.world.copies.part()
         record, end = self.record(uid), 0
         for machine in self.world.machines.values():
             at = 0

@@ -101,7 +101,7 @@ class Control:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self._rng = world, rng
-        self.weather = Weather()
+        self.weather = Weather(latency_ns=world.sizes.latency_ms * MILLI)
         self.supervisor = Supervisor(world, world.random("supervisor"))
         self.up = True
         self.rounds = 0

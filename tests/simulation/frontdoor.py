@@ -56,6 +56,21 @@ def nack(group: str, found: list[tuple[int, int]]) -> Work:
     return work
 
 
+def resolve(group: str, *, redrive: bool, share: float) -> Work:
+    """So much of the group's dead letters is redriven, or dropped."""
+
+    async def work(host: ShardHost, at: Process) -> None:
+        host.check_serving()
+        letters = host.shard.consumers.dead_letters(group, -1, 1000).offset
+        chosen = letters[: max(1, int(share * len(letters)))]
+        host.shard.consumers.resolve(group, chosen, redrive=redrive, now_ms=at.clock.now_ms())
+        host.changed()
+        await host.committed(host.shard.log_end)
+        host.woken()
+
+    return work
+
+
 def cancel(due: int, seq: int | None) -> Work:
     async def work(host: ShardHost, at: Process) -> Answer:
         host.check_serving()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delaynode.clock import Trust
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 DATA = "d"
 WATCH_SECONDS = 0.1
 RENEW_SECONDS = 0.7
+REQUESTS = 32  # to the registry at once, but for the lease's and the watches'
 
 
 @dataclass
@@ -127,15 +129,20 @@ class Process:
         self._renewals = 0
         scheduler = world.scheduler
         self.pool = Pool(scheduler, self.loop, 4, lambda: self.rng.randint(10, 150) * MICRO)
-        self.registry_pool = Pool(
-            scheduler, self.loop, 3, lambda: self.rng.randint(200, machine.weather.latency_ns // MICRO) * MICRO,
-            outlives=lambda: self.rng.random() < 0.5,
-        )  # fmt: skip
+        self.registry_pool, self.lease_pool, self.watch_pool = (self._to_registry(at) for at in (REQUESTS, 1, 1))
         with self.loop.running():
             self._build()
         world.network.listen(self)
         self._beacon_ns = max(50, world.cluster_spec.lease_seconds * 100) * MILLI
         scheduler.after(self.rng.randint(1, 250) * MILLI, self._beacons, self._ring)
+
+    def _to_registry(self, threads: int) -> Pool:
+        """Threads that ask the registry, as Membership has them."""
+        rng, weather = self.rng, self.machine.weather
+        return Pool(
+            self.world.scheduler, self.loop, threads, lambda: rng.randint(200, weather.latency_ns // MICRO) * MICRO,
+            outlives=lambda: rng.random() < 0.5,
+        )  # fmt: skip
 
     def trace(self, event: str, **fields: object) -> None:
         self.world.trace.add(self.name, event, **fields)
@@ -163,7 +170,7 @@ class Process:
         shop = Workshop(
             files=self.files, clock=self.clock, syncer=syncer, pool=self.pool, metrics=NodeMetrics(),  # type: ignore[arg-type]
             checkpoints=asyncio.Semaphore(1), fsync=spec.durability is Durability.FSYNC, log=self.log,
-            disk_tight=lambda: False, may_tick=lambda: self._clock.skew is None,
+            disk_tight=lambda: False, intervals=world.sizes.intervals, may_tick=lambda: self._clock.skew is None,
         )  # fmt: skip
         self.promises = Promises(
             self.name, int(self.incarnation, 16), lease_ms=spec.lease_seconds * 1000, boot_ms=clocks.boot_ms,
@@ -194,18 +201,19 @@ class Process:
 
     def log(self, event: str, **fields: object) -> None:
         self.trace(event, **fields)
+        self.world.copies.told(self, event, fields)
         if event == "internal-error":
             self.unhandled(event, None)
 
     def _shard_config(self, spec: ShardSpec) -> ShardConfig:
-        return self.world.shard_config
+        return self.world.sizes.shard
 
     # ------------------------------------------------------------ what Node does
     def _says_it_stops(self, node: str) -> bool:
         return node in self.leases and self.leases[node].stopping
 
-    async def _ask(self, call: Callable[[], Any]) -> Any:
-        return await self.loop.run_in_executor(self.registry_pool, call)
+    async def _ask(self, call: Callable[[], Any], pool: Pool | None = None) -> Any:
+        return await self.loop.run_in_executor(pool or self.registry_pool, call)
 
     async def get_shard(self, name: str) -> ShardObject | None:
         found: ShardObject | None = await self._ask(lambda: self.registry.get_shard(name))
@@ -226,7 +234,7 @@ class Process:
             self.stopping,
         )  # fmt: skip
         self._renewals += 1
-        await self._ask(lambda: self.registry.renew_lease(lease))
+        await self._ask(lambda: self.registry.renew_lease(lease), self.lease_pool)
 
     async def _renew_loop(self) -> None:
         while True:
@@ -237,15 +245,15 @@ class Process:
             await asyncio.sleep(RENEW_SECONDS)
 
     async def _watch_loop(self) -> None:
-        seen = -1
+        seen, ask = -1, partial(self._ask, pool=self.watch_pool)
         await self.loop.run_in_executor(self.pool, lambda: snapshot.sweep(self.files, f"{DATA}/shards"))
         while True:
             try:
-                version = await self._ask(self.registry.version)
+                version = await ask(self.registry.version)
                 if version != seen:
-                    self.leases = {lease.node: lease for lease in await self._ask(self.registry.list_leases)}
-                    cluster = await self._ask(self.registry.read_cluster)
-                    shards = await self._ask(self.registry.list_shards)
+                    self.leases = {lease.node: lease for lease in await ask(self.registry.list_leases)}
+                    cluster = await ask(self.registry.read_cluster)
+                    shards = await ask(self.registry.list_shards)
                     self.cluster = cluster.spec if cluster is not None else None
                     seen = version
                     if self.cluster is not None:

@@ -10,7 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tests.simulation.scenario import run_seed
@@ -31,6 +31,7 @@ class Outcome:
     stored: int = 0  # messages that were acknowledged
     reigns: int = 0  # after each shard's first: failovers and switchovers
     plans: int = 0  # of the control loop, each followed to where nothing is left to do
+    covered: dict[str, int] = field(default_factory=dict)  # see coverage.py
 
 
 def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
@@ -43,6 +44,7 @@ def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
     return Outcome(
         seed, None, world.trace.text() if whole_trace else "", world.checker.checks, world.delivered(),
         world.scheduler.now_ns / 1e9, world.stored(), world.reigns(), world.convergence.plans,
+        dict(world.coverage.counts),
     )  # fmt: skip
 
 

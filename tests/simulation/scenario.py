@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from delaynode.registry.model import Delivery, Durability, ShardObject
 
 from tests.simulation.loop import MILLI, SECOND
+from tests.simulation.sizes import Sizes, sizes_of
 from tests.simulation.stage import Failed, Run
 from tests.simulation.world import World, virtual
 
@@ -20,7 +21,7 @@ class Plan:
     """What a seed stands for."""
 
     nodes: int
-    queues: int
+    queues: tuple[int, ...]  # of each topic
     replicas: int
     durability: Durability
     delivery: Delivery
@@ -29,6 +30,7 @@ class Plan:
     lag_seconds: int
     trouble_seconds: float
     troubles: int
+    sizes: Sizes
 
 
 def plan_of(seed: int) -> Plan:
@@ -37,7 +39,7 @@ def plan_of(seed: int) -> Plan:
     replicas = rng.choice((2, 2, 3))
     return Plan(
         nodes=nodes,
-        queues=rng.choice((1, 1, 1, 2)),
+        queues=rng.choice(((1,), (1,), (1,), (1,), (2,), (1, 1), (3,), (2, 2), (2, 1, 3), (8,))),
         replicas=replicas,
         durability=Durability.ASYNC if rng.random() < 0.2 else Durability.FSYNC,
         delivery=rng.choice((Delivery.MASTER, Delivery.MASTER_AND_SLAVE)),
@@ -46,6 +48,7 @@ def plan_of(seed: int) -> Plan:
         lag_seconds=rng.choice((2, 3, 4)),
         trouble_seconds=rng.choice((5.0, 8.0, 8.0, 10.0)),
         troubles=rng.choice((1, 3, 5, 7, 10)),
+        sizes=sizes_of(seed),
     )
 
 
@@ -267,13 +270,14 @@ def run_seed(seed: int, *, whole_trace: bool = False) -> World:
     world = World(
         seed, nodes=plan.nodes, queues=plan.queues, replicas=plan.replicas, durability=plan.durability,
         lease_seconds=plan.lease_seconds, lag_seconds=plan.lag_seconds, delivery=plan.delivery,
-        min_in_sync=plan.min_in_sync, whole_trace=whole_trace,
+        min_in_sync=plan.min_in_sync, sizes=plan.sizes, whole_trace=whole_trace,
     )  # fmt: skip
     world.trace.add("seed", str(seed), plan=plan)
     with virtual(world):
         run = Run(world)
         try:
-            run.open()
+            few = 1 if sum(plan.queues) > 2 else 2  # of each, where there are many shards
+            run.open(producers=few, consumers=few, letters=True)
             Troubles(run, plan).schedule()
             world.run(plan.trouble_seconds)
             run.heal()

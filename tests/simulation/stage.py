@@ -34,12 +34,12 @@ class Run:
         self.clients = world.clients = Clients(world)
 
     # ------------------------------------------------------------ the three acts
-    def open(self, *, clients: bool = True) -> None:
-        """Until every shard is served by a full in-sync set."""
+    def open(self, *, clients: bool = True, **work: Any) -> None:
+        """Until every shard is served by a full in-sync set. work: of the clients, see Clients.begin()."""
         self.world.start_all()
         self.world.run_until(self.healthy, SERVED_SECONDS, "the new cluster is healthy")
         for shard in self.world.truth.now.shards if clients else ():
-            self.clients.begin(shard.spec.uid, shard.name)
+            self.clients.begin(shard.spec.uid, shard.name, **work)
 
     def close(self) -> None:
         """The troubles are over: everything gets healthy, all that is due comes, all copies are the same."""
@@ -49,7 +49,7 @@ class Run:
         world.run_until(lambda: not self.clients.senders, DRAINED_SECONDS, "every producer got its answer")
         world.run((NEAR_MS + 500) / 1000)
         world.run_until(lambda: not self.clients.outstanding(), DRAINED_SECONDS, "all that is due was delivered")
-        self.clients.consuming = False
+        self.clients.stop_consuming()
         world.run(0.5)
         world.run_until(self.at_rest, 20.0, "all slaves have applied everything")
         world.run_until(self.settled, SETTLED_SECONDS, "invariant 7: nothing is left to be planned")
@@ -203,6 +203,11 @@ class Run:
         self.world.trace.add("network", "mended", between=(one, other))
         self.world.network.mend(one, other)
         self.world.network.mend(other, one)
+
+    def fail_disk(self, name: str) -> None:
+        """The next sync of a CommitLog fails with EIO."""
+        self.world.copies.harm(name)
+        self.world.machines[name].disk.files.fail_next("sync", path="/log/")
 
     def isolate(self, name: str) -> None:
         for other in self.everybody(name):

@@ -17,7 +17,7 @@ from delaynode.store.errors import Refused
 from delaynode.store.intake import Batch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
-from tests.simulation.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule
+from tests.simulation.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 GROUP = "g"
 NEAR_MS = 2_500  # dues lie at most so far ahead, but for a few that no run reaches
-FAR_MS = 2 * 3_600_000
 CALL_SECONDS = 3.0
 MOST_EARLY_MS = 2_000  # by a true clock: what a node's is off at first, may be set ahead unasked, and drifts
 INVISIBLE_MS = 1_500
+LATE_MS = 400  # after its due a message has been delivered in a healthy cluster
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ShardView:
     uid: int
     name: str
     messages: dict[bytes, Message] = field(default_factory=dict)
-    acked: dict[int, int] = field(default_factory=dict)  # queue offset -> the epoch in which that was answered
+    acked: dict[tuple[str, int], int] = field(default_factory=dict)  # group, queue offset -> epoch of the answer
     by_seq: dict[int, bytes] = field(default_factory=dict)
     last_master: str = ""
 
@@ -72,6 +72,7 @@ class Clients:
         self.sending = True
         self.senders = 0  # that are at work
         self.consuming = True
+        self._over_ms = 0  # until then, ms, what was due was to be consumed
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
 
@@ -144,7 +145,8 @@ class Clients:
         return self.rng.choice(nodes)
 
     # ------------------------------------------------------------ who is at work
-    def begin(self, uid: int, name: str, *, producers: int = 2, consumers: int = 2) -> None:
+    def begin(self, uid: int, name: str, *, producers: int = 2, consumers: int = 2, letters: bool = False) -> None:
+        """letters: somebody redrives dead letters, or drops them."""
         view = self.shards[uid] = ShardView(uid, name)
         with self.loop.running():
             for number in range(producers):
@@ -153,6 +155,10 @@ class Clients:
                 )
             for number in range(consumers):
                 self.spawn(self._consumer(view, self.world.random(f"c{name}{number}")))
+            for number in range(1, self.world.sizes.groups):
+                self.spawn(self._consumer(view, self.world.random(f"c{name}/{number}"), f"{GROUP}{number}"))
+            if letters:
+                self.spawn(self._undertaker(view, self.world.random(f"u{name}")))
             self.spawn(self._meddler(view, self.world.random(f"m{name}")))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -218,15 +224,18 @@ class Clients:
         kind = rng.random()
         if kind < 0.15:
             return now - rng.randint(0, 50)
-        if kind < 0.95:
+        share, low, high = self.world.sizes.far
+        if kind < 1 - share:
             return now + rng.randint(1, NEAR_MS)
-        return now + FAR_MS + rng.randint(0, 1_000)
+        return now + rng.randint(low, high)
 
     # ------------------------------------------------------------ consumers
-    async def _consumer(self, view: ShardView, rng: random.Random) -> None:
+    async def _consumer(self, view: ShardView, rng: random.Random, group: str = GROUP) -> None:
+        if group != GROUP:
+            await asyncio.sleep(1.0)  # the first group is there before anything is trimmed
         while self.consuming:
             try:
-                found = await self.call(view, "receive", self._receive(view, rng.choice((1, 4, 32))))
+                found = await self.call(view, "receive", self._receive(view, group, rng.choice((1, 4, 32))))
             except (Timeout, Refused):
                 await asyncio.sleep(rng.choice((0.05, 0.2)))
                 continue
@@ -237,9 +246,9 @@ class Clients:
                 continue  # it died
             chosen = [one for one in found if rng.random() < 0.9] if kind < 0.3 else found
             if kind < 0.2:
-                await self._quietly(view, "nack", nack(GROUP, found))
+                await self._quietly(view, "nack", nack(group, found))
             elif chosen:
-                await self._quietly(view, "ack", self._ack(view, chosen))
+                await self._quietly(view, "ack", self._ack(view, group, chosen))
 
     async def _quietly(self, view: ShardView, what: str, work: Work) -> None:
         try:
@@ -247,9 +256,9 @@ class Clients:
         except (Timeout, Refused):
             return
 
-    def _receive(self, view: ShardView, most: int) -> Work:
+    def _receive(self, view: ShardView, group: str, most: int) -> Work:
         async def work(host: ShardHost, at: Process) -> list[tuple[int, int]]:
-            delivery = await host.receive(GROUP, (), most, 1 << 20, 400, INVISIBLE_MS, False)
+            delivery = await host.receive(group, (), most, 1 << 20, 400, INVISIBLE_MS, False)
             rows = delivery.rows
             records = b"".join(bytes(part) for part in await host.read_records(rows))
             place = 0
@@ -258,15 +267,16 @@ class Clients:
                 size = int(rows["size"][at_row])
                 body, place = records[place : place + size], place + size
                 row = rows[at_row]
-                self._delivered(view, host.shard.epoch, body, int(row["due"]), int(row["seq"]), offset)
+                where = group, host.shard.epoch, offset
+                self._delivered(view, where, body, int(row["due"]), int(row["seq"]))
                 found.append((offset, int(delivery.attempt[at_row]) if len(delivery.attempt) else 1))
             return found
 
         return work
 
-    def _delivered(self, view: ShardView, epoch: int, body: bytes, due: int, seq: int, offset: int) -> None:
-        """A message leaves the node for a consumer."""
-        world = self.world
+    def _delivered(self, view: ShardView, where: tuple[str, int, int], body: bytes, due: int, seq: int) -> None:
+        """A message leaves the node for a consumer. where: for which group, in which epoch, its queue offset."""
+        world, (group, epoch, offset) = self.world, where
         message = view.messages.get(body)
         self.counts["delivered"] += 1
         if message is None:
@@ -287,22 +297,29 @@ class Clients:
             world.fail(f"invariant 2: {what} is delivered {due - world.true_ms()} ms early by a true clock")
         if message.cancelled == "yes":
             world.fail(f"invariant 4: {what} is delivered, and was CANCELLED")
-        done = view.acked.get(offset)
+        done = view.acked.get((group, offset))
         if done is not None and done != epoch:  # in one reign it may have been under way
             world.fail(f"{what} comes back in epoch {epoch}, acknowledged in epoch {done}")
-        message.deliveries += 1
+        message.deliveries += group == GROUP
 
-    def _ack(self, view: ShardView, found: list[tuple[int, int]]) -> Work:
+    def _ack(self, view: ShardView, group: str, found: list[tuple[int, int]]) -> Work:
         async def work(host: ShardHost, at: Process) -> None:
             start = np.array(sorted(offset for offset, _ in found), np.int64)
             host.check_serving()
-            host.shard.consumers.acknowledge(GROUP, start, start + 1, at.clock.now_ms())
+            host.shard.consumers.acknowledge(group, start, start + 1, at.clock.now_ms())
             host.changed()
             await host.committed(host.shard.log_end)
             for offset, _ in found:
-                view.acked.setdefault(offset, host.shard.epoch)
+                view.acked.setdefault((group, offset), host.shard.epoch)
 
         return work
+
+    async def _undertaker(self, view: ShardView, rng: random.Random) -> None:
+        """Redrives dead letters, or drops them."""
+        while self.sending:
+            await asyncio.sleep(rng.choice((0.3, 1.0, 2.0)))
+            group = GROUP if rng.random() < 0.7 else f"{GROUP}1"
+            await self._quietly(view, "resolve", resolve(group, redrive=rng.random() < 0.7, share=rng.random()))
 
     # ------------------------------------------------------------ cancels, reschedules, reads
     async def _meddler(self, view: ShardView, rng: random.Random) -> None:
@@ -366,14 +383,17 @@ class Clients:
         return work
 
     # ------------------------------------------------------------ at the end
+    def stop_consuming(self) -> None:
+        self.consuming, self._over_ms = False, self.world.true_ms() - LATE_MS
+
     def check(self) -> None:
-        """All that had to come has come."""
-        now = self.world.true_ms()
+        """All that had to come while there were consumers has come."""
+        now = self._over_ms
         for view in self.shards.values():
             for message in view.messages.values():
                 if message.seq is None or message.cancelled != "no" or min(message.dues) > now:
                     continue
-                if not message.deliveries and max(message.dues) < now:
+                if not message.deliveries and self._outlived(now) < max(message.dues) < now:
                     self.world.fail(
                         f"invariant 1: {message.body.decode()}, acknowledged with seq {message.seq}, due "
                         f"{sorted(message.dues)}, was never delivered"
@@ -386,13 +406,16 @@ class Clients:
             not message.deliveries
             for view in self.shards.values()
             for message in view.messages.values()
-            if message.seq is not None and message.cancelled == "no" and max(message.dues) < now - 400
-        )
+            if message.seq is not None and message.cancelled == "no"
+            and self._outlived(now) < max(message.dues) < now - LATE_MS
+        )  # fmt: skip
+
+    def _outlived(self, now: int) -> int:
+        """What was due before may have been kept for as long as it is to be, and be gone."""
+        return now - self.world.sizes.shard.keep.retention_ms
 
 
-PERMANENT = frozenset(
-    ("OUT_OF_ORDER", "UNKNOWN_PRODUCER", "BAD_COLUMNS", "BAD_REQUEST", "BATCH_TOO_LARGE", "DELAY_TOO_LONG")
-)
+PERMANENT = frozenset(("OUT_OF_ORDER", "UNKNOWN_PRODUCER", "BAD_COLUMNS", "BAD_REQUEST", "BATCH_TOO_LARGE"))
 
 
 def _settle(answer: asyncio.Future[Any], result: Any) -> None:

@@ -15,34 +15,26 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from delaynode.registry.model import ClusterSpec, Durability, TopicSpec
-from delaynode.store.freeing import KeepConfig
-from delaynode.store.shard import ShardConfig
 
 from tests.simulation.checker import Checker
 from tests.simulation.clocks import MachineClocks, true_ms
 from tests.simulation.control import Control
 from tests.simulation.convergence import Convergence
+from tests.simulation.copies import Copies
+from tests.simulation.coverage import Coverage
 from tests.simulation.disk import Disk
-from tests.simulation.loop import SECOND, ProcessLoop, Scheduler
+from tests.simulation.loop import MILLI, SECOND, ProcessLoop, Scheduler
 from tests.simulation.network import Network
 from tests.simulation.process import Machine, NoThreads, Process
 from tests.simulation.registry import Truth, Weather
+from tests.simulation.sizes import SIZES, Sizes
 from tests.simulation.trace import Trace
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Clients
 
-SHARD_CONFIG = ShardConfig(
-    horizon_ms=3 * 86_400_000,
-    window_budget=20_000,
-    flush_units=64,
-    wheel_copy_units=256,
-    log_segment_bytes=16 << 10,
-    timer_segment_bytes=16 << 10,
-    queue_segment_bytes=8 << 10,
-    max_attempts=16,
-    keep=KeepConfig(keep_log_bytes=32 << 10, keep_log_ms=1_000),
-)
+
+TOPICS = ("t", "u", "v")
 
 
 class Violation(AssertionError):
@@ -69,20 +61,23 @@ class World:
         seed: int,
         *,
         nodes: int = 3,
-        queues: int = 1,
+        queues: int | tuple[int, ...] = 1,
         replicas: int = 2,
         durability: Durability = Durability.FSYNC,
         lease_seconds: int = 2,
         lag_seconds: int = 3,
+        sizes: Sizes = SIZES,
         whole_trace: bool = False,
         **cluster: Any,
     ) -> None:
+        """queues: of each topic; a number: of the only one."""
         self.seed = seed
         self.scheduler = Scheduler()
         self.trace = Trace(self.scheduler.time_ns, whole=whole_trace)
         self.violation: Violation | None = None
-        self.shard_config = SHARD_CONFIG
-        topics = (TopicSpec("t", queues),)
+        self.sizes = sizes
+        counts = (queues,) if isinstance(queues, int) else queues
+        topics = tuple(TopicSpec(name, count) for name, count in zip(TOPICS, counts, strict=False))
         self.cluster_spec = ClusterSpec(
             "sim", nodes, topics, replicas=replicas, durability=durability, lease_seconds=lease_seconds,
             lag_seconds=lag_seconds, **cluster,
@@ -97,6 +92,9 @@ class World:
         self.client_loop = ProcessLoop(self.scheduler, self._client_failed)  # type: ignore[abstract]
         self.clients: Clients | None = None
         self.checker = Checker(self)
+        self.coverage = Coverage()
+        self.truth.told.append(self.coverage.recorded)
+        self.copies = Copies(self)
         self.convergence = Convergence(self)
         self.control = Control(self, self.random("control"))
 
@@ -104,7 +102,9 @@ class World:
         rng = self.random(f"machine {name}")
         drift = rng.uniform(-1e-3, 1e-3) if rng.random() < 0.5 else rng.uniform(-1e-4, 1e-4)
         clocks = MachineClocks(self.scheduler.time_ns, drift, offset_ns=rng.randint(-300, 300) * 1_000_000)
-        return Machine(name, Disk(self.scheduler, self.random(f"disk {name}")), clocks, Weather())
+        apart_ns = self.random(f"watches {name}").randint(-self.sizes.apart_ms, self.sizes.apart_ms) * MILLI
+        weather = Weather(latency_ns=self.sizes.latency_ms * MILLI, apart_ns=apart_ns)
+        return Machine(name, Disk(self.scheduler, self.random(f"disk {name}")), clocks, weather)
 
     # ------------------------------------------------------------ for everybody
     def random(self, what: str) -> random.Random:
@@ -293,7 +293,7 @@ def virtual(world: World) -> Iterator[None]:
     if not _buried:
         gc.freeze()  # what is there now need not be looked at again when a world's end is collected
     try:
-        with world.checker.watching(), world.convergence.watching():
+        with world.checker.watching(), world.convergence.watching(), world.copies.watching(), world.coverage.counting():
             yield
     finally:
         for module, name, value in changed:

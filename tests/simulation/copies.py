@@ -1,0 +1,94 @@
+"""Invariant 8: no copy is damaged, thrown away or fetched whole without a cause that lies outside of the code.
+
+Causes are
+- a disk without room: the write that failed changed nothing, and the copy is opened again when there is room;
+- a copy that a schedule has damaged, and a history that parted: an unclean failover, or all machines lost with Async;
+- a copy that is in no in-sync set and so far behind that the master keeps no log from its end on (KeepConfig);
+- a node on which the registry wants no replica any more.
+
+The death of a process and a power cut are no causes: what was fsynced is there, and recovery copes with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from delaynode.registry.model import copy_id_of
+from delaynode.replicate.epochs import common_end
+from delaynode.replicate.messages import State
+from delaynode.replicate.shipping import Member, Phase, Shipping
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+    from tests.simulation.world import World
+
+NO_ROOM = "No space left on device"
+UNWANTED = "no replica is wanted here"
+
+
+class Copies:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._parted = world.cluster_spec.allow_unclean_failover
+        self._harmed: set[str] = set()  # nodes on which a schedule has damaged a copy
+        self._useless: set[str] = set()  # ids of copies that had a cause
+
+    def harm(self, node: str) -> None:
+        """A schedule damages a copy on that node, or its disk fails."""
+        self._harmed.add(node)
+
+    def part(self) -> None:
+        """What was committed is lost everywhere: copies may differ in what they have of it."""
+        self._parted = True
+
+    # ------------------------------------------------------------ what processes log
+    def told(self, process: Process, event: str, fields: dict[str, Any]) -> None:
+        """A process logs an event."""
+        if event in ("copy-damaged", "shard-damaged"):
+            self._damaged(process, str(fields["shard"]), str(fields["reason"]))
+        elif event == "copy-discarded":
+            known = copy_id_of(fields["entry"]) in self._useless or process.name in self._harmed
+            if fields["reason"] != UNWANTED and not known and not self._parted:
+                self._fail(f"{fields['shard']}: {process.name} throws its copy away: {fields['reason']}")
+
+    def _damaged(self, process: Process, shard: str, reason: str) -> None:
+        replica = next((one for one in process.replicas if one.name == shard), None)
+        if process.name not in self._harmed and NO_ROOM not in reason and not self._parted:
+            self._fail(f"{shard}: {process.name}'s copy is called damaged: {reason}")
+        if replica is not None:
+            self._useless.add(copy_id_of(replica.entry()))
+
+    # ------------------------------------------------------------ whole copies
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        match = Shipping._match
+
+        def watched(shipping: Shipping, member: Member, state: State) -> None:
+            match(shipping, member, state)
+            if state.entry and member.phase is not Phase.STREAMING:
+                self._not_continued(shipping, member, state)
+
+        with patch.object(Shipping, "_match", watched):
+            yield
+
+    def _not_continued(self, shipping: Shipping, member: Member, state: State) -> None:
+        """The master does not go on with what the member has."""
+        log = shipping._log
+        at = common_end(log.epochs, log.end, state.epochs, state.log_end)
+        record = self._world.checker.record(shipping.uid)
+        shard = self._world.truth.shard(record.name)
+        self._useless.add(copy_id_of(state.entry))
+        self._world.coverage.counts["far behind"] += 1
+        if self._parted or member.node in self._harmed:
+            return
+        what = f"{record.name}: {member.node}'s copy, which ends at {state.log_end},"
+        if at < state.committed:
+            self._fail(f"{what} parts from its master's log at {at}, and {state.committed} are committed")
+        elif shard is not None and shard.status is not None and state.entry in shard.status.in_sync:
+            self._fail(f"{what} is in sync, and its master has not all that follows {at}")
+
+    def _fail(self, what: str) -> None:
+        self._world.fail(f"invariant 8: {what}")

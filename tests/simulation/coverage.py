@@ -1,0 +1,90 @@
+"""How much of the product's upkeep a run has had.
+
+A draw that no longer empties segments, or lets no letters die, leaves every invariant true. Only these counts show it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from delaynode.registry.model import ShardObject
+from delaynode.serve.holding import Holding
+from delaynode.store import persist
+from delaynode.store.deadletters import Letters
+from delaynode.store.freeing import Freeing
+from delaynode.store.groups import Group
+from delaynode.store.timerindex import TimerIndex
+from delaynode.store.timerwheel import NOWHERE, TimerWheel
+
+Around = Callable[[Callable[..., Any], tuple[Any, ...]], tuple[Any, int]]
+"""(the real function, its arguments) -> its result, and by how much the count grows."""
+
+
+class Coverage:
+    """Counts what the processes of one world do; what frames do, each copy counts."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str](dict.fromkeys((*PLACES, "far behind", "switchovers"), 0))
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for what, (owner, name, around) in PLACES.items():
+                stack.enter_context(patch.object(owner, name, self._counted(what, getattr(owner, name), around)))
+            yield
+
+    def _counted(self, what: str, real: Callable[..., Any], around: Around) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            result, more = around(real, args)
+            self.counts[what] += more
+            return result
+
+        return counted
+
+    def recorded(self, before: ShardObject | None, after: ShardObject) -> None:
+        """The registry's object of a shard is another one."""
+        if before is not None and before.status is not None and before.status.handover is not None:
+            self.counts["switchovers"] += after.spec.epoch > before.spec.epoch
+
+
+def _calls(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    return real(*args), 1
+
+
+def _result(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    result = real(*args)
+    return result, result
+
+
+def _rows(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    return real(*args), len(args[1])
+
+
+def _segments(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    return real(*args), len(args[1].bases)
+
+
+def _laps(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    """Slots that had units of another lap."""
+    wheel, slot_times = args[:2]
+    before = wheel.slots["time"][slot_times // wheel.width_ms % len(wheel.slots)]
+    return real(*args), int(np.count_nonzero((before != slot_times) & (before != NOWHERE)))
+
+
+PLACES: dict[str, tuple[Any, str, Around]] = {
+    "relocations": (Freeing, "apply_relocate", _calls),
+    "segments freed": (Freeing, "apply_trim", _segments),
+    "letters": (Letters, "bury", _rows),
+    "redriven": (Group, "redrive", _rows),
+    "expired": (Group, "forget_below", _result),
+    "cascades": (TimerIndex, "finish_cascade", _calls),
+    "slots reused": (TimerWheel, "extend", _laps),
+    "cleanings": (TimerIndex, "finish_clean", _calls),
+    "checkpoints": (persist, "finish_checkpoint", _calls),
+    "transfers": (Holding, "end_fetch", _calls),
+}

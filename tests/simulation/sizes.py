@@ -1,0 +1,117 @@
+"""How large things are and how often upkeep looks: drawn from the seed, so small that a short run has all of it.
+
+With a node's own sizes a run of 25 virtual seconds empties no segment, cascades no hour, uses no slot twice and hardly
+checkpoints; and with 16 attempts no message dies.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from delaynode.serve.upkeep import Intervals
+from delaynode.store.consumequeue import QUEUED_BYTES
+from delaynode.store.freeing import KeepConfig
+from delaynode.store.shard import ShardConfig
+from delaynode.store.timerindex import Geometry
+from delaynode.store.timerlog import UNIT_BYTES
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+SHARD = ShardConfig(
+    horizon_ms=3 * DAY_MS,
+    window_budget=20_000,
+    flush_units=64,
+    wheel_copy_units=256,
+    log_segment_bytes=16 << 10,
+    timer_segment_bytes=16 << 10,
+    queue_segment_bytes=8 << 10,
+    max_attempts=16,
+    keep=KeepConfig(keep_log_bytes=32 << 10, keep_log_ms=1_000),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes and intervals of one cluster. The schedules run with the default.
+
+    far: (share, low, high) of the messages are due between low and high ms from now, the others sooner.
+    latency_ms: longest way of a request to the registry. apart_ms: a node's watch of the shards and its watch of the
+    cluster's wishes are at most this far apart. groups: number of groups that consume.
+    """
+
+    shard: ShardConfig = SHARD
+    intervals: Intervals = field(default_factory=Intervals)
+    far: tuple[float, int, int] = (0.05, 2 * HOUR_MS, 2 * HOUR_MS + 1_000)
+    latency_ms: int = 2
+    apart_ms: int = 0
+    groups: int = 1
+
+
+SIZES = Sizes()
+
+
+def sizes_of(seed: int) -> Sizes:
+    """What the seed stands for."""
+    rng = random.Random(f"{seed}/sizes")
+    shard = _shard(rng)
+    return Sizes(
+        shard=shard,
+        intervals=Intervals(
+            maintain=rng.choice((0.05, 0.1, 0.25)),
+            look=rng.choice((0.1, 0.5, 2.0)),
+            quiet=rng.choice((0.25, 1.0, 4.0)),
+            checkpoint=rng.choice((0.3, 1.0, 3.0, 8.0)),
+            busy_checkpoint=rng.choice((0.3, 1.0)),
+            idle_checkpoint=rng.choice((0.5, 3.0, 20.0)),
+            free=rng.choice((0.1, 0.3, 1.0)),
+            trim=rng.choice((0.1, 0.5, 2.0)),
+            empty_again=rng.choice((0.2, 1.0, 5.0)),
+        ),
+        far=(0.2, 2_500, shard.horizon_ms * 9 // 10),
+        latency_ms=rng.choice((2, 2, 2, 5, 10, 20, 50)) if rng.random() < 0.96 else 300,
+        apart_ms=rng.choice((0, 100, 500, 2_000)),
+        groups=rng.choice((1, 1, 2)),
+    )
+
+
+def _shard(rng: random.Random) -> ShardConfig:
+    geometry, max_unacked = _geometry(rng), rng.choice((20, 200, 100_000))
+    horizon_ms = rng.choice((8_000, 8_000, 12_000, 20_000, 60_000))
+    return ShardConfig(
+        horizon_ms=horizon_ms,
+        max_attempts=rng.choice((1, 1, 2, 2, 3, 16)),
+        max_unacked=max_unacked,
+        max_dead_letters=5 if max_unacked == 100_000 and rng.random() < 0.3 else 100_000,  # else five block the group
+        dlq_retention_ms=rng.choice((1_000, 5_000, 7 * DAY_MS)),
+        # With less the copies are never the same at one instant. With much more the hours that are cascaded already
+        # would end before the next idle tick, and the watermark and the minute level would wait for each other.
+        idle_tick_ms=rng.choice((400, geometry.hour_ms)),
+        window_budget=rng.choice((20, 200, 20_000)),
+        lookahead_ms=geometry.minute_ms * rng.choice((1, 2, 2, 5)),
+        flush_units=rng.choice((16, 64, 64, 256)),
+        wheel_copy_units=rng.choice((16, 256)),
+        log_segment_bytes=rng.choice((1 << 10, 2 << 10, 2 << 10, 4 << 10, 16 << 10)),
+        timer_segment_bytes=UNIT_BYTES * rng.choice((20, 40, 40, 300)),
+        queue_segment_bytes=QUEUED_BYTES * rng.choice((10, 20, 200)),
+        geometry=geometry,
+        keep=KeepConfig(
+            retention_ms=rng.choice((6_000, 15_000)) if rng.random() < 0.15 else 3 * DAY_MS,
+            mark_ms=rng.choice((100, 1_000)),
+            keep_log_bytes=rng.choice((0, 4 << 10, 32 << 10)),
+            keep_log_ms=rng.choice((0, 1_000, 10_000)),
+            relocate_after_ms=rng.choice((0, 0, 300, 2_000)),
+            relocate_share=rng.choice((0.25, 0.5, 1.0)),
+        ),
+    )
+
+
+def _geometry(rng: random.Random) -> Geometry:
+    """Hours of about a second: some twenty cascade in a run, and the wheels go round."""
+    hour_ms = rng.choice((500, 1_000, 2_000))
+    minute_ms = hour_ms // rng.choice((2, 5, 10))
+    ahead, spare = rng.choice((1, 1, 2, 4)), rng.choice((1, 1, 2, 5))
+    slots = (ahead + spare + 3) * hour_ms // minute_ms  # what is ahead, the margin and what is more
+    return Geometry(
+        minute_ms=minute_ms, hour_ms=hour_ms, minute_slots=slots, margin_ms=2 * hour_ms, ahead_ms=ahead * hour_ms,
+        spare_ms=rng.choice((1, 1, 4, 20)) * hour_ms, told_ms=hour_ms,
+    )  # fmt: skip
