@@ -18,8 +18,8 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 test: setup ## the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
-simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000, or SEED=4711 for one with its trace)
-	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200)) $(ARGS)
+simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000 FROM=0, or SEED=4711 for one with its trace)
+	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200) --from $(or $(FROM),0)) $(ARGS)
 
 lint: setup ## ruff, mypy --strict, the import contracts, stale generated code
 	@$(BIN)/ruff check .
