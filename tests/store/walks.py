@@ -9,7 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.store import cleaning, commitlog, deadletters, freeing, groups, offsets, timercascade, timerindex, timerlog
+from delaynode.store import (
+    cleaning,
+    commitlog,
+    deadletters,
+    freeing,
+    groups,
+    offsets,
+    timercascade,
+    timerindex,
+    timerlog,
+)
 from delaynode.store.timerindex import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
