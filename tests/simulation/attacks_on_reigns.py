@@ -174,3 +174,39 @@ def m4_new_master_is_promised_by_a_slave_that_has_not_heard_of_it(seed: int) -> 
         stored = run.stored()
         run.until(lambda: run.stored() > stored, 5, "it has the promises that it needs")
         assert (run.master(), len(run.status().in_sync)) == (other, 2)
+
+
+# ---------------------------------------------------------------- M2: no word from the registry
+def outage(run: Run, down: bool) -> None:
+    for weather in (*(machine.weather for machine in run.world.machines.values()), run.world.control.weather):
+        weather.down = down
+
+
+@attack
+def m2_switchover_stops_nothing_while_the_registry_gives_no_answer(seed: int) -> None:
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        leader = run.replica(master).leader
+        assert leader is not None
+        run.switch("t-0", slave)
+        run.until(lambda: leader._switching is not None, 10, "the master begins to hand over")
+        outage(run, True)
+        stored = run.stored()
+        run.world.run(30.0)
+        assert run.stored() > stored + 50, "the master goes on"
+        outage(run, False)
+        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 20, "the other leads then")
+
+
+@attack
+def m2_out_voted_clock_stops_no_shard_that_nobody_could_take_over(seed: int) -> None:
+    with cluster(seed, nodes=4) as run:
+        master = run.master()
+        outage(run, True)
+        run.set_clock(master, -5_000)
+        run.world.run(5.0)
+        stored = run.stored()
+        run.world.run(15.0)
+        assert run.stored() > stored + 10, "messages are taken in"
+        outage(run, False)
+        run.until(lambda: run.master() != master, 20, "another leads once the registry answers")

@@ -448,6 +448,15 @@ class Leader:
         """Why it serves no more in this epoch; the registry may not know yet."""
         return self._resigned
 
+    async def answered(self) -> bool:
+        """Whether the registry answers now, and names this reign.
+
+        To be asked before the shard is stopped to be given away. Without the registry nobody can take it over, and a
+        write that got no answer may have given it away: it would stand still until the registry is back.
+        """
+        async with self._writing:
+            return self.ended is None and await self._read()
+
     async def resign(self, why: str) -> None:
         """Serve no more in this epoch, and say so: the operator chooses another."""
         if self.ended is not None or self._resigned is not None:
@@ -488,6 +497,11 @@ class Leader:
 
     async def _hand_over(self, member: Member) -> None:
         assert self.host is not None
+        answered = await self.answered()
+        wanted = self._successor == member.node and member.entry in self.in_sync.written
+        if not answered or not self._serving or not wanted:
+            self._switching, self._not_again_ms = None, self._boot_ms() + HAND_OVER_MS
+            return
         host, deadline = self.host, self._boot_ms() + HAND_OVER_MS
         host.pause(f"being handed over to {member.node}")
         try:

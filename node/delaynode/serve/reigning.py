@@ -268,10 +268,18 @@ class Reigning:
             self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(f"damaged: {master.failure}"))
 
     def resign(self, why: str) -> None:
-        """Step down for good in this epoch, as soon as the registry takes it."""
-        if self.leader is not None and self.master is not None and self.leader.resigned is None:
-            self.master.pause(why)
-            self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(why))
+        """Step down for good in this epoch, if the registry answers: to be called again while the reason lasts."""
+        if self.leader is None or self.master is None or self.leader.resigned is not None:
+            return
+        if self._resigning is None or self._resigning.done():
+            self._resigning = asyncio.get_running_loop().create_task(self._resign(self.leader, self.master, why))
+
+    async def _resign(self, leader: Leader, master: ShardHost, why: str) -> None:
+        if not await leader.answered():
+            await asyncio.sleep(RETRY_SECONDS)  # a shard of which nobody hears is better served than stopped
+            return
+        master.pause(why)
+        await leader.resign(why)
 
     async def depose(self, why: str) -> None:
         """The reign is over: follow."""
