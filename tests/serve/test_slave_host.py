@@ -128,6 +128,41 @@ def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: p
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_slaves_that_catch_up_keep_no_more_frames_in_memory_than_the_node_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Each might keep 16 MiB, and a node has a thousand. What is not kept is read again when it is applied."""
+    most, keep = [0], SlaveHost._keep
+
+    def watched(slave: SlaveHost, size: int) -> None:
+        keep(slave, size)
+        most[0] = max(most[0], slave.shop.kept.used)
+
+    monkeypatch.setattr(SlaveHost, "_keep", watched)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            kept, log = made.hosts["a"].shop.kept, made.hosts["a"].shard.log
+            for _ in range(40):
+                await made.send("a", [made.clock.now_ms() + 60_000] * 2_000)
+            assert log.end > 2 << 20
+            kept.limit = limit
+            slave = slave_of(made)
+            while slave.shard.log.end < log.end:
+                slave.receive(memoryview(log.read_raw(slave.shard.log.end, 200_000)))
+                await asyncio.sleep(0)
+            await until(lambda: slave.durable >= log.end, 0.01)
+            slave.commit_to(log.end)
+            await until(lambda: slave.shard.applied == log.end, 0.001)
+            assert 0 < most[0] <= max(limit, slave_module.LEAST_BYTES)
+            slave.receive(memoryview(b""))
+            assert kept.used == 0
+            await slave.end("done")
+
+    asyncio.run(main())
+
+
 def test_what_was_committed_in_a_lost_history_commits_nothing_of_the_next(tmp_path: Path) -> None:
     """All copies that had it are gone, and somebody allowed an unclean failover."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from delaynode.replicate.catchingup import LEAST_BYTES, CatchingUp
 from delaynode.replicate.epochs import common_end
 from delaynode.replicate.messages import (
     Ack,
@@ -67,7 +68,8 @@ class Member:
     applied: int = 0
     told: int = 0  # the commit offset
     session: int = 0  # moves whenever it starts anew: what was begun before is dropped
-    reading: bool = False
+    reading: int = 0  # bytes that are about to be read from the log for it
+    drawn: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
     heard: bool = False  # it has said how much it has stored, since START
     damaged: bool = False
     near_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
@@ -116,6 +118,7 @@ class Shipping:
         boot_ms: Callable[[], int],
         snapshot: Callable[[], Coroutine[Any, Any, Snapshot]],
         note: Callable[..., None],
+        catching_up: CatchingUp,
     ) -> None:
         self.uid, self.epoch = uid, epoch
         self.members: dict[str, Member] = {}
@@ -124,7 +127,7 @@ class Shipping:
         self.replaceable: Callable[[str], bool] = lambda entry: True
         self.commit = log.committed
         self._log, self._peers, self._pool, self._boot_ms, self._note = log, peers, pool, boot_ms, note
-        self._snapshot = snapshot
+        self._snapshot, self._catching_up = snapshot, catching_up
         self._loop = asyncio.get_running_loop()
         self._recent: deque[Chunk] = deque()
         self._recent_bytes = 0
@@ -141,7 +144,7 @@ class Shipping:
                 self.members[node] = Member(node)
                 self._ask(self.members[node])
         for node in [node for node in self.members if node not in wanted]:
-            self._let_go(self.members.pop(node))
+            self._fall(self.members.pop(node), Phase.DOWN)
 
     def link_up(self, node: str) -> None:
         member = self.members.get(node)
@@ -161,12 +164,14 @@ class Shipping:
         self._peers.send(member.node, Follow(self.uid, self.epoch, spared))
 
     def _fall(self, member: Member, phase: Phase) -> None:
+        member.phase = phase  # first: what is given back may go to another shard, not to this member
         self._let_go(member)
-        member.phase, member.reading = phase, False
         member.moved_ms = self._boot_ms()
 
     def _let_go(self, member: Member) -> None:
         member.session += 1
+        drawn, member.drawn, member.reading = member.drawn + member.reading, 0, 0
+        self._catching_up.give(member.node, drawn)
         snapshot, member.snapshot = member.snapshot, None
         if snapshot is not None:
             self._loop.run_in_executor(self._pool, snapshot.release)
@@ -204,6 +209,9 @@ class Shipping:
             member.moved_ms = self._boot_ms()
         member.durable = max(member.durable, ack.durable)
         member.applied = max(member.applied, ack.applied)
+        stored = max(0, member.drawn - (member.next - member.durable))
+        member.drawn -= stored
+        self._catching_up.give(member.node, stored)
         self.changed(member)
         self._pump(member)
 
@@ -292,10 +300,21 @@ class Shipping:
             chunk = self._recent_from(member.next)
             if chunk is None:
                 if member.next < self._log.written:
-                    member.reading = True
-                    self._spawn(self._read(member, member.session))
+                    self._catch_up(member)
                 return
             self._send(member, chunk.start, chunk.end, chunk.parts)
+
+    def _catch_up(self, member: Member) -> None:
+        """Read the next piece of the file for it, or wait for others that catch up."""
+        budget, size = self._catching_up, READ_BYTES
+        if not budget.has_room(member.node, size):
+            if member.next > member.durable:
+                budget.wait(member.node, self.uid, lambda: self._pump(member))
+                return
+            size = LEAST_BYTES
+        budget.take(member.node, size)
+        member.reading = size
+        self._spawn(self._read(member, member.session))
 
     def _takes_more(self, member: Member) -> bool:
         """What is on its way to one that stores nothing is memory, there and here, and there are many shards."""
@@ -320,7 +339,7 @@ class Shipping:
         """Send the member a piece of the file."""
         start = member.next
         try:
-            data = await self._loop.run_in_executor(self._pool, self._log.read_raw, start, READ_BYTES)
+            data = await self._loop.run_in_executor(self._pool, self._log.read_raw, start, member.reading)
         except Trimmed:
             if member.session == session:
                 self._ask(member)  # it has fallen behind what is kept: it will be offered the files
@@ -333,7 +352,8 @@ class Shipping:
             return
         if member.session != session:
             return
-        member.reading = False
+        self._catching_up.take(member.node, len(data) - member.reading)
+        member.drawn, member.reading = member.drawn + len(data), 0
         if data:
             self._send(member, start, start + len(data), (data,))
         self._pump(member)

@@ -47,6 +47,14 @@ class Syncing(Protocol):
     def busy_seconds(self, writer: Writer) -> float: ...
 
 
+@dataclass(slots=True)
+class Kept:
+    """Bytes of frames that the node's slaves keep in memory until they are applied; others are read again then."""
+
+    limit: int = 64 << 20
+    used: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Workshop:
     """What the copies of one node share."""
@@ -64,6 +72,7 @@ class Workshop:
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
     intervals: Intervals = field(default_factory=Intervals)  # of upkeep
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
+    kept: Kept = field(default_factory=Kept)
 
 
 class CopyHost(ABC):

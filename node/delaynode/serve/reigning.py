@@ -241,8 +241,9 @@ class Reigning:
         lag_ms = (cluster.lag_seconds if cluster is not None else 10) * 1000
         reign = Reign(copy.uid, spec.epoch, yard.node, yard.incarnation, copy.holding.entry, lag_ms, yard.shop.fsync)
         shipping = Shipping(
-            copy.uid, spec.epoch, shard.log, yard.peers, yard.shop.pool, yard.boot_ms, self._snapshot, self._note
-        )
+            copy.uid, spec.epoch, shard.log, yard.peers, yard.shop.pool, yard.boot_ms, self._snapshot, self._note,
+            yard.catching_up,
+        )  # fmt: skip
         statuses = Statuses(yard.registry, copy.name)
         leader = Leader(reign, shard.log, shipping, yard.peers, yard.promises, statuses, yard.boot_ms, self._note)
         self.leader = leader

@@ -19,6 +19,7 @@ from delaynode.store.shard import Shard
 from delaynode.store.types import Pair, Records
 
 KEPT_BYTES = 16 << 20  # of frames that are not applied yet; what is more is read from the file again
+LEAST_BYTES = 256 << 10  # of them, whatever the node's other slaves keep
 APPLY_BYTES = 1 << 20  # applied in a turn: the event loop has other work too
 FRAME_COST = 8 << 10  # bytes: a small frame takes as long as so many more (measured: 40 us)
 READ_BYTES = 4 << 20
@@ -50,6 +51,10 @@ class SlaveHost(CopyHost):
         self._abreast_s = self._heard_s()
         self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.upkeep.loops())]
 
+    def _end(self, why: str) -> None:
+        super()._end(why)
+        self._forget_frames()  # whoever applies them is cancelled
+
     async def end(self, why: str) -> None:
         """Nothing runs or is being written when this returns; the Shard is as its committed frames made it."""
         self._end(why)
@@ -73,10 +78,23 @@ class SlaveHost(CopyHost):
         if not frames:
             return
         at = self._frames[-1].end if self._frames else self.shard.applied
-        if frames[0].offset == at and self._bytes + len(data) <= KEPT_BYTES:
+        if frames[0].offset == at and self._may_keep(len(data)):
             self._frames.extend(frames)
-            self._bytes += len(data)
+            self._keep(len(data))
         self.shop.syncer.mark(self)
+
+    def _may_keep(self, size: int) -> bool:
+        """Whether so many bytes more of frames may stay in memory, until they are applied."""
+        kept, total = self.shop.kept, self._bytes + size
+        return total <= LEAST_BYTES or (total <= KEPT_BYTES and kept.used + size <= kept.limit)
+
+    def _keep(self, size: int) -> None:
+        self._bytes += size
+        self.shop.kept.used += size
+
+    def _forget_frames(self) -> None:
+        self._frames.clear()
+        self._keep(-self._bytes)
 
     def commit_to(self, offset: int) -> None:
         """All before this log offset is committed."""
@@ -93,8 +111,7 @@ class SlaveHost(CopyHost):
             await until(lambda: not self.shop.syncer.busy(self), DRAIN_SECONDS)
             if end < min(self.known, log.end) or end < self.shard.applied:  # `known` may lie beyond what is here
                 raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known} is committed")
-            self._frames.clear()
-            self._bytes = 0
+            self._forget_frames()
             batch = log.take(sync=self.shop.fsync)  # here: no sync round must take it while the file is cut
 
             def work() -> None:
@@ -167,10 +184,8 @@ class SlaveHost(CopyHost):
 
     async def _apply(self, limit: int) -> None:
         shard = self.shard
-        if self._frames and self._frames[0].offset != shard.applied:
-            self._frames.clear()
-        if not self._frames:
-            self._bytes = 0
+        if not self._frames or self._frames[0].offset != shard.applied:
+            self._forget_frames()
             await self._read_back()
         taken, first = 0, self._frames[0]
         if first.end <= limit and shard.needs_load(first):
@@ -183,7 +198,7 @@ class SlaveHost(CopyHost):
                     break  # not with everybody's turn
                 self._frames.popleft()
                 size = frame.end - frame.offset
-                self._bytes -= size
+                self._keep(-size)
                 taken += size + FRAME_COST
                 self.waiting.released(one.rows for one in shard.commit(frame.offset))
                 shard.apply(frame)
@@ -193,13 +208,15 @@ class SlaveHost(CopyHost):
     async def _read_back(self) -> None:
         """The next frames to apply, out of the log's files."""
         log, start = self.shard.log, self.shard.applied
+        most = READ_BYTES if self._may_keep(READ_BYTES) else LEAST_BYTES
+        self._keep(most)  # before it is read: many may be read at once
 
         def work() -> tuple[int, list[Frame]]:
-            data = log.read_raw(start, READ_BYTES)
+            data = log.read_raw(start, most)
             return len(data), log.parse_all(memoryview(data), start)
 
         size, frames = await self.off_loop(work)
+        self._keep(size - most)
         if not frames:
             raise Damaged(f"{self.directory}: the log has nothing at {start}, which is committed")
         self._frames.extend(frames)
-        self._bytes = size

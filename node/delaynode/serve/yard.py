@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
+from delaynode.replicate.catchingup import CatchingUp
 from delaynode.replicate.peers import Peers
 from delaynode.replicate.promises import Promises
 from delaynode.serve.copyhost import Workshop
@@ -58,6 +59,7 @@ class Yard:
     shard_config: Callable[[ShardSpec], ShardConfig]
     release_rate: Callable[[ShardObject], int | None]
     stopping: Callable[[str], bool]
+    catching_up: CatchingUp = field(default_factory=CatchingUp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,155 @@
+"""A node that was away is behind in all of its shards at once: what is on its way to it is bounded, and all arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from delaynode.replicate import shipping
+from delaynode.replicate.catchingup import LEAST_BYTES, CatchingUp
+from delaynode.replicate.messages import Ack, Frames, Message, State
+from delaynode.replicate.shipping import READ_BYTES, Shipping, Snapshot
+from delaynode.replicate.until import until
+from delaynode.store.commitlog import CommitLog
+from delaynode.store.frames import Kind
+
+from tests.store.memory_files import MemoryFiles
+
+MIB = 1 << 20
+FRAME_BYTES = 50_000
+EPOCH = 1
+
+
+class SlowNode:
+    """Takes in all that it is sent; stores it when it is told to. Implements Peers for those that send to it."""
+
+    def __init__(self) -> None:
+        self.masters: dict[int, Shipping] = {}
+        self.unstored: deque[Frames] = deque()
+        self.held = self.most = 0
+        self.ends: dict[int, int] = {}
+
+    def want(self, nodes: Iterable[str]) -> None: ...
+
+    def drop(self, node: str) -> None: ...
+
+    def backlog_bytes(self, node: str) -> int:
+        return 0
+
+    def send(self, node: str, message: Message) -> None:
+        if isinstance(message, Frames):
+            self.unstored.append(message)
+            self.held += sum(map(len, message.data))
+            self.most = max(self.most, self.held)
+
+    def store_one(self) -> None:
+        if self.unstored:
+            self.store(self.unstored.popleft())
+
+    def store(self, frames: Frames) -> None:
+        size = sum(map(len, frames.data))
+        self.held -= size
+        end = self.ends[frames.uid] = frames.offset + size
+        self.masters[frames.uid].received("away", Ack(frames.uid, EPOCH, end, 0))
+
+
+def log_of(uid: int, size: int) -> CommitLog:
+    log = CommitLog.open(MemoryFiles(random.Random(uid)), "/log", uid, 64 * MIB)
+    write(log, Kind.EPOCH)
+    while log.end < size:
+        write(log, Kind.TICK)
+    return log
+
+
+def write(log: CommitLog, kind: Kind, master: Shipping | None = None) -> None:
+    log.propose(kind, EPOCH, 1, 0, 0, (bytes(FRAME_BYTES),))
+    batch = log.take(sync=True)
+    assert batch is not None
+    if master is not None:
+        batch.on_sealed = master.sealed
+    batch.run()
+    log.finish(batch)
+
+
+async def no_snapshot() -> Snapshot:
+    raise AssertionError("nobody needs a whole copy")
+
+
+@contextmanager
+def masters(node: SlowNode, sizes: list[int], budget: CatchingUp) -> Iterator[list[CommitLog]]:
+    """One for each size, whose log it is."""
+    logs = [log_of(uid, size) for uid, size in enumerate(sizes)]
+    with ThreadPoolExecutor(2) as pool:
+        for uid, log in enumerate(logs):
+            made = Shipping(
+                uid, EPOCH, log, node, pool, lambda: 0, no_snapshot, lambda event, **fields: None, budget
+            )  # fmt: skip
+            made.set_replicas(["away"])
+            node.masters[uid] = made
+        yield logs
+        for made in node.masters.values():
+            made.stop()
+
+
+def test_many_shards_that_catch_up_share_a_budget_and_all_finish() -> None:
+    async def main() -> None:
+        node, budget = SlowNode(), CatchingUp(4 * MIB)
+        with masters(node, [3 * MIB] * 40, budget) as logs:
+            for uid, master in node.masters.items():
+                master.received("away", State(uid, EPOCH, "copy", 0, 0, ()))
+            await asyncio.sleep(0.5)  # nothing is stored yet: this is all that comes
+            assert node.held >= 4 * MIB - READ_BYTES, "the budget is used"
+            while any(node.ends.get(uid) != log.end for uid, log in enumerate(logs)):
+                node.store_one()
+                await asyncio.sleep(0)
+            assert node.most <= 4 * MIB + 40 * (LEAST_BYTES + FRAME_BYTES + 64)
+            await asyncio.sleep(0.01)
+            assert budget.used("away") == 0
+
+    asyncio.run(main())
+
+
+def test_a_shard_that_is_up_to_date_does_not_wait_for_those_that_catch_up() -> None:
+    """Its messages would not be committed until others have come from the disk of a node that may hang."""
+
+    async def main() -> None:
+        node = SlowNode()
+        with masters(node, [3 * MIB, 3 * MIB, 100], CatchingUp(MIB)) as logs:
+            live, log = node.masters[2], logs[2]
+            live.received("away", State(2, EPOCH, "copy", log.end, 0, ((EPOCH, 0),)))
+            live.received("away", Ack(2, EPOCH, log.end, 0))
+            for uid in (0, 1):
+                node.masters[uid].received("away", State(uid, EPOCH, "copy", 0, 0, ()))
+            await asyncio.sleep(0.2)  # the budget is used up, and nothing of it is stored
+            for _ in range(20):
+                write(log, Kind.TICK, live)
+                live.wrote()
+                await until(lambda: live.members["away"].next == log.end, 0.001)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_what_a_link_that_is_gone_had_on_its_way_is_given_back() -> None:
+    async def main() -> None:
+        node, budget = SlowNode(), CatchingUp(2 * MIB)
+        with masters(node, [3 * MIB] * 4, budget) as logs:
+            for again in range(3):
+                for uid, master in node.masters.items():
+                    master.received("away", State(uid, EPOCH, "copy", 0, 0, ()))
+                await asyncio.sleep(0.01 * again)  # also while it reads
+                for master in node.masters.values():
+                    master.link_down("away")
+                assert budget.used("away") == 0
+                await asyncio.sleep(0.05)
+                assert budget.used("away") == 0
+            assert len(logs) == len(node.masters)
+
+    asyncio.run(main())
+
+
+def test_the_least_is_smaller_than_what_one_read_brings() -> None:
+    assert LEAST_BYTES < READ_BYTES < shipping.WINDOW_BYTES
