@@ -1,7 +1,7 @@
 """Memory and time of one hour that comes down to minutes: `python -m benchmarks.onehour`.
 
     --messages 500000,2000000,8000000    due within one hour of one shard (with --herd: within one millisecond)
-    --path master | slave | recovery     who cascades the hour
+    --path master | slave | recovery | empty
 
 Each run is a process of its own: a bare store on a real disk, without gRPC. The messages are enqueued and checkpointed,
 free memory is given back to the system, and from then on the highest resident memory of each step is told, less what
@@ -10,6 +10,7 @@ was resident before. "Resident" is anonymous memory only: the page cache of the 
     master     cascades a day ahead, as upkeep does, checkpoints, and loads the first minutes
     slave      applies a TICK of a master that is there already: cascades and loads on the way (Shard.apply)
     recovery   the same TICK lies in the log after the checkpoint when the copy is opened
+    empty      a master that has cascaded the hour empties a segment of 8 MiB of its CommitLog
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from collections.abc import Callable
 
 import numpy as np
 from delaynode.memory import give_back, tune_allocator
-from delaynode.store import persist
+from delaynode.store import cleaning, persist
 from delaynode.store.files import DiskFiles
 from delaynode.store.frames import Kind, Tick
 from delaynode.store.intake import Batch
 from delaynode.store.shard import Shard, ShardConfig
-from delaynode.store.types import Pair
+from delaynode.store.types import MAX_SEQ, Pair
 
 HOUR_MS = 3_600_000
 BORN_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 AHEAD = 30  # hours
 BATCH = 65_536
-CONFIG = ShardConfig(window_budget=1_000_000)
+CONFIG = ShardConfig(window_budget=1_000_000, log_segment_bytes=8 << 20)
 
 
 def resident() -> int:
@@ -74,15 +75,14 @@ class Bench:
         self.shard = persist.create(self.files, f"{self.directory}/s", 7, "t", 0, CONFIG, BORN_MS)
         persist.accept_epoch(self.files, f"{self.directory}/s", self.shard, 1)
         self.shard.begin_reign(1, "n0", BORN_MS)
-        self.due = BORN_MS + AHEAD * HOUR_MS
+        self.hour = BORN_MS + AHEAD * HOUR_MS
+        self.first = self.hour + (HOUR_MS // 2 + 30_000 if herd else 1)  # due
         rng = np.random.default_rng(1)
         for at in range(0, messages, BATCH):
             count = min(BATCH, messages - at)
-            spread = np.full(count, HOUR_MS // 2) if herd else rng.integers(1, HOUR_MS, count)
+            spread = np.zeros(count, np.int64) if herd else rng.integers(0, HOUR_MS - 1, count)
             size, none = np.full(count, 16, np.uint32), np.zeros(count, np.uint32)
-            batch = Batch(
-                (self.due + spread).astype(np.int64), np.empty(0, np.uint8), size, none, none, bytes(16 * count)
-            )
+            batch = Batch(self.first + spread, np.empty(0, np.uint8), size, none, none, bytes(16 * count))
             self.shard.enqueue(batch, BORN_MS)
             self.write()
             if self.shard.index.unflushed >= CONFIG.flush_units:
@@ -103,9 +103,14 @@ class Bench:
         persist.remove_files(self.files, persist.finish_checkpoint(job))
 
     def steps(self, path: str) -> list[tuple[str, Callable[[], object]]]:
-        mark = Pair(self.due, 0)
+        mark = Pair(self.first - 1, MAX_SEQ)
+        now = self.hour - 23 * HOUR_MS
+        if path == "empty":
+            self.shard.tick(now)
+            cascade(self.shard, now)
+            self.checkpoint()
+            return [("empty", lambda: empty(self.shard))]
         if path == "master":
-            now = self.due - 23 * HOUR_MS
             self.shard.tick(now)
             return [
                 ("cascade", lambda: cascade(self.shard, now)),
@@ -134,6 +139,12 @@ def cascade(shard: Shard, now_ms: int) -> None:
             index.finish_cascade(job)
 
 
+def empty(shard: Shard) -> None:
+    job = cleaning.begin_emptying(shard, shard.freeing.ledger.segments[:1])
+    job.run()
+    cleaning.end_emptying(shard, job)
+
+
 def measure(messages: int, path: str, *, herd: bool) -> None:
     tune_allocator()
     bench = Bench(messages, herd=herd)
@@ -155,7 +166,7 @@ def measure(messages: int, path: str, *, herd: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", default="500000,2000000,8000000")
-    parser.add_argument("--path", default="master,slave,recovery")
+    parser.add_argument("--path", default="master,slave,recovery,empty")
     parser.add_argument("--herd", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
