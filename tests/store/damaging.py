@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.store.memory_files import MemoryFile, MemoryFiles
+from tests.store.memory_files import MemoryFile, MemoryFiles, Names
 from tests.store.world import ROOT
 
 Content = dict[str, bytes]  # path -> what is in the file
@@ -19,7 +19,7 @@ def content_of(disk: MemoryFiles) -> Content:
 def disk_of(content: Content, seed: int, page: int = 64) -> MemoryFiles:
     """A disk of its own with these files, all of it durable."""
     disk = MemoryFiles(random.Random(seed), page)
-    disk.files = {path: MemoryFile(bytearray(data), len(data), True) for path, data in content.items()}
+    disk.files = Names({path: MemoryFile(bytearray(data), len(data), True) for path, data in content.items()})
     return disk
 
 
