@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import numpy as np
 import pytest
 from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delaynode.registry.model import TopicSpec
+from delaynode.serve.budget import Answers
+from delaynode.serve.dispatch import Dispatch, ServeShard
+from delaynode.serve.node import Node
+from delaynode.store.errors import Damaged, Refused
 
 from tests.serve.client import Msg, now_ms, request
 from tests.serve.fuzz_inside import Aborted, Inside, OneNode
@@ -40,3 +46,21 @@ def test_a_cancel_that_is_not_possible_is_answered_internal_and_the_shard_serves
             await inside.stop()
 
     asyncio.run(run())
+
+
+def test_a_slave_that_finds_damage_while_it_answers_a_client_gives_its_copy_up() -> None:
+    """It answered SHARD_DAMAGED and stayed in the in-sync set, from which a failover could choose it."""
+    failed: list[str] = []
+    copy = SimpleNamespace(fail=lambda why, error: failed.append(why))  # as find_readable() gives it, a SlaveHost
+    node = SimpleNamespace(flow=None, find_readable=lambda topic, queue: copy, find=lambda topic, queue: None)
+
+    async def fetch(request: object, place: object, answers: object) -> pb.MessageBatch:
+        raise Damaged("queue: the check of the unit at queue offset 41 differs")
+
+    async def run() -> None:
+        serve = Dispatch(cast(Node, node)).for_shard("Fetch", pb.FetchRequest, cast(ServeShard, fetch), reads=True)
+        with pytest.raises(Refused, match="queue offset 41"):
+            await serve(pb.FetchRequest(topic="t", queue=0).SerializeToString(), None, cast(Answers, None))
+
+    asyncio.run(run())
+    assert failed == ["queue: the check of the unit at queue offset 41 differs"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from delaynode.serve.host import ShardHost
-from delaynode.store.errors import Refused
+from delaynode.store.errors import Damaged, Refused
 from delaynode.store.intake import Batch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
@@ -98,7 +98,11 @@ class Clients:
                 host = replica.master if replica is not None else None
             if host is None:
                 raise Refused("NOT_SERVING", "not here")
-            result = await work(host, at)
+            try:
+                result = await work(host, at)
+            except (Damaged, OSError) as error:  # as the node's dispatch does it
+                host.fail(str(error), error)
+                raise Refused("SHARD_DAMAGED", str(error)) from error
             if isinstance(result, Answer):
                 world.checker.rests_on(at, host, what, result.log_end)
                 result = result.what

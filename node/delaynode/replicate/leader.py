@@ -28,6 +28,7 @@ from delaynode.store.types import Buffer
 TELL_SECONDS = 0.05  # an idle shard's slaves learn of a commit within this
 RETRY_SECONDS = 0.2
 GATHER_MS = 300  # a new master waits so long for the old in-sync set to follow it, once it may serve
+OVERWRITTEN_MS = 1_000  # a watch may be so far behind this reign's own writes
 MISSING_AGAIN_MS = 10_000  # two reads that found no shard, further apart than this, are two incidents
 HAND_OVER_MS = 2_000
 SWITCH_AGAIN_MS = 10_000  # each try that nobody takes up stops the shard for HAND_OVER_MS
@@ -105,6 +106,8 @@ class Leader:
         self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
         self._former: Entries = frozenset((reign.entry,))  # the in-sync set in the registry as of that version
         self._named = False  # this reign has written one
+        self._wrote: ShardStatus | None = None  # what this reign wrote last
+        self._overwritten_ms: int | None = None  # since when the registry shows another status
         self._welcome: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
         self._serving = False  # the registry names this reign
         self._resigned: str | None = None
@@ -247,8 +250,30 @@ class Leader:
                 self._note("replica-joins", peer=member.node, entry=member.entry)
 
     def _replaceable(self, entry: str) -> bool:
-        """Whether a copy may be thrown away for a new one: no failover can choose it."""
-        return self._serving and entry not in self.in_sync.counted()
+        """Whether a copy may be thrown away for a new one: no failover can choose it.
+
+        entry: empty where the copy's id can't be read. Then all that are named must be known to be other copies.
+        """
+        counted = self.in_sync.counted()
+        if not entry:
+            others = all(one == self.reign.entry or self.member_of(one) is not None for one in counted)
+            return self._serving and self.in_sync.settled and others
+        return self._serving and entry not in counted
+
+    def watched(self, status: ShardStatus | None) -> None:
+        """The registry's status, as it is watched.
+
+        Only this reign may write it, but a person, a backup tool or a registry restored from an older state may have.
+        It is written again: a failover would choose by it.
+        """
+        if status == self._wrote:
+            self._overwritten_ms = None
+        elif self._overwritten_ms is None:
+            self._overwritten_ms = self._boot_ms()
+
+    def _overwritten(self) -> bool:
+        since = self._overwritten_ms
+        return since is not None and self._boot_ms() - since > OVERWRITTEN_MS
 
     def look(self) -> None:
         """A member may have fallen silent or behind, or a promise have come: to be called a few times a second."""
@@ -262,14 +287,15 @@ class Leader:
         if not self._serving or self.ended is not None or self.handover is not None:
             return
         self._join()
-        if self._settling is None and (self._wanted() != self.in_sync.written or not self.in_sync.settled):
+        differs = self._wanted() != self.in_sync.written or not self.in_sync.settled
+        if self._settling is None and (differs or self._overwritten()):
             self._settling = self._loop.create_task(self._write_sets())
 
     async def _write_sets(self) -> None:
         try:
             while self.ended is None and self.handover is None:
                 wanted = self._wanted()
-                if wanted == self.in_sync.written and not self.in_sync.tried:
+                if wanted == self.in_sync.written and not self.in_sync.tried and not self._overwritten():
                     self._forget_lost()
                     return
                 if not await self._write(wanted, None):
@@ -322,6 +348,9 @@ class Leader:
             except RegistryError as error:
                 self._note("status-not-written", epoch=reign.epoch, reason=str(error))
                 return False
+            if self._overwritten():
+                self._note("status-written-again", epoch=reign.epoch)
+            self._wrote, self._overwritten_ms = status, None
             before, self._named = self.in_sync.written, True
             self.in_sync.succeeded(wanted)
             if before != wanted:

@@ -80,7 +80,7 @@ class Dispatch:
             try:
                 answer = await serve(request, place, answers)
             except (Damaged, OSError) as damaged:
-                self.fail(request, damaged)
+                place.fail(str(damaged), damaged)  # a slave's copy too: it may be the next master's
                 raise Refused("SHARD_DAMAGED", str(damaged)) from damaged
             except Impossible as impossible:
                 place.note_impossible(method, impossible)
@@ -88,14 +88,6 @@ class Dispatch:
             return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
         return handle
-
-    def fail(self, request: Any, damaged: Exception) -> None:
-        try:
-            place = self.node.find(request.topic, request.queue)
-        except Refused:
-            return  # another call found it out before
-        if isinstance(place, ShardHost):
-            place.fail(str(damaged), damaged)
 
     def place(self, topic: str, queue: int, context: Context, *, reads: bool = False) -> Any:
         """The host, or where the shard is served; a call that was forwarded already goes no further."""

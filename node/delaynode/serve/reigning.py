@@ -103,6 +103,7 @@ class Reigning:
                 leader.deposed(spec.epoch)
             else:
                 leader.set_replicas(spec.replicas, spec.leaving)
+                leader.watched(self._copy.object.status)
                 self.hand_over()
         cluster = self._yard.cluster()
         if self.refused is not None and self._refused_by != (self._copy.object.status, self._unclean()):

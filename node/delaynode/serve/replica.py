@@ -316,8 +316,8 @@ class Replica:
             return False
         if not follower.spared or follower.epoch != spec.epoch:
             return False
-        if status.serving_epoch != spec.epoch or self.holding.entry in status.in_sync or not self.holding.entry:
-            return False
+        if status.serving_epoch != spec.epoch or self.holding.entry in status.in_sync:
+            return False  # where the copy's id can't be read, the master knows that all it names are others
         found = await self._read()
         return found is not None and found.status is not None and self.holding.entry not in found.status.in_sync
 
