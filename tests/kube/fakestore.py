@@ -191,6 +191,20 @@ class Store:
                 return _copy(self._put(kind, key, before, marked, self._owners.get((kind, key), {})))
             return _copy(self._remove(kind, before, orphan))
 
+    def backup(self) -> tuple[int, dict[Kind, dict[Key, Object]]]:
+        """What restore() brings back. Without the fields' owners, which nobody asks for then."""
+        with self.lock:
+            return self.version, {
+                kind: {key: _copy(obj) for key, obj in it.items()} for kind, it in self._objects.items()
+            }
+
+    def restore(self, backup: tuple[int, dict[Kind, dict[Key, Object]]]) -> None:
+        """As an etcd that was made again from a backup: versions go on from there, and nobody is told."""
+        with self.lock:
+            self.version, self._objects = backup
+            self.compacted = 0
+            self._events.clear()
+
     def compact(self) -> None:
         """Forgets the history: whoever watches from before now has to list again."""
         with self.lock:

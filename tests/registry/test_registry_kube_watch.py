@@ -85,6 +85,42 @@ def test_a_watch_that_is_too_old_lists_again_and_misses_no_deletion(
     assert node.version() > before
 
 
+def test_a_store_that_was_restored_from_a_backup_is_followed_though_its_versions_went_back(
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
+) -> None:
+    store, wishes = world.server.store, writer.read_cluster()
+    assert wishes is not None
+    for queue in range(2):
+        writer.create_shard(replace(SPEC, queue=queue))
+    until(lambda: queues(node) == [0, 1])
+    backup = store.backup()
+    first = node.get_shard("orders-0")
+    assert first is not None
+    version = writer.write_spec("orders-0", replace(SPEC, epoch=5), first.version)
+    for epoch in range(6, 20):
+        version = writer.write_spec("orders-0", replace(SPEC, epoch=epoch), version)
+    writer.create_shard(replace(SPEC, queue=2))
+    writer.put_cluster(replace(wishes.spec, nodes=7), wishes.version)
+    until(lambda: queues(node) == [0, 1, 2] and node.list_shards()[0].spec.epoch == 19)
+    until(lambda: (node.read_cluster() or wishes).spec.nodes == 7)
+
+    world.server.fault(method="WATCH", path=f"({SHARDS}|/configmaps)", code=500, times=12)
+    world.server.break_watches()
+    store.restore(backup)
+    until(lambda: queues(node) == [0, 1] and node.list_shards()[0].spec.epoch == 0)
+    until(lambda: (node.read_cluster() or wishes).spec.nodes == 3)
+    assert events(world, "registry-went-back")
+    restored = node.get_shard("orders-0")
+    assert restored is not None
+    writer.write_spec("orders-0", replace(SPEC, epoch=2), restored.version)
+    until(lambda: node.list_shards()[0].spec.epoch == 2)
+    writer.put_cluster(replace(wishes.spec, nodes=4), wishes.version)
+    until(lambda: (node.read_cluster() or wishes).spec.nodes == 4)
+    time.sleep(1.5)  # the watches have been begun again
+    writer.create_shard(replace(SPEC, queue=3))
+    until(lambda: queues(node) == [0, 1, 3])
+
+
 def test_a_watch_that_is_always_too_old_is_no_storm_of_lists(world: KubeWorld, node: KubeRegistry) -> None:
     world.server.fault(method="WATCH", path=SHARDS, code=410, times=None)
     world.server.break_watches()
@@ -265,3 +301,15 @@ def test_an_unreadable_object_stays_as_it_was_and_is_said_once_a_version(
     assert mirror.knows("b")
     mirror.happened("MODIFIED", obj("b", 5))
     assert mirror.values() == {"a": 1, "b": 5}
+
+
+def test_a_list_of_a_restored_store_counts_though_it_is_older_and_keeps_what_can_not_be_read(
+    mirror: Mirror[object],
+) -> None:
+    mirror.listed([obj("a", 10), obj("b", 11), obj("c", 12)], "20")
+    mirror.listed([obj("a", 4), obj("b", 5, "bad")], "6", anew=True)
+    assert (mirror.values(), mirror.heard) == ({"a": 4, "b": 11}, "6")
+    mirror.happened("MODIFIED", obj("b", 7))
+    assert mirror.values() == {"a": 4, "b": 7}
+    mirror.listed([obj("a", 3)], None, anew=True)
+    assert (mirror.values(), mirror.heard) == ({"a": 3}, "3")

@@ -4,6 +4,8 @@ Where nothing may be listed, what there is is read object by object: a version t
 the watch is begun first, and whatever happens during the reading is told by it.
 
 A watch that breaks is begun again from where it was; when that is too long ago (410 Gone), everything is listed anew.
+After an outage the list's version is compared with what was heard: where the store was restored from a backup, a watch
+from a version that is not there yet would tell of nothing.
 A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
 because nobody is at its other end any more is noticed: after WATCH_S + GRACE_S without a word.
 """
@@ -99,13 +101,16 @@ class Follower:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
+                if self._filled and self._failures > 1:
+                    self._filled = not self._went_back()
                 if self._filled:
                     self._watch(self._mirror.heard)
                 elif self._fetch is not None:
                     self._watch(None, self._fetch)
                 else:
+                    heard = int(self._mirror.heard)
                     objects, version = self._listed()
-                    self._fill(objects, version)
+                    self._fill(objects, version, anew=int(version) < heard)
                     self._watch(version)
             except Rejected as error:
                 gone = error.code == 410 and self._filled
@@ -118,8 +123,10 @@ class Follower:
                 self._filled = False
                 self._failed(f"{type(error).__name__}: {error}")
 
-    def _fill(self, objects: list[Json], version: str | None) -> None:
-        self._mirror.listed(objects, version)
+    def _fill(self, objects: list[Json], version: str | None, *, anew: bool) -> None:
+        if anew and version is not None:
+            self._log({"event": "registry-went-back", "path": self._path, "version": version})
+        self._mirror.listed(objects, version, anew=anew)
         self._filled = self._synced = True
         self._settled.set()
 
@@ -136,7 +143,7 @@ class Follower:
                 stream.abort()
         try:
             if fetch is not None:
-                self._fill(fetch(), None)
+                self._fill(fetch(), None, anew=self._failures > 1)
             self._succeeded()
             self._follow(stream)
         finally:
@@ -154,6 +161,14 @@ class Follower:
                 raise Rejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
             if isinstance(kind, str) and isinstance(obj, dict):
                 self._mirror.happened(kind, obj)
+
+    def _went_back(self) -> bool:
+        """Whether what was heard is perhaps no part of the store's history any more."""
+        if self._fetch is not None:
+            return True  # to fetch anew costs no more than to find out
+        heard = int(self._mirror.heard)
+        page = self._client.get(self._path, {**self._query, "limit": "1"}, LIST_READ_S)
+        return int(page["metadata"]["resourceVersion"]) < heard
 
     def _listed(self) -> tuple[list[Json], str]:
         pages = list(self._pages())

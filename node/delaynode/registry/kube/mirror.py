@@ -4,6 +4,9 @@ Versions of one resource grow with each write, and a watch tells events in their
 1.35 that a resourceVersion is a decimal number of this kind; with etcd it always was). So whatever is older than what
 is here is dropped, and the answer to an own write may be taken in before its event comes.
 
+They go back only where the store was restored from a backup. A list that is read consistently shows that, and then
+counts for more than anything that is here (`anew`).
+
 An object that can't be read stays here as it last could; it is said once for each of its versions.
 """
 
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from delaynode.registry.codec import BadRecord
@@ -63,10 +66,16 @@ class Mirror(Generic[T]):
         """Whether there is such an object, readable or not."""
         return name in self._entries
 
-    def listed(self, objects: Iterable[Json], version: str | None) -> None:
-        """These are all that there were at `version`; None: at the last one that is known of anyway."""
+    def listed(self, objects: Iterable[Json], version: str | None, *, anew: bool = False) -> None:
+        """These are all that there were at `version`; None: at the last one that is known of anyway.
+
+        anew: versions from before mean nothing any more.
+        """
         with self._lock:
             found = {name_of(obj): obj for obj in objects}
+            if anew:
+                self._entries = {name: replace(it, version=-1) for name, it in self._entries.items()}
+                self._heard = max((int(version_of(obj)) for obj in found.values()), default=0)
             known = [it.version for it in self._entries.values()]
             at = int(version) if version is not None else max([self._heard, *known])
             for name in [name for name, it in self._entries.items() if name not in found and it.version <= at]:
