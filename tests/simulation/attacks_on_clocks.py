@@ -38,3 +38,18 @@ def b13_master_whose_clock_is_set_far_back_gives_its_shards_away(seed: int) -> N
         assert run.master() == slave, "nobody is chosen whose clock is wrong"
         run.world.machines[master].clocks.correct()
         run.until(lambda: run.master() == master and run.healthy(), 30, "its clock is right, and it may lead")
+
+
+@attack
+def sole_copy_whose_machine_boots_with_a_wrong_clock_releases_nothing_early(seed: int) -> None:
+    """Nothing says that it is wrong but its peers, and it serves again before they are asked, or has just been."""
+    with cluster(seed, replicas=1, nodes=4) as run:
+        master = run.master()
+        run.world.kill(master, power=True)
+        run.set_clock(master, HOUR_MS)
+        run.world.run(0.5)
+        run.world.start(master)
+        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch > 1, 20, "it serves, as it has to")
+        run.world.run(3.0)
+        run.world.machines[master].clocks.correct()
+        run.until(run.healthy, 20, "its clock is right")

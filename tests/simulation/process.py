@@ -170,7 +170,7 @@ class Process:
         shop = Workshop(
             files=self.files, clock=self.clock, syncer=syncer, pool=self.pool, metrics=NodeMetrics(),  # type: ignore[arg-type]
             checkpoints=asyncio.Semaphore(1), fsync=spec.durability is Durability.FSYNC, log=self.log,
-            disk_tight=lambda: False, intervals=world.sizes.intervals, may_tick=lambda: self._clock.skew is None,
+            disk_tight=lambda: False, intervals=world.sizes.intervals, may_tick=lambda: self._clock.may_tick,
         )  # fmt: skip
         self.promises = Promises(
             self.name, int(self.incarnation, 16), lease_ms=spec.lease_seconds * 1000, boot_ms=clocks.boot_ms,
@@ -178,7 +178,9 @@ class Process:
         )  # fmt: skip
         self.promises.on_lead = self._nudge
         self.promises.on_heard = self._heard
-        self.promises.acquaint(node for node in world.machines if node != self.name)
+        others = [node for node in world.machines if node != self.name]
+        self.promises.acquaint(others)
+        self._clock.expect(others)
         self.peers = SimPeers(world.network, self)
         self.yard = Yard(
             node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, shop=shop, registry=self,

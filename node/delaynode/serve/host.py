@@ -329,6 +329,8 @@ class ShardHost(CopyHost):
         self.check_serving()
         self.check_in_sync()
         now = self.shop.clock.now_ms()
+        if not self.shop.may_tick():
+            self._check_not_passed(batch, now)
         appended = self.shard.enqueue(batch, now)
         if self._pace is not None:
             self._note_passed(self._pace, now)
@@ -338,6 +340,14 @@ class ShardHost(CopyHost):
             self.upkeep.look_at_units()
         self.shop.syncer.mark(self)
         return appended
+
+    def _check_not_passed(self, batch: Batch, now_ms: int) -> None:
+        """Raises Refused where a due would be released on arrival only because this node's clock has passed it."""
+        dues = batch.time[batch.relative == 0] if len(batch.relative) else batch.time
+        if bool(((dues > self.shard.index.watermark.due) & (dues <= now_ms)).any()):
+            raise Refused(
+                "CLOCK_BEHIND", "most other nodes' clocks differ from this node's, or were not heard yet; retry"
+            )
 
     async def receive(
         self,

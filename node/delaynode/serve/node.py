@@ -97,7 +97,7 @@ class Node:
         shop = Workshop(
             self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
             fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
-            disk_full=self.disk.full, may_tick=lambda: self.skew is None,
+            disk_full=self.disk.full, may_tick=lambda: self._clock.may_tick,
         )  # fmt: skip
         yard = Yard(
             node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(), shop=shop,
@@ -247,6 +247,7 @@ class Node:
 
     def leases_read(self) -> None:
         self.peering.leases_read()
+        self._clock.expect(self.peering.neighbours())
 
     def shards_read(self, shards: Iterable[ShardObject]) -> None:
         if self.routes.cluster is not None:

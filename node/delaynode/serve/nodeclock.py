@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from delaynode.clock import boot_ms
-from delaynode.replicate.agree import ClockAgreement
+from delaynode.replicate.agree import TO_OUT_VOTE, ClockAgreement
 from delaynode.serve.clockwatch import ClockWatch
 
 SKEW_SECONDS = 2.0  # out-voted for so long, a master gives its shards away
+FIRST_ROUND_MS = 1_000  # in which peers that live have answered a process that has just started
 
 
 class NodeClock:
@@ -33,7 +34,31 @@ class NodeClock:
         self._woken, self._out_voted, self._boot_ms = woken, out_voted, boot
         self._agreement = ClockAgreement()
         self._skewed_since = 0.0
-        self.heard = self._agreement.heard  # what a peer's clock showed
+        self._first_round = True  # not all peers have said what time it is
+        self._expected = 0
+        self._first_round_ends_ms: int | None = None  # boot clock; None until it is known who the peers are
+
+    def expect(self, peers: Collection[str]) -> None:
+        """The leases name these other nodes, whose clocks are going to be heard."""
+        if self._first_round_ends_ms is None:
+            self._expected = len(peers)
+            enough = len(peers) >= TO_OUT_VOTE  # fewer could not out-vote this node
+            self._first_round_ends_ms = self._boot_ms() + FIRST_ROUND_MS * enough
+            self._compare()
+
+    def heard(self, peer: str, wall_ms: int, boot_ms: int, round_trip_ms: int) -> None:
+        """What a peer's clock showed."""
+        self._agreement.heard(peer, wall_ms, boot_ms, round_trip_ms)
+        if self._first_round:
+            self._compare()
+
+    @property
+    def may_tick(self) -> bool:
+        """Whether messages may be released by this node's clock: not before peers could say that it is wrong.
+
+        A machine may boot with any time. The wait is bounded, so that a node starts whose peers are all away.
+        """
+        return self.skew is None and not self._first_round
 
     async def look(self) -> None:
         self._compare()
@@ -48,6 +73,9 @@ class NodeClock:
         if found.may_accept:
             self._log("clock-agreed", reason=found.reason)
             self._watch.accept()
+        ends_ms = self._first_round_ends_ms
+        if ends_ms is not None and (found.peers >= self._expected or self._boot_ms() >= ends_ms):
+            self._first_round = False
         if not found.out_voted:
             self.skew = None
             return

@@ -49,6 +49,7 @@ class Peering:
         name = wishes.name if wishes is not None else ""
         self.links = Links(name, config.node, incarnation, partial(peer_address, routes), self._relay, log)
         self.address = ""
+        self._acquainted: list[str] = []
         interval_ms = max(SHORTEST_BEACON_MS, self._lease_ms // 10)
         self._beacons = BeaconThread(self.promises, self._beacon_address, log, interval_ms=interval_ms)
 
@@ -67,9 +68,12 @@ class Peering:
     def leases_read(self) -> None:
         """`routes.leases` is new."""
         self.links.addresses_changed()
-        self.promises.acquaint(self._neighbours())
+        if (now := self.neighbours()) != self._acquainted:
+            self._acquainted = now
+            self.promises.acquaint(now)
+            self._beacons.nudge()  # a process that has just started releases nothing before they have answered
 
-    def _neighbours(self) -> list[str]:
+    def neighbours(self) -> list[str]:
         """A few other nodes, the same whoever restarts: those that follow this one in a ring."""
         names = sorted({*self._routes.leases, self._config.node})
         at = names.index(self._config.node)
