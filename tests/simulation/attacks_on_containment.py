@@ -37,6 +37,7 @@ def c2_frame_that_its_master_could_not_apply_reaches_no_other_copy(seed: int) ->
     """It frees a segment that is not there: on no copy has it a possible effect. Written, it ends them all."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
+        run.world.copies.harm(master)  # by its program
         host = run.replica(master).master
         assert host is not None
 
@@ -55,6 +56,7 @@ def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> 
     """By counts that are wrong it would free what is needed."""
     with cluster(seed) as run:
         master, epoch = run.master(), run.shard().spec.epoch
+        run.world.copies.harm(master)  # by its program
         shard = master_of(run)
         run.until(lambda: shard.queue.start > 0, 30, "TRIMs at work")
         tries: list[int] = []

@@ -20,6 +20,7 @@ from delaynode.registry.model import copy_id_of
 from delaynode.replicate.epochs import common_end
 from delaynode.replicate.messages import State
 from delaynode.replicate.shipping import Member, Phase, Shipping
+from delaynode.store.freeing import Freeing
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -49,6 +50,8 @@ class Copies:
         """A process logs an event."""
         if event in ("copy-damaged", "shard-damaged"):
             self._damaged(process, str(fields["shard"]), str(fields["reason"]))
+        elif event == "impossible" and process.name not in self._harmed:
+            self._fail(f"{fields['shard']}: {process.name} contradicts itself: {fields['reason']}")
         elif event == "copy-discarded":
             known = copy_id_of(fields["entry"]) in self._useless or process.name in self._harmed
             if fields["reason"] != UNWANTED and not known and not self._parted:
@@ -71,7 +74,16 @@ class Copies:
             if state.entry and member.phase is not Phase.STREAMING:
                 self._not_continued(shipping, member, state)
 
-        with patch.object(Shipping, "_match", watched):
+        trim = Freeing.trim
+
+        def trimmed(freeing: Freeing, *args: Any, **named: Any) -> bool:
+            before = len(freeing.doomed)
+            more = trim(freeing, *args, **named)
+            if len(freeing.doomed) > before:
+                self._freed(freeing, max(freeing.doomed[before:]))
+            return more
+
+        with patch.object(Shipping, "_match", watched), patch.object(Freeing, "trim", trimmed):
             yield
 
     def _not_continued(self, shipping: Shipping, member: Member, state: State) -> None:
@@ -89,6 +101,21 @@ class Copies:
             self._fail(f"{what} parts from its master's log at {at}, and {state.committed} are committed")
         elif shard is not None and shard.status is not None and state.entry in shard.status.in_sync:
             self._fail(f"{what} is in sync, and its master has not all that follows {at}")
+
+    def _freed(self, freeing: Freeing, base: int) -> None:
+        """A master's TRIM frees the log's segment at `base`. Members that stream or fetch must not need it."""
+        for process in self._world.live():
+            for replica in process.replicas:
+                leader, shard = replica.leader, replica.shard
+                if leader is None or shard is None or shard.freeing is not freeing:
+                    continue
+                for member in leader.shipping.members.values():
+                    streams, held = member.phase is Phase.STREAMING, member.snapshot
+                    needs = member.durable if streams else held.log_offset if held is not None else base + 1
+                    if needs <= base:
+                        self._fail(
+                            f"{replica.name}: {process.name} frees the log at {base}, {member.node} is at {needs}"
+                        )
 
     def _fail(self, what: str) -> None:
         self._world.fail(f"invariant 8: {what}")
