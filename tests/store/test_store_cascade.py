@@ -253,6 +253,18 @@ def test_a_copy_of_the_wheels_never_knows_pieces_that_a_recovery_cuts_off() -> N
     assert not world.model.live
 
 
+def test_only_a_checkpoint_with_an_hour_half_done_is_of_a_newer_format() -> None:
+    """A program that does not know how far the hour is must not read the rest: it would cascade it twice."""
+    world, _ = about_to_come_down()
+    world.checkpoint()
+    path = f"{ROOT}/checkpoint"
+    assert b'"cascade"' not in world.disk.read(path, 0, world.disk.size(path))
+    for step in CASCADE:
+        getattr(world, step)()
+    world.checkpoint()
+    assert b'"cascade"' in world.disk.read(path, 0, world.disk.size(path))
+
+
 def test_verify_finds_no_damage_in_an_hour_half_done() -> None:
     """A message that was dead when the hour was begun has come back to it: the piece says that it is dead."""
     world, due = about_to_come_down()
