@@ -25,7 +25,7 @@ import numpy as np
 from delaynode.store.timerjobs import Capture, SlotRef, first_of, within
 from delaynode.store.timerlog import UNIT_BYTES, Flush, TimerLog, as_units
 from delaynode.store.types import Bools, Pair, Records, at_or_below
-from delaynode.store.units import ROLL, concatenated, last_words
+from delaynode.store.units import ROLL, UNIT, last_words
 from delaynode.store.window import before
 
 PIECE_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about four times that while they are folded
@@ -59,24 +59,29 @@ class ChainReader:
                 return self._chain.collect_some(limit, self.slot, low, high, keep)
             self._parts = self._noted()
         parts = self._parts[~at_or_below(self._parts["high"], self._parts["high_seq"], before(low))]
-        places: list[int] = []
-        found: list[Records] = []
-        total, most, end = 0, limit + limit // 2, high
-        for position, count, low_due, low_seq, _, _ in parts.tolist():
+        reach = np.cumsum(parts["count"])
+        found: list[Records] = []  # as stored, with their positions in `prev`
+        total, most, end, at = 0, limit + limit // 2, high, 0
+        while at < len(parts):
             if total > most:
                 found, end = first_of(found, limit)
                 total = sum(map(len, found))
                 most = max(limit, total) + limit // 2
-            if Pair(low_due, low_seq) >= end:
+            if Pair(int(parts["low"][at]), int(parts["low_seq"][at])) >= end:
                 break
-            places.append(position)
-            found.append(as_units(within(self.log.read_run(position, count), low, end, keep)))
+            read = int(reach[at - 1]) if at else 0
+            until = max(at + 1, int(np.searchsorted(reach, read + PART_UNITS, "right")))  # small ones many at a time
+            units = self.log.read_parts(parts["position"][at:until], parts["count"][at:until])
+            found.append(within(units, low, end, keep))
             total += len(found[-1])
+            at = until
         if total > limit:
             found, cut = first_of(found, limit)
             end = min(end, cut) if sum(map(len, found)) < total else end
-        order = np.argsort(np.array(places, np.int64)).tolist()
-        return concatenated([found[at] for at in order if len(found[at])]), end
+        if not found:
+            return np.empty(0, UNIT), end
+        rows = np.concatenate(found)
+        return as_units(rows[np.argsort(rows["prev"])]), end
 
     def _noted(self) -> Records:
         slot, parts = self.slot, []

@@ -206,13 +206,19 @@ class TimerLog:
             position = previous
             block = min(block * 4, LARGEST_BLOCK) if first == 0 else block
 
-    def read_run(self, position: int, count: int) -> Records:
-        """`count` units of a run that a walk has found at `position`, without COUNT units. Raises Damaged."""
-        stored = self._read(position, count)
-        place = position + UNIT_BYTES * np.arange(count, dtype=np.int64)
+    def read_parts(self, position: I64, count: I64) -> Records:
+        """Parts of runs (k,) that a walk has found, as stored but for `prev`, which is each unit's own position.
+
+        Without COUNT units. Raises Damaged.
+        """
+        spans = zip(position.tolist(), (UNIT_BYTES * count).tolist(), strict=True)
+        stored = np.frombuffer(bytearray().join([self.file.read(at, size) for at, size in spans]), STORED)
+        first = np.cumsum(count) - count
+        place = np.repeat(position - UNIT_BYTES * first, count) + UNIT_BYTES * np.arange(len(stored), dtype=np.int64)
         bad = first_difference(stored["own"], own_checks(stored, place, self.uid))
         if bad >= 0:
             raise Damaged(f"{self.file.directory}: the check of the unit at {int(place[bad])} differs")
+        stored["prev"] = place
         counts = (stored["magic"] & COUNT) != 0
         return stored[~counts] if counts.any() else stored
 
