@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from delaynode.store.consumequeue import ConsumeQueue
 from delaynode.store.deadletters import NEVER
-from delaynode.store.errors import Refused
+from delaynode.store.errors import Impossible, Refused
 from delaynode.store.frames import FLAG_DEAD_LETTERS, GroupChange, Kind, Progress
 from delaynode.store.groups import Group, HandOut
 from delaynode.store.offsets import as_like_ranges, as_ranges, expand, rows_at
@@ -364,6 +364,8 @@ class Consumers:
     # ------------------------------------------------------------ frames
     def apply_group(self, change: GroupChange) -> None:
         if change.create:
+            if change.start > self.queue.end:
+                raise Impossible(f"it starts at queue offset {change.start}, the queue ends at {self.queue.end}")
             self._add(Group(change.group, change.tags, _hashes(change.tags), change.start, self.limits.max_unacked))
             return
         group = self.groups.pop(change.group, None)
@@ -379,6 +381,8 @@ class Consumers:
         group = self.groups.get(progress.group)
         if group is None or not len(progress.start):
             return
+        if int(progress.end.max()) > self.queue.end:  # of messages that are not here
+            raise Impossible(f"it names queue offset {int(progress.end.max()) - 1}, the queue ends at {self.queue.end}")
         if flags & FLAG_DEAD_LETTERS:
             offsets = expand(progress.start, progress.end)
             group.redrive(offsets, wall_ms) if kind is Kind.RETRY else group.drop(offsets)
