@@ -148,6 +148,10 @@ def main() -> None:
         from delaynode.verify import main as verify  # what a server never needs
 
         sys.exit(verify(sys.argv[2:]))
+    if sys.argv[1:2] == ["repair"]:
+        from delaynode.repair import main as repair
+
+        sys.exit(repair(sys.argv[2:]))
     config = configuration.parse()
     tune_allocator()
     raise_file_limit()

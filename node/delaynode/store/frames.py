@@ -194,6 +194,12 @@ def append_prefix(producer: int, number: int) -> bytes:
     return _APPEND.pack(producer, number)
 
 
+def parse_append_prefix(frame: Frame) -> tuple[int, int]:
+    """(producer, number)."""
+    producer, number = Columns(frame.payload).unpack(_APPEND)
+    return producer, number
+
+
 def parse_append(frame: Frame) -> Append:
     columns = Columns(frame.payload)
     producer, number = columns.unpack(_APPEND)

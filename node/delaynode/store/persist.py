@@ -257,6 +257,7 @@ def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Ledger)
     shard.log.epochs = [(epoch, start) for epoch, start in state.epochs]
     shard.kept = state.kept_epoch, tuple(state.kept_in_sync)
     shard.freeing.ledger = ledger
+    shard.skipped = arrays["skipped"].tolist() if "skipped" in arrays else []
     times = arrays["release_times"].tolist() if "release_times" in arrays else []
     shard.freeing.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
     shard.consumers.restore(state.groups, arrays)
@@ -330,6 +331,8 @@ def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJo
     index, freeing = shard.index, shard.freeing
     flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
     arrays["ledger"] = freeing.ledger.segments.copy()
+    if shard.skipped:
+        arrays["skipped"] = np.array([at for at in shard.skipped if at >= shard.log.file.start], np.int64)
     arrays["release_times"] = np.array(freeing.release_times, np.int64).reshape(-1, 2)
     state = Checkpoint(
         uid=shard.identity.uid, log_offset=shard.applied, timer_start=index.log.start, timer_end=index.log.end,

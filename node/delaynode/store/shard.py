@@ -13,7 +13,7 @@ watermark and epoch only grow; seq is never reused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,6 +34,7 @@ from delaynode.store.frames import (
     append_prefix,
     column_bytes,
     parse_append,
+    parse_append_prefix,
     parse_cancel,
     parse_group,
     parse_progress,
@@ -161,6 +162,7 @@ class Shard:
         self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
         self.committed = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
+        self.skipped: list[int] = []  # log offsets of frames that a person has had skipped, see repair.py
         self.damaged: str | None = None  # why nothing more is written
         self.failed: Callable[[str, Exception], None] | None = None  # told when the effect of a proposal has failed
         self.kept: tuple[int, tuple[str, ...]] = (0, ())  # the registry's status, as last seen: epoch, in-sync set
@@ -476,11 +478,30 @@ class Shard:
             raise Unappliable(frame.offset, f"{frame.kind.name} of epoch {frame.epoch}", why) from error
         self.applied = frame.end
 
-    def _apply(self, frame: Frame) -> None:
-        kind = frame.kind
+    def skip(self, frame: Frame) -> None:
+        """Pass over a frame that can't be applied. What later frames need of it stays: its segment, its seqs, and the
+        answer that its producer was given.
+        """
+        self._begin(frame)
+        if frame.kind is Kind.APPEND:
+            self.next_seq = max(self.next_seq, frame.first_seq + frame.count)
+            with suppress(Damaged):
+                producer, number = parse_append_prefix(frame)
+                if producer:
+                    answer = FirstAnswer(number, frame.first_seq, frame.count, frame.wall_ms)
+                    self.producers.store(producer, answer)
+        self.skipped.append(frame.offset)
+        self.applied = frame.end
+
+    def _begin(self, frame: Frame) -> None:
+        """What a frame brings whatever its effect: its time, and the segment that it begins."""
         self._pass(frame.wall_ms)
         if frame.flags & FLAG_NEW_SEGMENT:
             self.freeing.ledger.open(frame.offset, frame.wall_ms)
+
+    def _apply(self, frame: Frame) -> None:
+        kind = frame.kind
+        self._begin(frame)
         if kind is Kind.APPEND:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind is Kind.TICK:

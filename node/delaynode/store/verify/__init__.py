@@ -76,7 +76,7 @@ def _look(files: Files, directory: str, report: Report) -> None:
     queue = ConsumeQueue(files, f"{directory}/queue", LARGE, uid)
     check_ends(directory, state, timer, queue, report)
     as_of = None if checkpoint is None else checkpoint.log_offset
-    facts = LogPass(files, f"{directory}/log", uid, as_of, state.expected(), report).run()
+    facts = LogPass(files, f"{directory}/log", uid, as_of, state.expected(), state.skipped(), report).run()
     check_against_log(directory, state, facts, report)
 
     timer_start, timer_end = timer.file.start, timer.end

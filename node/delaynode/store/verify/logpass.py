@@ -6,7 +6,7 @@ frames behind it and the checkpoint can say: what was known to be on disk must b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -82,15 +82,25 @@ class LogFacts:
 
 
 class LogPass:
-    """as_of: the checkpoint's log offset, None without one. expected: of the checkpoint; None: all from 0 on."""
+    """as_of: the checkpoint's log offset, None without one. expected: of the checkpoint; None: all from 0 on.
+    skipped: log offsets of frames that were passed over when the copy was repaired: they have no effect.
+    """
 
     def __init__(
-        self, files: Files, directory: str, uid: int, as_of: int | None, expected: Expected | None, report: Report
+        self,
+        files: Files,
+        directory: str,
+        uid: int,
+        as_of: int | None,
+        expected: Expected | None,
+        skipped: Collection[int],
+        report: Report,
     ) -> None:
         self.file = SegmentedFile(files, directory, 1 << 62)
         self.log = CommitLog(self.file, uid, end=self.file.end, written=self.file.end)
         self.report = report
         self.expected = expected
+        self._skipped = frozenset(skipped)
         self.facts = LogFacts(self.log.end if as_of is None else as_of)
         self.state = self.facts.state
         self._known_synced, self._proof = (0, "") if as_of is None else (as_of, "the checkpoint says")
@@ -254,7 +264,12 @@ class LogPass:
             state.epochs.append([frame.epoch, frame.offset])
         state.wall_ms = max(state.wall_ms, frame.wall_ms)
         try:
-            self._meaning(frame, before=frame.offset < facts.as_of)
+            if frame.offset in self._skipped:
+                self._tell(frame.offset, f"this {frame.kind.name} was skipped by a repair", note=True)
+                if frame.kind is Kind.APPEND:
+                    state.next_seq = frame.first_seq + frame.count
+            else:
+                self._meaning(frame, before=frame.offset < facts.as_of)
         except (Damaged, ValueError) as error:
             self._tell(frame.offset, f"{frame.kind.name} frame that says nothing: {error}")
             self._lost_track()

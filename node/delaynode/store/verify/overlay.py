@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from delaynode.store.files import Files, ReadFiles
 from delaynode.store.types import Buffers
 
+Changes = list[tuple[str, int, bytes | None]]
+
 
 class ReadOnlyFiles(ReadFiles):
     """Files of the operating system, opened for reading only."""
@@ -118,6 +120,19 @@ class Overlay:
 
     def remove(self, path: str) -> None:
         self._mine[path], self._cut[path] = None, 0
+
+    def changes(self) -> Changes:
+        """(path, how many of its bytes below stay, what follows them) of each file that is other than below; None for
+        one that is removed. By path."""
+        found: Changes = []
+        for path in sorted({*self._mine, *self._cut}):
+            mine, rest = self._mine.get(path, b""), self._rest(path)
+            if mine is None:
+                if self._below.size(path):
+                    found.append((path, 0, None))
+            elif mine or rest < self._below.size(path):
+                found.append((path, rest, mine))
+        return found
 
     # ------------------------------------------------------------ no recovery needs these
     def link(self, path: str, other: str) -> None:

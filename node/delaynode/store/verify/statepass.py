@@ -46,6 +46,11 @@ class State:
         found = self.arrays.get("ledger")
         return np.asarray(found, SEGMENT) if found is not None and found.dtype == SEGMENT else None
 
+    def skipped(self) -> list[int]:
+        """Log offsets of the frames that a repair has skipped."""
+        found = self.arrays.get("skipped")
+        return [int(at) for at in found.tolist()] if found is not None else []
+
     def expected(self) -> Expected | None:
         """The CommitLog's segments as of the checkpoint."""
         ledger = self.ledger

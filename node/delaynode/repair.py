@@ -1,0 +1,148 @@
+"""`delaynode repair DIR`: a way past a frame of the log that can't be applied, for a shard of a stopped node.
+
+DIR: a node's data directory, a shard's directory, or any directory above some. Without --confirm it reads only: it says
+which frame it is, what skipping it or cutting the log there would lose, and the command that does it.
+Exit status: 0 nothing is to be repaired, or it was; 1 a repair is needed, or was refused; 2 wrong usage or a node is
+running there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from delaynode.serve.datalock import DataInUse
+from delaynode.store import marker, repair
+from delaynode.store.errors import Damaged
+from delaynode.store.files import DiskFiles, Files
+from delaynode.store.repair import Diagnosis, Plan, at_ms
+from delaynode.store.verify import ReadOnlyFiles
+from delaynode.verify import lock_above, shards_below
+
+DONE, NEEDED, USAGE = 0, 1, 2
+
+Say = Callable[[str], None]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="delaynode repair", description="Get a stopped shard past a frame of its log that can't be applied."
+    )
+    parser.add_argument("directory", type=Path, help="a node's data directory, or a shard's")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--skip", type=int, action="append", metavar="OFFSET", help="of the frame; may be given again")
+    ways.add_argument("--cut", type=int, metavar="OFFSET", help="end the log before this frame")
+    parser.add_argument("--confirm", metavar="WORD", help="do it: the word that was printed with what it loses")
+    args = parser.parse_args(argv)
+    chosen = args.skip is not None or args.cut is not None
+    if args.confirm and not chosen:
+        parser.error("--confirm goes with --skip or --cut")
+    with ExitStack() as stack:
+        try:
+            shards = shards_below(args.directory)
+            held: set[Path] = set()
+            for shard in shards:
+                lock_above(shard, stack, held)
+        except DataInUse as error:
+            return _refuse(f"{error}: stop the node first")
+        except OSError as error:
+            return _refuse(str(error))
+        if not shards:
+            return _refuse(f"{args.directory}: no shard here")
+        if chosen and len(shards) > 1:
+            return _refuse(f"{args.directory}: {len(shards)} shards here; name the directory of one")
+        if chosen:
+            return _one(shards[0], args.skip, args.cut, args.confirm, _print)
+        return max(look(shard, _print) for shard in shards)
+
+
+def _refuse(why: str) -> int:
+    print(f"delaynode repair: {why}", file=sys.stderr)
+    return USAGE
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def look(shard: Path, say: Say) -> int:
+    """Say what is wrong with one shard, and what could be done. Reads only."""
+    files, directory = ReadOnlyFiles(), str(shard)
+    say(directory)
+    try:
+        found = repair.diagnose(files, directory)
+        if found is None:
+            marked = marker.is_marked(files, directory)
+            say(f"  opens{', but is marked damaged: see delaynode verify --clear-damaged' if marked else ''}")
+            return DONE
+        _tell_frame(found, say)
+        _tell_plan(repair.propose_skip(files, directory, found.frame.offset), directory, say)
+        _tell_plan(repair.plan_cut(files, directory, found.frame.offset), directory, say)
+    except (Damaged, OSError) as error:
+        say(f"  not a frame that can't be applied, but: {error}")
+        say("  see delaynode verify")
+    finally:
+        files.close()
+    return NEEDED
+
+
+def _one(shard: Path, skip: list[int] | None, cut: int | None, confirm: str | None, say: Say) -> int:
+    """Tell a plan, or carry it out when `confirm` is its word."""
+    directory, disk = str(shard), DiskFiles()
+    files: Files = disk
+    try:
+        plan = repair.plan_skip(files, directory, skip) if skip else repair.plan_cut(files, directory, cut or 0)
+        say(directory)
+        if confirm is None or plan.stuck is not None:
+            _tell_plan(plan, directory, say)
+            return NEEDED
+        if confirm != plan.word:
+            say(f"  refused: the word {confirm!r} is not of this plan for this copy as it is now; look again")
+            _tell_plan(plan, directory, say)
+            return NEEDED
+        kept = repair.carry_out(files, directory, plan)
+    except ValueError as error:
+        return _refuse(str(error))
+    except (Damaged, OSError) as error:
+        say(f"  not repaired: {error}")
+        return NEEDED
+    finally:
+        disk.close()
+    say(f"  repaired: {_in_words(plan)}; it opens. What was replaced is kept in {kept}")
+    for loss in plan.loses:
+        say(f"    {loss}")
+    return DONE
+
+
+def _tell_frame(found: Diagnosis, say: Say) -> None:
+    frame = found.frame
+    say(f"  the frame at log offset {frame.offset} can't be applied: {found.why}")
+    say(
+        f"    {frame.kind.name} of epoch {frame.epoch}, written {at_ms(frame.wall_ms)}, count {frame.count:,}, "
+        f"{frame.end - frame.offset:,} bytes; the log goes on for {found.log_end - frame.end:,} bytes"
+    )
+
+
+def _tell_plan(plan: Plan, directory: str, say: Say) -> None:
+    say(f"  to {_in_words(plan)}:")
+    for loss in plan.loses:
+        say(f"    {loss}")
+    if plan.stuck is not None:
+        say(f"    is no way out: {plan.stuck}")
+        return
+    at = " ".join(f"--{plan.what} {offset}" for offset in plan.at)
+    say(f"    delaynode repair {shlex.quote(directory)} {at} --confirm {plan.word}")
+
+
+def _in_words(plan: Plan) -> str:
+    if plan.what == "cut":
+        return f"cut the log at {plan.at[0]}"
+    return f"skip the frame{'s' if len(plan.at) > 1 else ''} at {', '.join(map(str, plan.at))}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
