@@ -46,8 +46,8 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     parser = argparse.ArgumentParser(
         prog="delaynode",
         description="Keeps and releases the delayed messages of its shards.",
-        epilog="`delaynode verify DIR` checks the files of a stopped node or shard; `delaynode repair DIR` gets a shard "
-        "past a frame of its log that can't be applied; see their --help.",
+        epilog="`delaynode verify DIR` checks the files of a stopped node or shard; `delaynode repair DIR` gets a "
+        "shard past a frame of its log that can't be applied; see their --help.",
     )
     parser.add_argument("--node-id", required=True, help="this node's id in the registry, e.g. n0")
     parser.add_argument("--data", required=True, help="directory for the shards")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from delaynode.serve.datalock import DataInUse
 from delaynode.store import marker, repair
-from delaynode.store.errors import Damaged
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.files import DiskFiles, Files
 from delaynode.store.repair import Diagnosis, Plan, at_ms
 from delaynode.store.verify import ReadOnlyFiles
@@ -82,7 +82,7 @@ def look(shard: Path, say: Say) -> int:
         _tell_frame(found, say)
         _tell_plan(repair.propose_skip(files, directory, found.frame.offset), directory, say)
         _tell_plan(repair.plan_cut(files, directory, found.frame.offset), directory, say)
-    except (Damaged, OSError) as error:
+    except (Damaged, NewerFormat, OSError) as error:
         say(f"  not a frame that can't be applied, but: {error}")
         say("  see delaynode verify")
     finally:
@@ -107,7 +107,7 @@ def _one(shard: Path, skip: list[int] | None, cut: int | None, confirm: str | No
         kept = repair.carry_out(files, directory, plan)
     except ValueError as error:
         return _refuse(str(error))
-    except (Damaged, OSError) as error:
+    except (Damaged, NewerFormat, OSError) as error:
         say(f"  not repaired: {error}")
         return NEEDED
     finally:
