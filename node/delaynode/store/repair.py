@@ -187,18 +187,22 @@ def plan_cut(files: Files, directory: str, end: int) -> Plan:
     trial = Overlay(files)
     trial.remove(f"{directory}/{marker.MARKER}")
     shard, _ = persist.recover(trial, directory, ShardConfig(), replay=False)
-    gone = list(_whole(frames_of(shard.log, shard.applied, shard.log.end), end))
-    if not gone or gone[0].offset != end:
-        raise ValueError(f"no frame that is applied at a start begins at {end}")
+    loses = losses_of(_from(frames_of(shard.log, shard.applied, shard.log.end), end))
     cut = Overlay(files)
     CommitLog.open(cut, f"{directory}/log", shard.identity.uid, LARGE).cut(end)
     error = recover(cut, directory).error
     word = _word(files, directory, "cut", (end,))
-    return Plan("cut", (end,), losses_of(gone), cut, word, None if error is None else str(error))
+    return Plan("cut", (end,), loses, cut, word, None if error is None else str(error))
 
 
-def _whole(frames: Iterator[Frame], begin: int) -> Iterator[Frame]:
-    return (frame for frame in frames if frame.offset >= begin)
+def _from(frames: Iterable[Frame], begin: int) -> Iterator[Frame]:
+    found = False
+    for frame in frames:
+        found |= frame.offset == begin
+        if found:
+            yield frame
+    if not found:
+        raise ValueError(f"no frame that is applied at a start begins at {begin}")
 
 
 def _word(files: Files, directory: str, what: str, at: tuple[int, ...]) -> str:
@@ -334,36 +338,36 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
     return f"{_messages(count)} of group {p.group!r} that were to {what} are handed out again at the same attempt"
 
 
-def losses_of(frames: Sequence[Frame]) -> list[str]:
+def losses_of(frames: Iterable[Frame]) -> list[str]:
     """What it means that the log ends before these frames, in words."""
-    kinds = Counter(frame.kind for frame in frames)
-    found = [f"{len(frames):,} frames: " + ", ".join(f"{count:,} {kind.name}" for kind, count in sorted(kinds.items()))]
-    stored: list[I64] = []
+    kinds, counts, acked = Counter[Kind](), Counter[Kind](), Counter[str]()
+    stored, low, high = 0, LARGE, -LARGE
+    unreadable: list[str] = []
     for frame in frames:
-        if frame.kind is Kind.APPEND:
-            try:
-                stored.append(parse_append(frame).due)
-            except Damaged:
-                found.append(f"LOST: the APPEND at {frame.offset} can't be read; its header counts {frame.count:,}")
+        kinds[frame.kind] += 1
+        counts[frame.kind] += frame.count
+        try:
+            if frame.kind is Kind.APPEND:
+                due = parse_append(frame).due
+                stored, low, high = stored + len(due), min(low, int(due.min())), max(high, int(due.max()))
+            elif frame.kind is Kind.ACK:
+                p = parse_progress(frame)
+                acked[p.group] += int((p.end - p.start).sum())
+        except (Damaged, ValueError) as error:
+            unreadable.append(f"what the {frame.kind.name} at {frame.offset} was to do can't be read: {error}")
+    found = [
+        f"{kinds.total():,} frames: " + ", ".join(f"{count:,} {kind.name}" for kind, count in sorted(kinds.items()))
+    ]
     if stored:
-        due = np.concatenate(stored)
-        found.append(f"LOST: {_messages(len(due))} that may have been acknowledged{_due(due)}")
+        dues = _due(np.array([low, high]))
+        found.append(f"LOST: {_messages(stored)} that may have been acknowledged{dues}")
     for kind, what in (
         (Kind.CANCEL, "{} that were cancelled will be delivered"),
         (Kind.RESCHEDULE, "{} that were rescheduled are delivered at the old time"),
         (Kind.TICK, "{} that were released are released again: delivered once more to those who had them"),
     ):
-        count = sum(frame.count for frame in frames if frame.kind is kind)
-        if count:
-            found.append(what.format(_messages(count)))
-    acked: Counter[str] = Counter()
-    for frame in frames:
-        if frame.kind is Kind.ACK:
-            try:
-                p = parse_progress(frame)
-                acked[p.group] += int((p.end - p.start).sum())
-            except Damaged:
-                continue  # counted among the frames
+        if counts[kind]:
+            found.append(what.format(_messages(counts[kind])))
     for group, count in sorted(acked.items()):
         found.append(f"up to {_messages(count)} that group {group!r} had acknowledged are delivered to it again")
-    return found
+    return found + unreadable
