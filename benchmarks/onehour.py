@@ -120,7 +120,7 @@ class Bench:
         if path == "slave":
             return [("cascade and load", lambda: self.shard.load_through(mark)), ("flush", self.checkpoint)]
         tick = Tick(mark.due, mark.seq, 0, self.shard.queue.end)  # of a master whose clock is at the hour's start
-        self.shard._propose(Kind.TICK, 0, tick.payload(), mark.due)
+        self.shard.log.propose(Kind.TICK, self.shard.epoch, 0, 0, mark.due, tick.payload())
         self.write()
         self.files.close()
         return [("recovery", self.recover), ("flush", self.checkpoint)]

@@ -28,7 +28,7 @@ from delaynode.store.types import Bools, Pair, Records, at_or_below
 from delaynode.store.units import ROLL, UNIT, last_words
 from delaynode.store.window import before
 
-PIECE_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about four times that while they are folded
+PIECE_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about five times that while they are folded
 PART_UNITS = 8_192  # of a run, which lie side by side and are read together
 
 PART = np.dtype(
