@@ -47,7 +47,8 @@ def shrink(cluster: Cluster, draw: Draw) -> None:
         cluster.in_sync.pop(draw(0, len(cluster.in_sync) - 1))
 
 
-SLAVE_JOBS = {name: JOBS[name] for name in JOBS if name not in ("commit", "pump", "check wheel")}
+NOT_OF_SLAVES = ("commit", "pump", "check wheel", "half an hour down")  # a slave stores nothing of its own accord
+SLAVE_JOBS = {name: JOBS[name] for name in JOBS if name not in NOT_OF_SLAVES}
 CLEANING = {name: TIDYING[name] for name in TIDYING if "clean" in name and name != "clean"}
 
 
