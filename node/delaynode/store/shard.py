@@ -523,6 +523,8 @@ class Shard:
 
     def _apply_tick(self, tick: Tick, frame: Frame) -> None:
         mark = Pair(tick.due, tick.seq)
+        if mark.due > frame.wall_ms:  # no master releases ahead of its clock; and all hours up to it would come down
+            raise Damaged(f"frame at {frame.offset}: its watermark {mark.due} is after its own time {frame.wall_ms}")
         if mark < self.index.watermark:
             raise Impossible(f"its watermark {mark} is below {self.index.watermark}")
         self.load_through(mark)
