@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from delaynode.store import cleaning, freeing, timercleaning, timerjobs, window
+from delaynode.store import cleaning, freeing, timercleaning, window
 from delaynode.store.consumers import Consumers
 from delaynode.store.frames import Trim
 from delaynode.store.freeing import Freeing
+from delaynode.store.timercascade import CascadeJob
 from delaynode.store.timercleaning import CleanJob
 from delaynode.store.types import Records
 
 from tests.store import test_store_attacks_clients as attacks
+from tests.store import test_store_cascade as cascades
 from tests.store import test_store_freeing as tests
 from tests.store import test_store_timercleaning as cleans
 
@@ -78,12 +80,13 @@ def relocates_past_the_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(window.DueWindow, "relocate", lambda self, units: None)
 
 
-def rolls_to_the_old_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(timerjobs, "relocated", lambda rows, moves: rows)
+def forgets_what_an_hour_is_told_while_it_comes_down(patch: pytest.MonkeyPatch) -> None:
+    run = CascadeJob.run
+    patch.setattr(CascadeJob, "run", lambda job: run(job) if job._cascade.first else None)
 
 
 def copies_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cleaning.EmptyJob, "_dues", lambda job: np.empty(0, np.int64))
+    patch.setattr(cleaning.EmptyJob, "_minutes", lambda job: np.empty(0, np.int64))
 
 
 def keeps_no_log(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +103,9 @@ CAUGHT_BY: dict[Plant, Callable[[], None]] = {
     forgets_dead_letters: attacks.test_b12d_a_dead_letter_outlives_the_queue_around_it_and_the_segment_its_body_was_in,
     relocates_what_has_ended_meanwhile: tests.test_b8_a_message_cancelled_while_it_is_relocated_stays_cancelled,
     relocates_past_the_window: (tests.test_a_record_relocated_when_it_is_about_to_be_released_is_read_at_its_new_place),
-    rolls_to_the_old_place: tests.test_a_record_relocated_while_its_hour_comes_down_is_found_at_its_new_place,
+    forgets_what_an_hour_is_told_while_it_comes_down: (
+        lambda: cascades.test_an_hour_half_done_is_a_state_that_recovery_knows(1, "checkpoint")
+    ),
     copies_without_a_look: tests.test_b14_rot_is_never_written_again_with_a_fresh_crc,
     keeps_no_log: tests.test_b15_the_log_is_kept_for_replicas_that_catch_up,
 }
