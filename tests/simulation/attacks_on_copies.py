@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from delaynode.registry.model import ConditionType, Durability, ShardObject
 from delaynode.serve.replica import Role
+from delaynode.serve.upkeep import Intervals
 from delaynode.store.errors import Refused
 from delaynode.store.frames import MAGIC, BadFrame, Frame, parse
 from delaynode.store.intake import Batch
@@ -14,6 +16,7 @@ from delaynode.store.intake import Batch
 from tests.simulation.frontdoor import Work, cancel, enqueue
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.schedules import attack
+from tests.simulation.sizes import SIZES
 from tests.simulation.stage import Run, cluster
 from tests.simulation.workload import Message, ShardView, Timeout
 from tests.store.memory_files import MemoryFile
@@ -214,3 +217,32 @@ def b6_all_machines_start_again_with_async(seed: int) -> None:
         run.until(lambda: len(run.status().in_sync) == 2, 30, "the other one has fetched what it lost")
         assert [it.reason for it in run.shard().conditions] == ["AllRebooted"], "said as long as this reign lasts"
         run.switch("t-0", less)
+
+
+@attack
+def checkpoint_has_nothing_that_a_deposed_master_cuts(seed: int) -> None:
+    """Its slave stores late, so that it always has frames that are not committed, and it checkpoints all the time."""
+    often = Intervals(maintain=0.02, quiet=0.02, checkpoint=0.02, busy_checkpoint=0.02, idle_checkpoint=0.02)
+    with cluster(seed, sizes=replace(SIZES, intervals=often)) as run:
+        master, slave = run.master(), run.slaves()[0]
+        run.world.network.line(master, slave).latency_ns = 200 * MILLI
+        run.world.run(2.0 + 0.05 * seed)
+        run.isolate(master)
+        run.world.machines[master].weather.down = True
+        run.until(lambda: run.master() == slave, 20, "the slave takes over")
+        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "it serves")
+        run.rejoin(master)
+        run.world.machines[master].weather.down = False
+        run.until(run.healthy, 30, "the former master follows")
+
+
+@attack
+def copy_that_follows_a_later_epoch_is_sound_after_a_restart(seed: int) -> None:
+    with cluster(seed) as run:
+        former, slave = run.master(), run.slaves()[0]
+        run.switch("t-0", slave)
+        run.until(lambda: run.master() == slave and run.healthy(), 20, "the slave leads, the former master follows")
+        run.world.run(1.0)  # it stores frames of the later epoch
+        run.restart(former)
+        run.world.run(1.0)
+        run.until(run.healthy, 20, "it follows again")

@@ -15,6 +15,7 @@ from tests.simulation import (  # noqa: F401
     mutations,
     mutations_of_reigns,
     mutations_of_silent_ends,
+    mutations_of_upkeep,
 )
 from tests.simulation.planting import MUTATIONS
 from tests.simulation.schedules import ATTACKS

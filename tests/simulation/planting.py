@@ -12,15 +12,16 @@ Put = Callable[[Any, str, Any], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """plant(put) puts the wrong methods in place. schedule: of attacks.py, finds it with one seed or another.
+    """plant(put) puts the wrong methods in place. schedule: finds it with one seed or another; None: drawn seeds do.
 
     caught_by: a regular expression for what is found then. To fail in any other way does not count.
     """
 
     name: str
     plant: Callable[[Put], None]
-    schedule: str
+    schedule: str | None
     caught_by: str
+    seeds: tuple[int, ...] = ()  # drawn ones that have found it: tried first
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -48,9 +49,11 @@ DEPOSED = "invariant 3: .* answers .* after epoch .* has begun to serve"
 TWO = "two masters of .* may answer too"
 
 
-def mutation(schedule: str, caught_by: str) -> Callable[[Callable[[Put], None]], Callable[[Put], None]]:
+def mutation(
+    schedule: str | None, caught_by: str, seeds: tuple[int, ...] = ()
+) -> Callable[[Callable[[Put], None]], Callable[[Put], None]]:
     def keep(plant: Callable[[Put], None]) -> Callable[[Put], None]:
-        MUTATIONS[plant.__name__] = Mutation(plant.__name__, plant, schedule, caught_by)
+        MUTATIONS[plant.__name__] = Mutation(plant.__name__, plant, schedule, caught_by, seeds)
         return plant
 
     return keep

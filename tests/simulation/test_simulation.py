@@ -1,4 +1,4 @@
-"""Two thousand clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
+"""A thousand clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
 
 A failing seed prints its trace and replays: make simulate SEED=...
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -17,9 +18,10 @@ import pytest
 
 from tests.simulation.run import CHUNK, Outcome, outcomes
 
-SEEDS = 2_000
+SEEDS = 1_000
 BLOCK = 250
 PROCESSES = 2
+LEAST = {"far behind": BLOCK // 100, "switchovers": BLOCK // 10, "expired": 0}  # runs of a block; of others a quarter
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,13 +40,9 @@ def test_invariants_hold_whatever_happens(pool: ProcessPoolExecutor, first: int)
     assert not failed, f"{[one.seed for one in failed]}\n{failed[0].trace[-30_000:]}"
     assert len(found) == BLOCK
     assert sum(one.delivered for one in found) > 50 * BLOCK, "the runs did next to nothing"
-
-
-# 2922: a step of the clock below the allowed skew kept the only copy from leading. 1960: a damaged copy was thrown away
-# that a write under way still named.
-@pytest.mark.parametrize("seed", [1960, 2922])
-def test_seeds_that_have_failed_once_hold(seed: int) -> None:
-    assert outcomes([seed])[0].failure is None
+    had = Counter(what for one in found for what, count in one.covered.items() if count)
+    missed = {what: had[what] for what in found[0].covered if had[what] < LEAST.get(what, BLOCK // 4)}
+    assert not missed, f"so few of {BLOCK} runs have had it, and what is not there is not tested"
 
 
 def _replayed(seed: int, hash_seed: str) -> str:

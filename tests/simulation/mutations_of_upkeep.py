@@ -1,0 +1,179 @@
+"""More planted bugs, as in mutations.py: where cleaning, letters, cascades, TRIM, checkpoints, transfers, reigns meet.
+
+Seeds find most of them without a schedule, since the draw has all of that in nearly every run (sizes.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from delaynode.replicate.shipping import Shipping
+from delaynode.serve.follower import Follower
+from delaynode.serve.reigning import Reigning
+from delaynode.serve.upkeep import Upkeep
+from delaynode.store import persist
+from delaynode.store.cleaning import EmptyJob
+from delaynode.store.consumers import NONE_I64, Consumers
+from delaynode.store.freeing import Freeing
+from delaynode.store.ledger import Ledger
+from delaynode.store.timerindex import TimerIndex
+from delaynode.store.types import Pair, Records
+from delaynode.store.window import DueWindow
+
+from tests.simulation.planting import Put, mutation
+
+DAMAGED = "invariant 8: .* copy is called damaged: "
+COUNTS = "more messages have gone than it held|no CommitLog segment holds offset"
+TWICE = "invariant 8: .* contradicts itself: a RELOCATE would move a message twice"
+LOST = "invariant 1: .* was never delivered|all that is due was delivered"
+
+
+# ---------------------------------------------------------------- relocating
+@mutation(None, TWICE, (27,))
+def relocates_a_dead_letter_twice(put: Put) -> None:  # C1 of the audit of 2026-11
+    pending = EmptyJob._pending
+
+    def all_of_the_minute(self: EmptyJob, slot: Any) -> Records:
+        mark, self._watermark = self._watermark, Pair(-1, -1)
+        try:
+            return pending(self, slot)
+        finally:
+            self._watermark = mark
+
+    put(EmptyJob, "_pending", all_of_the_minute)
+
+
+@mutation(None, COUNTS, (24, 56))
+def relocates_what_died_while_it_was_read(put: Put) -> None:  # cleaning x ticks, cancels
+    def all_of_it(self: EmptyJob, shard: Any) -> list[Any]:
+        return [np.ones(len(rows), bool) for rows, _ in self.batches]
+
+    put(EmptyJob, "still_needed", all_of_it)
+
+
+@mutation(None, COUNTS, (1, 2))
+def relocates_letters_and_does_not_tell_their_groups(put: Put) -> None:  # relocating x letters
+    put(Consumers, "relocate", lambda self, seq, offset, check: None)
+
+
+@mutation(None, COUNTS + "|invariant 2: .* ConsumeQueue differs", (0, 1))
+def relocates_and_does_not_tell_the_due_window(put: Put) -> None:  # relocating x window
+    put(DueWindow, "relocate", lambda self, rows: None)
+
+
+@mutation(None, COUNTS, (0, 1, 2, 3))
+def relocates_and_does_not_count_the_new_place(put: Put) -> None:  # relocating x ledger
+    apply = Freeing.apply_relocate
+
+    def uncounted(self: Freeing, change: Any) -> None:
+        with patch.object(Ledger, "hold", lambda *_: None):
+            apply(self, change)
+
+    put(Freeing, "apply_relocate", uncounted)
+
+
+# ---------------------------------------------------------------- TRIM
+@mutation(None, COUNTS, (0, 1))
+def frees_the_bodies_of_letters(put: Put) -> None:  # TRIM x letters
+    put(Consumers, "pinned", lambda self: NONE_I64)
+
+
+@mutation(None, COUNTS, (1, 2))
+def frees_a_letter_that_its_queue_still_has(put: Put) -> None:  # letters x TRIM
+    put(Consumers, "_last", lambda self, owner, offsets, rows: rows)
+
+
+@mutation(None, LOST, (6, 9))
+def trims_what_one_group_has_consumed(put: Put) -> None:  # TRIM x groups
+    def lowest(self: Consumers) -> int:
+        return max((group.floor for group in self.groups.values()), default=self.queue.start)
+
+    put(Consumers, "lowest_needed", lowest)
+
+
+@mutation(None, "invariant 8: .* frees the log", (5, 20))
+def keeps_no_log_for_followers(put: Put) -> None:  # TRIM x transfers
+    put(Shipping, "needed_from", lambda self: self._log.end)
+
+
+# ---------------------------------------------------------------- checkpoints
+@mutation(
+    "checkpoint_has_nothing_that_a_deposed_master_cuts", DAMAGED + "|invariant 3: .* commits TICK .*, others EPOCH"
+)
+def checkpoints_what_is_not_committed(put: Put) -> None:  # checkpoint x reigns
+    begin = persist.begin_checkpoint
+
+    def hasty(*args: Any) -> Any:
+        job = begin(*args)
+        job.log_offset, run = 0, job.run  # nothing is waited for
+
+        def late() -> None:
+            job.log_offset = job._state.log_offset
+            run()
+
+        job.run = late  # type: ignore[method-assign]
+        return job
+
+    put(persist, "begin_checkpoint", hasty)
+
+
+# ---------------------------------------------------------------- the wheels
+@mutation(None, "invariant|all that is due", (7, 10))
+def lets_the_minute_level_lap_the_watermark(put: Put) -> None:
+    limit = TimerIndex._minute_limit
+    put(TimerIndex, "_minute_limit", lambda self: limit(self) + 2 * self.geometry.margin_ms)
+
+
+@mutation(None, "invariant (2|8)", (2, 3))
+def follows_a_tick_without_the_hour_that_it_needs(put: Put) -> None:  # cascades x following
+    async def load_past(self: Upkeep, mark: Pair) -> None:
+        index = self._shard.index
+        while index.minute_bound_ms <= mark.due:
+            index.minute_bound_ms += index.hour.width_ms
+        await real(self, mark)
+
+    real = Upkeep.load_past
+    put(Upkeep, "load_past", load_past)
+
+
+# ---------------------------------------------------------------- reigns
+@mutation(None, "invariant", (7, 32))
+def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover x all that upkeep writes
+    async def depose(self: Reigning, why: str) -> None:
+        leader, master = self.leader, self.master
+        if leader is not None:
+            leader.stop()
+        if master is not None:
+            await master.depose(why, stopping=False)
+        self.leader = self.master = self.over = None
+        if self._copy.holding.damage is not None:
+            self._copy.holding.shard = None
+            self._copy.broken(self._copy.holding.damage, lasting=True)
+        else:
+            self._copy.follow()
+
+    put(Reigning, "depose", depose)
+
+
+@mutation(
+    "copy_that_follows_a_later_epoch_is_sound_after_a_restart", DAMAGED + ".*epoch .* is persisted, the log is at"
+)
+def follows_in_an_epoch_that_it_has_not_persisted(put: Put) -> None:
+    follow = Follower._follow
+
+    async def careless(self: Follower, origin: Any, message: Any) -> None:
+        copy = self._copy
+        accept = copy.accept_epoch
+
+        async def no(epoch: int) -> None:
+            pass
+
+        copy.accept_epoch = no  # type: ignore[method-assign]
+        try:
+            await follow(self, origin, message)
+        finally:
+            copy.accept_epoch = accept  # type: ignore[method-assign]
+
+    put(Follower, "_follow", careless)
