@@ -7,7 +7,8 @@ from typing import NoReturn
 import numpy as np
 from delaynode.replicate.insync import Entries
 from delaynode.replicate.leader import Leader
-from delaynode.store.errors import Impossible
+from delaynode.serve.holding import Holding
+from delaynode.store.errors import Impossible, Unappliable
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64
 
@@ -101,6 +102,38 @@ def l1_reign_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set
         run.until(lambda: run.master() == other, 20, "the other one leads")
         run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 20, "it serves")
         run.restart(harmed[0])
+
+
+@attack
+def c2_chosen_copy_that_can_not_apply_its_log_takes_nobody_out_of_the_in_sync_set(seed: int) -> None:
+    """All nodes start again, and the copy that is chosen has a frame that it can't apply. It had named itself alone."""
+    with cluster(seed) as run:
+        master, slave = run.master(), run.slaves()[0]
+        for node in (slave, master):
+            run.world.kill(node)
+        harmed: list[str] = []
+        apply_all = Holding.apply_all
+
+        async def fault(holding: Holding) -> int:
+            if not harmed:
+                harmed.append(holding.yard.node)
+                run.world.copies.harm(holding.yard.node)
+                run.world.checker.harm(run.shard().spec.uid, holding.yard.node)
+            if holding.yard.node in harmed:
+                raise Unappliable(0, "TRIM of epoch 1", "planted")
+            return await apply_all(holding)
+
+        first = master if seed % 2 else slave
+        Holding.apply_all = fault  # type: ignore[method-assign]
+        try:
+            run.world.start(first)
+            run.world.run(0.5 * (seed % 3))
+            run.world.start(slave if first == master else master)
+            run.until(lambda: bool(harmed) and run.shard().spec.master not in harmed, 30, "the other copy is chosen")
+            run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 20, "it serves")
+        finally:
+            Holding.apply_all = apply_all  # type: ignore[method-assign]
+        assert not sound(run, harmed[0]) or run.replica(harmed[0]).entry() != run.replica(run.master()).entry()
 
 
 @attack

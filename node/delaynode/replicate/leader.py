@@ -104,8 +104,8 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._version: Version | None = None
         self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
-        self._former: Entries = frozenset((reign.entry,))  # the in-sync set in the registry as of that version
         self._named = False  # this reign has written one
+        self._former: Entries = frozenset((reign.entry,))  # the in-sync set that the reign before left in the registry
         self._wrote: ShardStatus | None = None  # what this reign wrote last
         self._overwritten_ms: int | None = None  # since when the registry shows another status
         self._welcome: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
@@ -257,8 +257,17 @@ class Leader:
         counted = self.in_sync.counted()
         if not entry:
             others = all(one == self.reign.entry or self.member_of(one) is not None for one in counted)
-            return self._serving and self.in_sync.settled and others
-        return self._serving and entry not in counted
+            return self._began and self._serving and self.in_sync.settled and others
+        return self._began and self._serving and entry not in counted
+
+    @property
+    def _began(self) -> bool:
+        """The log is applied, so this reign may commit frames.
+
+        A reign that ends before, as its copy can't apply its log, has committed nothing that the copies of the former
+        in-sync set lack. So it leaves that set as it was, and until then no copy is thrown away.
+        """
+        return self.host is not None
 
     def watched(self, status: ShardStatus | None) -> None:
         """The registry's status, as it is watched.
@@ -327,7 +336,7 @@ class Leader:
             if version is None:
                 return False
             if wanted is None:
-                wanted = self.in_sync.written if self._named else self._former
+                wanted = self.in_sync.written if self._began else self._former
             elif self.handover is not None:
                 return False  # it has begun meanwhile, and must not be wiped out
             else:
@@ -380,7 +389,7 @@ class Leader:
             self._note("registry-behind", epoch=self.reign.epoch, registry_epoch=found.spec.epoch)
             return False
         self._version = found.version
-        if found.status is not None:
+        if found.status is not None and found.status.serving_epoch < self.reign.epoch:
             self._former = frozenset(found.status.in_sync)
         self._welcome = frozenset(found.spec.replicas) - frozenset(found.spec.leaving)
         self.set_replicas(found.spec.replicas, found.spec.leaving)  # what is watched may be older
