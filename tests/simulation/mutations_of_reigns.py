@@ -29,7 +29,7 @@ from tests.simulation.world import World
 
 
 # ---------------------------------------------------------------- epochs and reigns
-@mutation("a13_acknowledgement_is_good_at_the_next_master", "not within 20 s: a reign after it")
+@mutation("a13_acknowledgement_is_good_at_the_next_master", "called damaged: .* is persisted, the log is at")
 def does_not_persist_its_epoch(put: Put) -> None:
     def accept(files: Any, directory: str, shard: Any, epoch: int) -> None:
         shard.identity = replace(shard.identity, epoch=epoch)
@@ -176,7 +176,10 @@ def takes_damage_for_a_torn_tail(put: Put) -> None:  # B5 b
     put(CommitLog, "_check_tail", lambda self, offset, known_synced, reason: None)
 
 
-@mutation("b5_good_frame_after_a_bad_one_in_an_unsynced_tail_stops_no_sole_copy", "the sole copy serves again")
+@mutation(
+    "b5_good_frame_after_a_bad_one_in_an_unsynced_tail_stops_no_sole_copy",
+    "invariant 8: .* called damaged: no frame magic",
+)
 def takes_any_frame_after_a_bad_one_for_damage(put: Put) -> None:  # B5 c
     def check(self: CommitLog, offset: int, known_synced: int, reason: str) -> None:
         if any(True for _ in self._frames_after(offset)):

@@ -1,4 +1,4 @@
-"""A thousand clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
+"""Five hundred clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
 
 A failing seed prints its trace and replays: make simulate SEED=...
 """
@@ -18,7 +18,7 @@ import pytest
 
 from tests.simulation.run import CHUNK, Outcome, outcomes
 
-SEEDS = 1_000
+SEEDS = 500
 BLOCK = 250
 PROCESSES = 2
 LEAST = {"far behind": BLOCK // 100, "switchovers": BLOCK // 10, "expired": 0}  # runs of a block; of others a quarter

@@ -20,6 +20,7 @@ from delaynode.replicate.shipping import Shipping, Snapshot
 from delaynode.serve.holding import Holding
 from delaynode.serve.host import ShardHost
 from delaynode.serve.role import Role
+from delaynode.serve.slave import SlaveHost
 from delaynode.serve.yard import Statuses, Yard
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.marker import outlasts_a_restart
@@ -36,6 +37,7 @@ class Copy(Protocol):
     object: ShardObject
     role: Role
     holding: Holding
+    host: SlaveHost | None
 
     @property
     def shard(self) -> Shard | None: ...
@@ -155,7 +157,14 @@ class Reigning:
         copy.role = Role.CANDIDATE
         if self._candidate_ms is None:
             self._candidate_ms = yard.boot_ms()
+        slave = copy.host
         try:
+            await copy.end_following("it is to be master")
+            if slave is not None and slave.failure is not None:
+                # A write of its last batch has failed, as with a full disk: its log in memory is not what the disk has.
+                self._candidate_ms = None
+                copy.broken(slave.failure, lasting=slave.lasting)
+                return
             shard = await self._candidate(spec)
         except (Damaged, OSError) as error:
             await self._not_taken_up(spec.epoch, error)
@@ -228,8 +237,7 @@ class Reigning:
         return cluster is not None and cluster.allow_unclean_failover
 
     async def _candidate(self, spec: ShardSpec) -> Shard:
-        """The copy, at rest and on disk as far as it goes, with the epoch persisted. Raises OSError, Damaged."""
-        await self._copy.end_following("it is to be master")
+        """The copy, on disk as far as it goes, with the epoch persisted. Raises OSError, Damaged."""
         shard, holding = self._copy.shard, self._copy.holding
         if shard is None:
             return await holding.create(spec)
