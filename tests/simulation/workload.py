@@ -310,10 +310,12 @@ class Clients:
         async def work(host: ShardHost, at: Process) -> None:
             start = np.array(sorted(offset for offset, _ in found), np.int64)
             host.check_serving()
-            host.shard.consumers.acknowledge(group, start, start + 1, at.clock.now_ms())
+            consumers = host.shard.consumers
+            died = set(consumers.dead_letters(group, -1, 1000).offset.tolist())  # too late: these may be redriven
+            consumers.acknowledge(group, start, start + 1, at.clock.now_ms())
             host.changed()
             await host.committed(host.shard.log_end)
-            for offset, _ in found:
+            for offset in set(start.tolist()) - died:
                 view.acked.setdefault((group, offset), host.shard.epoch)
 
         return work
