@@ -35,18 +35,18 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     rng = random.Random(f"{seed}/plan")
-    nodes = rng.choice((3, 3, 3, 4))
-    replicas = rng.choice((2, 2, 3))
+    nodes = rng.choice((3, 3, 3, 3, 3, 4))
+    replicas = rng.choice((2, 2, 2, 3))
     return Plan(
         nodes=nodes,
-        queues=rng.choice(((1,), (1,), (1,), (1,), (2,), (1, 1), (3,), (2, 2), (2, 1, 3), (8,))),
+        queues=(1,) if rng.random() < 0.8 else rng.choice(((2,), (2,), (1, 1), (1, 1), (3,), (2, 2), (2, 1, 3), (8,))),
         replicas=replicas,
         durability=Durability.ASYNC if rng.random() < 0.2 else Durability.FSYNC,
         delivery=rng.choice((Delivery.MASTER, Delivery.MASTER_AND_SLAVE)),
         min_in_sync=rng.choice((1, 1, 1, 2)),
         lease_seconds=rng.choice((2, 2, 3)),
         lag_seconds=rng.choice((2, 3, 4)),
-        trouble_seconds=rng.choice((5.0, 8.0, 8.0, 10.0)),
+        trouble_seconds=rng.choice((4.0, 5.0, 6.0, 8.0)),
         troubles=rng.choice((1, 3, 5, 7, 10)),
         sizes=sizes_of(seed),
     )

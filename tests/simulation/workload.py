@@ -27,7 +27,6 @@ GROUP = "g"
 NEAR_MS = 2_500  # dues lie at most so far ahead, but for a few that no run reaches
 CALL_SECONDS = 3.0
 MOST_EARLY_MS = 2_000  # by a true clock: what a node's is off at first, may be set ahead unasked, and drifts
-INVISIBLE_MS = 1_500
 LATE_MS = 400  # after its due a message has been delivered in a healthy cluster
 
 
@@ -53,6 +52,7 @@ class ShardView:
     messages: dict[bytes, Message] = field(default_factory=dict)
     acked: dict[tuple[str, int], int] = field(default_factory=dict)  # group, queue offset -> epoch of the answer
     by_seq: dict[int, bytes] = field(default_factory=dict)
+    last_tried: set[int] = field(default_factory=set)  # seqs handed out as often as may be: dead, even if none got there
     last_master: str = ""
 
 
@@ -245,11 +245,11 @@ class Clients:
                 continue
             if not found:
                 continue
-            kind = rng.random()
-            if kind < 0.08:
+            kind, failing = rng.random(), self.world.sizes.failing
+            if kind < 0.4 * failing:
                 continue  # it died
-            chosen = [one for one in found if rng.random() < 0.9] if kind < 0.3 else found
-            if kind < 0.2:
+            chosen = [one for one in found if rng.random() < 0.9] if kind < 1.5 * failing else found
+            if kind < failing:
                 await self._quietly(view, "nack", nack(group, found))
             elif chosen:
                 await self._quietly(view, "ack", self._ack(view, group, chosen))
@@ -262,8 +262,11 @@ class Clients:
 
     def _receive(self, view: ShardView, group: str, most: int) -> Work:
         async def work(host: ShardHost, at: Process) -> list[tuple[int, int]]:
-            delivery = await host.receive(group, (), most, 1 << 20, 400, INVISIBLE_MS, False)
+            delivery = await host.receive(group, (), most, 1 << 20, 400, self.world.sizes.invisible_ms, False)
             rows = delivery.rows
+            if group == GROUP:
+                last = delivery.attempt >= self.world.sizes.shard.max_attempts
+                view.last_tried.update(rows["seq"][np.flatnonzero(last)].tolist())
             records = b"".join(bytes(part) for part in await host.read_records(rows))
             place = 0
             found = []
@@ -399,7 +402,7 @@ class Clients:
             for message in view.messages.values():
                 if message.seq is None or message.cancelled != "no" or min(message.dues) > now:
                     continue
-                if not message.deliveries and self._outlived(now) < max(message.dues) < now:
+                if not self._came(view, message) and self._outlived(now) < max(message.dues) < now:
                     self.world.fail(
                         f"invariant 1: {message.body.decode()}, acknowledged with seq {message.seq}, due "
                         f"{sorted(message.dues)}, was never delivered"
@@ -409,12 +412,15 @@ class Clients:
         """Messages that are due and have not been delivered."""
         now = self.world.true_ms()
         return sum(
-            not message.deliveries
+            not self._came(view, message)
             for view in self.shards.values()
             for message in view.messages.values()
             if message.seq is not None and message.cancelled == "no"
             and self._outlived(now) < max(message.dues) < now - LATE_MS
         )  # fmt: skip
+
+    def _came(self, view: ShardView, message: Message) -> bool:
+        return message.deliveries > 0 or message.seq in view.last_tried
 
     def _outlived(self, now: int) -> int:
         """What was due before may have been kept for as long as it is to be, and be gone."""
