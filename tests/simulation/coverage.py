@@ -69,6 +69,10 @@ def _segments(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int
     return real(*args), len(args[1].bases)
 
 
+def _in_pieces(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    return real(*args), int(len(args[1].runs) > 1)
+
+
 def _laps(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
     """Slots that had units of another lap."""
     wheel, slot_times = args[:2]
@@ -85,6 +89,7 @@ PLACES: dict[str, tuple[Any, str, Around]] = {
     "cascades": (TimerIndex, "finish_cascade", _calls),
     "slots reused": (TimerWheel, "extend", _laps),
     "cleanings": (TimerIndex, "finish_clean", _calls),
+    "flushes in pieces": (TimerIndex, "finish_flush", _in_pieces),
     "checkpoints": (persist, "finish_checkpoint", _calls),
     "transfers": (Holding, "end_fetch", _calls),
 }

@@ -22,6 +22,7 @@ SHARD = ShardConfig(
     window_budget=20_000,
     flush_units=64,
     wheel_copy_units=256,
+    piece_units=10,
     log_segment_bytes=16 << 10,
     timer_segment_bytes=16 << 10,
     queue_segment_bytes=8 << 10,
@@ -56,7 +57,7 @@ SIZES = Sizes()
 def sizes_of(seed: int) -> Sizes:
     """What the seed stands for."""
     rng = random.Random(f"{seed}/sizes")
-    shard = _shard(rng)
+    shard = _shard(rng, random.Random(f"{seed}/pieces").choice((3, 10, 10, 100)))  # apart: the other draws stay
     return Sizes(
         shard=shard,
         intervals=Intervals(
@@ -79,7 +80,7 @@ def sizes_of(seed: int) -> Sizes:
     )
 
 
-def _shard(rng: random.Random) -> ShardConfig:
+def _shard(rng: random.Random, piece_units: int) -> ShardConfig:
     geometry, max_unacked = _geometry(rng), rng.choice((20, 200, 100_000))
     horizon_ms = rng.choice((8_000, 8_000, 12_000, 20_000, 60_000))
     return ShardConfig(
@@ -95,6 +96,7 @@ def _shard(rng: random.Random) -> ShardConfig:
         lookahead_ms=min(20_000, geometry.minute_ms * rng.choice((1, 2, 2, 5))),
         flush_units=rng.choice((16, 64, 64, 256)),
         wheel_copy_units=rng.choice((16, 256)),
+        piece_units=piece_units,
         log_segment_bytes=rng.choice((1 << 10, 1 << 10, 2 << 10, 2 << 10, 4 << 10)),
         timer_segment_bytes=UNIT_BYTES * rng.choice((20, 20, 40, 100)),
         queue_segment_bytes=QUEUED_BYTES * rng.choice((10, 20, 200)),

@@ -271,7 +271,7 @@ def test_a_flip_in_a_timer_unit_below_the_wheels_copy_is_damage_or_was_not_neede
 
 @pytest.mark.parametrize("blocks", [(1, 1), (2, 4), (256, 65536)])
 def test_a_chain_is_checked_in_whatever_blocks_it_is_read(blocks: tuple[int, int]) -> None:
-    world = World(14, replace(SMALL, window_budget=1))
+    world = World(14, replace(SMALL, window_budget=1, piece_units=1000))
     for _ in range(3):
         world.enqueue(items_of(30))
         world.pump()

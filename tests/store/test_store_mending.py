@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -56,9 +56,9 @@ def flushes_of(disk: MemoryFiles) -> list[Flush]:
     return found
 
 
-def one_flush(messages: int = 40) -> World:
-    """A shard with one flush of far messages, some cancelled, some moved."""
-    world = World(1, SMALL)
+def one_checkpoint(messages: int = 40, piece_units: int = 1000) -> World:
+    """A shard with one checkpoint's far messages, some cancelled, some moved: 45 units."""
+    world = World(1, replace(SMALL, piece_units=piece_units, timer_segment_bytes=UNIT_BYTES * 20))
     for _ in range(messages // 5):
         world.enqueue([Item(3_600_000 + 60_000 * n, size=9) for n in range(5)])
     live = sorted(world.model.live)
@@ -71,7 +71,7 @@ def one_flush(messages: int = 40) -> World:
 
 @pytest.mark.parametrize("what", ["zeros", "garbage", "the body", "a unit of another place"])
 def test_a_block_that_is_lost_is_made_again_from_the_log(what: str) -> None:
-    world = one_flush()
+    world = one_checkpoint()
     before = timer_files(world.disk)
     (flush,) = flushes_of(world.disk)
     data = world.disk.files[flush.path].data
@@ -109,9 +109,30 @@ def test_every_bit_of_a_timer_log_that_flips_is_turned_back() -> None:
         assert timer_files(disk) == good
 
 
+@pytest.mark.parametrize("bad", [[0], [3], [4], [0, 1, 2, 3, 4], [1, 3]])
+def test_pieces_of_one_checkpoint_are_made_again_from_the_log_range_that_they_share(bad: list[int]) -> None:
+    """Five of ten units, in order of arrival; of each bad one half its units are lost."""
+    world = one_checkpoint(piece_units=10)
+    world.enqueue([Item(3_600_000, size=9)] * 5)
+    world.checkpoint()  # of another log range
+    before, flushes = timer_files(world.disk), flushes_of(world.disk)
+    assert [flush.count for flush in flushes] == [10, 10, 10, 10, 5, 5]
+    assert len({flush.path for flush in flushes[:5]}) == 1, "a cleaning takes all of them or none"
+    for piece in bad:
+        flush = flushes[piece]
+        block = flush.block(0, flush.count // 2)
+        world.disk.files[flush.path].data[block] = random.Random(1).randbytes(block.stop - block.start)
+    world.kill()
+    assert world.recovery.mended == [flushes[piece].position for piece in bad]
+    assert timer_files(world.disk) == before
+    world.advance(8_000_000)
+    world.settle()
+    assert not world.model.live
+
+
 def test_what_the_log_does_not_say_any_more_stays_refused() -> None:
     """Two units are lost, and the frames that they are from: nobody knows what they said."""
-    world = one_flush()
+    world = one_checkpoint()
     (flush,) = flushes_of(world.disk)
     world.disk.files[flush.path].data[flush.block(2, 2)] = bytes(2 * UNIT_BYTES)
     content = content_of(world.disk)
@@ -123,8 +144,9 @@ def test_what_the_log_does_not_say_any_more_stays_refused() -> None:
 
 @pytest.fixture(scope="module")
 def lives() -> list[Life]:
-    """In their TimerLogs enough comes from frames: a cascade's pieces are the timer's own word, which nothing mends."""
-    return [a_long_life(7_200 + n) for n in range(6)]
+    """In their TimerLogs enough comes from frames: a cascade's pieces are the timer's own word, which nothing mends.
+    And pieces are not so small that each damage is of a header, too."""
+    return [a_long_life(7_200 + n, piece_units=20) for n in range(6)]
 
 
 def test_a_damaged_timer_log_becomes_what_it_was_or_is_refused_never_anything_else(lives: list[Life]) -> None:

@@ -234,7 +234,7 @@ class Upkeep:
         await host.off_loop(job.run)
         paths = persist.finish_checkpoint(job)
         readers = host.jobs()
-        self._units_copied += len(job.flush.rows)
+        self._units_copied += job.flush.units
         # with another start of the TimerLog the copy before would not be used
         stale = self._timer_start != shard.index.log.start
         if copy_wheels or stale or self._units_copied >= shard.config.wheel_copy_units:

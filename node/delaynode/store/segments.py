@@ -70,7 +70,7 @@ class SegmentedFile:
         offset = self.end
         bases, ends = self._segments
         if roll is None:
-            roll = bool(bases) and offset > bases[-1] and offset + size - bases[-1] > self.segment_bytes
+            roll = self.begins(size)
         if roll or not bases:
             with self._lock:
                 bases, ends = self._segments
@@ -83,6 +83,11 @@ class SegmentedFile:
             self._dirty[base] = offset + size
         self.end = offset + size
         return offset
+
+    def begins(self, size: int) -> bool:
+        """Whether `size` bytes more begin a segment."""
+        bases = self._segments.bases
+        return bool(bases) and self.end > bases[-1] and self.end + size - bases[-1] > self.segment_bytes
 
     def sync(self) -> None:
         """All that was appended before the call is on disk when it returns. Any thread."""

@@ -18,11 +18,11 @@ import numpy as np
 
 from delaynode.store.timercascade import PIECE_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timercleaning import STEP_UNITS, CleanJob, Cycle
-from delaynode.store.timerjobs import Capture, FlushJob, LoadJob, SlotRef
-from delaynode.store.timerlog import UNIT_BYTES, Flush, Mend, TimerLog, build_flush
+from delaynode.store.timerjobs import Capture, FlushJob, LoadJob, Pieces, SlotRef
+from delaynode.store.timerlog import UNIT_BYTES, Flush, LogRange, Mend, TimerLog, build_flush
 from delaynode.store.timerscan import Choice, Folds, Named, ScanJob
 from delaynode.store.timerwheel import NOWHERE, TimerWheel
-from delaynode.store.types import I64, U32, Bools, Pair, Records, at_or_below
+from delaynode.store.types import I64, U32, Bools, Pair, Records
 from delaynode.store.units import DELETE, DELETE_MOVED, UNIT, change_of, concatenated, live_units, units
 from delaynode.store.window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, Released, after
 
@@ -32,6 +32,7 @@ MINUTE_SLOTS = 2 * 1440
 LOAD_UNITS = 524_288  # that the window is extended by at a time; being sorted they take four times their memory
 FEW_SLOTS = 64
 MANY_PARTS, SMALL_PART = 64, 4096  # arrays of unflushed units: so many are worth joining those with so few units
+JOIN_PARTS = 1024  # so many more are joined in any case: an array of one unit takes four times its memory
 
 
 def hour_slots(horizon_ms: int, hour_ms: int = HOUR_MS, spare_ms: int = 7 * DAY_MS) -> int:
@@ -87,6 +88,7 @@ class TimerIndex:
         self.minute_bound_ms = minute_bound_ms
         self.window = DueWindow(after(watermark), window_budget)
         self._arrivals: list[Records] = []
+        self._join_at = JOIN_PARTS
         self._flushing: list[Records] = []
         self._captures: list[Capture] = []
         self.flushed = 0  # log offset: the units of all frames before it are in the TimerLog
@@ -139,6 +141,9 @@ class TimerIndex:
     def _arrive(self, rows: Records) -> None:
         if len(rows):
             self._arrivals.append(rows)
+            if len(self._arrivals) >= self._join_at:
+                self._arrivals = joined(self._arrivals)
+                self._join_at = len(self._arrivals) + JOIN_PARTS
             self.unflushed += len(rows)
             for capture in self._captures:
                 capture.since.append(rows)
@@ -355,31 +360,20 @@ class TimerIndex:
             capture, Pair(int(due.min()), 0), Pair(int(due.max()) + 1, 0), Named(due, seq), None, folds, known
         )
 
-    def begin_flush(self, log_range: tuple[int, int]) -> FlushJob:
+    def begin_flush(self, log_range: LogRange) -> FlushJob:
         """Flush every unflushed unit but those of messages released meanwhile: a short delay never costs a unit."""
         assert not self._flushing, "one flush at a time"
-        rows = concatenated(self._arrivals)
-        self._flushing, self._arrivals = [rows], []  # one array: the many are given back as the window lets them go
+        self._flushing, self._arrivals, self._join_at = joined(self._arrivals), [], JOIN_PARTS
         self.unflushed = 0
         self._before_flush = self._cycle, self.log.start, self._told
-        if len(rows):
-            over = at_or_below(rows["due"], rows["seq"], self.watermark)
-            ended = (rows["magic"] & DELETE) != 0
-            if ended.any():  # what became of a message that was cancelled or moved takes all that was said of it
-                over &= ~np.isin(rows["seq"], rows["seq"][ended])
-            rows = rows[~over] if over.any() else rows
-        rows = concatenated([part for part in (rows, self._end_cycle()) if len(part)])
-        bound, minute, hour, position = self.minute_bound_ms, self.minute, self.hour, self.log.end
-
-        def build(units_: Records) -> Flush:
-            return build_flush(units_, bound, position, minute, hour, log_range, self.log.uid)
-
-        return FlushJob(self.log, rows, build, log_range[1])
+        counts = self._end_cycle()
+        pieces = Pieces(self._piece_units, self.minute_bound_ms, self.minute, self.hour, log_range)
+        return FlushJob(self.log, self._flushing, self.watermark, counts, pieces)
 
     def finish_flush(self, job: FlushJob) -> None:
-        if job.flush is not None:
-            job.flush.minutes.hang(self.minute)
-            job.flush.hours.hang(self.hour)
+        for minutes, hours in job.runs:
+            minutes.hang(self.minute)
+            hours.hang(self.hour)
         self._flushing = []
         self.flushed, self.kept_end = job.flushed, self.log.end
 
@@ -437,16 +431,22 @@ class TimerIndex:
 
 
 def joined(parts: list[Records]) -> list[Records]:
-    """The same units in fewer arrays: single messages come as arrays of one, thousands between two flushes."""
+    """The same units in fewer arrays: single messages come as arrays of one, thousands between two flushes.
+
+    It takes the arrays out of `parts`, so that not all units are in memory twice.
+    """
     if len(parts) <= MANY_PARTS:
         return parts
     made: list[Records] = []
     small: list[Records] = []
-    for part in parts:
-        if len(part) < SMALL_PART:
-            small.append(part)
-            continue
-        made.extend([concatenated(small)] if small else [])
-        made.append(part)
-        small = []
-    return [*made, concatenated(small)] if small else made
+    count = 0  # units in `small`
+    parts.reverse()
+    while parts:
+        small.append(parts.pop())
+        count += len(small[-1])
+        if count >= SMALL_PART or not parts:
+            large = [small.pop()] if len(small[-1]) >= SMALL_PART else []
+            made.extend([concatenated(small)] if small else [])
+            made.extend(large)
+            small, count = [], 0
+    return made

@@ -12,9 +12,10 @@ from itertools import chain as chained
 
 import numpy as np
 
-from delaynode.store.timerlog import Flush, TimerLog, as_units
+from delaynode.store.timerlog import UNIT_BYTES, LogRange, SlotRuns, TimerLog, as_units, build_flush
+from delaynode.store.timerwheel import TimerWheel
 from delaynode.store.types import I64, Bools, Pair, Records, at_or_below
-from delaynode.store.units import concatenated, live_units
+from delaynode.store.units import DELETE, concatenated, live_units
 from delaynode.store.window import after, before
 
 HERD_BINS = 1 << 16
@@ -184,16 +185,75 @@ class LoadJob:
 
 
 class FlushJob:
-    """Writes units to the TimerLog and syncs it."""
+    """Writes units to the TimerLog, but those of messages released before it began, and syncs it.
 
-    def __init__(self, log: TimerLog, rows: Records, build: Callable[[Records], Flush], flushed: int) -> None:
-        self.log = log
-        self.rows = rows
-        self.flushed = flushed  # log offset: with this, the units of all frames before it are in the TimerLog
-        self._build = build
-        self.flush: Flush | None = None
+    In pieces, in order of arrival: sorted and laid out a unit takes some 150 bytes. All of them lie in one segment, so
+    that the TimerLog never begins in their midst: a bad one is made again with the others' help, see timermending.py.
+    """
+
+    def __init__(self, log: TimerLog, parts: list[Records], watermark: Pair, counts: Records, pieces: Pieces) -> None:
+        self.units = 0  # written
+        self.runs: list[tuple[SlotRuns, SlotRuns]] = []  # that each piece adds to the minute and to the hour level
+        self.flushed = pieces.log_range[1]  # log offset: the units of all frames before it are in the TimerLog then
+        self._log, self._parts, self._watermark, self._counts, self._pieces = log, parts, watermark, counts, pieces
 
     def run(self) -> None:
-        if len(self.rows):
-            self.flush = self._build(self.rows)
-            self.log.write(self.flush)
+        """Raises OSError."""
+        log, pieces = self._log, self._pieces
+        kept = self._kept()
+        self.units = sum(len(part) if mask is None else int(np.count_nonzero(mask)) for part, mask in kept)
+        many = -(-self.units // pieces.limit)
+        minute, hour = (pieces.minute.copy(), pieces.hour.copy()) if many > 1 else (pieces.minute, pieces.hour)
+        roll = log.file.begins((self.units + many) * UNIT_BYTES)
+        for rows in _cut(kept, pieces.limit):
+            flush = build_flush(rows, pieces.bound_ms, log.end, minute, hour, pieces.log_range, log.uid)
+            log.append(flush, roll=roll)
+            roll = False
+            self.runs.append((flush.minutes, flush.hours))
+            if many > 1:  # the next piece's chains go on from here
+                flush.minutes.hang(minute)
+                flush.hours.hang(hour)
+        if self.runs:
+            log.sync()
+
+    def _kept(self) -> list[tuple[Records, Bools | None]]:
+        """The parts, each with which of its units are written; None: all."""
+        gone = [part["seq"][(part["magic"] & DELETE) != 0] for part in self._parts]
+        ended = np.sort(np.concatenate(gone)) if any(map(len, gone)) else np.empty(0, np.int64)
+        kept: list[tuple[Records, Bools | None]] = []
+        for part in self._parts:
+            over = at_or_below(part["due"], part["seq"], self._watermark)
+            if len(ended):  # what became of a message that was cancelled or moved takes all that was said of it
+                seq = part["seq"]
+                over &= ended[np.minimum(np.searchsorted(ended, seq), len(ended) - 1)] != seq
+            kept.append((part, ~over if over.any() else None))
+        return [*kept, (self._counts, None)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How a flush is laid out: about `limit` units at a time, for these wheels, which stay as they are meanwhile."""
+
+    limit: int
+    bound_ms: int
+    minute: TimerWheel
+    hour: TimerWheel
+    log_range: LogRange
+
+
+def _cut(kept: list[tuple[Records, Bools | None]], limit: int) -> Iterator[Records]:
+    """The units that are kept, `limit` at a time."""
+    piece: list[Records] = []
+    room = limit
+    for part, mask in kept:
+        for at in range(0, len(part), limit):
+            rows = part[at : at + limit]
+            rows = rows if mask is None else rows[mask[at : at + limit]]
+            while len(rows):
+                piece.append(rows[:room])
+                rows, room = rows[room:], room - len(piece[-1])
+                if not room:
+                    yield concatenated(piece)
+                    piece, room = [], limit
+    if piece:
+        yield concatenated(piece)

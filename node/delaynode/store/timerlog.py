@@ -7,6 +7,7 @@ a flush: one header unit, then its units: those of the minute level, then those 
 due, so a slot's units lie side by side (prevPos == pos - 52) and a chain is read a run at a time
 header unit: magic HEADER | prevPos = log offset before | due = log offset after | offset = count of all units
   record size = count of minute-level units | key hash = crc32 of uid, position, this unit (with 0 here) and the units
+a checkpoint's units may be several flushes, its pieces: side by side in one segment, all with the same log range
 a chain ends where it leads below `start`: the oldest files are cleaned (see timercleaning.py) and removed
 """
 
@@ -70,8 +71,11 @@ def flush_is_sound(stored: Records, position: int, uid: int) -> bool:
     return zlib.crc32(raw(stored[1:]), zlib.crc32(raw(header), flush_crc(position, uid))) == int(stored[0]["key"])
 
 
-Mend: TypeAlias = Callable[[int, TimerWheel, TimerWheel], Records]
+Mend: TypeAlias = Callable[[int, int, TimerWheel, TimerWheel], None]
 """What makes the bad flush at a position good again, see timermending.py. Raises Damaged."""
+
+LogRange: TypeAlias = tuple[int, int]
+"""The frames that a flush is of: log offsets [before, after)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,14 @@ class TimerLog:
 
     def write(self, flush: Flush) -> None:
         """Append and sync."""
-        self.file.append([raw(flush.stored)], flush.stored.nbytes)
+        self.append(flush)
+        self.sync()
+
+    def append(self, flush: Flush, *, roll: bool | None = None) -> None:
+        """roll: whether it begins a segment; None: when the open one would grow too large."""
+        self.file.append([raw(flush.stored)], flush.stored.nbytes, roll=roll)
+
+    def sync(self) -> None:
         self.file.sync()
 
     def _read(self, position: int, count: int) -> Records:
@@ -222,38 +233,57 @@ class TimerLog:
         counts = (stored["magic"] & COUNT) != 0
         return stored[~counts] if counts.any() else stored
 
-    def _flush(self, position: int) -> Records:
-        """The flush at `position`, header first. Raises Damaged unless it is what its crc32 says."""
+    def header(self, position: int) -> tuple[int, int, LogRange]:
+        """Of the flush at `position`: its units, those of the minute level, its log range. Raises Damaged."""
         header = self._read(position, 1)[0]
-        count = int(header["offset"])
-        if header["magic"] != HEADER or count < 0 or position + (count + 1) * UNIT_BYTES > self.end:
+        count, split = int(header["offset"]), int(header["size"])
+        if header["magic"] != HEADER or not 0 <= split <= count or position + (count + 1) * UNIT_BYTES > self.end:
             raise Damaged(f"{self.file.directory}: no flush header at {position}")
-        stored = self._read(position, count + 1)
-        if not flush_is_sound(stored, position, self.uid):
+        return count, split, (int(header["prev"]), int(header["due"]))
+
+    def _runs_of(self, position: int, minute: TimerWheel, hour: TimerWheel) -> list[tuple[SlotRuns, TimerWheel]]:
+        """What the flush at `position` adds to the wheels, in order. Raises Damaged unless it is what its crc32 says.
+
+        Read block by block: an older program's flush may have millions of units.
+        """
+        count, split, _ = self.header(position)
+        header = self._read(position, 1).copy()
+        expected, header["key"] = int(header[0]["key"]), 0
+        crc, found = zlib.crc32(raw(header), flush_crc(position, self.uid)), []
+        for at in range(0, count, LARGEST_BLOCK):
+            first = position + (1 + at) * UNIT_BYTES
+            body = self._read(first, min(LARGEST_BLOCK, count - at))
+            crc = zlib.crc32(raw(body), crc)
+            place = first + UNIT_BYTES * np.arange(len(body), dtype=np.int64)
+            part = min(max(split - at, 0), len(body))
+            for wheel, low, high in ((minute, 0, part), (hour, part, len(body))):
+                due = np.ascontiguousarray(body["due"][low:high])
+                magic = body["magic"][low:high]
+                change = change_of(magic) + np.where((magic & COUNT) != 0, body["seq"][low:high], 0)
+                found.append((_runs(due, change, place[low:high], wheel)[0], wheel))
+        if crc != expected:
             raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
-        return stored
+        return found
 
     def rebuild(self, minute: TimerWheel, hour: TimerWheel, position: int, mend: Mend | None = None) -> int:
         """Hang every flush from `position` on onto the wheels; returns the number of units. Raises Damaged.
 
         One vectorised pass over each flush; how a wheel is made after an unclean stop or a change of owner.
         """
-        total = 0
+        total, first, reach = 0, position, (-1, -1)
         while position < self.end:
             try:
-                stored = self._flush(position)
+                found = self._runs_of(position, minute, hour)
             except Damaged:
                 if mend is None:
                     raise
-                stored = mend(position, minute, hour)
-            count, split, body = len(stored) - 1, int(stored[0]["size"]), stored[1:]
-            place = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
-            for wheel, low, high in ((minute, 0, split), (hour, split, count)):
-                due = np.ascontiguousarray(body["due"][low:high])
-                magic = body["magic"][low:high]
-                change = change_of(magic) + np.where((magic & COUNT) != 0, body["seq"][low:high], 0)
-                runs, _ = _runs(due, change, place[low:high], wheel)
+                mend(position, first, minute, hour)
+                found = self._runs_of(position, minute, hour)
+            for runs, wheel in found:
                 runs.hang(wheel)
+            count, _, log_range = self.header(position)
+            if log_range != reach:
+                first, reach = position, log_range
             total += count
             position += (count + 1) * UNIT_BYTES
         return total

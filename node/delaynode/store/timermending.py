@@ -1,16 +1,18 @@
 """Mending the TimerLog: a flush that is not what it was is made again from the frames of its log range.
 
 Each unit has a check of its own, so what is still sound stays. The others are looked for among what the frames of the
-range say, and put where they were: a flush is sorted by due, units of one due in order of arrival. The crc32 of the
-flush tells whether that is what was written; so a flush becomes what it was, to the last bit, or stays bad. It stays so
-where its frames were freed, and where what is lost was the timer's own word (an hour brought down to minutes, a
-cleaning) - unless all that happened is that one bit flipped.
+range say, and put where they were: a flush is sorted by due, units of one due in order of arrival. A checkpoint's units
+may be in several flushes, its pieces: they have one log range, and divide what it says in order of arrival. The crc32
+of the flush tells whether that is what was written; so a flush becomes what it was, to the last bit, or stays bad. It
+stays so where its frames were freed, and where what is lost was the timer's own word (an hour brought down to minutes,
+a cleaning) - unless all that happened is that one bit flipped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from delaynode.store.timerlog import (
     HEADER,
     STORED,
     UNIT_BYTES,
+    LogRange,
     TimerLog,
     _runs,
     as_units,
@@ -40,22 +43,22 @@ class Mender:
         self.timer, self.log = timer, log
         self.mended: list[int] = []
 
-    def mend(self, position: int, minute: TimerWheel, hour: TimerWheel) -> Records:
-        """The flush at `position`, header first, as it was, written in its place; the wheels are as of before it.
+    def mend(self, position: int, first: int, minute: TimerWheel, hour: TimerWheel) -> None:
+        """Write the flush at `position` as it was in its place. Raises Damaged when that can't be.
 
-        Raises Damaged when that can't be.
+        first: where the pieces begin that the flush before is of. The wheels are as of before this one.
         """
         room = (self.timer.end - position) // UNIT_BYTES
         header = _units_at(self.timer, position, 1)
         stored = None
         if header[0]["magic"] == HEADER and 0 <= int(header[0]["size"]) <= int(header[0]["offset"]) < room:
-            stored = self._body(_units_at(self.timer, position, int(header[0]["offset"]) + 1), position, minute, hour)
+            stored = _units_at(self.timer, position, int(header[0]["offset"]) + 1)
+            stored = self._body(stored, position, first, minute, hour)
         stored = self._header(header, position, room) if stored is None else stored
         if stored is None:
             raise Damaged(f"{self.timer.file.directory}: the flush at {position} is bad, and can't be made again")
         self._write(stored, position)
         self.mended.append(position)
-        return stored
 
     def _sound(self, stored: Records, position: int) -> bool:
         return flush_is_sound(stored, position, self.timer.uid)
@@ -70,15 +73,17 @@ class Mender:
                     return stored
         return None
 
-    def _body(self, stored: Records, position: int, minute: TimerWheel, hour: TimerWheel) -> Records | None:
+    def _body(self, stored: Records, position: int, first: int, minute: TimerWheel, hour: TimerWheel) -> Records | None:
         """With its bad units made again, by their log range or by turning back one bit."""
         body = stored[1:]
         place = position + UNIT_BYTES * np.arange(1, len(stored), dtype=np.int64)
         bad = np.flatnonzero(body["own"] != own_checks(body, place, self.timer.uid))
         if not len(bad):
             return None
-        lost = self._lost(stored, np.delete(body, bad))
-        if lost is not None and len(lost) == len(bad):
+        lost = self._lost(stored, position, first, np.delete(body, bad))
+        if lost is not None and len(lost) >= len(bad):
+            lost = lost[: len(bad)]  # the others are of later pieces, which came after these
+            lost = lost[np.argsort(lost["due"], kind="stable")]
             made = stored.copy()
             self._put(made, lost, bad, place, minute, hour)
             if self._sound(made, position):
@@ -91,23 +96,38 @@ class Mender:
                     return made
         return None
 
-    def _lost(self, stored: Records, good: Records) -> Records | None:
-        """What the flush's frames say and no `good` unit of it does, in a flush's order; None: the frames are gone."""
+    def _lost(self, stored: Records, position: int, first: int, good: Records) -> Records | None:
+        """What the flush's frames say and no `good` unit of it does, nor one of the pieces beside it, in order of
+        arrival; None: the frames are gone."""
         low, high = int(stored[0]["prev"]), int(stored[0]["due"])
+        good = np.concatenate([good, *self._beside(position, first, len(stored), (low, high))])
         try:
             said, watermark = _said(frames_of(self.log, low, high))
         except (Damaged, Trimmed):
             return None
         over = at_or_below(said["due"], said["seq"], watermark)
         ended = np.concatenate([said["seq"][(said["magic"] & DELETE) != 0], good["seq"][(good["magic"] & DELETE) != 0]])
-        said = said[~over | np.isin(said["seq"], ended)]  # as begin_flush() has it
-        said = said[np.argsort(said["due"], kind="stable")]
+        said = said[~over | np.isin(said["seq"], ended)]  # as FlushJob has it
         there = Counter(_words(as_units(good)))
         lost = np.zeros(len(said), bool)
         for row, word in enumerate(_words(said)):
             lost[row] = not there[word]
             there[word] -= not lost[row]
         return said[lost]
+
+    def _beside(self, position: int, first: int, length: int, log_range: LogRange) -> Iterator[Records]:
+        """The sound units of the other flushes of this log range; those before `position` are whole."""
+        timer, at = self.timer, first
+        with suppress(Damaged):  # no header: what lies beyond is not found
+            while at < timer.end:
+                count, _, of = timer.header(at) if at != position else (length - 1, 0, log_range)
+                if of != log_range and at >= position:
+                    return
+                if of == log_range and at != position:
+                    body = _units_at(timer, at + UNIT_BYTES, count)
+                    place = at + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
+                    yield body[body["own"] == own_checks(body, place, timer.uid)]
+                at += (count + 1) * UNIT_BYTES
 
     def _put(self, stored: Records, lost: Records, bad: I64, place: I64, minute: TimerWheel, hour: TimerWheel) -> None:
         """Lay the lost units (k,) out in rows `bad` (k,) of a flush's body."""

@@ -71,3 +71,9 @@ class TimerWheel:
 
     def dump(self) -> Records:
         return self.slots.copy()
+
+    def copy(self) -> TimerWheel:
+        """Another wheel with the same slots."""
+        made = TimerWheel(self.width_ms, 0)
+        made.slots = self.slots.copy()
+        return made

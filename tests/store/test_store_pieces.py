@@ -1,0 +1,160 @@
+"""What waits for a flush is laid out in pieces, and read in blocks: memory does not depend on how much it is."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from delaynode.store import timerlog
+from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timerlog import HEADER, STORED, TimerLog, own_checks
+from delaynode.store.timerwheel import TimerWheel
+from delaynode.store.types import I64, MAX_SEQ, Array, Pair, Records
+from delaynode.store.units import DEFAULT, units
+
+from tests.store.consuming import World
+from tests.store.lives import files_in
+from tests.store.memory_files import MemoryFiles
+from tests.store.producing import Item
+from tests.store.world import SMALL
+
+START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
+MANY, PIECE = 200_000, 10_000
+
+
+@contextmanager
+def laid_out() -> Iterator[list[int]]:
+    """How many units each layout was of."""
+    sizes: list[int] = []
+
+    def counted(stored: Records, place: I64, uid: int) -> Array:
+        sizes.append(len(stored))
+        return own_checks(stored, place, uid)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timerlog, "own_checks", counted)
+        yield sizes
+
+
+def an_index(piece_units: int) -> TimerIndex:
+    """With MANY arrivals, in batches, over both levels."""
+    log = TimerLog(MemoryFiles(random.Random(1)), "timerlog", 64 << 20)
+    watermark = Pair(START_MS, MAX_SEQ)
+    index = TimerIndex(log, 40 * 24 * HOUR_MS, watermark, START_MS + 2 * HOUR_MS, piece_units=piece_units)
+    dues = START_MS + MINUTE_MS + np.random.default_rng(1).integers(0, 4 * HOUR_MS, MANY)
+    for at in range(0, MANY, PIECE // 4):
+        due = dues[at : at + PIECE // 4]
+        index.insert(units(due, np.arange(at, at + len(due)), 0, 10, 0, 0, DEFAULT))
+    return index
+
+
+def test_a_flush_of_ordinary_arrivals_lays_out_no_more_than_a_piece_at_a_time() -> None:
+    world = World(1, SMALL)
+    for _ in range(5):
+        world.enqueue([Item(5 * HOUR_MS)] * 4)
+    with laid_out() as sizes:
+        world.checkpoint()
+    assert sum(sizes) == 20
+    assert max(sizes) <= SMALL.piece_units, "3 of 20"
+    for aftermath in (world.check_wheel, world.power_cut, world.check_wheel):
+        aftermath()
+    world.advance(5 * HOUR_MS)
+    world.settle()
+    assert len(world.model.queue) == 20
+
+
+def test_a_flushs_memory_is_that_of_a_piece() -> None:
+    """MANY units take 30 MB when they are laid out at once, beside the 9 MB in which they wait."""
+    tracemalloc.start()
+    try:
+        index = an_index(PIECE)
+        files = index.log.file.files
+        assert isinstance(files, MemoryFiles)
+        files.append = lambda path, buffers: None  # type: ignore[method-assign] # its pages are memory, too
+        files.sync = lambda path: None  # type: ignore[method-assign]
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        job = index.begin_flush((0, 0))
+        job.run()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    index.finish_flush(job)
+    assert index.minute.slots["num"].sum() + index.hour.slots["num"].sum() == MANY
+    assert peak - before < 6e6
+
+
+def test_wheels_are_rebuilt_from_a_large_flush_block_by_block() -> None:
+    """Such flushes are in the TimerLogs of older programs: 40 MB when they are read whole."""
+    index = an_index(MANY)
+    job = index.begin_flush((0, 0))
+    job.run()
+    index.finish_flush(job)
+    minute, hour = (TimerWheel(wheel.width_ms, len(wheel.slots)) for wheel in (index.minute, index.hour))
+    tracemalloc.start()
+    try:
+        assert index.log.rebuild(minute, hour, 0) == MANY
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+    assert (minute.slots == index.minute.slots).all()
+    assert (hour.slots == index.hour.slots).all()
+
+
+def test_pieces_leave_the_wheels_as_one_flush_would() -> None:
+    counts, chains = [], []
+    for piece_units in (PIECE, PIECE - 77, MANY):
+        index = an_index(piece_units)
+        job = index.begin_flush((0, 0))
+        job.run()
+        index.finish_flush(job)
+        counts.append((index.minute.slots["num"].tolist(), index.hour.slots["num"].tolist()))
+        hour = int(index.hour.slots["time"].max())
+        last = int(index.hour.last_positions(np.array([hour]))[0])
+        chain = [run[["due", "seq"]] for run in index.log.walk(last, hour, HOUR_MS)]
+        chains.append(np.sort(np.concatenate(chain)).tolist())
+    assert counts[0] == counts[1] == counts[2]
+    assert chains[0] == chains[1] == chains[2]
+
+
+@pytest.mark.parametrize("calls", range(12))
+def test_a_checkpoint_that_ends_between_two_pieces_loses_nothing(calls: int) -> None:
+    """Whatever of them is on disk, a recovery cuts off what the checkpoint does not name."""
+    world = World(calls, SMALL)
+    world.enqueue([Item(5 * HOUR_MS + n) for n in range(6)])
+    world.checkpoint()
+    world.enqueue([Item(5 * HOUR_MS + n) for n in range(9)])
+    live = sorted(world.model.live)
+    world.cancel(live[0], live[8], live[14])
+    world.pump()
+    world.begin_checkpoint()
+    world.disk.crash_after(calls)
+    world.run_checkpoint()
+    world.disk.crash_after(None)
+    world.finish_checkpoint()
+    world.power_cut()
+    world.check_wheel()
+    world.checkpoint()
+    world.check_wheel()
+    world.advance(5 * HOUR_MS + 100)
+    world.settle()
+    assert len(world.model.queue) == 12
+
+
+def test_messages_that_are_released_before_their_flush_are_in_none_of_its_pieces() -> None:
+    world = World(1, replace(SMALL, window_budget=10**6))
+    for n in range(4):
+        world.enqueue([Item(1), Item(5 * HOUR_MS), Item(2 + n)])
+    world.advance(1000)
+    world.settle()
+    world.checkpoint()
+    files = [np.frombuffer(bytes(world.disk.files[path].data), STORED) for path in files_in(world.disk, "timerlog")]
+    headers = [int(units_["offset"][units_["magic"] == HEADER].sum()) for units_ in files]
+    assert sum(headers) == 4
+    assert max(int(count) for units_ in files for count in units_["offset"][units_["magic"] == HEADER]) == 3
