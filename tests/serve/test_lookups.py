@@ -15,8 +15,9 @@ from delaynode.registry.model import TopicSpec
 from delaynode.replicate.until import until
 from delaynode.serve.host import ShardHost
 from delaynode.serve.lookups import Lookups
+from delaynode.serve.upkeep import Upkeep
 from delaynode.store.errors import Damaged
-from delaynode.store.shard import Lookup, Shard
+from delaynode.store.shard import CANCELLED, MOVED_NOW, Lookup, Shard
 from delaynode.store.timerscan import ScanJob
 
 from tests.serve.client import Msg, ints, now_ms, request
@@ -92,6 +93,26 @@ def move(inside: Inside, scans: Scans, due: Due, seq: int) -> asyncio.Task[pb.Re
     time = np.array([due[seq] + 60_000], "<i8").tobytes()
     asked = pb.RescheduleRequest(**named(scans, due, seq), time=time)
     return asyncio.create_task(inside.ask("Reschedule", asked, pb.RescheduleResponse))
+
+
+def test_a_change_waits_while_too_many_units_wait_to_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It adds units, in memory, as a new message does."""
+
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        monkeypatch.setattr(Upkeep, "full", True)
+        asked = cancel(inside, scans, due, 0), move(inside, scans, due, 1)
+        done, _ = await asyncio.wait(asked, timeout=0.1)
+        assert not done
+        assert scans.host.shard.index.pending == 2
+        monkeypatch.setattr(Upkeep, "full", False)
+        await scans.host.upkeep.checkpoint(copy_wheels=False)
+        cancelled, moved = await asyncio.gather(*asked)
+        assert cancelled.outcome == bytes([CANCELLED])
+        assert moved.outcome == bytes([MOVED_NOW])
+
+    with_messages(tmp_path, 2, monkeypatch, work)
 
 
 def test_requests_that_wait_share_a_scan_and_each_learns_its_own(

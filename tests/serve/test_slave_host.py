@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from delaynode.replicate.until import until
 from delaynode.serve import slave as slave_module
 from delaynode.serve.slave import SlaveHost
+from delaynode.serve.upkeep import Upkeep
 from delaynode.store import persist
 
 from tests.serve.hosts import CONFIG, Node, node
@@ -183,5 +185,57 @@ def test_what_was_committed_in_a_lost_history_commits_nothing_of_the_next(tmp_pa
             slave.commit_to(log.end)
             await until(lambda: slave.shard.applied == log.end, 0.001)
             await slave.end("done")
+
+    asyncio.run(main())
+
+
+def test_a_slave_applies_no_more_while_its_flush_waits_and_goes_on_storing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shard of the node has the permit for long: what is applied beyond a few flushes would be memory."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            master = made.hosts["a"]
+            for _ in range(30):
+                await made.send("a", [made.clock.now_ms() + 3_600_000] * 3)
+            monkeypatch.setattr(Upkeep, "_checkpoint_due", lambda upkeep: upkeep._many_units())
+            slave = slave_of(made)
+            config = slave.shard.config = replace(CONFIG, flush_units=10)
+            acknowledged: list[int] = []
+            slave.stored = lambda: acknowledged.append(slave.durable)
+            async with slave.shop.checkpoints:
+                slave.commit_to(master.shard.committed)
+                await until(lambda: slave.upkeep.full and slave.durable == master.shard.committed, 0.01)
+                await asyncio.sleep(0.2)
+                applied = slave.shard.applied
+                assert applied < slave.known
+                assert slave.shard.index.unflushed < config.most_unflushed + 3, "of 90"
+                await made.send("a", [made.clock.now_ms() + 3_600_000])
+                stored = slave.shard.log.end
+                slave.receive(memoryview(master.shard.log.read_raw(stored, 1 << 20)))
+                await until(lambda: acknowledged[-1] > stored, 0.01)
+                assert slave.shard.applied == applied
+            slave.commit_to(master.shard.committed)
+            await until(lambda: slave.shard.applied == master.shard.committed, 0.01)
+            assert slave.shard.index.pending == 91
+            await slave.end("done")
+
+    asyncio.run(main())
+
+
+def test_a_slave_that_waits_for_its_flush_can_be_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            for _ in range(30):
+                await made.send("a", [made.clock.now_ms() + 3_600_000])
+            slave = slave_of(made)
+            async with slave.shop.checkpoints:
+                slave.commit_to(made.hosts["a"].shard.committed)
+                await until(lambda: slave.upkeep.full, 0.01)
+                ending = asyncio.create_task(slave.end("done"))
+                await asyncio.sleep(0.05)
+            await asyncio.wait_for(ending, 10)
+            assert slave.shard.applied < made.hosts["a"].shard.committed
 
     asyncio.run(main())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
+from delaynode.replicate.until import until
+from delaynode.store.persist import CheckpointJob
 
 from tests.serve.hosts import node
 
@@ -37,5 +40,35 @@ def test_a_shard_that_cannot_commit_does_not_keep_others_from_their_checkpoints(
             syncer.mark(stuck)
             await asyncio.wait_for(asyncio.gather(checkpoint, sending), 10)
             assert stuck.shard.checkpointed > before
+
+    asyncio.run(main())
+
+
+def test_new_messages_wait_while_as_many_units_as_may_wait_are_being_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until their flush has ended they are in memory, like those that wait for the next."""
+    begun, go_on = threading.Event(), threading.Event()
+    run = CheckpointJob.run
+
+    def held(job: CheckpointJob) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        run(job)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            async with host.shop.checkpoints:
+                await made.send("a", [made.clock.now_ms() + 60_000] * 2)
+                assert host.shard.index.unflushed == host.shard.config.most_unflushed
+                monkeypatch.setattr(CheckpointJob, "run", held)
+                waiting = asyncio.create_task(host.upkeep.room())
+            await until(begun.is_set, 0.01)
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            go_on.set()
+            await asyncio.wait_for(waiting, 10)
+            assert not host.upkeep.full
 
     asyncio.run(main())

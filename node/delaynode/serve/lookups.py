@@ -54,6 +54,7 @@ class Lookups:
         """Cancel messages (n,), or give them new dues `time` (n,); what became of each, not committed yet. At most
         MAX_BATCH_MESSAGES. Raises Refused, Damaged, OSError."""
         host.check_serving()
+        await host.upkeep.room()
         if host.shard.in_window(due, seq):
             return self._act(host, Lookup(due, seq, None), time)
         asked = Asked(due, seq, time, asyncio.get_running_loop().create_future())

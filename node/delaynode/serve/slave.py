@@ -175,6 +175,9 @@ class SlaveHost(CopyHost):
                 self._news.clear()
                 await self._news.wait()
                 continue
+            if self.upkeep.full:  # other shards checkpoint first; what is stored meanwhile is acknowledged
+                await self.upkeep.flushed()
+                continue
             async with self._applying:
                 await self._apply(min(limit, self.durable))  # it may have been cut meanwhile
             self.stored()
@@ -192,7 +195,7 @@ class SlaveHost(CopyHost):
             tick = parse_tick(first)
             await self.upkeep.load_past(Pair(tick.due, tick.seq))
         async with self.shop.turn:
-            while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES:
+            while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES and not self.upkeep.full:
                 frame = self._frames[0]
                 if shard.needs_load(frame):
                     break  # not with everybody's turn

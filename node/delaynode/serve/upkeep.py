@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 COMMIT_SECONDS = 1.0  # that other shards' checkpoints wait for one whose last frames are not committed yet
 BUSY_BYTES = 4 << 20
 IDLE_BYTES = 64 << 10
-UNFLUSHED_FLUSHES = 2  # a shard takes new messages until so many flushes' units wait
 EMPTY_BYTES = 16 << 20  # written again at once, about: memory, and a segment of its own
 EMPTY_SEGMENTS = 16  # emptied at once, at most: each is read whole, while a checkpoint may wait
 TIGHT_SHARE = 0.75  # with little disk left a segment is emptied as soon as so much of it, or less, is needed
@@ -64,8 +63,8 @@ class Upkeep:
         self._loading = asyncio.Lock()  # one load at a time
         self._timer_job = asyncio.Lock()  # one cascade, flush or cleaning of the TimerLog at a time
         self._wanted = asyncio.Event()
-        self._flushing: asyncio.Future[None] | None = None  # resolved when a flush begins
-        self._captured = 0  # units of a flush that waits for its frames to be committed
+        self._flushed: asyncio.Future[None] | None = None  # resolved when a flush ends
+        self._captured = 0  # units of a flush that is under way, or waits for its frames to be committed
         self._writing: set[asyncio.Task[None]] = set()  # checkpoints and cascades, waiting for their turn or under way
         self._checkpointed = time.monotonic()
         self._freed = 0.0  # time.monotonic() of the last look at what may go
@@ -224,14 +223,16 @@ class Upkeep:
             async with asyncio.timeout(patience):
                 await host.written(job.log_offset)
         except BaseException as error:
+            self._captured = 0
             persist.abandon_checkpoint(job)
             if isinstance(error, TimeoutError):
                 return False
             raise
+        try:
+            await host.off_loop(job.run)
         finally:
             self._captured = 0
-        self._tell_flushing()
-        await host.off_loop(job.run)
+            self._tell_flushed()
         paths = persist.finish_checkpoint(job)
         readers = host.jobs()
         self._units_copied += job.flush.units
@@ -251,23 +252,32 @@ class Upkeep:
         """While it is held no checkpoint is written."""
         return self._timer_job
 
-    async def room(self) -> None:
-        """Wait while flushes are behind: units that are not flushed are memory. Raises Refused."""
-        while self._shard.index.unflushed + self._captured >= UNFLUSHED_FLUSHES * self._shard.config.flush_units:
-            self._host.check_serving()
-            self._wanted.set()
-            if self._flushing is None:
-                self._flushing = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._flushing])
+    @property
+    def full(self) -> bool:
+        """Flushes are behind, so nothing should be taken in: units that are not flushed are memory."""
+        return self._shard.index.unflushed + self._captured >= self._shard.config.most_unflushed
 
-    def _tell_flushing(self) -> None:
-        flushing, self._flushing = self._flushing, None
-        if flushing is not None and not flushing.done():
-            flushing.set_result(None)
+    async def room(self) -> None:
+        """Wait while it is full. Raises Refused."""
+        while self.full:
+            self._host.check_serving()
+            await self.flushed()
+
+    async def flushed(self) -> None:
+        """Return once a flush has ended, or the shard is served no more."""
+        self._wanted.set()
+        if self._flushed is None:
+            self._flushed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._flushed])
+
+    def _tell_flushed(self) -> None:
+        flushed, self._flushed = self._flushed, None
+        if flushed is not None and not flushed.done():
+            flushed.set_result(None)
 
     def end(self) -> None:
         """The shard is served no more: whoever waits for room goes and sees."""
-        self._tell_flushing()
+        self._tell_flushed()
 
     # ------------------------------------------------------------ freeing disk
     def _free_due(self) -> bool:

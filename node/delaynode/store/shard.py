@@ -57,6 +57,8 @@ from delaynode.store.window import Run, before
 MAX_DUE_MS = 1 << 62
 FEW_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
 
+UNFLUSHED_FLUSHES = 2
+
 # what Cancel and Reschedule answer (delay.v1.Outcome)
 CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2, 3, 4, 5, 6
 
@@ -86,6 +88,11 @@ class ShardConfig:
     keep: KeepConfig = field(default_factory=KeepConfig)
     geometry: Geometry = GEOMETRY  # of the wheels
     scrub_days: float = 7.0  # in which everything on disk is read again and checked
+
+    @property
+    def most_unflushed(self) -> int:
+        """With so many unflushed units, which are memory, a shard takes in no more until a flush has ended."""
+        return UNFLUSHED_FLUSHES * self.flush_units
 
     @property
     def group_limits(self) -> GroupLimits:
