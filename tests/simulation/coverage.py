@@ -90,6 +90,7 @@ PLACES: dict[str, tuple[Any, str, Around]] = {
     "slots reused": (TimerWheel, "extend", _laps),
     "cleanings": (TimerIndex, "finish_clean", _calls),
     "flushes in pieces": (TimerIndex, "finish_flush", _in_pieces),
+    "prepared to lead": (persist, "prepare", _calls),
     "checkpoints": (persist, "finish_checkpoint", _calls),
     "transfers": (Holding, "end_fetch", _calls),
 }

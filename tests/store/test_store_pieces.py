@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import timerlog
+from delaynode.store import persist, timerlog
 from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, TimerIndex
 from delaynode.store.timerlog import HEADER, STORED, TimerLog, own_checks
 from delaynode.store.timerwheel import TimerWheel
@@ -21,7 +21,7 @@ from tests.store.consuming import World
 from tests.store.lives import files_in
 from tests.store.memory_files import MemoryFiles
 from tests.store.producing import Item
-from tests.store.world import SMALL
+from tests.store.world import ROOT, SMALL
 
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 MANY, PIECE = 200_000, 10_000
@@ -158,3 +158,52 @@ def test_messages_that_are_released_before_their_flush_are_in_none_of_its_pieces
     headers = [int(units_["offset"][units_["magic"] == HEADER].sum()) for units_ in files]
     assert sum(headers) == 4
     assert max(int(count) for units_ in files for count in units_["offset"][units_["magic"] == HEADER]) == 3
+
+
+# ---------------------------------------------------------------- applying a log in steps
+def test_a_log_that_is_applied_in_light_steps_holds_a_bounded_number_of_units() -> None:
+    """As a chosen copy does it. With more than `most_unflushed` units it makes a checkpoint before it goes on."""
+    config = replace(SMALL, flush_units=6)
+    world = World(1, config)
+    for _ in range(20):
+        world.enqueue([Item(5 * HOUR_MS)] * 4)
+    world.pump()
+    world.disk.kill()
+    shard, _ = persist.recover(world.disk, ROOT, config, replay=False)
+    assert shard.applied < shard.log.end
+    most = steps = 0
+    while shard.applied < shard.log.end:
+        persist.replay(shard, shard.log.end, light=True)
+        most, steps = max(most, shard.index.unflushed), steps + 1
+        if shard.applied < shard.log.end:
+            persist.prepare(world.disk, ROOT, shard)
+    assert most < config.most_unflushed + 4, "of 80"
+    assert steps > 4
+    world.kill()  # opens it again, from the last of those checkpoints, and compares everything
+    world.check_wheel()
+    world.advance(5 * HOUR_MS)
+    world.settle()
+    assert len(world.model.queue) == 80
+
+
+def test_a_light_step_ends_before_an_hour_that_must_come_down() -> None:
+    world = World(1, SMALL)
+    world.enqueue([Item(30 * HOUR_MS + n) for n in range(8)])
+    world.checkpoint()
+    content = world.disk.copy()
+    world.advance(31 * HOUR_MS)
+    world.settle()
+    assert len(world.model.queue) == 8
+    for path in files_in(world.disk, "log/"):  # the log has the ticks, the rest is as of before
+        content.replace(path, bytes(world.disk.files[path].data))
+    shard, _ = persist.recover(content, ROOT, SMALL, replay=False)
+    pieces = 0
+    while shard.applied < shard.log.end:
+        bound, cascade = shard.index.minute_bound_ms, shard.index.cascade
+        persist.replay(shard, shard.log.end, light=True)
+        assert (shard.index.minute_bound_ms, shard.index.cascade) == (bound, cascade)
+        if shard.applied < shard.log.end:
+            persist.prepare(content, ROOT, shard)
+            pieces += 1
+    assert pieces > 3
+    assert shard.queue.end == 8

@@ -117,10 +117,19 @@ class Holding:
         await self.off_loop(lambda: log.cut(log.end))
 
     async def apply_all(self) -> int:
-        """The whole log is committed: apply what is not yet. Returns the number of frames. Raises OSError, Damaged."""
-        shard = self.shard
+        """The whole log is committed: apply what is not yet. Returns the number of frames. Raises OSError, Damaged.
+
+        Like upkeep it flushes units before they are too many, and brings hours down, one shard of the node at a time.
+        """
+        shard, shop = self.shard, self.yard.shop
         assert shard is not None
-        return await self.off_loop(lambda: persist.replay(shard, shard.log.end))
+        frames = 0
+        while True:
+            frames += await self.off_loop(partial(persist.replay, shard, shard.log.end, light=True))
+            if shard.applied >= shard.log.end:
+                return frames
+            async with shop.checkpoints:
+                await self.off_loop(partial(persist.prepare, self._files, self.directory, shard))
 
     async def discard(self, why: str) -> None:
         """Throw the copy away. Nothing may use it any more."""

@@ -211,18 +211,41 @@ def _apply(shard: Shard, frame: Frame) -> None:
     shard.apply(frame)
 
 
-def replay(shard: Shard, through: int, most: int | None = None) -> int:
+def replay(shard: Shard, through: int, most: int | None = None, *, light: bool = False) -> int:
     """Commit and apply the frames before log offset `through` that are not applied yet, out of the log's files, on any
     one thread; returns their number. most: stop after so many bytes. Raises Damaged.
+
+    light: stop before a frame that prepare() is to be called for, as it takes memory that a node's shards take in turn.
     """
     begin, frames = shard.applied, 0
     for frame in frames_of(shard.log, begin, through):
+        if light and (_crowded(shard) or shard.needs_cascade(frame)):
+            break
         _apply(shard, frame)
         frames += 1
         if most is not None and frame.end - begin >= most:
             break
     shard.commit(shard.applied)
     return frames
+
+
+def prepare(files: Files, directory: str, shard: Shard) -> None:
+    """Make way for the next frame, of a log that is committed, on any one thread: flush the units that wait, with a
+    checkpoint, when they are many; else a piece of the hour that is to come down. Raises Damaged, OSError.
+    """
+    if _crowded(shard):
+        job = begin_checkpoint(files, directory, shard)
+        job.run()
+        remove_files(files, finish_checkpoint(job))
+        return
+    piece = shard.index.begin_cascade()
+    if piece is not None:
+        piece.run()
+        shard.index.finish_cascade(piece)
+
+
+def _crowded(shard: Shard) -> bool:
+    return shard.index.unflushed >= shard.config.most_unflushed
 
 
 def _match_files(

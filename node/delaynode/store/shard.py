@@ -550,6 +550,10 @@ class Shard:
         tick = parse_tick(frame)
         return self.index.window.bound <= Pair(tick.due, tick.seq)
 
+    def needs_cascade(self, frame: Frame) -> bool:
+        """Whether apply() would have to bring an hour down to minutes first."""
+        return self.needs_load(frame) and self.index.minute_bound_ms <= parse_tick(frame).due
+
     def load_through(self, mark: Pair) -> None:
         """Load the window past `mark`, on this thread; not while a flush, a cascade or a cleaning is under way."""
         index = self.index

@@ -1,0 +1,71 @@
+"""A chosen copy applies its log before it leads: what takes much memory of that takes the node's turn."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from delaynode.registry.model import ShardSpec
+from delaynode.replicate.until import until
+from delaynode.serve.holding import Holding
+from delaynode.serve.yard import Yard
+from delaynode.store import persist
+from delaynode.store.shard import Shard
+
+from tests.serve.hosts import CONFIG, Node, node
+
+HOUR_MS = 3_600_000
+
+
+def opened(made: Node) -> Holding:
+    """A copy that has host "a"'s log, and has applied none of it."""
+    master, uid = made.hosts["a"], made.hosts["a"].shard.identity.uid
+    yard = SimpleNamespace(shop=master.shop, data=str(made.directory))
+    holding = Holding(ShardSpec(uid, "t", 0, ("n0",)), cast(Yard, yard), lambda *_, **__: None)
+    files, config = master.shop.files, replace(CONFIG, flush_units=10)
+    shard = persist.create(files, holding.directory, uid, "t", 0, config, master.shard.index.watermark.due)
+    shard.log.receive(memoryview(master.shard.log.read_raw(0, 1 << 20)))
+    batch = shard.log.take(sync=True)
+    assert batch is not None
+    batch.run()
+    shard.log.finish(batch)
+    holding.shard = shard
+    return holding
+
+
+def test_a_copy_that_applies_its_log_flushes_before_its_units_are_too_many_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            for _ in range(30):
+                await made.send("a", [made.clock.now_ms() + HOUR_MS] * 3)
+            holding = opened(made)
+            shard, shop, most, turns = cast(Shard, holding.shard), holding.yard.shop, 0, 0
+            begin = persist.begin_checkpoint
+
+            def begun(*args: Any) -> persist.CheckpointJob:
+                nonlocal most, turns
+                assert shop.checkpoints.locked()
+                if args[2] is shard:
+                    most, turns = max(most, shard.index.unflushed), turns + 1
+                return begin(*args)
+
+            monkeypatch.setattr(persist, "begin_checkpoint", begun)
+            async with shop.checkpoints:
+                applying = asyncio.create_task(holding.apply_all())
+                await until(lambda: shard.index.unflushed >= shard.config.most_unflushed, 0.01)
+                await asyncio.sleep(0.1)
+                assert not applying.done()
+            frames = await asyncio.wait_for(applying, 30)
+            assert shard.applied == shard.log.end
+            assert shard.index.pending == 90
+            assert frames >= 30
+            assert turns >= 3
+            assert shard.config.most_unflushed <= most < shard.config.most_unflushed + 3
+
+    asyncio.run(main())
