@@ -52,7 +52,7 @@ class ShardView:
     messages: dict[bytes, Message] = field(default_factory=dict)
     acked: dict[tuple[str, int], int] = field(default_factory=dict)  # group, queue offset -> epoch of the answer
     by_seq: dict[int, bytes] = field(default_factory=dict)
-    last_tried: set[int] = field(default_factory=set)  # seqs handed out as often as may be: dead, even if none got there
+    last_tried: set[int] = field(default_factory=set)  # seqs handed out as often as may be: dead
     last_master: str = ""
 
 
