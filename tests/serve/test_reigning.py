@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
+from delaynode.registry.port import Unavailable
 from delaynode.serve.reigning import Copy, Reigning
 from delaynode.serve.role import Role
 from delaynode.serve.yard import Yard
@@ -23,7 +24,8 @@ class Chosen:
     """n2's copy c2, named for epoch 5. wishes: as this node has heard them; registry: what a consistent read shows."""
 
     def __init__(self, wishes: ClusterSpec) -> None:
-        self.wishes, self.registry, self.reads = wishes, OUTSIDE, 0
+        self.wishes, self.reads = wishes, 0
+        self.registry: ShardObject | Exception | None = OUTSIDE
         yard = SimpleNamespace(
             node="n2", incarnation="p2", boot_ms=lambda: 0, cluster=lambda: self.wishes, registry=self,
             release_rate=lambda _: None,
@@ -34,8 +36,10 @@ class Chosen:
         )  # fmt: skip
         self.reigning = Reigning(cast(Copy, self.copy), cast(Yard, yard), lambda *_, **__: None, lambda: None)
 
-    async def get_shard(self, name: str) -> ShardObject:
+    async def get_shard(self, name: str) -> ShardObject | None:
         self.reads += 1
+        if isinstance(self.registry, Exception):
+            raise self.registry
         return self.registry
 
     def heard(self, wishes: ClusterSpec, object_: ShardObject = OUTSIDE) -> None:
@@ -68,9 +72,45 @@ def test_a_refusal_is_told(refusing: Chosen) -> None:
     assert refusing.reigning.not_serving() == (0, "copy c2 is not in sync: c1 are")
 
 
+@pytest.mark.parametrize(
+    ("registry", "told"),
+    [
+        (None, "the registry has no such shard, by what this node is told"),
+        (Unavailable("403 Forbidden"), "the registry did not show it the shard: 403 Forbidden"),
+    ],
+)
+def test_what_keeps_a_chosen_copy_from_looking_at_the_object_is_told_while_it_lasts(
+    registry: Exception | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    chosen = Chosen(CLEAN)
+    chosen.reigning._last = 3, "what ended an earlier reign"
+    chosen.registry = registry
+    asyncio.run(chosen.reigning.take_up())
+    assert chosen.reigning.not_serving() == (0, told)
+    assert chosen.reigning.chosen(), "it tries again"
+    chosen.registry = replace(OUTSIDE, spec=replace(SPEC, master="n1"))
+    asyncio.run(chosen.reigning.take_up())
+    assert chosen.reigning.not_serving() == (3, "what ended an earlier reign")
+
+
+def test_a_candidate_tells_what_keeps_it_from_writing_its_status() -> None:
+    reigning = Chosen(CLEAN).reigning
+    reigning._last = 3, "what ended an earlier reign"
+    hindered = "the registry did not take its status: 403"
+    leader = SimpleNamespace(reign=SimpleNamespace(epoch=5), ended=None, resigned=None, hindered=hindered)
+    reigning.leader = cast(Any, leader)
+    assert reigning.not_serving() == (0, hindered)
+    reigning.master = cast(Any, object())  # it has begun: a later write that fails keeps nobody waiting
+    assert reigning.not_serving() == (3, "what ended an earlier reign")
+
+
 def test_a_reign_that_is_over_or_being_given_up_is_told() -> None:
     reigning = Chosen(CLEAN).reigning
-    leader = SimpleNamespace(reign=SimpleNamespace(epoch=4), ended=None, resigned=None)
+    leader = SimpleNamespace(reign=SimpleNamespace(epoch=4), ended=None, resigned=None, hindered=None)
     reigning.leader = cast(Any, leader)
     assert reigning.not_serving() == (0, "")
     leader.resigned = "its disk is slow"

@@ -99,6 +99,7 @@ class Leader:
         self.host: Host | None = None
         self.ended: str | None = None
         self.handover: Handover | None = None
+        self.hindered: str | None = None  # why its last write of the status was none; None: it was, or it wrote none
         self._log, self._peers, self._promises, self._statuses = log, peers, promises, statuses
         self._boot_ms, self._note = boot_ms, note
         self._loop = asyncio.get_running_loop()
@@ -351,15 +352,17 @@ class Leader:
             self._version = None  # unless this succeeds it must be read again
             try:
                 self._version = await self._statuses.write(status, version)
-            except Conflict:
+            except Conflict as error:
                 self.in_sync.refused(wanted)  # somebody changed another field, or a new reign has begun: read again
+                self.hindered = f"the registry refused its status: {error}"
                 return await self._read() and False
             except RegistryError as error:
                 self._note("status-not-written", epoch=reign.epoch, reason=str(error))
+                self.hindered = f"the registry did not take its status: {error}"
                 return False
             if self._overwritten():
                 self._note("status-written-again", epoch=reign.epoch)
-            self._wrote, self._overwritten_ms = status, None
+            self._wrote, self._overwritten_ms, self.hindered = status, None, None
             before, self._named = self.in_sync.written, True
             self.in_sync.succeeded(wanted)
             if before != wanted:
@@ -374,8 +377,10 @@ class Leader:
             found = await self._statuses.get()
         except RegistryError as error:
             self._note("registry-unreachable", reason=str(error))
+            self.hindered = f"the registry did not show it the shard: {error}"
             return False
         if found is None:
+            self.hindered = "the registry has no such shard, by what this node is told"
             self._not_found()
             return False
         self._missing_ms = None
@@ -387,6 +392,7 @@ class Leader:
             return False
         if found.spec.epoch < self.reign.epoch:
             self._note("registry-behind", epoch=self.reign.epoch, registry_epoch=found.spec.epoch)
+            self.hindered = f"the registry knows of epoch {found.spec.epoch} only"
             return False
         self._version = found.version
         if found.status is not None and found.status.serving_epoch < self.reign.epoch:

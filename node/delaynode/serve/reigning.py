@@ -70,6 +70,7 @@ class Reigning:
         self.master: ShardHost | None = None
         self.refused: str | None = None  # why the reign in the spec is not taken up
         self.over: str | None = None
+        self._hindered: str | None = None  # why it could not even be looked at
         self._last: tuple[int, str] = (0, "")  # the last reign here that is over: its epoch, and why
         self._refused_by: tuple[ShardStatus | None, bool] = (None, False)  # the status, and whether unclean was allowed
         self._copy, self._yard, self._note, self._wake = copy, yard, note, wake
@@ -85,17 +86,22 @@ class Reigning:
         return f"its disk has not taken the epoch up within {cluster.lag_seconds} s"
 
     def not_serving(self) -> tuple[int, str]:
-        """The epoch of the last reign here that is over or is being given up, 0 for none; and why this process does
-        not serve: why that reign is over, or why the one in the spec is refused."""
-        if self.leader is not None and self.leader.ended is None and self.leader.resigned is not None:
-            return self.leader.reign.epoch, self.leader.resigned
-        epoch, why = self._last
-        return epoch, self.refused or why
+        """The epoch of the last reign here that is over or is being given up, and why. Or 0, and why the reign in the
+        spec is refused or can't be begun for the moment; empty: no reason is known."""
+        leader = self.leader
+        if leader is not None and leader.ended is None:
+            if leader.resigned is not None:
+                return leader.reign.epoch, leader.resigned
+            if self.master is None and leader.hindered is not None:
+                return 0, leader.hindered
+        elif kept := self.refused or self._hindered:
+            return 0, kept
+        return self._last
 
     # ------------------------------------------------------------ what the registry says
     def forget(self) -> None:
         """The spec has another reign."""
-        self.refused = self._candidate_ms = None
+        self.refused = self._hindered = self._candidate_ms = None
 
     def look(self) -> None:
         """The registry has news of the shard."""
@@ -137,11 +143,14 @@ class Reigning:
             found = await yard.registry.get_shard(copy.name)
         except RegistryError as error:
             self._note("registry-unreachable", reason=str(error))
+            self._hindered = f"the registry did not show it the shard: {error}"
             await asyncio.sleep(0.2)
             return
         if found is None or found.spec.uid != spec.uid:
+            self._hindered = "the registry has no such shard, by what this node is told"
             await asyncio.sleep(RETRY_SECONDS)  # it is gone, as the list will say
             return
+        self._hindered = None
         if found.spec.epoch != spec.epoch:
             self.forget()
         copy.object = found
