@@ -9,6 +9,7 @@ from delaynode.registry.model import NodeLease
 
 from delayoperator.plan import CopyView, NodeView, Observed, Questions, masters, questions
 from delayoperator.probe import NodeAnswer, Prober
+from delayoperator.takeup import TakeUps
 
 AGAIN_MS = 100  # somebody waits for a master and the world looks as before: a copy may have been opened since
 # Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
@@ -35,12 +36,13 @@ class Asking:
         self._questions: tuple[Observed, Questions] | None = None
         self._patrolled_ms: int | None = None
         self._given_up: Mapping[tuple[int, int], str] = {}  # as of the last patrol
+        self._take_ups = TakeUps()
 
     def ask(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
         """The world with what its nodes answer. None: it has not changed, and nothing is to be asked yet."""
         before = self._given_up
         seen = self._patrolled(seen, leases, now_ms)
-        changed = changed or self._given_up != before
+        changed = changed or self._given_up != before or self._take_ups.due(now_ms)
         wanted = self._wanted(seen)
         pause_ms = self._pause_ms if wanted.now else KEPT_MS
         due = self._asked_ms is None or now_ms - self._asked_ms >= pause_ms
@@ -52,7 +54,8 @@ class Asking:
         kept_ms = AGAIN_MS if changed else KEPT_MS
         stale = {node for node in wanted.soon if (it := self._heard.get(node)) is None or now_ms - it.at_ms >= kept_ms}
         self._put(wanted.now | stale, leases, now_ms)
-        return self._with_answers(seen, asked)
+        answered, answers = self._with_answers(seen, asked)
+        return self._take_ups.look(answered, answers, now_ms)
 
     def _patrolled(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
         """The world with the reigns that their processes have given up, though the registry does not say so.
@@ -88,7 +91,7 @@ class Asking:
                 self._heard.pop(node, None)
                 self._in_vain_since_ms.setdefault(node, now_ms)
 
-    def _with_answers(self, seen: Observed, asked: Set[str]) -> Observed:
+    def _with_answers(self, seen: Observed, asked: Set[str]) -> tuple[Observed, Mapping[str, NodeAnswer]]:
         for node in [node for node in self._in_vain_since_ms if node not in asked]:
             del self._in_vain_since_ms[node]
         answers = {
@@ -103,13 +106,14 @@ class Asking:
                 copy = answers[node].copies.get(shard.spec.uid) if node in answers else None
                 if copy is not None:
                     copies[shard.name, node] = copy
-        return replace(
+        answered = replace(
             seen,
             nodes=self._silent(seen.nodes, asked),
             copies=copies,
             answered={node: answer.incarnation for node, answer in answers.items() if answer.listed},
             unfit={node: answer.unfit for node, answer in answers.items() if answer.unfit},
         )
+        return answered, answers
 
     def _silent(self, nodes: Mapping[str, NodeView], asked: Set[str]) -> Mapping[str, NodeView]:
         latest_ms = self._asked_ms or 0

@@ -1,8 +1,9 @@
 """The control loop: observe, ask, plan, apply, again and again, from the registry and from what nodes answer.
 
-Level-triggered: nothing is remembered from one round to the next but how long leases stayed unchanged and what nodes
-said a moment ago. Every write is conditional on what was observed; a refused one, or one without an answer, is left to
-the next round. Two loops over one registry are wasteful, not dangerous.
+Level-triggered: nothing is remembered from one round to the next but how long leases stayed unchanged, what nodes
+said a moment ago, and since when a chosen master has not begun. Every write is conditional on what was observed; a
+refused one, or one without an answer, is left to the next round. Two loops over one registry are
+wasteful, not dangerous.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from delayoperator.plan import (
     CreateShard,
     Liveness,
     NodeView,
+    NotBegun,
     Observed,
     SetConditions,
     StartReign,
@@ -65,6 +66,7 @@ def planned(
     *,
     answered: Iterable[str] = (),
     unfit: Mapping[str, str] | None = None,
+    late: NotBegun | None = None,
     cluster: ClusterSpec | None = None,
 ) -> StartReign | SetConditions | ChangeSpec | None:
     """The one action for the shard, or none. Whoever has a copy has answered, as the process that its lease names."""
@@ -76,6 +78,8 @@ def planned(
     heard = {node: nodes[node].incarnation or "" for node in answered}
     heard |= {node: view.incarnation for (_, node), view in by_shard.items()}
     seen = Observed((it,), nodes, by_shard, heard, unfit or {})
+    if late is not None:
+        seen = replace(seen, not_begun={(it.spec.uid, it.spec.epoch): late})
     actions = plan(cluster, seen)
     assert len(actions) <= 1
     action = actions[0] if actions else None

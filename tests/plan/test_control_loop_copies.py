@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from delaynode.registry.model import (
     ClusterSpec,
+    ConditionType,
     Handover,
     NodeLease,
     ShardObject,
@@ -23,6 +24,7 @@ from delayoperator.asking import PATROL_MS
 from delayoperator.loop import Clock, ControlLoop
 from delayoperator.plan import CopyView
 from delayoperator.probe import NodeAnswer
+from delayoperator.takeup import TAKE_UP_MS
 
 NODES = ("n0", "n1", "n2")
 
@@ -226,6 +228,24 @@ def test_a_silent_survivor_is_asked_again_soon_then_less_often_and_it_is_said(wo
     world.mute.clear()
     world.pass_time(1_100, "n0", "n1", step_ms=50)
     assert (world.shard(name).spec.master, world.shard(name).conditions) == (other, ())
+
+
+def test_a_chosen_master_that_begins_nothing_is_named_and_makes_way_for_a_copy_that_is_back(world: World) -> None:
+    (name,) = world.led_by("n2")
+    other = world.slave(name)
+    world.pass_time(4_000, "n0", "n1")
+    assert (world.shard(name).spec.master, world.shard(name).conditions) == (other, ())
+    world.pass_time(TAKE_UP_MS + 1_000, "n0", "n1")
+    (condition,) = world.shard(name).conditions
+    assert (condition.type, condition.reason) == (ConditionType.BLOCKED, "NotTakenUp")
+    assert condition.message.startswith(f"{other} was chosen for epoch 2 and has not begun it for over 10 s")
+    before = world.registry.version()
+    world.pass_time(4_000, "n0", "n1")
+    assert world.registry.version() == before, "it is said once"
+    world.start("n2", "n2-b")
+    world.pass_time(2_000, *NODES)
+    assert (world.shard(name).spec.master, world.shard(name).spec.epoch) == ("n2", 3)
+    assert world.shard(name).conditions == ()
 
 
 def test_the_answer_of_a_process_that_the_lease_does_not_show_is_not_used(world: World) -> None:

@@ -12,6 +12,7 @@ from tests.simulation import (  # noqa: F401
     attacks_on_operation,
     attacks_on_progress,
     attacks_on_reigns,
+    attacks_on_take_ups,
     mutations,
     mutations_of_reigns,
     mutations_of_silent_ends,

@@ -59,6 +59,7 @@ def successor(shard: ShardObject, seen: Observed, load: Placement, among: tuple[
         and node in ready
         and node not in spec.leaving
         and node not in seen.unfit
+        and (spec.uid, node) not in seen.shunned
         and seen.node(node).liveness is Liveness.ALIVE
         and not seen.between_processes(node)
         and not seen.node(node).stopping

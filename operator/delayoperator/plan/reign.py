@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from delaynode.registry.model import ClusterSpec, Durability, ShardObject, ShardStatus
 
 from delayoperator.plan.standing import Standing, answer_of, standings
-from delayoperator.plan.world import CopyView, Liveness, Observed, Role
+from delayoperator.plan.world import CopyView, Liveness, NotBegun, Observed, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ def decide_reign(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> De
     fault = fault_of_master(shard, seen)
     if not isinstance(fault, str):
         fault = _can_never_serve(desired, shard, seen) or fault
+    if isinstance(fault, Keep) and (late := seen.not_begun.get((shard.spec.uid, shard.spec.epoch))) is not None:
+        return _passed_over(shard, late, seen)
     if isinstance(fault, Keep):
         return _handed_over(shard, seen) or fault
     if isinstance(fault, Wait):
@@ -148,7 +150,48 @@ def _handed_over(shard: ShardObject, seen: Observed) -> Promote | None:
     return Promote(to, view.incarnation, f"{spec.master} hands over to {to}, which has its log end, {log_end}")
 
 
-def _first(shard: ShardObject, seen: Observed, fault: str) -> Decision:
+def _passed_over(shard: ShardObject, late: NotBegun, seen: Observed) -> Decision:
+    """A chosen master that does nothing about it: another copy in sync leads, if there is one.
+
+    Two that both can't are not chosen in turn all the time: those that were chosen in vain are left in peace for a
+    while, which doubles. Until they may be tried again, the one that was chosen last stays.
+    """
+    spec = shard.spec
+    what = f"{spec.master} was chosen for epoch {spec.epoch} and has not begun it for over {late.seconds} s"
+    if late.silent:
+        return Refuse(
+            "NoAnswer",
+            f"{what}: it renews its lease but gives no answer; waiting, for it may be at work on it",
+        )
+    fault = f"{what} ({late.what})"
+    if shard.status is None:
+        return _first(shard, seen, fault, late)
+    known = standings(shard, seen)
+    fit = [node for node in _nodes(known, Standing.IN_SYNC) if node not in seen.unfit]
+    if fit := _not_in_vain(fit, late):
+        copies = _answers(shard, seen)
+        node = max(fit, key=_by_preference(shard, copies, seen))
+        return _promoted(node, seen, f"{fault}: {node} is in sync, log end {copies[node].log_end}")
+    return _nobody_begins(known, fault, late, seen)
+
+
+def _not_in_vain(nodes: Sequence[str], late: NotBegun) -> list[str]:
+    """Those that were not chosen in vain; where that is each of them, and it is time: the one whose turn is next."""
+    if untried := [node for node in nodes if node not in late.in_vain]:
+        return untried
+    return [node for node in late.in_vain[:-1] if node in nodes][:1] if late.again else []
+
+
+def _nobody_begins(known: Mapping[str, Standing], fault: str, late: NotBegun, seen: Observed) -> Wait | Refuse:
+    others = {node: standing for node, standing in known.items() if node != late.in_vain[-1]}
+    if any(it is Standing.UNCERTAIN and not seen.node(node).silent for node, it in others.items()):
+        return Wait()
+    states = {node: "chosen in vain before" if node in late.in_vain else it.value for node, it in others.items()}
+    also = f", or for another copy in sync ({'; '.join(f'{node}: {it}' for node, it in states.items())})"
+    return Refuse("NotTakenUp", f"{fault}; waiting for it{also if others else ', which has the only copy'}")
+
+
+def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None = None) -> Decision:
     """Nothing was ever accepted: status is written before. Any replica will do, the first in the list for balance.
 
     A directory whose log is empty was made for a first reign that never began.
@@ -161,7 +204,7 @@ def _first(shard: ShardObject, seen: Observed, fault: str) -> Decision:
             "`delayctl adopt` rebuilds it",
         )
     known = standings(shard, seen)
-    if sole := _sole(shard, known, seen, fault):
+    if late is None and (sole := _sole(shard, known, seen, fault)):
         return sole
     if away := _nodes(known, Standing.AWAY):
         return Refuse(
@@ -174,6 +217,8 @@ def _first(shard: ShardObject, seen: Observed, fault: str) -> Decision:
     fit = [node for node in known if node not in seen.unfit]
     if not fit:
         return _clocks_suspect(known, seen)
+    if late is not None and not (fit := _not_in_vain(fit, late)):
+        return _nobody_begins(known, fault, late, seen)
     node = min(fit, key=lambda node: seen.node(node).stopping)  # min and max take the first of equals
     return _promoted(node, seen, f"{fault}: {node} is its first living replica")
 
@@ -245,16 +290,22 @@ def _trusted(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | 
 
 def _by_preference(
     shard: ShardObject, copies: Mapping[str, CopyView], seen: Observed
-) -> Callable[[str], tuple[bool, bool, int, int]]:
+) -> Callable[[str], tuple[bool, bool, bool, int, int]]:
     """Most fit last. All of them have every acknowledged frame, so that a safe choice may also be a quick, lasting one.
 
     The former master's is the slowest: it has resigned, or its new process acts as if it had just promised everyone.
     """
     spec = shard.spec
 
-    def preference(node: str) -> tuple[bool, bool, int, int]:
+    def preference(node: str) -> tuple[bool, bool, bool, int, int]:
         lasting = not seen.node(node).stopping and node not in spec.leaving
-        return node != spec.master, lasting, copies[node].log_epoch, copies[node].log_end
+        return (
+            (spec.uid, node) not in seen.shunned,
+            node != spec.master,
+            lasting,
+            copies[node].log_epoch,
+            copies[node].log_end,
+        )
 
     return preference
 

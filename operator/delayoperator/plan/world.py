@@ -67,6 +67,17 @@ class CopyView:
 
 
 @dataclass(frozen=True, slots=True)
+class NotBegun:
+    """A reign that a chosen master has done nothing about for a while, though its node lives."""
+
+    seconds: int  # chosen for more than so long; it grows by doubling, so that what is said of it seldom changes
+    what: str  # what it waits for, as it says
+    in_vain: tuple[str, ...]  # nodes chosen since the shard was last served, longest ago first, the present one last
+    again: bool  # these have been left in peace for long enough: they may be tried again
+    silent: bool = False  # it gives no answer, and may be at work on it
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     shards: tuple[ShardObject, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)  # by node id
@@ -79,6 +90,9 @@ class Observed:
     ended: frozenset[str] = frozenset()
     # By (uid, epoch): why the process that this reign names says that it serves it no more. It never resumes one.
     given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    not_begun: Mapping[tuple[int, int], NotBegun] = field(default_factory=dict)  # by (uid, epoch), those overdue
+    # (uid, node): chosen in vain not long ago. It gets no switchover but one that a person asks for.
+    shunned: frozenset[tuple[int, str]] = frozenset()
 
     def node(self, node: str | None) -> NodeView:
         """A node nobody has seen is uncertain."""
