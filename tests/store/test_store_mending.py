@@ -142,6 +142,37 @@ def test_what_the_log_does_not_say_any_more_stays_refused() -> None:
     assert persist.recover(disk_of(content, 1), ROOT, SMALL)[1].mended == [flush.position]
 
 
+def test_a_flush_of_whose_frames_some_are_freed_is_made_again_from_the_others() -> None:
+    """A unit that is lost and whose frame is still there can be mended; one whose frame is freed can't."""
+    config = replace(SMALL, piece_units=100)
+    world = World(1, config)
+    for _ in range(8):
+        world.enqueue([Item(3_600_000 + 60_000 * n, size=60) for n in range(5)])
+        world.pump()
+    world.checkpoint()
+    kept = sorted(world.model.live)[-1]  # of the last frame
+    world.cancel(*[key for key in world.model.live if key[1] < 20])
+    world.pump()
+    world.checkpoint()
+    world.trim()
+    world.pump()
+    world.checkpoint()
+    content = without_wheels(content_of(world.disk))
+    flush = flushes_of(world.disk)[0]
+    assert files_in(world.disk, "log/")[0] != f"{ROOT}/log/{0:020d}", "the first segment is freed"
+    units = np.frombuffer(content[flush.path][flush.block(0, flush.count)], STORED)
+    for seq, mended in ((kept[1], True), (0, False)):
+        row = int(np.flatnonzero(units["seq"] == seq)[0])
+        disk = disk_of(content, 1)
+        disk.files[flush.path].data[flush.block(row, 1)] = bytes(UNIT_BYTES)
+        if mended:
+            assert persist.recover(disk, ROOT, config)[1].mended == [flush.position]
+            assert timer_files(disk) == timer_files(world.disk)
+        else:
+            with pytest.raises(Damaged, match=f"the flush at {flush.position} is bad"):
+                persist.recover(disk, ROOT, config)
+
+
 @pytest.fixture(scope="module")
 def lives() -> list[Life]:
     """In their TimerLogs enough comes from frames: a cascade's pieces are the timer's own word, which nothing mends.

@@ -4,8 +4,8 @@ Each unit has a check of its own, so what is still sound stays. The others are l
 range say, and put where they were: a flush is sorted by due, units of one due in order of arrival. A checkpoint's units
 may be in several flushes, its pieces: they have one log range, and divide what it says in order of arrival. The crc32
 of the flush tells whether that is what was written; so a flush becomes what it was, to the last bit, or stays bad. It
-stays so where its frames were freed, and where what is lost was the timer's own word (an hour brought down to minutes,
-a cleaning) - unless all that happened is that one bit flipped.
+stays so where the frames that say what is lost were freed, and where that was the timer's own word (an hour brought
+down to minutes, a cleaning) - unless all that happened is that one bit flipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from delaynode.store.checks import record_checks
 from delaynode.store.commitlog import CommitLog, frames_of
-from delaynode.store.errors import Damaged, Trimmed
+from delaynode.store.errors import Damaged
 from delaynode.store.frames import Frame, Kind, parse_append, parse_cancel, parse_relocate, parse_reschedule, parse_tick
 from delaynode.store.timerlog import (
     HEADER,
@@ -98,12 +98,12 @@ class Mender:
 
     def _lost(self, stored: Records, position: int, first: int, good: Records) -> Records | None:
         """What the flush's frames say and no `good` unit of it does, nor one of the pieces beside it, in order of
-        arrival; None: the frames are gone."""
+        arrival; None: they can't be read."""
         low, high = int(stored[0]["prev"]), int(stored[0]["due"])
         good = np.concatenate([good, *self._beside(position, first, len(stored), (low, high))])
         try:
-            said, watermark = _said(frames_of(self.log, low, high))
-        except (Damaged, Trimmed):
+            said, watermark = _said(self._frames(low, high))
+        except Damaged:
             return None
         over = at_or_below(said["due"], said["seq"], watermark)
         ended = np.concatenate([said["seq"][(said["magic"] & DELETE) != 0], good["seq"][(good["magic"] & DELETE) != 0]])
@@ -128,6 +128,13 @@ class Mender:
                     place = at + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
                     yield body[body["own"] == own_checks(body, place, timer.uid)]
                 at += (count + 1) * UNIT_BYTES
+
+    def _frames(self, low: int, high: int) -> Iterator[Frame]:
+        """The frames of [low, high) that were not freed; none where a header says nonsense. Raises Damaged."""
+        if not 0 <= low <= high <= self.log.end:
+            return
+        for base, end in self.log.file.spans():
+            yield from frames_of(self.log, max(base, low), min(end, high))
 
     def _put(self, stored: Records, lost: Records, bad: I64, place: I64, minute: TimerWheel, hour: TimerWheel) -> None:
         """Lay the lost units (k,) out in rows `bad` (k,) of a flush's body."""
