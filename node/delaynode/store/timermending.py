@@ -1,11 +1,12 @@
-"""Mending the TimerLog: a flush that is not what it was is made again from the frames of its log range.
+"""Mending the TimerLog: a flush that is not what it was is made again from the frames of its log range, a cascade's
+piece from its hour's chain.
 
 Each unit has a check of its own, so what is still sound stays. The others are looked for among what the frames of the
 range say, and put where they were: a flush is sorted by due, units of one due in order of arrival. A checkpoint's units
 may be in several flushes, its pieces: they have one log range, and divide what it says in order of arrival. The crc32
 of the flush tells whether that is what was written; so a flush becomes what it was, to the last bit, or stays bad. It
-stays so where the frames that say what is lost were freed, and where that was the timer's own word (an hour brought
-down to minutes, a cleaning) - unless all that happened is that one bit flipped.
+stays so where the frames that say what is lost were freed, and of a cascade's piece the hour's chain too (see
+timerpieces.py), and where a cleaning's word is lost - unless all that happened is that one bit flipped.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from delaynode.store.timerlog import (
     flush_is_sound,
     own_checks,
 )
+from delaynode.store.timerpieces import PieceReader, hours_of_piece
 from delaynode.store.timerwheel import TimerWheel
 from delaynode.store.types import I64, MAX_SEQ, Pair, Records, at_or_below, raw
 from delaynode.store.units import DEFAULT, DELETE, DELETE_MOVED, ROLL, SAME, UNIT, concatenated, units
@@ -80,14 +82,12 @@ class Mender:
         bad = np.flatnonzero(body["own"] != own_checks(body, place, self.timer.uid))
         if not len(bad):
             return None
-        lost = self._lost(stored, position, first, np.delete(body, bad))
-        if lost is not None and len(lost) >= len(bad):
-            lost = lost[: len(bad)]  # the others are of later pieces, which came after these
-            lost = lost[np.argsort(lost["due"], kind="stable")]
-            made = stored.copy()
-            self._put(made, lost, bad, place, minute, hour)
-            if self._sound(made, position):
-                return made
+        for lost in self._lost(stored, bad, position, first, minute, hour):
+            if len(lost) == len(bad):
+                made = stored.copy()
+                self._put(made, lost, bad, place, minute, hour)
+                if self._sound(made, position):
+                    return made
         for tried in _one_bit_off(body[bad]) if len(bad) == 1 else ():
             if (tried["own"] == own_checks(tried, place[bad], self.timer.uid)).all():
                 made = stored.copy()
@@ -96,24 +96,32 @@ class Mender:
                     return made
         return None
 
-    def _lost(self, stored: Records, position: int, first: int, good: Records) -> Records | None:
-        """What the flush's frames say and no `good` unit of it does, nor one of the pieces beside it, in order of
-        arrival; None: they can't be read."""
-        low, high = int(stored[0]["prev"]), int(stored[0]["due"])
-        good = np.concatenate([good, *self._beside(position, first, len(stored), (low, high))])
-        try:
-            said, watermark = _said(self._frames(low, high))
-        except Damaged:
-            return None
+    def _lost(
+        self, stored: Records, bad: I64, position: int, first: int, minute: TimerWheel, hour: TimerWheel
+    ) -> Iterator[Records]:
+        """What the flush's rows `bad` (k,) may have said, in a flush's order."""
+        head, body = stored[0], stored[1:]
+        good, log_range = np.delete(body, bad), (int(head["prev"]), int(head["due"]))
+        with suppress(Damaged):
+            beside = self._beside(position, first, len(stored), log_range)
+            lost = self._of_frames(log_range, np.concatenate([good, *beside]))[: len(bad)]
+            yield lost[np.argsort(lost["due"], kind="stable")]  # what came after these is of later pieces
+        if head["prev"] < head["due"] or head["size"] < head["offset"]:
+            return  # not a cascade's piece: of no frame, and all of the minute level
+        for time in hours_of_piece(good, minute, hour):
+            with suppress(Damaged):
+                piece = PieceReader(self.timer, position, len(body), time, minute, hour)
+                with suppress(Damaged):
+                    yield _unsaid(piece.from_chain(), good)
+                frames = self._frames(0, int(head["prev"]))
+                yield piece.from_frames((_said(iter([frame]))[0] for frame in frames), body, bad)
+
+    def _of_frames(self, log_range: LogRange, good: Records) -> Records:
+        """What the frames of the range say and no `good` unit does, in order of arrival. Raises Damaged."""
+        said, watermark = _said(self._frames(*log_range))
         over = at_or_below(said["due"], said["seq"], watermark)
         ended = np.concatenate([said["seq"][(said["magic"] & DELETE) != 0], good["seq"][(good["magic"] & DELETE) != 0]])
-        said = said[~over | np.isin(said["seq"], ended)]  # as FlushJob has it
-        there = Counter(_words(as_units(good)))
-        lost = np.zeros(len(said), bool)
-        for row, word in enumerate(_words(said)):
-            lost[row] = not there[word]
-            there[word] -= not lost[row]
-        return said[lost]
+        return _unsaid(said[~over | np.isin(said["seq"], ended)], good)  # as FlushJob has it
 
     def _beside(self, position: int, first: int, length: int, log_range: LogRange) -> Iterator[Records]:
         """The sound units of the other flushes of this log range; those before `position` are whole."""
@@ -195,6 +203,16 @@ def _said(frames: Iterator[Frame]) -> tuple[Records, Pair]:
             rows = units(m.due, m.seq, offset, m.size, m.key, m.tag, ROLL | SAME, check)
             said.append(rows[~at_or_below(m.due, m.seq, watermark)])
     return concatenated(said), watermark
+
+
+def _unsaid(said: Records, good: Records) -> Records:
+    """The units of `said` that none of `good` repeats."""
+    there = Counter(_words(as_units(good)))
+    lost = np.zeros(len(said), bool)
+    for row, word in enumerate(_words(said)):
+        lost[row] = not there[word]
+        there[word] -= not lost[row]
+    return said[lost]
 
 
 def _words(rows: Records) -> list[bytes]:
