@@ -175,9 +175,8 @@ def test_a_flush_of_whose_frames_some_are_freed_is_made_again_from_the_others() 
 
 @pytest.fixture(scope="module")
 def lives() -> list[Life]:
-    """In their TimerLogs enough comes from frames: a cascade's pieces are the timer's own word, which nothing mends.
-    And pieces are not so small that each damage is of a header, too."""
-    return [a_long_life(7_200 + n, piece_units=20) for n in range(6)]
+    """With pieces that are not so small that each damage is of a header, too."""
+    return [a_long_life(7_000 + n, piece_units=20) for n in range(6)]
 
 
 def test_a_damaged_timer_log_becomes_what_it_was_or_is_refused_never_anything_else(lives: list[Life]) -> None:
