@@ -1,4 +1,4 @@
-"""Five hundred clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
+"""250 clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
 
 A failing seed prints its trace and replays: make simulate SEED=...
 """
@@ -18,7 +18,7 @@ import pytest
 
 from tests.simulation.run import CHUNK, Outcome, outcomes
 
-SEEDS = 500
+SEEDS = 250
 BLOCK = 250
 PROCESSES = 2
 LEAST = {  # share of the runs of a block that have so much as one

@@ -402,7 +402,8 @@ class Clients:
             for message in view.messages.values():
                 if message.seq is None or message.cancelled != "no" or min(message.dues) > now:
                     continue
-                if not self._came(view, message) and self._outlived(now) < max(message.dues) < now:
+                kept = self._outlived(now + LATE_MS)  # as of when outstanding() was last asked
+                if not self._came(view, message) and kept < max(message.dues) < now:
                     self.world.fail(
                         f"invariant 1: {message.body.decode()}, acknowledged with seq {message.seq}, due "
                         f"{sorted(message.dues)}, was never delivered"
