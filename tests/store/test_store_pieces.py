@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from delaynode.store import persist, timerlog
 from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timerjobs import SORTED_FROM, Capture
 from delaynode.store.timerlog import HEADER, STORED, TimerLog, own_checks
 from delaynode.store.timerwheel import TimerWheel
 from delaynode.store.types import I64, MAX_SEQ, Array, Pair, Records
@@ -207,3 +208,38 @@ def test_a_light_step_ends_before_an_hour_that_must_come_down() -> None:
             pieces += 1
     assert pieces > 3
     assert shard.queue.end == 8
+
+
+def waiting(sizes: list[int], dues: int) -> list[Records]:
+    """Arrays of units with dues below `dues`, seqs in order of arrival."""
+    rng, seq, parts = np.random.default_rng(2), 0, []
+    for size in sizes:
+        parts.append(units(rng.integers(0, dues, size), np.arange(seq, seq + size), 0, 10, 0, 0, DEFAULT))
+        seq += size
+    return parts
+
+
+@pytest.mark.parametrize("bounds", [(Pair(0, 0), Pair(9, 0)), (Pair(2, 0), Pair(5, 0)), (Pair(2, 40), Pair(5, 70))])
+def test_units_that_wait_are_found_alike_however_often_somebody_asks(bounds: tuple[Pair, Pair]) -> None:
+    capture = Capture(an_index(PIECE).log, [], waiting([0, 50, 1, 0, 60, 3], dues=9))
+    answers = [capture.recent(*bounds).tolist() for _ in range(2 * SORTED_FROM)]
+    assert len(answers[0]) > 20
+    assert all(answer == answers[0] for answer in answers)
+    even = capture.recent(*bounds, lambda rows: rows["seq"] % 2 == 0)
+    assert 0 < len(even) < len(answers[0])
+    assert not (even["seq"] % 2).any()
+
+
+def test_who_looks_among_many_units_that_wait_copies_none_of_them() -> None:
+    """A copy in order of due would be 44 B a unit, twice that while it is made."""
+    parts = waiting([MANY // 4] * 4, dues=HOUR_MS)
+    capture = Capture(an_index(PIECE).log, [], parts)
+    tracemalloc.start()
+    try:
+        for slot in range(2 * SORTED_FROM):
+            capture.recent(Pair(slot * MINUTE_MS, 0), Pair((slot + 1) * MINUTE_MS, 0))
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 14 * MANY, "12 B a unit"
+    assert peak < 40 * MANY

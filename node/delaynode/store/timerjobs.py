@@ -14,7 +14,7 @@ import numpy as np
 
 from delaynode.store.timerlog import UNIT_BYTES, LogRange, SlotRuns, TimerLog, as_units, build_flush
 from delaynode.store.timerwheel import TimerWheel
-from delaynode.store.types import I64, Bools, Pair, Records, at_or_below
+from delaynode.store.types import Bools, Pair, Records, at_or_below
 from delaynode.store.units import DELETE, concatenated, live_units
 from delaynode.store.window import after, before
 
@@ -42,7 +42,7 @@ class Capture:
     since: list[Records] = field(default_factory=list)
     start: int = 0  # TimerLog position at which chains end
     _asked: int = 0
-    _by_due: tuple[I64, Records] | None = None  # the unflushed units in order of due, once it pays
+    _by_due: ByDue | None = None  # of the unflushed units, once it pays
 
     def collect(self, slot: SlotRef, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
         """The slot's units with low <= (due, seq) < high that `keep` accepts, each message's in TimerLog order."""
@@ -81,18 +81,36 @@ class Capture:
         """The units of [low, high) that were not in the TimerLog, those of one message in order of arrival."""
         self._asked += 1
         if self._asked > SORTED_FROM and self._by_due is None:
-            rows = concatenated(self.unflushed)
-            rows = rows[np.argsort(rows["due"], kind="stable")]
-            self._by_due = np.ascontiguousarray(rows["due"]), rows
-        if self._by_due is None:
-            return concatenated([found for part in self.unflushed if len(found := within(part, low, high, keep))])
-        due, rows = self._by_due
-        end = np.searchsorted(due, high.due, "right" if high.seq else "left")
-        return within(rows[np.searchsorted(due, low.due, "left") : end], low, high, keep)
+            self._by_due = ByDue(self.unflushed)
+        parts = self.unflushed if self._by_due is None else self._by_due.between(low, high)
+        return concatenated([found for part in parts if len(found := within(part, low, high, keep))])
 
     def arrived(self, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> list[Records]:
         """Units of the range that came after the capture."""
         return [found for part in self.since if len(found := within(part, low, high, keep))]
+
+
+class ByDue:
+    """Finds units of several arrays by due, without a copy of them: 12 B a unit, 28 B while it is made."""
+
+    def __init__(self, parts: list[Records]) -> None:
+        self._parts = parts
+        due = np.concatenate([np.zeros(0, np.int64), *(part["due"] for part in parts)])
+        self._row = np.argsort(due, kind="stable").astype(np.uint32)
+        self._due = due[self._row]
+        self._end = np.cumsum([len(part) for part in parts], dtype=np.int64)  # row at which each array ends
+
+    def between(self, low: Pair, high: Pair) -> list[Records]:
+        """The units of these dues, each array's in order of arrival; of the first and last due perhaps more."""
+        begin = np.searchsorted(self._due, low.due, "left")
+        end = np.searchsorted(self._due, high.due, "right" if high.seq else "left")
+        rows = np.sort(self._row[begin:end])
+        cuts = np.searchsorted(rows, self._end)
+        found = []
+        for at in np.flatnonzero(np.diff(cuts, prepend=0)).tolist():
+            first, part = int(cuts[at - 1]) if at else 0, self._parts[at]
+            found.append(part[rows[first : cuts[at]] - (self._end[at] - len(part))])
+        return found
 
 
 def within(rows: Records, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
