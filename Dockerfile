@@ -71,7 +71,7 @@ FROM java AS rebalance
 COPY --from=dependencies-spark /opt/delaycluster /opt/delaycluster
 COPY --from=package /added /
 # What Spark calls the command of an executor's pod; images of Spark's own have a shell script for it.
-RUN printf '#!/bin/sh\nexec python -m delayoperator.rebalance.executor\n' > /usr/local/bin/executor \
+RUN printf '#!/bin/sh\nexec python -m delayrebalance.executor\n' > /usr/local/bin/executor \
     && chmod 755 /usr/local/bin/executor
 ARG VERSION=0.1.0
 ARG REVISION=unknown

@@ -25,11 +25,11 @@ from typing import Any
 import click
 import numpy as np
 from delayclient import Admin, Producer
-from delayclient.cli.wheelnodes import Loads, loads_of, peak_of
-from delaynode.registry.model import ClusterSpec, ShardSpec, TopicSpec
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import new_uid
+from delayctl.cluster.wheel_nodes import Loads, loads_of, peak_of
+from delaylocal import LocalCluster
+from delaylocal.cluster import new_uid
+from delayregistry.model import ClusterSpec, ShardSpec, TopicSpec
+from delayregistry.sqlite import SqliteRegistry
 from numpy.typing import NDArray
 
 from benchmarks import placing
@@ -121,7 +121,7 @@ async def picture(admin: Admin, nodes: int, from_ms: int, to_ms: int) -> Loads:
 
 async def delayctl(data: Path, *arguments: str) -> Any:
     """What the command prints as JSON, as from a shell."""
-    command = [sys.executable, "-c", "from delayclient.cli import main; main()", *arguments, "--json"]
+    command = [sys.executable, "-c", "from delayctl.main import main; main()", *arguments, "--json"]
     environment = {**os.environ, "DELAYCTL_DATA": str(data)}
     process = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, env=environment, text=True)
     if process.returncode:

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import click
 import numpy as np
-from delaynode.store import cleaning, persist
-from delaynode.store.files import DiskFiles
-from delaynode.store.freeing import KeepConfig
-from delaynode.store.intake import DAY_MS, Batch
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.log.intake import DAY_MS, Batch
+from delaynode.store.maintenance import cleaning, persist
+from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig
-from delaynode.store.timerlog import UNIT_BYTES
+from delaynode.store.timer.timer_log import UNIT_BYTES
 from delaynode.store.types import Buffers
 
 START_MS = 1_700_000_000_000

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from delaynode.registry.model import Durability, TopicSpec
+from delayregistry.model import Durability, TopicSpec
 
 from tests.faults.failover import FaultCluster, Result, Round, failover_round, freeze, kill, restart, result
 from tests.faults.sdkload import SdkLoad, Work

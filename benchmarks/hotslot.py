@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from delayclient.bench import machine
-from delayclient.bench.load import FILL_BATCH, Load, batches, in_flight, now_ms
-from delayclient.bench.machine import MemoryWatch
-from delayclient.bench.target import Target, own_node
-from delayclient.consumer import Consumer
-from delayclient.producer import Producer
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.received import ReceivedBatch
-from delayclient.routing import Cluster
+from delayapi.proto.delay.v1 import delay_pb2
+from delayclient.consumer.consumer import Consumer
+from delayclient.consumer.received import ReceivedBatch
+from delayclient.producer.producer import Producer
+from delayclient.routing.routing import Cluster
+from delayctl.bench import machine
+from delayctl.bench.load import FILL_BATCH, Load, batches, in_flight, now_ms
+from delayctl.bench.machine import MemoryWatch
+from delayctl.bench.target import Target, own_node
 
 STORED_PER_S = 200_000  # what is counted on while the herd is gathered
 MIB = 1 << 20

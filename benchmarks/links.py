@@ -14,9 +14,9 @@ import resource
 import time
 from multiprocessing.connection import Connection
 
-from delaynode.replicate.links import Links
-from delaynode.replicate.messages import Ack, Frames, Message
-from delaynode.replicate.peers import Origin
+from delaynode.replication.protocol import Ack, Frames, Message
+from delaynode.replication.transport.links import Links
+from delaynode.replication.transport.peers import Origin
 
 
 class Slave:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from delayoperator.rebalance.model import F64, Study
+from delayrebalance.model import F64, Study
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 760, 150, 60, 24, 40
 COLOURS = ("#1b6ca8", "#d1495b", "#66a182", "#edae49", "#6a4c93", "#3d3d3d")

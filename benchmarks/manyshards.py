@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import click
-from delayclient.bench import w3
-from delayclient.bench.ledger import Verdict
-from delayclient.bench.target import Target
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayctl.bench import w3
+from delayctl.bench.ledger import Verdict
+from delayctl.bench.target import Target
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 DEADLINE_S = 120.0
 

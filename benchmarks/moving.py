@@ -17,8 +17,8 @@ from pathlib import Path
 import click
 import numpy as np
 from delayclient import Producer
-from delaynode.registry.model import ShardObject, TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import ShardObject, TopicSpec
 
 MINUTE_MS = 60_000
 BATCH = 50_000

@@ -28,10 +28,10 @@ from collections.abc import Callable
 
 import numpy as np
 from delaynode.memory import give_back, tune_allocator
-from delaynode.store import cleaning, persist
-from delaynode.store.files import DiskFiles
-from delaynode.store.frames import Kind, Tick
-from delaynode.store.intake import Batch
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.log.frames import Kind, Tick
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance import cleaning, persist
 from delaynode.store.shard import Shard, ShardConfig
 from delaynode.store.types import MAX_SEQ, Pair
 

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from delayclient.bench import machine
-from delayclient.bench.ledger import Ledger
-from delayclient.bench.load import FILL_BATCH, Load, batches, in_flight, now_ms
-from delayclient.bench.machine import MemoryWatch
-from delayclient.bench.receive import receiving
-from delayclient.bench.target import Target, own_node
-from delayclient.producer import Producer
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delayclient.results import SendResult
-from delayclient.routing import Cluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayclient.producer.producer import Producer
+from delayclient.producer.results import SendResult
+from delayclient.routing.routing import Cluster
+from delayctl.bench import machine
+from delayctl.bench.ledger import Ledger
+from delayctl.bench.load import FILL_BATCH, Load, batches, in_flight, now_ms
+from delayctl.bench.machine import MemoryWatch
+from delayctl.bench.receive import receiving
+from delayctl.bench.target import Target, own_node
 from numpy.typing import NDArray
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import loadsvg
 import numpy as np
-from delayoperator.rebalance.job import study
-from delayoperator.rebalance.loads import Loads
-from delayoperator.rebalance.model import DAY_MS, MINUTE_MS, ClusterMap, MapNode, MapShard, Settings, Span
-from delayoperator.rebalance.search import lower_bound
-from delayoperator.rebalance.session import spark_session
+from delayrebalance.job import study
+from delayrebalance.loads import Loads
+from delayrebalance.model import DAY_MS, MINUTE_MS, ClusterMap, MapNode, MapShard, Settings, Span
+from delayrebalance.search import lower_bound
+from delayrebalance.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

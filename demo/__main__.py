@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 from delayclient import DelayError
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster, LocalClusterError
+from delaylocal import LocalCluster, LocalClusterError
+from delayregistry.model import TopicSpec
 from rich.console import Console
 
 from demo import run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from delayclient import Admin, DelayError, Producer
-from delayclient.views import Outcome
-from delayoperator.local import LocalCluster
+from delayclient.admin.views import Outcome
+from delaylocal import LocalCluster
 from numpy.typing import NDArray
 
 from demo.crew import Crew

@@ -13,7 +13,7 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-ROOT = Path(__file__).resolve().parent.parent / "node" / "delayclient" / "proto"
+ROOT = Path(__file__).resolve().parent.parent / "node" / "delayapi" / "proto"
 SOURCE = "delay/v1/delay.proto"
 
 
@@ -35,7 +35,7 @@ def compiled() -> FileDescriptorProto:
 
 def checked_in() -> FileDescriptorProto:
     """The descriptor inside the checked-in delay_pb2.py."""
-    from delayclient.proto.delay.v1 import delay_pb2
+    from delayapi.proto.delay.v1 import delay_pb2
 
     descriptor = FileDescriptorProto()
     delay_pb2.DESCRIPTOR.CopyToProto(descriptor)

@@ -21,29 +21,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from delayclient.admin import Admin
-    from delayclient.consumer import Consumer
+    from delayclient.admin.admin import Admin
+    from delayclient.consumer.consumer import Consumer
+    from delayclient.consumer.reader import Reader
+    from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
     from delayclient.errors import DelayError
     from delayclient.handle import BadHandle, Handle
-    from delayclient.producer import Producer
-    from delayclient.reader import Reader
-    from delayclient.received import ReceivedBatch, ReceivedMessage
-    from delayclient.results import BatchResult, SendResult
-    from delayclient.routing import Cluster
+    from delayclient.producer.producer import Producer
+    from delayclient.producer.results import BatchResult, SendResult
+    from delayclient.routing.routing import Cluster
 
 _HOME = {
-    "Admin": "admin",
+    "Admin": "admin.admin",
     "BadHandle": "handle",
-    "BatchResult": "results",
-    "Cluster": "routing",
-    "Consumer": "consumer",
+    "BatchResult": "producer.results",
+    "Cluster": "routing.routing",
+    "Consumer": "consumer.consumer",
     "DelayError": "errors",
     "Handle": "handle",
-    "Producer": "producer",
-    "Reader": "reader",
-    "ReceivedBatch": "received",
-    "ReceivedMessage": "received",
-    "SendResult": "results",
+    "Producer": "producer.producer",
+    "Reader": "consumer.reader",
+    "ReceivedBatch": "consumer.received",
+    "ReceivedMessage": "consumer.received",
+    "SendResult": "producer.results",
 }
 
 __all__ = [

@@ -15,11 +15,10 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
+from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.wirefields import WireError, encode_varint
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.protowire import WireError, encode_varint
 
 Bodies: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
 """list[bytes], or u8[n, size] for n bodies of one size."""

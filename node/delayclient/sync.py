@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from delayclient import admin as _admin
-from delayclient import consumer as _consumer
-from delayclient import producer as _producer
-from delayclient import reader as _reader
+from delayclient.admin import admin as _admin
+from delayclient.admin.views import CancelledByKey, DeletedGroup, GroupQueue, Outcome, Pending, Rescheduled, Wheel
+from delayclient.consumer import consumer as _consumer
+from delayclient.consumer import reader as _reader
+from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
 from delayclient.handle import Handle
-from delayclient.received import ReceivedBatch, ReceivedMessage
+from delayclient.producer import producer as _producer
+from delayclient.producer.results import BatchResult, SendResult
 from delayclient.records import Bodies
-from delayclient.results import BatchResult, SendResult
-from delayclient.routing import DEFAULT_ENDPOINT, TopicRoute
-from delayclient.views import CancelledByKey, DeletedGroup, GroupQueue, Outcome, Pending, Rescheduled, Wheel
+from delayclient.routing.routing import DEFAULT_ENDPOINT, TopicRoute
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class _Face(Generic[A]):
 
 
 class Producer(_Face[_producer.Producer]):
-    """delayclient.producer.Producer, blocking; may be used from several threads."""
+    """delayclient.producer.producer.Producer, blocking; may be used from several threads."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _producer.Producer(endpoint, **options))
@@ -109,7 +109,7 @@ class Producer(_Face[_producer.Producer]):
 
 
 class Consumer(_Face[_consumer.Consumer]):
-    """delayclient.consumer.Consumer, blocking."""
+    """delayclient.consumer.consumer.Consumer, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, group: str, **options: Any) -> None:
         """With `auto_ack` the iteration acknowledges a message when the next one is asked for."""
@@ -158,7 +158,7 @@ class Consumer(_Face[_consumer.Consumer]):
 
 
 class Reader(_Face[_reader.Reader]):
-    """delayclient.reader.Reader, blocking."""
+    """delayclient.consumer.reader.Reader, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, queue: int, **options: Any) -> None:
         self._follow = bool(options.get("follow", True))
@@ -180,7 +180,7 @@ class Reader(_Face[_reader.Reader]):
 
 
 class Admin(_Face[_admin.Admin]):
-    """delayclient.admin.Admin, blocking."""
+    """delayclient.admin.admin.Admin, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _admin.Admin(endpoint, **options))

@@ -7,8 +7,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from delaynode import address
-from delaynode.registry.model import Durability
+from delayapi import address
+from delayregistry.model import Durability
 
 ZONE_VARIABLE = "DELAYNODE_ZONE"
 MAX_ZONE_CHARS = 63

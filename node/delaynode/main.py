@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from delayregistry.port import RegistryError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from delaynode import config as configuration
 from delaynode.config import NodeConfig
+from delaynode.limits.connections import raise_file_limit
 from delaynode.memory import tune_allocator
-from delaynode.registry.port import RegistryError
-from delaynode.serve.connections import raise_file_limit
-from delaynode.serve.http import serve_http
-from delaynode.serve.node import Node, open_registry
-from delaynode.serve.replicastatus import REPLICATION_SERVICE, ReplicationService
-from delaynode.serve.service import SERVICE, DelayService
+from delaynode.node.node import Node, open_registry
+from delaynode.server.http import serve_http
+from delaynode.server.replica_status import REPLICATION_SERVICE, ReplicationService
+from delaynode.server.service import SERVICE, DelayService
 
 MAX_CALLS = 20_000  # at once; one that waits costs some 20 KiB
 SERVER_OPTIONS = (
@@ -60,8 +60,8 @@ class Logger:
 
 def note_incarnation(incarnation: str, path: Path = TERMINATION_LOG) -> None:
     """Says which process this container runs: the kubelet reports it when the container has ended, and a failover then
-    waits for nothing (`delayoperator/upkeep/ended.py`). Before the first lease; without it a failover takes the lease's
-    time."""
+    waits for nothing (`delayoperator/cluster/ended.py`). Before the first lease; without it a failover takes the
+    lease's time."""
     if path.is_file():
         with contextlib.suppress(OSError):
             path.write_text(f"incarnation {incarnation}\n", encoding="utf-8")

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from delaynode.serve.datalock import DataInUse
-from delaynode.store import marker, repair
+from delaynode.node.data_lock import DataInUse
 from delaynode.store.errors import Damaged, NewerFormat
-from delaynode.store.files import DiskFiles, Files
-from delaynode.store.repair import Diagnosis, Plan, at_ms
-from delaynode.store.verify import ReadOnlyFiles
+from delaynode.store.log.files import DiskFiles, Files
+from delaynode.store.maintenance import marker
+from delaynode.store.verify import ReadOnlyFiles, repair
+from delaynode.store.verify.repair import Diagnosis, Plan, at_ms
 from delaynode.verify import lock_above, shards_below
 
 DONE, NEEDED, USAGE = 0, 1, 2

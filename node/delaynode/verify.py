@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from delaynode.serve.datalock import DataInUse, lock_data
-from delaynode.store import persist
-from delaynode.store.files import DiskFiles
+from delaynode.node.data_lock import DataInUse, lock_data
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.maintenance import persist
 from delaynode.store.verify import Finding, ReadOnlyFiles, Summary, size_of, verify_shard
 from delaynode.store.verify.mending import mend_timer_log
 

@@ -24,16 +24,16 @@ from dataclasses import dataclass
 
 import kopf
 from aiohttp import web
-from delaynode import address
-from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
-from delaynode.registry.port import Registry
+from delayapi import address
+from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delayregistry.port import Registry
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from delayoperator.control_loop.loop import Log
 from delayoperator.handlers.routes import routes, settings
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import FIELD_MANAGER, Api, KubeTransport
 from delayoperator.kube.worker import Settings, Worker
-from delayoperator.loop import Log
 from delayoperator.metrics import OperatorCollector, registry_of
 
 AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server

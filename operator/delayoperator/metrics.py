@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from delayoperator.cluster.conditions import conditions
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
-from delayoperator.upkeep.conditions import conditions
 
 
 class OperatorCollector(Collector):

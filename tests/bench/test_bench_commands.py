@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from delayclient.bench import w2, w5
-from delayclient.bench.ledger import Lateness, Verdict
-from delayclient.bench.target import Target, own_node
-from delayclient.cli.bench import bench
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.routing import Cluster
+from delayapi.proto.delay.v1 import delay_pb2
+from delayclient.routing.routing import Cluster
+from delayctl.bench import w2, w5
+from delayctl.bench.commands import bench
+from delayctl.bench.ledger import Lateness, Verdict
+from delayctl.bench.target import Target, own_node
 
 NOTHING_WRONG = {"early": 0, "missing": 0, "duplicates": 0}
 

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from delayclient.bench.ledger import Ledger, NothingCame
-from delayclient.bench.receive import delivered
-from delayclient.results import BatchPart, BatchResult
+from delayclient.producer.results import BatchPart, BatchResult
+from delayctl.bench.ledger import Ledger, NothingCame
+from delayctl.bench.receive import delivered
 
 DUE_MS = 1_000_000
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from delayclient.bench import machine
+from delayctl.bench import machine
 
 
 def test_the_sequential_write_leaves_nothing_behind(tmp_path: Path) -> None:

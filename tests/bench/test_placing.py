@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from delayclient.cutting import Messages
+from delayclient.producer.requests import Messages
 
 from benchmarks import placing
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from delaynode.metrics import NodeCollector, NodeMetrics, TopicLoad
+from delayoperator.cluster.conditions import Picture
+from delayoperator.cluster.reasons import NEEDS_PAGE
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
 from delayoperator.metrics import OperatorCollector
-from delayoperator.upkeep.conditions import Picture
-from delayoperator.upkeep.reasons import NEEDS_PAGE
 
 from tests.chart.places import CHART, ROOT, Json, anchors, read
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from delaynode.registry.model import ClusterSpec, TopicSpec
 from delayoperator.handlers import routes
 from delayoperator.kube import kinds
 from delayoperator.kube.kinds import Kind
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.view import RebalanceWishes
+from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.chart.places import CHART, ROOT, Json, read
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry.model import ClusterSpec, TopicSpec
+from delaylocal import LocalCluster
 from delayoperator.crds.convert import wishes_of
-from delayoperator.local import LocalCluster
+from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.chart.places import CHART, EXAMPLES, Json, custom_schema, documents, project, read
 from tests.chart.schemas import faults

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 # The fakes are modules beside the tests, not a package.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from delayclient import wire
-from delayclient.proto.delay.v1 import delay_pb2
+from delayapi import codec
+from delayapi.proto.delay.v1 import delay_pb2
 from fakes import FakeNode, Refusal
 
 
@@ -41,7 +41,7 @@ class Copy:
             await asyncio.sleep(0.01)
         offsets = np.arange(request.offset, min(self.end, request.offset + min(request.max_messages, self.most)))
         records = [delay_pb2.Message(body=self.bodies[offset]).SerializeToString() for offset in offsets]
-        return wire.encode_message_batch(
+        return codec.encode_message_batch(
             self.uid,
             len(offsets),
             offsets,

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from delayclient import wire
-from delayclient.proto.delay.v1 import delay_pb2
+from delayapi import codec
+from delayapi.proto.delay.v1 import delay_pb2
 from fakes import FakeNode, Refusal
 
 
@@ -43,7 +43,7 @@ class FakeGroup:
             self.handed_out.append((offset, self.attempts[offset]))
         offsets = np.array(rows, "<i8")
         records = [self.records[offset] for offset in rows]
-        return wire.encode_message_batch(
+        return codec.encode_message_batch(
             100 + self.queue,
             len(rows),
             offsets,
@@ -91,7 +91,7 @@ class Groups:
         while True:
             await node.awake.wait()
             data = queue.take(request.max_messages, request.invisible_ms)
-            if wire.decode_message_batch(data).count or time.monotonic() > deadline:
+            if codec.decode_message_batch(data).count or time.monotonic() > deadline:
                 return data
             await asyncio.sleep(0.01)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
-from delayclient.cli.kube import KubeError, Pod
+from delayctl.targets.kube import KubeError, Pod
 from fakes import FakeCluster, FakeNode
 
 NAMESPACE = "shop"

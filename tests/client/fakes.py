@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import numpy as np
-from delayclient import wire
-from delayclient.proto.delay.v1 import delay_pb2
+from delayapi import codec
+from delayapi.proto.delay.v1 import delay_pb2
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -80,7 +80,7 @@ class FakeShard:
     requests: int = 0
     keep: bool = True
 
-    def enqueue(self, request: wire.EnqueueRequestView) -> bytes:
+    def enqueue(self, request: codec.EnqueueRequestView) -> bytes:
         self.requests += 1
         last, answers = self.producers.get(request.producer_id, (-1, deque[tuple[int, bytes]](maxlen=16)))
         for number, answer in answers:
@@ -108,7 +108,7 @@ class FakeShard:
                 itertools.count(first), due.tolist(), [0, *ends], ends, keys, tags, strict=False
             ):
                 self.stored.append(Stored(seq, d, bytes(request.records[start:end]), k, t))
-        answer = wire.encode_enqueue_response(self.uid, first, request.count, due if len(relative) else b"")
+        answer = codec.encode_enqueue_response(self.uid, first, request.count, due if len(relative) else b"")
         answers.append((request.number, answer))
         self.producers[request.producer_id] = (request.number, answers)
         return answer
@@ -118,7 +118,7 @@ class FakeShard:
         for producer, (_, answers) in list(self.producers.items()):
             for _ in range(min(batches, len(answers))):
                 _, answer = answers.pop()
-                first = wire.decode_enqueue_response(answer).first_seq
+                first = codec.decode_enqueue_response(answer).first_seq
                 del self.stored[first:]
             self.producers[producer] = (answers[-1][0] if answers else -1, answers)
             if not answers:
@@ -162,13 +162,13 @@ class FakeCluster:
         return answer
 
 
-Fault = Callable[[wire.EnqueueRequestView], Awaitable[str]]
+Fault = Callable[[codec.EnqueueRequestView], Awaitable[str]]
 """Looks at a request before it is stored. Returns what to do: '' (store and answer), 'drop' (store, then break the
 stream without an answer), 'break' (break before storing), 'hang' (never answer), 'mute' (store, say nothing, go on), or
 a reason to refuse with."""
 
 
-async def no_fault(request: wire.EnqueueRequestView) -> str:
+async def no_fault(request: codec.EnqueueRequestView) -> str:
     return ""
 
 
@@ -233,7 +233,7 @@ class FakeNode:
         self.streams += 1
         async for data in requests:
             await self.awake.wait()
-            request = wire.decode_enqueue_request(data)
+            request = codec.decode_enqueue_request(data)
             what = await self.fault(request)
             try:
                 if what == "break":
@@ -250,7 +250,7 @@ class FakeNode:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
                 yield answer
             except Refusal as refusal:
-                yield wire.encode_enqueue_response(0, 0, 0, error=refusal.error())
+                yield codec.encode_enqueue_response(0, 0, 0, error=refusal.error())
 
     async def call_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         self.call_streams += 1

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from delayclient.proto.delay.v1 import delay_pb2
-from delaynode.registry.kube import objects
-from delaynode.registry.kube.names import Names
-from delaynode.registry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
+from delayapi.proto.delay.v1 import delay_pb2
+from delayregistry.kube import objects
+from delayregistry.kube.names import Names
+from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
 from fakepods import NAMESPACE, PORT, FakeKubelet, PodNode
 from fakes import FakeCluster
 

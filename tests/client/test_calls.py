@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.calls import CallLine
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.routing import Cluster
+from delayclient.routing.calls import CallLine
+from delayclient.routing.routing import Cluster
 from fakes import FakeCluster, FakeNode, Refusal
 
 DECODE = delay_pb2.AckResponse.FromString
@@ -174,7 +174,7 @@ def test_others_take_over_from_one_that_gives_up() -> None:
 
 
 def test_idle_stream_ends_and_the_next_call_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayclient.calls._IDLE_S", 0.05)
+    monkeypatch.setattr("delayclient.routing.calls._IDLE_S", 0.05)
 
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:

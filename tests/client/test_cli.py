@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from delayclient.cli import main
-from delayclient.cli.wheel import column_edges, spread_slots
 from delayclient.handle import Handle
+from delayctl.cluster.wheel import column_edges, spread_slots
+from delayctl.main import main
 
 NOBODY = "127.0.0.1:1"
 CONSUMED = ["topic", "queue", "seq", "due_ms", "received_ms", "key", "tag", "attempt", "body", "handle"]
@@ -245,7 +245,7 @@ def test_endpoint_comes_from_the_environment(endpoint: str) -> None:
 
 def test_interrupted_consumer_ends_quickly_and_keeps_its_acks(endpoint: str) -> None:
     delayctl("produce", "cli8", "--body", "x", "--count", "5", endpoint=endpoint)
-    command = [sys.executable, "-c", "from delayclient.cli import main; main()", "consume", "cli8", "--group", "g"]
+    command = [sys.executable, "-c", "from delayctl.main import main; main()", "consume", "cli8", "--group", "g"]
     process = subprocess.Popen(
         [*command, "--endpoint", endpoint, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
@@ -263,7 +263,7 @@ def test_interrupted_consumer_ends_quickly_and_keeps_its_acks(endpoint: str) -> 
 
 def test_help_does_not_load_the_rest() -> None:
     program = (
-        "import sys; from delayclient.cli import main\n"
+        "import sys; from delayctl.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "print(sorted({'grpc', 'numpy', 'google.protobuf'} & set(sys.modules)))"
     )

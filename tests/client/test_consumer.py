@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from delayclient import acks, errors
-from delayclient.consumer import Consumer
+from delayclient import errors
+from delayclient.consumer import acks
+from delayclient.consumer.consumer import Consumer
+from delayclient.consumer.prefetch import Prefetch
+from delayclient.consumer.received import ReceivedMessage
 from delayclient.handle import Handle
-from delayclient.prefetch import Prefetch
-from delayclient.received import ReceivedMessage
 from fakegroup import Groups
 from fakes import FakeCluster, FakeNode, Refusal
 from hypothesis import given
@@ -330,7 +331,7 @@ def test_slow_consumer_does_not_hoard() -> None:
 
 
 def test_new_queue_is_received_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayclient.consumer._REFRESH_S", 0.1)
+    monkeypatch.setattr("delayclient.consumer.consumer._REFRESH_S", 0.1)
 
     async def main() -> None:
         async with world(queues=2, messages=4) as (node, _):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from delayclient import duration
+from delayapi import durations
 
 
 @pytest.mark.parametrize(
@@ -22,22 +22,22 @@ from delayclient import duration
     ],
 )
 def test_duration(text: str, ms: int) -> None:
-    assert duration.parse_duration_ms(text) == ms
+    assert durations.parse_duration_ms(text) == ms
 
 
 @pytest.mark.parametrize("text", ["", "30", "s", "-5s", "1y", "5s!", "1..2s", "soon", "9" * 30 + "d"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        duration.parse_duration_ms(text)
+        durations.parse_duration_ms(text)
 
 
 def test_duration_of_each_type() -> None:
-    assert duration.duration_ms(250) == 250
-    assert duration.duration_ms("1s") == 1000
-    assert duration.duration_ms(timedelta(seconds=1.5)) == 1500
+    assert durations.duration_ms(250) == 250
+    assert durations.duration_ms("1s") == 1000
+    assert durations.duration_ms(timedelta(seconds=1.5)) == 1500
     for wrong in (1.5, True, None):
         with pytest.raises(TypeError):
-            duration.duration_ms(wrong)  # type: ignore[arg-type]
+            durations.duration_ms(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -51,29 +51,29 @@ def test_duration_of_each_type() -> None:
     ],
 )
 def test_instant(text: str, ms: int) -> None:
-    assert duration.parse_instant_ms(text) == ms
+    assert durations.parse_instant_ms(text) == ms
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2026-13-01", "12", "9" * 40, "2026-01-31T25:00"])
 def test_what_is_no_instant_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a time|out of range"):
-        duration.parse_instant_ms(text)
+        durations.parse_instant_ms(text)
 
 
 def test_instant_of_a_datetime_is_exact_and_utc_without_a_zone() -> None:
-    assert duration.instant_ms(datetime(2026, 1, 1, 0, 0, 0, 1000)) == duration.instant_ms(
+    assert durations.instant_ms(datetime(2026, 1, 1, 0, 0, 0, 1000)) == durations.instant_ms(
         datetime(2026, 1, 1, 0, 0, 0, 1000, UTC)
     )
     east = timezone(timedelta(hours=2))
-    assert duration.instant_ms(datetime(1970, 1, 1, 2, tzinfo=east)) == 0
+    assert durations.instant_ms(datetime(1970, 1, 1, 2, tzinfo=east)) == 0
     each_ms = [datetime(2026, 5, 5, 5, 5, 5, ms * 1000) for ms in range(1000)]
-    assert [duration.instant_ms(instant) % 1000 for instant in each_ms] == [*range(1000)]
+    assert [durations.instant_ms(instant) % 1000 for instant in each_ms] == [*range(1000)]
 
 
 def test_levels_are_those_of_rocketmq() -> None:
     assert (
         tuple(
-            duration.parse_duration_ms(text)
+            durations.parse_duration_ms(text)
             for text in [
                 "1s",
                 "5s",
@@ -95,28 +95,28 @@ def test_levels_are_those_of_rocketmq() -> None:
                 "2h",
             ]
         )
-        == duration.LEVELS_MS
+        == durations.LEVELS_MS
     )
-    assert duration.level_ms(3) == 10_000
+    assert durations.level_ms(3) == 10_000
     for level in (0, 19, -1):
         with pytest.raises(ValueError, match=r"1 \.\. 18"):
-            duration.level_ms(level)
+            durations.level_ms(level)
 
 
 def test_spread() -> None:
-    assert duration.parse_spread_ms("1m..30m") == (60_000, 1_800_000)
+    assert durations.parse_spread_ms("1m..30m") == (60_000, 1_800_000)
     for wrong in ("1m", "30m..1m", "..", "1m..x"):
         with pytest.raises(ValueError):
-            duration.parse_spread_ms(wrong)
+            durations.parse_spread_ms(wrong)
 
 
 def test_formats_for_people() -> None:
-    assert [duration.format_ms(ms) for ms in (5, 1500, 200_000, 86_400_000 + 4 * 3_600_000 + 5000, 3_600_000)] == [
+    assert [durations.format_ms(ms) for ms in (5, 1500, 200_000, 86_400_000 + 4 * 3_600_000 + 5000, 3_600_000)] == [
         "5 ms",
         "1.5 s",
         "3 m 20 s",
         "1 d 4 h",
         "1 h",
     ]
-    assert duration.format_instant(1500) == "1970-01-01T00:00:01.500+00:00"
-    assert duration.format_instant(1 << 62) == str(1 << 62)
+    assert durations.format_instant(1500) == "1970-01-01T00:00:01.500+00:00"
+    assert durations.format_instant(1 << 62) == str(1 << 62)

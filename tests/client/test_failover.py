@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 
 import pytest
+from delayapi.codec import EnqueueRequestView
 from delayclient import errors
-from delayclient.producer import Producer
-from delayclient.wire import EnqueueRequestView
+from delayclient.producer.producer import Producer
 from fakes import FakeCluster, FakeNode
 
 NOBODY = "127.0.0.1:1"

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.admin import Admin
-from delayclient.consumer import Consumer
+from delayclient.admin.admin import Admin
+from delayclient.admin.views import Outcome
+from delayclient.consumer.consumer import Consumer
 from delayclient.handle import Handle
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.views import Outcome
 from fakegroup import Groups
 from fakes import FakeCluster, FakeNode, Refusal
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from delayclient.cli import main
-from delayclient.cli.kube import KubeTarget, parse_target
+from delayctl.main import main
+from delayctl.targets.kube import KubeTarget, parse_target
 from kubeworld import NAME, KubeWorld, kube_world
 
 from tests.kube.fakekinds import find

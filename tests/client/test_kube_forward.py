@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from delayclient.cli.kubeforward import Forwards
 from delayclient.errors import Unreachable
-from delayclient.producer import Producer
-from delayclient.routing import Cluster, TopicRoute
+from delayclient.producer.producer import Producer
+from delayclient.routing.routing import Cluster, TopicRoute
+from delayctl.targets.port_forward import Forwards
 from fakepods import PORT, FakeAccess, FakeKubelet, PodNode
 from fakes import FakeCluster
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from delayclient.cli import main, rebalance
-from delayclient.proto.delay.v1 import delay_pb2
+from delayapi.proto.delay.v1 import delay_pb2
+from delayctl.cluster import rebalance
+from delayctl.main import main
 from fakepods import NAMESPACE
 from kubeworld import NAME, KubeWorld, kube_world
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayapi.codec import EnqueueRequestView
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
 from delayclient.handle import Handle
-from delayclient.producer import Producer
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.results import BatchFailed
-from delayclient.wire import EnqueueRequestView
+from delayclient.producer.producer import Producer
+from delayclient.producer.results import BatchFailed
 from fakes import FakeCluster, FakeNode
 
 
@@ -318,7 +318,7 @@ def test_moved_shard_is_followed_with_the_same_numbers() -> None:
 
 
 def test_silent_node_is_given_up_and_the_message_may_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayclient.lane._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("delayclient.producer.queue_sender._ANSWER_TIMEOUT_S", 0.2)
 
     async def main() -> None:
         cluster = FakeCluster()
@@ -335,7 +335,7 @@ def test_silent_node_is_given_up_and_the_message_may_be_stored(monkeypatch: pyte
 
 
 def test_silent_node_is_asked_again_on_a_new_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayclient.lane._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("delayclient.producer.queue_sender._ANSWER_TIMEOUT_S", 0.2)
 
     async def main() -> None:
         cluster = FakeCluster()

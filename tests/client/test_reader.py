@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from delayclient import errors, sync
-from delayclient.reader import Reader
+from delayclient.consumer.reader import Reader
 from fakecopies import Copy
 from fakes import FakeCluster, FakeNode
 

@@ -8,16 +8,16 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from delayclient.admin import Admin
-from delayclient.consumer import Consumer
-from delayclient.producer import Producer
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.reader import Reader
-from delayclient.routing import Cluster
-from delayclient.views import Outcome
-from delayclient.wire import decode_message_batch
-from delaynode.registry.model import Delivery, TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi.codec import decode_message_batch
+from delayapi.proto.delay.v1 import delay_pb2
+from delayclient.admin.admin import Admin
+from delayclient.admin.views import Outcome
+from delayclient.consumer.consumer import Consumer
+from delayclient.consumer.reader import Reader
+from delayclient.producer.producer import Producer
+from delayclient.routing.routing import Cluster
+from delaylocal import LocalCluster
+from delayregistry.model import Delivery, TopicSpec
 
 QUEUES = 4
 FROZEN_S = 8.0

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors, sync
-from delayclient.admin import Admin
-from delayclient.consumer import Consumer
+from delayclient.admin.admin import Admin
+from delayclient.admin.views import Outcome
+from delayclient.consumer.consumer import Consumer
 from delayclient.handle import BadHandle, Handle
-from delayclient.producer import Producer
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.routing import Cluster
-from delayclient.views import Outcome
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayclient.producer.producer import Producer
+from delayclient.routing.routing import Cluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 
 def test_message_comes_at_its_time_and_not_before(endpoint: str) -> None:

@@ -4,9 +4,9 @@ import zlib
 
 import numpy as np
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2
+from delayapi.codec import WireError
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient.records import EncodedRecords, decode_record, encode_records, hash_text, record_head, record_tail
-from delayclient.wire import WireError
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,10 +6,10 @@ import asyncio
 import time
 
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.reach import Reach
-from delayclient.routing import Cluster
+from delayclient.routing.reachability import Reach
+from delayclient.routing.routing import Cluster
 from fakes import FakeCluster, FakeNode
 
 NOBODY = "127.0.0.1:1"
@@ -195,10 +195,10 @@ def test_node_that_answers_again_is_used_again() -> None:
 
 
 def test_silent_node_is_doubted_first_and_its_polls_are_ended_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayclient.reach.BEAT_S", 0.05)
-    monkeypatch.setattr("delayclient.reach.PATIENCE_S", 0.05)
-    monkeypatch.setattr("delayclient.reach.DOUBT_S", 0.05)
-    monkeypatch.setattr("delayclient.reach.SILENT_S", 0.5)
+    monkeypatch.setattr("delayclient.routing.reachability.BEAT_S", 0.05)
+    monkeypatch.setattr("delayclient.routing.reachability.PATIENCE_S", 0.05)
+    monkeypatch.setattr("delayclient.routing.reachability.DOUBT_S", 0.05)
+    monkeypatch.setattr("delayclient.routing.reachability.SILENT_S", 0.5)
 
     async def main() -> None:
         pings = Pings()

@@ -6,12 +6,12 @@ from typing import Any
 
 import grpc
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.admin import Admin
-from delayclient.consumer import Consumer
-from delayclient.producer import Producer
-from delayclient.proto.delay.v1 import delay_pb2
-from delayclient.routing import Cluster, backoff_s, split_endpoints
+from delayclient.admin.admin import Admin
+from delayclient.consumer.consumer import Consumer
+from delayclient.producer.producer import Producer
+from delayclient.routing.routing import Cluster, backoff_s, split_endpoints
 from fakegroup import Groups
 from fakes import FakeCluster, FakeNode, Refusal
 

@@ -11,9 +11,9 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from delayclient.cli import main
-from delayclient.cli.wheelnodes import BadPlan, Loads, Move, loads_of, peak_of, plan_moves, read_plan
-from delayclient.views import Wheel
+from delayclient.admin.views import Wheel
+from delayctl.cluster.wheel_nodes import BadPlan, Loads, Move, loads_of, peak_of, plan_moves, read_plan
+from delayctl.main import main
 
 MINUTE_MS = 60_000
 SLOT_MS = 5 * MINUTE_MS

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from delayapi.codec import EnqueueResponseView
 from delayclient import errors
 from delayclient.errors import DelayError
-from delayclient.window import WINDOW, After, Entry, SendWindow
-from delayclient.wire import EnqueueResponseView
+from delayclient.producer.numbering import WINDOW, After, Entry, SendWindow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

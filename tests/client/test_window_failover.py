@@ -12,9 +12,9 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from delayapi.codec import EnqueueResponseView
 from delayclient.errors import DelayError
-from delayclient.window import After
-from delayclient.wire import EnqueueResponseView
+from delayclient.producer.numbering import After
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window import FakeBatch, new_window, ok, refusal, send

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from delayclient import wire
-from delayclient.proto.delay.v1 import delay_pb2
+from delayapi import codec
+from delayapi.proto.delay.v1 import delay_pb2
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 CODECS: list[tuple[Any, Callable[[bytes], Any]]] = [
-    (delay_pb2.EnqueueRequest, wire.decode_enqueue_request),
-    (delay_pb2.EnqueueResponse, wire.decode_enqueue_response),
-    (delay_pb2.MessageBatch, wire.decode_message_batch),
+    (delay_pb2.EnqueueRequest, codec.decode_enqueue_request),
+    (delay_pb2.EnqueueResponse, codec.decode_enqueue_response),
+    (delay_pb2.MessageBatch, codec.decode_message_batch),
 ]
 
 u32 = st.integers(0, 2**32 - 1)
@@ -90,7 +90,7 @@ messages = requests | responses | batches
 
 @given(requests)
 def test_encoded_request_is_read_by_the_generated_class(message: Any) -> None:
-    encoded = wire.encode_enqueue_request(
+    encoded = codec.encode_enqueue_request(
         message.topic,
         message.queue,
         message.count,
@@ -105,12 +105,12 @@ def test_encoded_request_is_read_by_the_generated_class(message: Any) -> None:
     )
     assert delay_pb2.EnqueueRequest.FromString(encoded) == message
     assert encoded == message.SerializeToString()
-    assert_same(wire.decode_enqueue_request(encoded), message)
+    assert_same(codec.decode_enqueue_request(encoded), message)
 
 
 @given(responses)
 def test_encoded_response_is_read_by_the_generated_class(message: Any) -> None:
-    encoded = wire.encode_enqueue_response(
+    encoded = codec.encode_enqueue_response(
         message.uid,
         message.first_seq,
         message.count,
@@ -119,13 +119,13 @@ def test_encoded_response_is_read_by_the_generated_class(message: Any) -> None:
         error=message.error if message.HasField("error") else None,
     )
     assert delay_pb2.EnqueueResponse.FromString(encoded) == message
-    assert_same(wire.decode_enqueue_response(encoded), message)
+    assert_same(codec.decode_enqueue_response(encoded), message)
 
 
 @given(batches, st.lists(blob, max_size=4))
 def test_encoded_batch_is_read_by_the_generated_class(message: Any, records: list[bytes]) -> None:
     message.records = b"".join(records)
-    encoded = wire.encode_message_batch(
+    encoded = codec.encode_message_batch(
         message.uid,
         message.count,
         message.offset,
@@ -138,34 +138,36 @@ def test_encoded_batch_is_read_by_the_generated_class(message: Any, records: lis
         message.next_offset,
     )
     assert encoded == message.SerializeToString()
-    assert_same(wire.decode_message_batch(encoded), message)
+    assert_same(codec.decode_message_batch(encoded), message)
 
 
 def test_arrays_are_sent_as_their_bytes() -> None:
     due = np.arange(5, dtype=np.int64)
     bodies = np.arange(20, dtype=np.uint8).reshape(5, 4)
     size = np.full(5, 4, np.uint32)
-    view = wire.decode_enqueue_request(wire.encode_enqueue_request("t", 1, 5, due, size, [bodies[:2], bodies[2:]]))
+    view = codec.decode_enqueue_request(codec.encode_enqueue_request("t", 1, 5, due, size, [bodies[:2], bodies[2:]]))
     assert np.frombuffer(view.time, np.int64).tolist() == due.tolist()
     assert bytes(view.records) == bodies.tobytes()
     assert view.records.nbytes == 20
 
 
 def test_columns_are_views_over_the_given_bytes() -> None:
-    encoded = wire.encode_enqueue_request("t", 0, 1, b"12345678", b"\x05\0\0\0", b"hello")
-    view = wire.decode_enqueue_request(encoded)
+    encoded = codec.encode_enqueue_request("t", 0, 1, b"12345678", b"\x05\0\0\0", b"hello")
+    view = codec.decode_enqueue_request(encoded)
     assert view.records.obj is encoded
 
 
 unknown = st.one_of(
-    st.builds(lambda n, v: wire.encode_varint(n << 3) + wire.encode_varint(v), st.integers(12, 2**29 - 1), u64),
+    st.builds(lambda n, v: codec.encode_varint(n << 3) + codec.encode_varint(v), st.integers(12, 2**29 - 1), u64),
     st.builds(
-        lambda n, v: wire.encode_varint(n << 3 | 2) + wire.encode_varint(len(v)) + v, st.integers(12, 2**29 - 1), blob
+        lambda n, v: codec.encode_varint(n << 3 | 2) + codec.encode_varint(len(v)) + v, st.integers(12, 2**29 - 1), blob
     ),
-    st.builds(lambda n, v: wire.encode_varint(n << 3 | 1) + v, st.integers(1, 100), st.binary(min_size=8, max_size=8)),
-    st.builds(lambda n, v: wire.encode_varint(n << 3 | 5) + v, st.integers(1, 100), st.binary(min_size=4, max_size=4)),
+    st.builds(lambda n, v: codec.encode_varint(n << 3 | 1) + v, st.integers(1, 100), st.binary(min_size=8, max_size=8)),
+    st.builds(lambda n, v: codec.encode_varint(n << 3 | 5) + v, st.integers(1, 100), st.binary(min_size=4, max_size=4)),
     st.builds(
-        lambda n, v: wire.encode_varint(n << 3 | 3) + b"\x08" + wire.encode_varint(v) + wire.encode_varint(n << 3 | 4),
+        lambda n, v: (
+            codec.encode_varint(n << 3 | 3) + b"\x08" + codec.encode_varint(v) + codec.encode_varint(n << 3 | 4)
+        ),
         st.integers(1, 100),
         u64,
     ),
@@ -184,7 +186,7 @@ def compare(data: bytes) -> None:
         try:
             expected = generated.FromString(data)
         except DecodeError:
-            with pytest.raises(wire.WireError):
+            with pytest.raises(codec.WireError):
                 decode(data)
         else:
             assert_same(decode(data), expected)
@@ -234,5 +236,5 @@ def test_cut_or_changed_messages_are_refused_or_read_as_the_generated_class_does
     ],
 )
 def test_error_says_what_and_where(data: bytes, says: str) -> None:
-    with pytest.raises(wire.WireError, match=says):
-        wire.decode_enqueue_request(data)
+    with pytest.raises(codec.WireError, match=says):
+        codec.decode_enqueue_request(data)

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from delaynode.registry.model import DAY_MS, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
 from delayoperator.crds import limits
 from delayoperator.crds.convert import InvalidSpec, Wishes, is_paused, wishes_of
 from delayoperator.crds.definitions import CLUSTER
-from delayoperator.rebalance.model import RebalanceError, Settings
+from delayrebalance.model import RebalanceError, Settings
+from delayregistry.model import DAY_MS, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

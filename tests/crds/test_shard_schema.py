@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, get_type_hints
 
 import pytest
-from delaynode.registry import codec, model
 from delayoperator.crds.definitions import SHARD
 from delayoperator.crds.shard import DelayShard
+from delayregistry import codec, model
 from pydantic.alias_generators import to_camel
 
 from tests.crds import apiserver

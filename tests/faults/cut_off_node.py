@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from delaynode import main as program
-from delaynode.registry.port import OutcomeUnknown, Unavailable
-from delaynode.registry.sqlite import SqliteRegistry
+from delayregistry.port import OutcomeUnknown, Unavailable
+from delayregistry.sqlite import SqliteRegistry
 
 SECONDS = 1.0  # a call waits so long for an answer that does not come
 WRITES = {"put_cluster", "create_shard", "write_spec", "write_status", "write_conditions"}

@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 
 from delaynode import main
-from delaynode.serve import node, settings
-from delaynode.serve.copyhost import Workshop
-from delaynode.serve.upkeep import Intervals
-from delaynode.store import cleaning
-from delaynode.store.cleaning import EmptyJob
-from delaynode.store.freeing import KeepConfig
+from delaynode.node import node, settings
+from delaynode.replica.host import Workshop
+from delaynode.replica.maintenance import Intervals
+from delaynode.store.maintenance import cleaning
+from delaynode.store.maintenance.cleaning import EmptyJob
+from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig
 
 SEGMENT_BYTES = 64 << 10

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from delaynode.registry.model import ShardObject
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import ShardObject
 
 from tests.faults.columns import Totals
 from tests.faults.sdkload import SdkLoad

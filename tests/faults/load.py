@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from google.rpc import error_details_pb2, status_pb2
 
 from tests.faults.checker import Delivery, Ledger, Place

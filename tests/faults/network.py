@@ -3,8 +3,8 @@
     n0 --peer R0  <---  P0 --advertise-peer of n0  <---  the other nodes
 
 Every node is reached through a port of this proxy, which passes on its TCP connections and datagrams. A connection
-says in its first bytes who makes it (replicate/wire.py), a datagram by the port that it comes from. What is sent in a
-direction that is cut: datagrams are lost; bytes of a connection wait where they are, as TCP would send them again.
+says in its first bytes who makes it (transport/connection.py), a datagram by the port that it comes from. What is sent
+in a direction that is cut: datagrams are lost; bytes of a connection wait where they are, as TCP would send them again.
 Clients, the registry and the control loop's questions are not affected: for that, see netns.py.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import permutations
 from typing import cast
 
-from delaynode.replicate.wire import GREETING_BYTES, Hello, greeting_bytes
-from delayoperator.local import ports
+from delaylocal import ports
+from delaynode.replication.transport.connection import GREETING_BYTES, Hello, greeting_bytes
 
 PIECE = 64 << 10
 POLL_SECONDS = 0.02

@@ -7,11 +7,11 @@ import sys
 import threading
 from pathlib import Path
 
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.local.cluster import WRITERS, new_uid
-from delayoperator.local.events import Events
-from delayoperator.loop import ControlLoop
-from delayoperator.probe import GrpcProber
+from delaylocal.cluster import WRITERS, new_uid
+from delaylocal.events import Events
+from delayoperator.control_loop.loop import ControlLoop
+from delayoperator.control_loop.probe import GrpcProber
+from delayregistry.sqlite import SqliteRegistry
 
 
 def _listen(told: list[frozenset[str]]) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 from delayclient import Admin, Consumer, Handle, Producer
+from delayclient.admin.views import Outcome
+from delayclient.consumer.received import ReceivedBatch
 from delayclient.errors import DelayError
-from delayclient.received import ReceivedBatch
-from delayclient.results import BatchFailed, BatchPart
-from delayclient.routing import Cluster
-from delayclient.views import Outcome
+from delayclient.producer.results import BatchFailed, BatchPart
+from delayclient.routing.routing import Cluster
 from numpy.typing import NDArray
 
 from tests.faults.columns import GROUPS, I64, Columns

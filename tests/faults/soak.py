@@ -26,10 +26,10 @@ from pathlib import Path
 
 import click
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import NODE_COMMAND
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delaylocal.cluster import NODE_COMMAND
+from delayregistry.model import TopicSpec
 
 from tests.faults.load import Load, Traffic
 from tests.faults.trial import check_logs

@@ -17,9 +17,9 @@ from typing import Any
 
 import grpc
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import NODE_COMMAND
+from delaylocal import LocalCluster
+from delaylocal.cluster import NODE_COMMAND
+from delayregistry.model import TopicSpec
 
 from tests.faults.trial import check_logs
 from tests.serve.client import Client, Failure, Msg, Shard, poll
@@ -62,7 +62,7 @@ class Stepped:
         return arrived
 
     def delayctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-c", "from delayclient.cli import main; main()", *arguments]
+        command = [sys.executable, "-P", "-c", "from delayctl.main import main; main()", *arguments]
         environment = {**os.environ, "DELAYCTL_ENDPOINT": self.cluster.endpoints[0]}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

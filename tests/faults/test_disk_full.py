@@ -14,10 +14,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayclient import Producer
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.faults.small_disk import SmallDisk, small_disk
 from tests.faults.trial import check_logs

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from delaynode.registry.model import TopicSpec
+from delayregistry.model import TopicSpec
 
 from tests.faults.failover import FaultCluster, Result, failover_round, freeze, kill, result
 from tests.faults.sdkload import SdkLoad, Work

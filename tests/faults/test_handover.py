@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from delayclient.admin import Admin
+from delayclient.admin.admin import Admin
 from delayclient.handle import Handle
-from delayclient.producer import Producer
-from delaynode.registry.model import Delivery, ShardSpec, TopicSpec
-from delayoperator.probe import GrpcProber
+from delayclient.producer.producer import Producer
+from delayoperator.control_loop.probe import GrpcProber
+from delayregistry.model import Delivery, ShardSpec, TopicSpec
 
 from tests.faults.failover import FaultCluster, Result, result, settle
 from tests.faults.sdkload import SdkLoad, Work

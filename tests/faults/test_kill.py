@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from delaynode.registry.model import Durability, TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import Durability, TopicSpec
 
 from tests.faults.load import Load, Traffic
 from tests.faults.trial import CHOOSE, I64, ROUNDS, SEED, SHORT, check_logs, pending_columns, run, stored

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.faults.load import Traffic
 from tests.faults.soak import EAGER_COMMAND, soak

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import NODE_COMMAND
+from delaylocal import LocalCluster
+from delaylocal.cluster import NODE_COMMAND
+from delayregistry.model import TopicSpec
 
 from tests.faults.trial import CHOOSE, SHORT, run, stored
 from tests.serve.client import Client, Failure, Msg, Shard

@@ -14,7 +14,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
+from delayregistry.model import TopicSpec
 
 from tests.faults import cut_off_node
 from tests.faults.failover import FaultCluster

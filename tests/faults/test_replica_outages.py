@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from delaynode.registry.model import TopicSpec
+from delayregistry.model import TopicSpec
 
 from tests.faults.failover import FaultCluster
 from tests.faults.sdkload import SdkLoad

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delayoperator.local import LocalCluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
 from numpy.typing import NDArray
 
 from tests.faults.checker import Report

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from delaynode.registry.kube import Credentials, KubeClient
-from delaynode.registry.model import ShardObject
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import WRITERS, new_uid
-from delayoperator.loop import ControlLoop
-from delayoperator.probe import GrpcProber
+from delaylocal import LocalCluster
+from delaylocal.cluster import WRITERS, new_uid
+from delayoperator.control_loop.loop import ControlLoop
+from delayoperator.control_loop.probe import GrpcProber
+from delayregistry.kube import Credentials, KubeClient
+from delayregistry.model import ShardObject
 from kubernetes.client import Configuration
 
 from tests.kube.fakeapi import FakeApiServer

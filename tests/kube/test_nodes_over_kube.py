@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
+from delayregistry.model import TopicSpec
 
 from tests.faults.load import Load
 from tests.faults.trial import SEED, SHORT, run
@@ -111,7 +111,7 @@ def test_an_idle_cluster_of_nodes_writes_nothing_but_leases(server: FakeApiServe
 
 def test_a_node_needs_no_second_of_cpu_to_know_kubernetes() -> None:
     code = (
-        "import delaynode.main, time; before = time.process_time(); import delaynode.registry.kube as kube;"
+        "import delaynode.main, time; before = time.process_time(); import delayregistry.kube as kube;"
         "from kubernetes.client import Configuration;"
         "kube.KubeClient(kube.Credentials(Configuration(host='http://x'))); print(time.process_time() - before)"
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import ClusterSpec
+from delayregistry.model import ClusterSpec
 
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.wishes import WritingRegistry, writing

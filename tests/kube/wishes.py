@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from delaynode.registry.codec import dumps
-from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
-from delaynode.registry.kube import objects as kube_objects
-from delaynode.registry.kube.client import Rejected
-from delaynode.registry.kube.names import SETTINGS_KEY, Names
-from delaynode.registry.model import ClusterSpec, Version
+from delayregistry.codec import dumps
+from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delayregistry.kube import objects as kube_objects
+from delayregistry.kube.client import Rejected
+from delayregistry.kube.names import SETTINGS_KEY, Names
+from delayregistry.model import ClusterSpec, Version
 from kubernetes.client import Configuration
 
 from tests.kube.fakeapi import FakeApiServer

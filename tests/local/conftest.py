@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from delayoperator.local import ports
+from delaylocal import ports
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry import open_registry
-from delaynode.registry.model import Handover, NodeLease, ShardObject, ShardSpec, ShardStatus
-from delaynode.registry.port import RegistryError
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayregistry import open_registry
+from delayregistry.model import Handover, NodeLease, ShardObject, ShardSpec, ShardStatus
+from delayregistry.port import RegistryError
 
 SERVICE = "delay.v1.ReplicationService"
 

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from delaynode.registry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
-from delaynode.registry.sqlite import SqliteRegistry
+from delaylocal.rebalance import APPROVE, Rebalancer
+from delaylocal.rebalance_file import Kept, RebalanceFile
+from delayoperator.control_loop.probe import NodeAnswer
 from delayoperator.crds.rebalance import DelayRebalance, DelayRebalanceSpec, DelayRebalanceStatus, Plan, PlannedMove
-from delayoperator.local.rebalance import APPROVE, Rebalancer
-from delayoperator.local.rebalancefile import Kept, RebalanceFile
 from delayoperator.plan import Liveness, NodeView
-from delayoperator.plan.rebalancing import digest
-from delayoperator.probe import NodeAnswer
+from delayoperator.rebalance_plan import digest
+from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
+from delayregistry.sqlite import SqliteRegistry
 
 
 class Silent:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import Durability, ShardObject, TopicSpec
-from delaynode.serve.datalock import lock_data
-from delayoperator.local import LocalCluster, LocalClusterError
+from delaylocal import LocalCluster, LocalClusterError
+from delaynode.node.data_lock import lock_data
+from delayregistry.model import Durability, ShardObject, TopicSpec
 
 FAKE_NODE = (sys.executable, str(Path(__file__).with_name("fake_node.py")))
 Make = Callable[..., LocalCluster]

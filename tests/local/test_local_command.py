@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from delayclient.cli.local import local
+from delayctl.cluster.local import local
 
 # The command, with the fake node in the place of the real one.
 RUN = """
 import sys
-from delayoperator.local import cluster
-from delayclient.cli.local import local
+from delaylocal import cluster
+from delayctl.cluster.local import local
 node = sys.argv.pop(1)
 cluster.LocalCluster.__init__.__kwdefaults__["node_command"] = (sys.executable, node)
 local()

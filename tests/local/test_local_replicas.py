@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from delayclient.cli import main
-from delaynode.registry.model import ShardObject, TopicSpec
-from delayoperator.local import LocalCluster
+from delayctl.main import main
+from delaylocal import LocalCluster
+from delayregistry.model import ShardObject, TopicSpec
 
 FAKE_NODE = (sys.executable, str(Path(__file__).with_name("fake_node.py")))
 

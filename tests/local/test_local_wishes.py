@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from delayclient.cli import main
-from delaynode.registry.model import (
+from delayctl.main import main
+from delaylocal.spec import Wishes, merge, unmet
+from delayregistry.model import (
     BadSpec,
     ClusterSpec,
     Delivery,
@@ -19,7 +20,6 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delayoperator.local.wishes import Wishes, merge, unmet
 
 FOUND = ClusterSpec("local", 2, (TopicSpec("orders", 8),), durability=Durability.ASYNC, horizon_days=100)
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from delayclient import Producer
-from delaynode.registry.model import ClusterSpec, ShardSpec, TopicSpec
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import ClusterSpec, ShardSpec, TopicSpec
+from delayregistry.sqlite import SqliteRegistry
 
 pytest.importorskip("pyspark")
 pytestmark = [
@@ -45,7 +45,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 def delayctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     # A process of its own, as Spark's session and Java stay with it.
-    command = [sys.executable, "-c", "from delayclient.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from delayctl.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "120"})
 
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from delayclient.cli import main
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.local.rebalance import APPROVE
-from delayoperator.local.rebalancefile import FileTrouble, Kept, RebalanceFile
+from delayctl.main import main
+from delaylocal.rebalance import APPROVE
+from delaylocal.rebalance_file import FileTrouble, Kept, RebalanceFile
 from delayoperator.plan import Liveness, NodeView
-from delayoperator.rebalance import run
-from delayoperator.rebalance.model import FoundMove, LoadFigures, RebalanceError, Settings, Study
+from delayrebalance import run
+from delayrebalance.model import FoundMove, LoadFigures, RebalanceError, Settings, Study
+from delayregistry.sqlite import SqliteRegistry
 
 from tests.local.rebalanceworld import A_MOVE, World, await_true, kept, plan_of
 
@@ -281,7 +281,7 @@ def test_what_can_not_be_done_says_why_and_what_to_do(command: Command, monkeypa
         nothing = command(verb)
         assert (nothing.exit_code, "nothing was proposed yet: `delayctl rebalance" in nothing.stderr) == (1, True)
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "delayoperator.rebalance.run", None)
+        patch.setitem(sys.modules, "delayrebalance.run", None)
         without = command()
     assert (without.exit_code, "needs Spark" in without.stderr, "delaycluster[spark]" in without.stderr) == (
         1,
@@ -315,7 +315,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[], tuple[Process, str]]]:
     processes: list[Process] = []
 
     def start() -> tuple[Process, str]:
-        code = "from delayclient.cli import main; main()"
+        code = "from delayctl.main import main; main()"
         options = ("local", "--data", str(tmp_path), "--nodes", "2", "--topic", f"t:{SHARDS}", "--port", "0", "--json")
         process = subprocess.Popen(
             [sys.executable, "-c", code, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from delayclient.proto.delay.v1 import delay_pb2
-from delaynode.registry.kube import objects
-from delaynode.registry.kube.names import Names
-from delaynode.registry.model import Handover, NodeLease, ShardObject, ShardStatus
+from delayapi.proto.delay.v1 import delay_pb2
+from delayregistry.kube import objects
+from delayregistry.kube.names import Names
+from delayregistry.model import Handover, NodeLease, ShardObject, ShardStatus
 
 from tests.kube import fakekinds
 from tests.kube.fakestore import Refused, Store

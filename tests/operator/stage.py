@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from delaynode.registry.kube import Credentials
 from delayoperator.__main__ import Operator, Options
 from delayoperator.kube.worker import Settings
+from delayregistry.kube import Credentials
 from kubernetes import client
 
 from tests.kube import fakekinds

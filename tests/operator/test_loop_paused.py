@@ -6,9 +6,9 @@ import threading
 import time
 from pathlib import Path
 
-from delaynode.registry.model import ClusterSpec, NodeLease, TopicSpec
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.loop import Clock, ControlLoop
+from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayregistry.model import ClusterSpec, NodeLease, TopicSpec
+from delayregistry.sqlite import SqliteRegistry
 
 
 def test_a_paused_loop_chooses_masters_and_makes_nothing(tmp_path: Path) -> None:

@@ -143,13 +143,13 @@ def test_a_faulty_round_is_said_and_the_next_one_goes_on(stage: Stage, monkeypat
     running = stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
-    from delayoperator.kube import tending
+    from delayoperator.kube import reconcile
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tending, "census", broken)
+        patch.setattr(reconcile, "census", broken)
         stage.edit(minInSync=2)
         stage.until(lambda: stage.events("OperatorError"))
         stage.until(lambda: stage.reason("Degraded") == "OperatorError")

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-from delayoperator.upkeep import world
+from delayoperator.cluster import world
 
 from tests.kube import fakekinds
 from tests.operator.stage import Stage

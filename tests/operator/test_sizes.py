@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import NodeLease, ShardObject, ShardSpec, Version
-from delayoperator.plan.rebalancing import Size
-from delayoperator.sizes import SLOT_MS, SLOTS, Weighed, weigh
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayoperator.kube.sizes import SLOT_MS, SLOTS, Weighed, weigh
+from delayoperator.rebalance_plan import Size
+from delayregistry.model import NodeLease, ShardObject, ShardSpec, Version
 
 NOW_MS = 1_800_000_123_456
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delaynode.registry.model import (
+from delayoperator.cluster.conditions import MOST_CHARS, Picture, Problem, Said, conditions
+from delayoperator.cluster.reasons import DEGRADED, NEEDS_PAGE, Reason
+from delayoperator.cluster.restart import RestartWaits
+from delayoperator.cluster.sizes import Sizes
+from delayoperator.cluster.volumes import Volumes
+from delayoperator.cluster.world import SWITCHING_MS, Census, PodView, census, patient, unserved_since
+from delayoperator.kube.status import changed, status_of, transitions, was_ready
+from delayoperator.plan import Liveness, NodeView
+from delayregistry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
@@ -16,14 +24,6 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delayoperator.kube.status import changed, status_of, transitions, was_ready
-from delayoperator.plan import Liveness, NodeView
-from delayoperator.upkeep.conditions import MOST_CHARS, Picture, Problem, Said, conditions
-from delayoperator.upkeep.reasons import DEGRADED, NEEDS_PAGE, Reason
-from delayoperator.upkeep.restart import RestartWaits
-from delayoperator.upkeep.sizes import Sizes
-from delayoperator.upkeep.volumes import Volumes
-from delayoperator.upkeep.world import SWITCHING_MS, Census, PodView, census, patient, unserved_since
 
 PODS = tuple(PodView(f"shop-{n}", f"n{n}", f"uid{n}", "a", True, machine=f"machine-{n}") for n in range(3))
 WELL = Picture(

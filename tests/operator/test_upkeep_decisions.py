@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from delaynode.registry.model import (
-    ClusterSpec,
-    Condition,
-    ConditionType,
-    ShardObject,
-    ShardSpec,
-    TopicSpec,
-    Version,
-)
+from delayoperator.cluster.ended import KEPT, Endings, incarnation_of
+from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
+from delayoperator.cluster.sizes import Sizes, sizes
+from delayoperator.cluster.volumes import volumes
+from delayoperator.cluster.world import STUCK_MS, Census, ClaimView, PodView, SetView, census, stuck_shards
 from delayoperator.kube.views import claim_view, ended_processes, pod_view, set_view
-from delayoperator.upkeep.ended import KEPT, Endings, incarnation_of
-from delayoperator.upkeep.restart import RestartPod, RestartWaits, afterwards, next_restart
-from delayoperator.upkeep.sizes import Sizes, sizes
-from delayoperator.upkeep.volumes import volumes
-from delayoperator.upkeep.world import STUCK_MS, Census, ClaimView, PodView, SetView, census, stuck_shards
+from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, ShardSpec, TopicSpec, Version
 from hypothesis import given
 from hypothesis import strategies as st
 

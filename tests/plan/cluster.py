@@ -9,16 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from delaynode.registry.model import (
-    ClusterSpec,
-    Condition,
-    ConditionType,
-    Handover,
-    ShardObject,
-    ShardSpec,
-    ShardStatus,
-    Version,
-)
 from delayoperator.plan import (
     Action,
     ChangeSpec,
@@ -29,6 +19,16 @@ from delayoperator.plan import (
     Observed,
     SetConditions,
     StartReign,
+)
+from delayregistry.model import (
+    ClusterSpec,
+    Condition,
+    ConditionType,
+    Handover,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    Version,
 )
 
 

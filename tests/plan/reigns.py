@@ -6,16 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from delaynode.registry.model import (
-    ClusterSpec,
-    Condition,
-    ConditionType,
-    ShardObject,
-    ShardSpec,
-    ShardStatus,
-    TopicSpec,
-    Version,
-)
 from delayoperator.plan import (
     ChangeSpec,
     CopyView,
@@ -27,6 +17,16 @@ from delayoperator.plan import (
     SetConditions,
     StartReign,
     plan,
+)
+from delayregistry.model import (
+    ClusterSpec,
+    Condition,
+    ConditionType,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    TopicSpec,
+    Version,
 )
 
 CLUSTER = ClusterSpec("local", 3, (TopicSpec("orders", 1),))

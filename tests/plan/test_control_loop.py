@@ -11,18 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry.model import (
-    ClusterSpec,
-    NodeLease,
-    ShardObject,
-    ShardSpec,
-    ShardStatus,
-    TopicSpec,
-    Version,
-)
-from delaynode.registry.port import Conflict, OutcomeUnknown, Registry, Unavailable
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.loop import Clock, ControlLoop
+from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayregistry.model import ClusterSpec, NodeLease, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
+from delayregistry.port import Conflict, OutcomeUnknown, Registry, Unavailable
+from delayregistry.sqlite import SqliteRegistry
 
 
 class Faulty:

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry.model import (
+from delayoperator.control_loop.asking import PATROL_MS
+from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayoperator.control_loop.probe import NodeAnswer
+from delayoperator.control_loop.take_up import TAKE_UP_MS
+from delayoperator.plan import CopyView
+from delayregistry.model import (
     ClusterSpec,
     ConditionType,
     Handover,
@@ -19,12 +24,7 @@ from delaynode.registry.model import (
     Switchover,
     TopicSpec,
 )
-from delaynode.registry.sqlite import SqliteRegistry
-from delayoperator.asking import PATROL_MS
-from delayoperator.loop import Clock, ControlLoop
-from delayoperator.plan import CopyView
-from delayoperator.probe import NodeAnswer
-from delayoperator.takeup import TAKE_UP_MS
+from delayregistry.sqlite import SqliteRegistry
 
 NODES = ("n0", "n1", "n2")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from delaynode.registry.model import LEAST_LEASE_SECONDS, NodeLease
-from delaynode.serve.membership import RENEW_SECONDS
+from delaynode.node.membership import RENEW_SECONDS
+from delayoperator.control_loop.liveness import LeaseWatch
+from delayoperator.control_loop.loop import PROBE_MS
 from delayoperator.kube.shards import LOOK_MS
-from delayoperator.liveness import LeaseWatch
-from delayoperator.loop import PROBE_MS
 from delayoperator.plan import Liveness, NodeView
+from delayregistry.model import LEAST_LEASE_SECONDS, NodeLease
 
 
 def lease(renewals: int, incarnation: str = "a", node: str = "n0") -> NodeLease:

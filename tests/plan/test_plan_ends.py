@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import ClusterSpec, Handover, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
 from delayoperator.plan import (
     Action,
     ChangeSpec,
@@ -20,6 +19,7 @@ from delayoperator.plan import (
     plan,
     questions,
 )
+from delayregistry.model import ClusterSpec, Handover, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
 
 PAIR = ShardSpec(1, "orders", 0, ("n1", "n2"), master="n1", epoch=4, incarnation="first")
 SOLE = replace(PAIR, replicas=("n1",))

@@ -5,12 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import (
-    ConditionType,
-    Handover,
-    ShardObject,
-    Switchover,
-)
 from delayoperator.plan import (
     ChangeSpec,
     CopyView,
@@ -18,6 +12,7 @@ from delayoperator.plan import (
     SetConditions,
     StartReign,
 )
+from delayregistry.model import ConditionType, Handover, ShardObject, Switchover
 
 from tests.plan.reigns import BOTH, PAIR, alive, copy, dead, planned, refusal, reign, shard
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import (
+from delayoperator.plan import ChangeSpec, CopyView, Liveness, NodeView, Observed, StartReign, plan
+from delayoperator.plan.planner import MAX_MOVES
+from delayregistry.model import (
     ClusterSpec,
     ConditionType,
     ShardObject,
@@ -17,8 +19,6 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delayoperator.plan import ChangeSpec, CopyView, Liveness, NodeView, Observed, StartReign, plan
-from delayoperator.plan.planner import MAX_MOVES
 
 from tests.plan.cluster import Cluster
 

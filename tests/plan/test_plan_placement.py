@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
 from delayoperator.plan import CreateShard, Liveness, NodeView, Observed, plan
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

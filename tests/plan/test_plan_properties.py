@@ -6,19 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from delaynode.registry.model import (
-    ClusterSpec,
-    Condition,
-    ConditionType,
-    Handover,
-    ShardObject,
-    ShardSpec,
-    ShardStatus,
-    Switchover,
-    TopicSpec,
-    Version,
-    shard_name,
-)
 from delayoperator.plan import (
     Action,
     ChangeSpec,
@@ -30,6 +17,19 @@ from delayoperator.plan import (
     Role,
     SetConditions,
     plan,
+)
+from delayregistry.model import (
+    ClusterSpec,
+    Condition,
+    ConditionType,
+    Handover,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    Switchover,
+    TopicSpec,
+    Version,
+    shard_name,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,11 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import (
-    Condition,
-    ConditionType,
-    ShardObject,
-)
 from delayoperator.plan import (
     ChangeSpec,
     CopyView,
@@ -19,6 +14,7 @@ from delayoperator.plan import (
     SetConditions,
     StartReign,
 )
+from delayregistry.model import Condition, ConditionType, ShardObject
 
 from tests.plan.reigns import (
     BOTH,

@@ -5,16 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import (
-    Condition,
-    ConditionType,
-    Durability,
-    ShardObject,
-    ShardSpec,
-    ShardStatus,
-    TopicSpec,
-    Version,
-)
 from delayoperator.plan import (
     CopyView,
     NodeView,
@@ -23,6 +13,16 @@ from delayoperator.plan import (
     SetConditions,
     StartReign,
     plan,
+)
+from delayregistry.model import (
+    Condition,
+    ConditionType,
+    Durability,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    TopicSpec,
+    Version,
 )
 
 from tests.plan.reigns import (

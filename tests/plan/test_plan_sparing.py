@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.codec import BadRecord, from_json, to_json
-from delaynode.registry.model import BadSpec, ClusterSpec, ConditionType, ShardObject, ShardSpec
 from delayoperator.plan import Action, CreateShard, Observed, SetConditions, StartReign, plan_sparing, planner
-from delayoperator.plan.reign import Decision, decide_reign
+from delayoperator.plan.term import Decision, decide_reign
+from delayregistry.codec import BadRecord, from_json, to_json
+from delayregistry.model import BadSpec, ClusterSpec, ConditionType, ShardObject, ShardSpec
 
 from tests.plan.cluster import Cluster
 from tests.plan.test_plan_moving import cluster, settle, want

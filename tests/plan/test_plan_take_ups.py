@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delaynode.registry.model import Condition, ConditionType, ShardObject, ShardSpec
+from delayoperator.control_loop.probe import NodeAnswer
+from delayoperator.control_loop.take_up import BLIND_MS, SHUNNED_MS, TAKE_UP_MS, TakeUps
 from delayoperator.plan import ChangeSpec, CopyView, NodeView, NotBegun, Observed, Role, SetConditions, StartReign, plan
-from delayoperator.probe import NodeAnswer
-from delayoperator.takeup import BLIND_MS, SHUNNED_MS, TAKE_UP_MS, TakeUps
+from delayregistry.model import Condition, ConditionType, ShardObject, ShardSpec
 
 from tests.plan.reigns import BOTH, CLUSTER, PAIR, SOLE, THREE, alive, copy, dead, planned, refusal, reign, shard
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
 from delayoperator.plan import ChangeSpec, CreateShard, Liveness, NodeView, Observed, plan
 from delayoperator.plan.planner import MAX_MOVES
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

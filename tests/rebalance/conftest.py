@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from delayclient.sync import Producer
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.rebalance.model import HOUR_MS
-from delayoperator.rebalance.session import java_missing, spark_session
+from delaylocal import LocalCluster
+from delayrebalance.model import HOUR_MS
+from delayrebalance.session import java_missing, spark_session
+from delayregistry.model import TopicSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""python -m delayoperator.rebalance on a local cluster."""
+"""python -m delayrebalance on a local cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from delayoperator.local import LocalCluster
-from delayoperator.rebalance.__main__ import main
+from delaylocal import LocalCluster
+from delayrebalance.__main__ import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from delayoperator.rebalance.executor import BACKEND, command
+from delayrebalance.executor import BACKEND, command
 
 SAID = {
     "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.1:7078",

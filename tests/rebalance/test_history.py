@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from delayoperator.rebalance import history
-from delayoperator.rebalance.model import MINUTE_MS, RebalanceError
-from delayoperator.rebalance.source import NAME
+from delayrebalance import history
+from delayrebalance.model import MINUTE_MS, RebalanceError
+from delayrebalance.source import NAME
 
 from tests.rebalance.nodes import NOW_MS, Told, WheelNode, serving
 

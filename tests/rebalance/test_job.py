@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from delayoperator.rebalance import job
-from delayoperator.rebalance.loads import Loads
-from delayoperator.rebalance.model import (
+from delayrebalance import job
+from delayrebalance.loads import Loads
+from delayrebalance.model import (
     HOUR_MS,
     MINUTE_MS,
     ClusterMap,

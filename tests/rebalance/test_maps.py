@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delaynode.registry.model import (
+from delayoperator.crds.rebalance import DelayRebalance, Plan
+from delayoperator.kube.api import ApiError
+from delayoperator.kube.kinds import Kind
+from delayoperator.rebalance_plan import digest
+from delayrebalance.maps import ZONE, as_map, zones_of
+from delayrebalance.model import DAY_MS, HOUR_MS, MINUTE_MS, RebalanceError
+from delayrebalance.publish import DELAY_REBALANCE, name_of, publish
+from delayrebalance.spec import settings_of
+from delayregistry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
@@ -17,14 +25,6 @@ from delaynode.registry.model import (
     Switchover,
     Version,
 )
-from delayoperator.crds.rebalance import DelayRebalance, Plan
-from delayoperator.kube.api import ApiError
-from delayoperator.kube.kinds import Kind
-from delayoperator.plan.rebalancing import digest
-from delayoperator.rebalance.maps import ZONE, as_map, zones_of
-from delayoperator.rebalance.model import DAY_MS, HOUR_MS, MINUTE_MS, RebalanceError
-from delayoperator.rebalance.publish import DELAY_REBALANCE, name_of, publish
-from delayoperator.rebalance.wishes import settings_of
 
 SPEC = ShardSpec(1, "orders", 0, ("n0", "n1"), master="n0", epoch=3, incarnation="i")
 SERVES = ShardStatus(3, "i", ("c",))

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlannedMove
-from delayoperator.plan.rebalancing import text_of
-from delayoperator.rebalance.model import (
+from delayoperator.rebalance_plan import text_of
+from delayrebalance.model import (
     DAY_MS,
     F64,
     MINUTE_MS,
@@ -21,8 +21,8 @@ from delayoperator.rebalance.model import (
     Span,
     Study,
 )
-from delayoperator.rebalance.moves import found_moves
-from delayoperator.rebalance.proposal import to_plan
+from delayrebalance.moves import found_moves
+from delayrebalance.proposal import to_plan
 
 START_MS = 1_790_000_100_000
 SPAN = Span(START_MS, 5 * MINUTE_MS, 288)

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from delayoperator.rebalance.model import HOUR_MS, MINUTE_MS
-from delayoperator.rebalance.source import BadOption, NodePartition, PushingReader, SlotsReader, SlotsSource
-from delayoperator.rebalance.wheels import LAST_MS
+from delayrebalance.model import HOUR_MS, MINUTE_MS
+from delayrebalance.source import BadOption, NodePartition, PushingReader, SlotsReader, SlotsSource
+from delayrebalance.wheels import LAST_MS
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from delayoperator.rebalance.session import JAVA_PACKAGE, SparkMissing, java_missing, spark_session
+from delayrebalance.session import JAVA_PACKAGE, SparkMissing, java_missing, spark_session
 
 
 def java(directory: Path, version: str, ends: int = 0) -> Path:
@@ -46,7 +46,7 @@ def test_without_java_the_package_is_named_before_spark_is_tried(
 def test_without_pyspark_the_extra_is_named(package: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        "from delayoperator.rebalance.__main__ import main\n"
+        "from delayrebalance.__main__ import main\n"
         "main(['--registry', 'sqlite:/nowhere/registry.db'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

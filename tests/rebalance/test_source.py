@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from delayclient.sync import Producer
-from delayoperator.local import LocalCluster
-from delayoperator.rebalance.model import HOUR_MS, MINUTE_MS
-from delayoperator.rebalance.source import NAME, PUSHDOWN
+from delaylocal import LocalCluster
+from delayrebalance.model import HOUR_MS, MINUTE_MS
+from delayrebalance.source import NAME, PUSHDOWN
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 

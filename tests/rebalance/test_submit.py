@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from delayoperator.local import LocalCluster
-from delayoperator.rebalance import __main__ as command
-from delayoperator.rebalance.session import java_missing
+from delaylocal import LocalCluster
+from delayrebalance import __main__ as command
+from delayrebalance.session import java_missing
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine a JVM alone may take minutes to start
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from delayoperator.rebalance.model import HOUR_MS, MINUTE_MS
-from delayoperator.rebalance.wheels import LAST_MS, NoAnswer, ShardSlots, ask, folded, silent
+from delayrebalance.model import HOUR_MS, MINUTE_MS
+from delayrebalance.wheels import LAST_MS, NoAnswer, ShardSlots, ask, folded, silent
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.sqlite import SqliteRegistry
+from delayregistry.sqlite import SqliteRegistry
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from delaynode.registry.model import NodeLease, ShardStatus
-from delaynode.registry.port import Conflict, OutcomeUnknown, Unavailable
-from delaynode.registry.sqlite import SqliteRegistry
+from delayregistry.model import NodeLease, ShardStatus
+from delayregistry.port import Conflict, OutcomeUnknown, Unavailable
+from delayregistry.sqlite import SqliteRegistry
 
 
 def say(*words: object) -> None:

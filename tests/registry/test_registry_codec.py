@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from delaynode.registry.codec import BadRecord, dumps, loads, loads_tuple
-from delaynode.registry.model import (
+from delayregistry.codec import BadRecord, dumps, loads, loads_tuple
+from delayregistry.model import (
     BadSpec,
     ClusterSpec,
     Condition,

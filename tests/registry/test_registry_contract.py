@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import (
+from delayregistry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
@@ -17,7 +17,7 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delaynode.registry.port import Conflict
+from delayregistry.port import Conflict
 
 from tests.registry.worlds import KubeWorld, Openable, SqliteWorld, World, until
 

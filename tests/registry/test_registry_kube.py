@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry import open_registry
-from delaynode.registry.kube import Credentials, KubeClient, KubeRegistry
-from delaynode.registry.model import (
+from delayregistry import open_registry
+from delayregistry.kube import Credentials, KubeClient, KubeRegistry
+from delayregistry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
@@ -24,7 +24,7 @@ from delaynode.registry.model import (
     Switchover,
     Version,
 )
-from delaynode.registry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
 from kubernetes.client import Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.kube import KubeRegistry
-from delaynode.registry.model import ClusterSpec, NodeLease, ShardSpec
-from delaynode.registry.port import Unavailable
+from delayregistry.kube import KubeRegistry
+from delayregistry.model import ClusterSpec, NodeLease, ShardSpec
+from delayregistry.port import Unavailable
 
 from tests.kube.fakekinds import find
 from tests.kube.wishes import WritingRegistry

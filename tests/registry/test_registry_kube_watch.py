@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delaynode.registry.codec import BadRecord
-from delaynode.registry.kube import KubeRegistry
-from delaynode.registry.kube.mirror import Mirror
-from delaynode.registry.model import ClusterSpec, ShardSpec
-from delaynode.registry.port import Unavailable
+from delayregistry.codec import BadRecord
+from delayregistry.kube import KubeRegistry
+from delayregistry.kube.mirror import Mirror
+from delayregistry.model import ClusterSpec, ShardSpec
+from delayregistry.port import Unavailable
 
 from tests.kube.fakekinds import find
 from tests.kube.wishes import WritingRegistry
@@ -187,8 +187,8 @@ def test_wishes_that_somebody_broke_are_said_and_the_last_good_ones_stand(
 def test_while_the_watch_is_out_the_version_is_not_to_be_had(
     world: KubeWorld, node: KubeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaynode.registry.kube.adapter.OUT_S", 0.3)
-    monkeypatch.setattr("delaynode.registry.kube.adapter.BACK_S", 0.1)
+    monkeypatch.setattr("delayregistry.kube.adapter.OUT_S", 0.3)
+    monkeypatch.setattr("delayregistry.kube.adapter.BACK_S", 0.1)
     fault = world.server.fault(method="WATCH", code=503, times=None)
     world.server.break_watches()
     until(lambda: node._watches[0].out_s() > 0.3)
@@ -201,7 +201,7 @@ def test_while_the_watch_is_out_the_version_is_not_to_be_had(
 
 
 def test_without_an_api_server_nothing_is_known_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaynode.registry.kube.adapter.SYNC_S", 0.2)
+    monkeypatch.setattr("delayregistry.kube.adapter.SYNC_S", 0.2)
     world = KubeWorld()
     world.server.close()
     registry = world.open()

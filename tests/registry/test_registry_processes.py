@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import NodeLease, ShardSpec, ShardStatus, Version
-from delaynode.registry.port import Conflict, OutcomeUnknown, Unavailable
-from delaynode.registry.sqlite import SqliteRegistry
+from delayregistry.model import NodeLease, ShardSpec, ShardStatus, Version
+from delayregistry.port import Conflict, OutcomeUnknown, Unavailable
+from delayregistry.sqlite import SqliteRegistry
 
 Worker = subprocess.Popen[str]
 StartWorker = Callable[..., Worker]

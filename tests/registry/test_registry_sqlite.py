@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from delaynode.registry import open_registry
-from delaynode.registry.port import RegistryError
-from delaynode.registry.sqlite import SqliteRegistry
+from delayregistry import open_registry
+from delayregistry.port import RegistryError
+from delayregistry.sqlite import SqliteRegistry
 
 
 def test_a_missing_registry_and_a_strange_url_are_said_clearly(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from delaynode.registry.kube import Credentials, KubeClient, OwnerReference
-from delaynode.registry.model import ClusterSpec, Version
-from delaynode.registry.port import Registry
-from delaynode.registry.sqlite import SqliteRegistry
+from delayregistry.kube import Credentials, KubeClient, OwnerReference
+from delayregistry.model import ClusterSpec, Version
+from delayregistry.port import Registry
+from delayregistry.sqlite import SqliteRegistry
 from kubernetes.client import Configuration
 
 from tests.kube.fakeapi import FakeApiServer

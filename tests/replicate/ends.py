@@ -8,10 +8,10 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from delaynode.replicate.links import Address, Links, LinkTimes, PeerOrigin
-from delaynode.replicate.messages import Message
-from delaynode.replicate.peers import Origin
-from delaynode.replicate.wire import Hello
+from delaynode.replication.protocol import Message
+from delaynode.replication.transport.connection import Hello
+from delaynode.replication.transport.links import Address, Links, LinkTimes, PeerOrigin
+from delaynode.replication.transport.peers import Origin
 
 QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=1.0, hello=0.3, look=0.05)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from delaynode.clock import GuardedClock
-from delaynode.replicate.agree import Agreement, ClockAgreement
+from delaynode.replication.clock_agreement import Agreement, ClockAgreement
 
 BOOT, NOW = 50_000, 1_700_000_000_000
 

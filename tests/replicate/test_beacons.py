@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from delaynode.clock import boot_ms, wall_ms
-from delaynode.replicate.beacons import BeaconThread
-from delaynode.replicate.links import is_same_ip
-from delaynode.replicate.messages import Beacon, BeaconReply, encode_beacon
-from delaynode.replicate.promises import Promises
+from delaynode.replication.lease import Promises
+from delaynode.replication.protocol import Beacon, BeaconReply, encode_beacon
+from delaynode.replication.transport.heartbeats import BeaconThread
+from delaynode.replication.transport.links import is_same_ip
 
 LOCAL = "127.0.0.1"
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from delaynode.replicate import shipping
-from delaynode.replicate.catchingup import LEAST_BYTES, CatchingUp
-from delaynode.replicate.messages import Ack, Frames, Message, State
-from delaynode.replicate.shipping import READ_BYTES, Shipping, Snapshot
-from delaynode.replicate.until import until
-from delaynode.store.commitlog import CommitLog
-from delaynode.store.frames import Kind
+from delaynode.replication import shipping
+from delaynode.replication.catch_up import LEAST_BYTES, CatchingUp
+from delaynode.replication.protocol import Ack, Frames, Message, State
+from delaynode.replication.shipping import READ_BYTES, Shipping, Snapshot
+from delaynode.replication.transport.until import until
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.frames import Kind
 
 from tests.store.memory_files import MemoryFiles
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from delaynode.replicate.epochs import Epochs, common_end
+from delaynode.replication.epochs import Epochs, common_end
 
 MINE: Epochs = ((1, 0), (3, 100))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaynode.replicate.insync import InSync
+from delaynode.replication.in_sync import InSync
 
 ME, B, C = "a", "b", "c"
 ALONE, WITH_B, WITH_C = frozenset((ME,)), frozenset((ME, B)), frozenset((ME, C))

@@ -7,10 +7,10 @@ import random
 import socket
 
 import pytest
-from delaynode.replicate import wire
-from delaynode.replicate.links import LinkTimes
-from delaynode.replicate.messages import MAX_MESSAGE_BYTES, Ack, Commit, Frames, Message, encode
-from delaynode.replicate.peers import Origin
+from delaynode.replication.protocol import MAX_MESSAGE_BYTES, Ack, Commit, Frames, Message, encode
+from delaynode.replication.transport import connection
+from delaynode.replication.transport.links import LinkTimes
+from delaynode.replication.transport.peers import Origin
 
 from tests.replicate.ends import QUICK, Recorder, hello_to, pair, ring, running, stranger, until
 
@@ -36,7 +36,7 @@ async def test_messages_and_replies_arrive_in_order() -> None:
 @running
 async def test_messages_of_all_sizes_arrive_whole_however_the_network_cuts_them() -> None:
     rng = random.Random(5)
-    edges = [0, 1, wire.RECEIVE_BYTES // 2, wire.RECEIVE_BYTES, 1 << 20, (16 << 20) + 60]
+    edges = [0, 1, connection.RECEIVE_BYTES // 2, connection.RECEIVE_BYTES, 1 << 20, (16 << 20) + 60]
     near = [max(0, edge + step) for edge in edges for step in range(-40, 41, 4)]
     sizes = [*rng.sample(near, len(near)), *(rng.randrange(200_000) for _ in range(300))]
     bodies = [rng.randbytes(size) for size in sizes if size < 1 << 21] + [rng.randbytes(MAX_MESSAGE_BYTES - 32)]
@@ -82,7 +82,7 @@ async def test_messages_sent_in_one_pass_leave_in_one_system_call(monkeypatch: p
             return super().sendmsg(*args)  # type: ignore[arg-type]
 
     async with ring("n0", "n1") as made:
-        monkeypatch.setattr("delaynode.replicate.links.socket.socket", Counting)
+        monkeypatch.setattr("delaynode.replication.transport.links.socket.socket", Counting)
         made.links["n0"].want(["n1"])
         await until("the link is up", lambda: made.handlers["n0"].count("up", "n1") == 1)
         calls.clear()

@@ -9,9 +9,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from delaynode.replicate import wire
-from delaynode.replicate.messages import MAX_MESSAGE_BYTES, Ack, Commit, Frames, Piece, encode
-from delaynode.replicate.wire import HELLO_BYTES, Hello, decode_answer, encode_answer
+from delaynode.replication.protocol import MAX_MESSAGE_BYTES, Ack, Commit, Frames, Piece, encode
+from delaynode.replication.transport import connection
+from delaynode.replication.transport.connection import HELLO_BYTES, Hello, decode_answer, encode_answer
 
 from tests.replicate.ends import all_read, hello_to, pair, ring, running, stranger, until
 
@@ -24,12 +24,12 @@ def resident_bytes() -> int:
 BAD_STARTS = {
     "another protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "zeroes": bytes(64),
-    "a hello too long": wire._GREETING.pack(b"DLYH", 1, HELLO_BYTES),
-    "another version": wire._GREETING.pack(b"DLYH", 9, 0),
+    "a hello too long": connection._GREETING.pack(b"DLYH", 1, HELLO_BYTES),
+    "another version": connection._GREETING.pack(b"DLYH", 9, 0),
     "an answer": encode_answer(),
-    "a hello cut off": wire._GREETING.pack(b"DLYH", 1, 4) + b"\xff\xff\0\0",
-    "a hello of one word": wire._GREETING.pack(b"DLYH", 1, 3) + b"\1\0x",
-    "a hello not in UTF-8": wire._GREETING.pack(b"DLYH", 1, 3) + b"\1\0\xff",
+    "a hello cut off": connection._GREETING.pack(b"DLYH", 1, 4) + b"\xff\xff\0\0",
+    "a hello of one word": connection._GREETING.pack(b"DLYH", 1, 3) + b"\1\0x",
+    "a hello not in UTF-8": connection._GREETING.pack(b"DLYH", 1, 3) + b"\1\0\xff",
 }
 BAD_MESSAGES = {
     "too long": struct.pack("<I", MAX_MESSAGE_BYTES + 1),
@@ -182,7 +182,7 @@ async def test_fuzzed_connections_never_disturb_the_others() -> None:
 async def test_whoever_reads_none_of_the_replies_is_cut_off_before_they_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_BACKLOG_BYTES", 1 << 20)
+    monkeypatch.setattr(connection, "MAX_BACKLOG_BYTES", 1 << 20)
     async with ring("n1") as made:
         address = made.addresses["n1"]
         _, writer = await stranger(address)

@@ -6,7 +6,7 @@ import contextlib
 import struct
 
 import pytest
-from delaynode.replicate.messages import (
+from delaynode.replication.protocol import (
     HEAD_BYTES,
     MAX_BEACON_SHARDS,
     MAX_MESSAGE_BYTES,

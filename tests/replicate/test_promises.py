@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from delaynode.replicate.messages import Beacon, BeaconReply, decode_beacon, encode_beacon
-from delaynode.replicate.promises import Promises
-from delaynode.serve import leasefile
+from delaynode.node import lease_file
+from delaynode.replication.lease import Promises
+from delaynode.replication.protocol import Beacon, BeaconReply, decode_beacon, encode_beacon
 
 from tests.store.memory_files import MemoryFiles
 
@@ -98,14 +98,14 @@ def test_a_new_process_keeps_what_one_with_a_longer_lease_has_promised() -> None
 
 def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
     files = MemoryFiles(random.Random(1))
-    assert leasefile.take_up(files, "data", 3_000) == 0
-    assert leasefile.take_up(files, "data", 1_000) == 3_000
-    assert leasefile.take_up(files, "data", 500) == 3_000, "the one between may not have outlasted it"
-    leasefile.lower(files, "data", 500)
-    assert leasefile.take_up(files, "data", 700) == 500
-    assert leasefile.take_up(files, "data", 700) == 700
+    assert lease_file.take_up(files, "data", 3_000) == 0
+    assert lease_file.take_up(files, "data", 1_000) == 3_000
+    assert lease_file.take_up(files, "data", 500) == 3_000, "the one between may not have outlasted it"
+    lease_file.lower(files, "data", 500)
+    assert lease_file.take_up(files, "data", 700) == 500
+    assert lease_file.take_up(files, "data", 700) == 700
     files.replace("data/lease", b"{rubbish")
-    assert leasefile.take_up(files, "data", 700) == leasefile.LONGEST_MS
+    assert lease_file.take_up(files, "data", 700) == lease_file.LONGEST_MS
 
 
 @pytest.mark.parametrize(

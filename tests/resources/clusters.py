@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaynode.registry.model import DAY_MS, ClusterSpec, TopicSpec
 from delayoperator.resources import ClusterView, Json, PodWishes, Storage, build
 from delayoperator.resources.view import RebalanceWishes
+from delayregistry.model import DAY_MS, ClusterSpec, TopicSpec
 
 MINIMAL = ClusterView(
     namespace="default",

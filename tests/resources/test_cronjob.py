@@ -57,7 +57,7 @@ def test_the_cronjob_runs_when_it_is_asked_to_in_utc_and_one_at_a_time() -> None
 
 def test_the_job_names_its_cluster_and_its_rebalance() -> None:
     container = pod(with_job(DAILY))["spec"]["containers"][0]
-    assert container["command"] == ["python", "-m", "delayoperator.rebalance"]
+    assert container["command"] == ["python", "-m", "delayrebalance"]
     assert container["args"] == ["--registry=kube:default/orders", "--name=orders-rebalance", "--master=local[*]"]
     assert container["image"] == "delaycluster/rebalance:1"
 

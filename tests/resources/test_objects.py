@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delaynode.registry.codec import from_json
-from delaynode.registry.model import ClusterSpec
 from delayoperator.resources import ClusterView, Storage, build, claim_names, foreign, grown
+from delayregistry.codec import from_json
+from delayregistry.model import ClusterSpec
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, one, stateful_set
 from tests.resources.server import served

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from delaynode import config
-from delaynode.registry.model import Durability
-from delaynode.serve import node
+from delaynode.node import node
 from delayoperator.crds import cluster as crd
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
 from delayoperator.resources import EFFECTS, ClusterView, Effect, PodWishes, Storage, effect
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
+from delayregistry.model import Durability
 from pydantic import BaseModel
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, container, pod_spec, stateful_set

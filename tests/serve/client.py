@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec, TopicType
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec, TopicType
 
 from tests.serve.client import Client, Shard
 

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 import grpc
 from delaynode import config as configuration
-from delaynode.registry.model import (
+from delaynode.node.node import Node
+from delaynode.server.service import DelayService
+from delayregistry.model import (
     ClusterObject,
     ClusterSpec,
     NodeLease,
@@ -21,8 +23,6 @@ from delaynode.registry.model import (
     TopicSpec,
     Version,
 )
-from delaynode.serve.node import Node
-from delaynode.serve.service import DelayService
 from google.rpc import error_details_pb2, status_pb2
 
 SERVICE = "/delay.v1.DelayService/"

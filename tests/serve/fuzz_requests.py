@@ -6,7 +6,7 @@ import random
 from typing import Any, Protocol
 
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from tests.serve.client import DAY_MS, METHODS, Msg, crc, now_ms
 

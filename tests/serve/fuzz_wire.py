@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from delayclient.protowire import encode_varint
+from delayapi.wirefields import encode_varint
 from google.protobuf.descriptor import FieldDescriptor
 
 VARINT, FIXED64, BYTES, START_GROUP, END_GROUP, FIXED32 = range(6)

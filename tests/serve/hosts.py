@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from delaynode.clock import GuardedClock, boot_ms, wall_ms
 from delaynode.metrics import NodeMetrics
-from delaynode.serve.host import ShardHost, Workshop
-from delaynode.serve.syncer import Syncer
-from delaynode.serve.upkeep import Intervals
-from delaynode.store import persist
-from delaynode.store.files import DiskFiles
-from delaynode.store.intake import Batch
+from delaynode.replica.maintenance import Intervals
+from delaynode.replica.master import ShardHost, Workshop
+from delaynode.replica.sync_threads import Syncer
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance import persist
 from delaynode.store.shard import ShardConfig
 
 Key = tuple[int, int]

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from tests.serve.client import DAY_MS, METHODS, Client, Failure, Msg, Sent, Shard, crc, i64, now_ms, u32
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.serve import calls
-from delaynode.serve.budget import Answers, Budget
-from delaynode.serve.calls import CallStreams
-from delaynode.serve.service import STREAMED
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.limits.budget import Answers, Budget
+from delaynode.server import call_stream
+from delaynode.server.call_stream import CallStreams
+from delaynode.server.service import STREAMED
 
 from tests.serve.client import Failure, Msg, Shard, ints
 
@@ -53,7 +53,7 @@ def test_an_error_is_an_answer_and_ends_nothing(shard: Shard) -> None:
     ack = pb.AckRequest(
         topic=shard.topic, queue=shard.queue, group="g", start=i64(got.offset), end=i64(got.offset + 1)
     ).SerializeToString()
-    large = bytes(calls.MAX_REQUEST_BYTES + 1)
+    large = bytes(call_stream.MAX_REQUEST_BYTES + 1)
     found = shard.client.call_stream(
         [
             pb.Call(id=1, method="Enqueue", request=b""),
@@ -158,7 +158,7 @@ def test_no_more_is_read_than_may_be_under_way() -> None:
             under_way -= 1
             return data
 
-        served, budget = streams(serve, limit=(calls.CALL_BYTES + 1) * 150)
+        served, budget = streams(serve, limit=(call_stream.CALL_BYTES + 1) * 150)
         client.ends.set()
         ids = [a.id async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
         assert sorted(ids) == list(range(1_000))
@@ -244,10 +244,10 @@ def test_a_call_is_given_up_after_its_time_and_a_fault_is_an_answer() -> None:
 
 
 def test_what_streams_carry_is_what_clients_send_in_them() -> None:
-    from delayclient.calls import CARRIED, MAX_REQUEST_BYTES
+    from delayclient.routing.calls import CARRIED, MAX_REQUEST_BYTES
 
     assert set(STREAMED) == CARRIED
-    assert MAX_REQUEST_BYTES == calls.MAX_REQUEST_BYTES
+    assert MAX_REQUEST_BYTES == call_stream.MAX_REQUEST_BYTES
 
 
 def i64(number: int) -> bytes:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Failure, Msg, Shard, poll
 

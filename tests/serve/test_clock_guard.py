@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from delaynode.clock import GuardedClock, Trust, boot_ms, wall_ms
-from delaynode.serve.clockwatch import ClockWatch, read_trust
-from delaynode.serve.conditions import Condition, ConditionLog
+from delaynode.node.clock_watch import ClockWatch, read_trust
+from delaynode.node.conditions import Condition, ConditionLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -241,7 +241,7 @@ def test_another_boot_has_nothing_to_compare_with(
     machine: Machine, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.start()
-    monkeypatch.setattr("delaynode.serve.clockwatch.boot_id", lambda: "another")
+    monkeypatch.setattr("delaynode.node.clock_watch.boot_id", lambda: "another")
     machine.booted_ms, machine.off_ms = machine.true_ms - 1_000, HOUR_MS
     assert process.start().clock.now_ms() == machine.true_ms + HOUR_MS
 

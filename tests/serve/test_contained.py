@@ -10,12 +10,12 @@ from typing import cast
 import grpc
 import numpy as np
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delaynode.serve.budget import Answers
-from delaynode.serve.dispatch import Dispatch, ServeShard
-from delaynode.serve.node import Node
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.limits.budget import Answers
+from delaynode.node.node import Node
+from delaynode.server.dispatch import Dispatch, ServeShard
 from delaynode.store.errors import Damaged, Refused
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Msg, now_ms, request
 from tests.serve.fuzz_inside import Aborted, Inside, OneNode

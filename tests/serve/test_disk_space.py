@@ -6,8 +6,8 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from delaynode.serve import disk
-from delaynode.serve.disk import DiskSpace
+from delaynode.node import disk
+from delaynode.node.disk import DiskSpace
 from delaynode.store.errors import Refused
 
 FREE, RESERVE = 1_000, 400

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from tests.serve.client import CALL_SECONDS, DAY_MS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
 

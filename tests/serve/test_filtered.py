@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delaynode.store import consumers, groups
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.store.queue import consumers, groups
 from delaynode.store.types import Records
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Msg, request
 from tests.serve.fuzz_inside import Inside, OneNode

@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import NODE_COMMAND
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delaylocal.cluster import NODE_COMMAND
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import SERVICE, Client, Failure, Msg, Shard, now_ms, poll, request
 from tests.serve.http2 import Crowd, message

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from delaynode.serve import budget as budgets
-from delaynode.serve.budget import Answers, Budget, Hold, ReadingGate
-from delaynode.serve.waiting import Waiting
+from delaynode.limits import budget as budgets
+from delaynode.limits.budget import Answers, Budget, Hold, ReadingGate
+from delaynode.replica.waiters import Waiting
 from delaynode.store.errors import Refused
 
 MIB = 1 << 20

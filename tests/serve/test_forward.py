@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, poll, request, rows, u32
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from delaynode.serve import upkeep
-from delaynode.serve.host import ShardHost
-from delaynode.serve.upkeep import Intervals
-from delaynode.store.freeing import KeepConfig
-from delaynode.store.intake import Batch
+from delaynode.replica import maintenance
+from delaynode.replica.maintenance import Intervals
+from delaynode.replica.master import ShardHost
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.shard import CANCELLED
-from delaynode.store.timerscan import Folds
+from delaynode.store.timer.scan import Folds
 
 from tests.serve import hosts
 from tests.serve.hosts import Node, node
@@ -162,7 +162,7 @@ def test_a_background_task_that_is_stopped_just_as_it_is_woken_ends(turns: int) 
 
         async def loop() -> None:
             while True:
-                await upkeep._wait(wanted, 60.0)
+                await maintenance._wait(wanted, 60.0)
 
         task = asyncio.create_task(loop())
         await asyncio.sleep(0.01)

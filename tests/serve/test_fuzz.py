@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import METHODS, Client, Failure, Msg, Shard, request
 from tests.serve.fuzz_requests import QUEUES, Maker

@@ -7,15 +7,10 @@ import random
 from typing import Any
 
 import pytest
+from delayapi.codec import WireError, decode_enqueue_request, decode_enqueue_response, decode_message_batch
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayclient.handle import BadHandle, Handle
-from delayclient.proto.delay.v1 import delay_pb2 as pb
 from delayclient.records import decode_record
-from delayclient.wire import (
-    WireError,
-    decode_enqueue_request,
-    decode_enqueue_response,
-    decode_message_batch,
-)
 from google.protobuf.message import DecodeError
 
 from tests.serve.fuzz_wire import Wire

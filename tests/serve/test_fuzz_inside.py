@@ -16,10 +16,10 @@ from typing import Any
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delaynode.serve.rpc import CODES
-from delaynode.serve.service import STREAMED
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.server.rpc import CODES
+from delaynode.server.service import STREAMED
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import METHODS
 from tests.serve.fuzz_inside import Aborted, Inside, OneNode

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replicate.until import until
-from delaynode.serve.consuming import ConsumeCalls
-from delaynode.serve.host import ShardHost
-from delaynode.store import cleaning
-from delaynode.store.consumers import Delivery
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.replica.master import ShardHost
+from delaynode.replication.transport.until import until
+from delaynode.server.consume import ConsumeCalls
+from delaynode.store.maintenance import cleaning
+from delaynode.store.queue.consumers import Delivery
 
 from tests.serve.hosts import Node, node
 

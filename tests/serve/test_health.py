@@ -13,9 +13,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -149,7 +149,7 @@ def test_a_node_that_starts_is_alive_before_it_is_ready_and_says_what_it_waits_f
 SLOW_REGISTRY = """
 import time
 from delaynode import main
-from delaynode.registry.sqlite import SqliteRegistry as Registry
+from delayregistry.sqlite import SqliteRegistry as Registry
 quick = Registry.list_shards
 Registry.list_shards = lambda *args: (time.sleep(0.7), quick(*args))[1]
 main.main()

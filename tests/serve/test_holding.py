@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from delaynode.registry.model import ShardSpec
-from delaynode.replicate.until import until
-from delaynode.serve.holding import Holding
-from delaynode.serve.yard import Yard
-from delaynode.store import persist
+from delaynode.replica.context import Yard
+from delaynode.replica.storage import Holding
+from delaynode.replication.transport.until import until
+from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
+from delayregistry.model import ShardSpec
 
 from tests.serve.hosts import CONFIG, Node, node
 

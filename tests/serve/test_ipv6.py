@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delayclient.routing import split_endpoints
-from delaynode import address
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi import address
+from delayclient.routing.routing import split_endpoints
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Msg, Shard, poll
 

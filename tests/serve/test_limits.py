@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.local.cluster import NODE_COMMAND
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delaylocal.cluster import NODE_COMMAND
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Failure, Msg, Shard, poll
 
@@ -22,7 +22,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALLING = """
 import os, time
 from delaynode.main import main
-from delaynode.store.files import DiskFiles
+from delaynode.store.log.files import DiskFiles
 sync = DiskFiles.sync
 def stalling(self, path):
     while "/log/" in path and os.path.exists({sign!r}):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from delaynode.registry.model import Condition, ConditionType, TopicSpec
-from delaynode.registry.port import Unavailable
-from delaynode.serve.http import serve_http
-from delaynode.serve.node import Node
+from delaynode.node.node import Node
+from delaynode.server.http import serve_http
+from delayregistry.model import Condition, ConditionType, TopicSpec
+from delayregistry.port import Unavailable
 
 from tests.serve.fuzz_inside import Inside, OneNode
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from delaynode.registry.model import NodeLease, ShardSpec, ShardStatus, Version
-from delaynode.registry.port import Registry
-from delaynode.registry.sqlite import SqliteRegistry
-from delaynode.serve.membership import Member, Membership
-from delaynode.serve.routes import Routes
+from delaynode.node.membership import Member, Membership
+from delaynode.node.routes import Routes
+from delayregistry.model import NodeLease, ShardSpec, ShardStatus, Version
+from delayregistry.port import Registry
+from delayregistry.sqlite import SqliteRegistry
 
 from tests.registry.worlds import KubeWorld
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from click.testing import CliRunner
-from delayclient.cli import main
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import NodeLease, TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayctl.main import main
+from delaylocal import LocalCluster
+from delayregistry.model import NodeLease, TopicSpec
 
 from tests.serve.client import NODE_METHODS, Client, Failure, now_ms, poll
 

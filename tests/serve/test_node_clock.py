@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from delaynode.clock import GuardedClock
-from delaynode.serve.clockwatch import ClockWatch
-from delaynode.serve.nodeclock import FIRST_ROUND_MS, NodeClock
+from delaynode.node.clock_watch import ClockWatch
+from delaynode.node.node_clock import FIRST_ROUND_MS, NodeClock
 
 HOUR_MS = 3_600_000
 RIGHT_MS = 1_790_000_000_000

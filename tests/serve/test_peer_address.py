@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from delaynode.registry.model import NodeLease
-from delaynode.serve.peering import peer_address
-from delaynode.serve.routes import Routes
+from delaynode.node.peering import peer_address
+from delaynode.node.routes import Routes
+from delayregistry.model import NodeLease
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-from delayclient.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from tests.serve.client import DAY_MS, Msg, Sent, Shard, crc, i64, ints, now_ms, u32
 from tests.serve.conftest import TOPICS

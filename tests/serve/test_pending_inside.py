@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delaynode.serve import pending
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.server import pending
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Msg, ints, now_ms, request
 from tests.serve.fuzz_inside import Aborted, Inside, OneNode

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
-from delayoperator.local.ports import choose
+from delaylocal import LocalCluster
+from delaylocal.ports import choose
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Msg, Shard, poll
 

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from delaynode.serve import connections, receiving
-from delaynode.serve.receiving import LARGE_BYTES, Receiving, Taken, to_cut
+from delaynode.limits import connections, receive_memory
+from delaynode.limits.receive_memory import LARGE_BYTES, Receiving, Taken, to_cut
 
 MIB = 1 << 20
 
@@ -93,8 +93,8 @@ def test_requests_that_hold_the_excess_are_cut_before_the_heap_is_trimmed_and_ho
         steps.append(f"cut {unfinished}")
         return len(peers)
 
-    monkeypatch.setattr(receiving, "give_back", trim)
-    monkeypatch.setattr(receiving, "resident_bytes", lambda: (110 - trimmed) * MIB)
+    monkeypatch.setattr(receive_memory, "give_back", trim)
+    monkeypatch.setattr(receive_memory, "resident_bytes", lambda: (110 - trimmed) * MIB)
     monkeypatch.setattr(connections, "cut", cut)
     monkeypatch.setattr(connections, "received", lambda port: {("10.0.0.7", 1): unfinished * MIB})
 
@@ -118,8 +118,8 @@ def test_what_came_from_a_client_while_the_connections_were_looked_at_is_not_for
             return {}
         return {("10.0.0.7", 1): 50 * MIB}
 
-    monkeypatch.setattr(receiving, "give_back", lambda: None)
-    monkeypatch.setattr(receiving, "resident_bytes", lambda: 110 * MIB)
+    monkeypatch.setattr(receive_memory, "give_back", lambda: None)
+    monkeypatch.setattr(receive_memory, "resident_bytes", lambda: 110 * MIB)
     monkeypatch.setattr(connections, "cut", cut.extend)
     monkeypatch.setattr(connections, "received", received)
     asyncio.run(watch(watched, lambda: looks >= 3 or bool(cut)))

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from delaynode.replicate.until import until
+from delaynode.replication.transport.until import until
 from delaynode.store.errors import Refused
 
 from tests.serve.hosts import node

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
-from delaynode.registry.port import Unavailable
-from delaynode.serve.reigning import Copy, Reigning
-from delaynode.serve.role import Role
-from delaynode.serve.yard import Yard
+from delaynode.replica.context import Yard
+from delaynode.replica.leadership import Copy, Reigning
+from delaynode.replica.role import Role
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.port import Unavailable
 
 UNCLEAN = ClusterSpec("c", 2, replicas=2, allow_unclean_failover=True)
 CLEAN = replace(UNCLEAN, allow_unclean_failover=False)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Failure, Got, Msg, Shard, now_ms, poll
 

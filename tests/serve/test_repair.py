@@ -12,12 +12,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from delaynode.registry.model import ShardObject, TopicSpec
-from delaynode.store import persist
-from delaynode.store.files import DiskFiles
-from delaynode.store.frames import Kind, Trim
+from delaylocal import LocalCluster
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.log.frames import Kind, Trim
+from delaynode.store.maintenance import persist
 from delaynode.store.shard import ShardConfig
-from delayoperator.local import LocalCluster
+from delayregistry.model import ShardObject, TopicSpec
 
 from tests.serve.client import Client, Failure, Msg, Shard
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 from tests.faults.failover import GRPC_NOISE
 from tests.serve.client import DAY_MS, Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows

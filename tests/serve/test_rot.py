@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
 
 from tests.serve.client import Client, Failure, Msg, Sent, Shard, poll
 from tests.serve.test_restart import restarted

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from delaynode.clock import GuardedClock
 from delaynode.metrics import NodeCollector, NodeMetrics, registry_of
-from delaynode.serve import scrub as serving
-from delaynode.serve.host import ShardHost, Workshop
-from delaynode.serve.scrub import Scrubber
-from delaynode.serve.syncer import Syncer
-from delaynode.store import persist
-from delaynode.store.files import DiskFiles
-from delaynode.store.freeing import KeepConfig
-from delaynode.store.intake import Batch
-from delaynode.store.scrub import size_of
+from delaynode.replica import scrub as serving
+from delaynode.replica.master import ShardHost, Workshop
+from delaynode.replica.scrub import Scrubber
+from delaynode.replica.sync_threads import Syncer
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance.scrub import size_of
 from delaynode.store.shard import ShardConfig
 
 EVENTS = list[tuple[str, dict[str, Any]]]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from delaynode.replicate.until import until
-from delaynode.serve import slave as slave_module
-from delaynode.serve.slave import SlaveHost
-from delaynode.serve.upkeep import Upkeep
-from delaynode.store import persist
+from delaynode.replica import slave as slave_module
+from delaynode.replica.maintenance import Upkeep
+from delaynode.replica.slave import SlaveHost
+from delaynode.replication.transport.until import until
+from delaynode.store.maintenance import persist
 
 from tests.serve.hosts import CONFIG, Node, node
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
-from delaynode.serve.dispatch import streamed
+from delaynode.server.dispatch import streamed
 
 LARGE = bytes(1 << 20)
 

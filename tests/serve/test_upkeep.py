@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from delaynode.replicate.until import until
-from delaynode.store.persist import CheckpointJob
+from delaynode.replication.transport.until import until
+from delaynode.store.maintenance.persist import CheckpointJob
 
 from tests.serve.hosts import node
 

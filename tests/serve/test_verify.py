@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delaynode.store.files import DiskFiles
-from delaynode.store.marker import mark_damaged
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.maintenance.marker import mark_damaged
+from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Msg, Shard
 
@@ -23,7 +23,7 @@ DELAYS = (0, 20, 90_000, 3_600_000, 26 * 3_600_000, 3 * 86_400_000)
 
 
 NODE = "from delaynode.main import main; main()"
-CTL = "from delayclient.cli import main; main()"
+CTL = "from delayctl.main import main; main()"
 
 
 def run(*arguments: object, program: str = NODE) -> subprocess.CompletedProcess[str]:

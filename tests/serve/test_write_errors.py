@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from delaynode.clock import wall_ms
-from delaynode.store import files as store_files
-from delaynode.store import persist
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.files import DiskFiles
+from delaynode.store.log import files as store_files
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
 from delaynode.store.types import MAX_SEQ, Pair
 

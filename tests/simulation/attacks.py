@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from delaynode.registry.model import Durability
-from delaynode.replicate.messages import Ack
-from delaynode.replicate.shipping import Phase
-from delaynode.serve.replica import Role
+from delaynode.replica.replica import Role
+from delaynode.replication.protocol import Ack
+from delaynode.replication.shipping import Phase
+from delayregistry.model import Durability
 
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.schedules import attack, shrink

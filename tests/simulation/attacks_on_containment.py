@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
-from delaynode.replicate.insync import Entries
-from delaynode.replicate.leader import Leader
-from delaynode.serve.holding import Holding
+from delaynode.replica.storage import Holding
+from delaynode.replication.in_sync import Entries
+from delaynode.replication.leader import Leader
 from delaynode.store.errors import Impossible, Unappliable
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64

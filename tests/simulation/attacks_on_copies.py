@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-from delaynode.registry.model import ConditionType, Durability, ShardObject
-from delaynode.serve.replica import Role
-from delaynode.serve.upkeep import Intervals
+from delaynode.replica.maintenance import Intervals
+from delaynode.replica.replica import Role
 from delaynode.store.errors import Refused
-from delaynode.store.frames import MAGIC, BadFrame, Frame, parse
-from delaynode.store.intake import Batch
+from delaynode.store.log.frames import MAGIC, BadFrame, Frame, parse
+from delaynode.store.log.intake import Batch
+from delayregistry.model import ConditionType, Durability, ShardObject
 
 from tests.simulation.frontdoor import Work, cancel, enqueue
 from tests.simulation.loop import MILLI, SECOND

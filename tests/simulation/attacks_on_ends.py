@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from delaynode.replicate import leader
-from delaynode.replicate.leader import APPLIED_MS
-from delaynode.replicate.until import until
-from delaynode.serve.replica import Replica, Role
-from delaynode.serve.slave import SlaveHost
+from delaynode.replica.replica import Replica, Role
+from delaynode.replica.slave import SlaveHost
+from delaynode.replication import leader
+from delaynode.replication.leader import APPLIED_MS
+from delaynode.replication.transport.until import until
 
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.schedules import attack

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from delayclient.cli.steering import Steering
-from delaynode.registry.model import ShardSpec
-from delaynode.serve.replica import Role
+from delayctl.targets.registry import Steering
+from delaynode.replica.replica import Role
+from delayregistry.model import ShardSpec
 
 from tests.simulation.attacks_on_copies import batch_of
 from tests.simulation.control import SimProber

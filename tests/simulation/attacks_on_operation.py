@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from delaynode.registry.model import Delivery
-from delaynode.serve.replica import Role
-from delaynode.store.intake import Batch
+from delaynode.replica.replica import Role
+from delaynode.store.log.intake import Batch
+from delayregistry.model import Delivery
 
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.schedules import attack, shrink

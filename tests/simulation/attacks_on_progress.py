@@ -7,10 +7,10 @@ import errno
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.serve.replica import Role
-from delaynode.serve.slave import SlaveHost
-from delaynode.store import checkpoint
-from delaynode.store.commitlog import CommitLog
+from delaynode.replica.replica import Role
+from delaynode.replica.slave import SlaveHost
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.maintenance import checkpoint
 
 from tests.simulation.loop import SECOND
 from tests.simulation.schedules import attack, shrink

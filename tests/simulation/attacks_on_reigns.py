@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from delaynode.registry.model import ShardObject
-from delaynode.replicate.messages import Beacon, encode_beacon
-from delaynode.serve.replica import Role
+from delaynode.replica.replica import Role
+from delaynode.replication.protocol import Beacon, encode_beacon
+from delayregistry.model import ShardObject
 
 from tests.simulation.loop import MILLI
 from tests.simulation.schedules import attack, shrink

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 
-from delaynode.registry.model import Condition, Version
-from delaynode.registry.port import Conflict, OutcomeUnknown, RegistryError
-from delaynode.serve.replica import Role
-from delayoperator.takeup import TAKE_UP_MS
+from delaynode.replica.replica import Role
+from delayoperator.control_loop.take_up import TAKE_UP_MS
+from delayregistry.model import Condition, Version
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
 
 from tests.simulation.attacks_on_reigns import missing_for
 from tests.simulation.loop import MILLI

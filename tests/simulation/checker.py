@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from delaynode.registry.model import Durability, ShardObject
-from delaynode.serve.host import ShardHost
-from delaynode.store.consumequeue import QUEUED_BYTES, Released
-from delaynode.store.frames import HEADER, HEADER_BYTES, MAGIC, Kind, parse, parse_tick
+from delaynode.replica.master import ShardHost
+from delaynode.store.log.frames import HEADER, HEADER_BYTES, MAGIC, Kind, parse, parse_tick
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, Released
 from delaynode.store.shard import Shard
+from delayregistry.model import Durability, ShardObject
 
 from tests.simulation.disk import Disk
 from tests.simulation.process import DATA, Machine, Process

@@ -7,13 +7,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delayclient.proto.delay.v1 import delay_pb2 as pb
-from delaynode.registry.model import NodeLease
-from delaynode.registry.port import RegistryError
-from delaynode.serve.replica import Role
-from delaynode.serve.replicastatus import state_of
-from delayoperator.loop import Clock, ControlLoop
-from delayoperator.probe import NodeAnswer, read_answer
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.replica.replica import Role
+from delaynode.server.replica_status import state_of
+from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayoperator.control_loop.probe import NodeAnswer, read_answer
+from delayregistry.model import NodeLease
+from delayregistry.port import RegistryError
 
 from tests.simulation.loop import MILLI, Job, in_job
 from tests.simulation.registry import Access, Weather
@@ -27,7 +27,7 @@ ANSWER_NS = 400 * MILLI  # answers are up to so old when they are acted upon
 
 
 class SimProber:
-    """Implements delayoperator.probe.Prober: what the nodes' own code answers, through its own wire form."""
+    """Implements the control loop's Prober: what the nodes' own code answers, through its own wire form."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec, Version
-from delayoperator import loop
+from delayoperator.control_loop import loop
 from delayoperator.plan import Action, ChangeSpec, CreateShard, Observed, SetConditions, StartReign, plan
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, Version
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from delaynode.registry.model import copy_id_of
-from delaynode.replicate.epochs import common_end
-from delaynode.replicate.messages import State
-from delaynode.replicate.shipping import Member, Phase, Shipping
-from delaynode.store.freeing import Freeing
+from delaynode.replication.epochs import common_end
+from delaynode.replication.protocol import State
+from delaynode.replication.shipping import Member, Phase, Shipping
+from delaynode.store.maintenance.freeing import Freeing
+from delayregistry.model import copy_id_of
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process

@@ -12,14 +12,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from delaynode.registry.model import ShardObject
-from delaynode.serve.holding import Holding
-from delaynode.store import persist
-from delaynode.store.deadletters import Letters
-from delaynode.store.freeing import Freeing
-from delaynode.store.groups import Group
-from delaynode.store.timerindex import TimerIndex
-from delaynode.store.timerwheel import NOWHERE, TimerWheel
+from delaynode.replica.storage import Holding
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.freeing import Freeing
+from delaynode.store.queue.dead_letters import Letters
+from delaynode.store.queue.groups import Group
+from delaynode.store.timer.index import TimerIndex
+from delaynode.store.timer.wheel import NOWHERE, TimerWheel
+from delayregistry.model import ShardObject
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...]], tuple[Any, int]]
 """(the real function, its arguments) -> its result, and by how much the count grows."""

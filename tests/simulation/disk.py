@@ -131,7 +131,7 @@ class Disk:
 
 
 class ProcessFiles:
-    """A process's door to its machine's disk. Implements delaynode.store.files.Files."""
+    """A process's door to its machine's disk. Implements delaynode.store.log.files.Files."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk

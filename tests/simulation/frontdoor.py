@@ -1,4 +1,4 @@
-"""Calls as a node's front door serves them (serve/enqueueing.py, consuming.py, pending.py), without the wire."""
+"""Calls as a node's front door serves them (server/enqueue.py, server/consume.py, pending.py), without the wire."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from delaynode.serve.host import ShardHost
+from delaynode.replica.master import ShardHost
 from delaynode.store.errors import Refused
-from delaynode.store.intake import Batch
+from delaynode.store.log.intake import Batch
 
 from tests.simulation.process import Process
 

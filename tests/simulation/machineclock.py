@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from delaynode.clock import GuardedClock
-from delaynode.serve.clockwatch import ClockWatch
+from delaynode.node.clock_watch import ClockWatch
 
 if TYPE_CHECKING:
     from tests.simulation.process import Machine

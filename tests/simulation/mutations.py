@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaynode.registry.model import Version
-from delaynode.registry.port import OutcomeUnknown
-from delaynode.replicate.insync import Entries
-from delaynode.replicate.leader import Leader
-from delaynode.replicate.messages import Beacon, BeaconReply, Follow
-from delaynode.replicate.promises import Promises
-from delaynode.replicate.shipping import Member, Phase, Shipping
-from delaynode.serve import yard
-from delaynode.serve.copyhost import CopyHost
-from delaynode.serve.host import ShardHost
-from delaynode.serve.slave import SlaveHost
+from delaynode.replica import context
+from delaynode.replica.host import CopyHost
+from delaynode.replica.master import ShardHost
+from delaynode.replica.slave import SlaveHost
+from delaynode.replication.in_sync import Entries
+from delaynode.replication.leader import Leader
+from delaynode.replication.lease import Promises
+from delaynode.replication.protocol import Beacon, BeaconReply, Follow
+from delaynode.replication.shipping import Member, Phase, Shipping
+from delayregistry.model import Version
+from delayregistry.port import OutcomeUnknown
 
 from tests.simulation.planting import DEPOSED, LACKS, NOBODY, TWO, Put, mutation
 
@@ -64,7 +64,7 @@ def records_a_slave_that_has_not_caught_up(put: Put) -> None:
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
 def takes_no_answer_for_success(put: Put) -> None:
-    write = yard.Statuses.write
+    write = context.Statuses.write
 
     async def hopeful(self: Any, status: Any, version: Version) -> Version:
         try:
@@ -72,7 +72,7 @@ def takes_no_answer_for_success(put: Put) -> None:
         except OutcomeUnknown:
             return Version("hoped")
 
-    put(yard.Statuses, "write", hopeful)
+    put(context.Statuses, "write", hopeful)
 
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)

@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from delaynode.clock import GuardedClock
-from delaynode.registry.model import ShardObject
-from delaynode.replicate import leader, shipping
-from delaynode.replicate.leader import Leader
-from delaynode.serve import reigning
-from delaynode.serve.follower import Follower
-from delaynode.serve.holding import Holding
-from delaynode.serve.host import ShardHost
-from delaynode.serve.node import Node
-from delaynode.serve.reigning import Reigning
-from delaynode.serve.replica import Replica, Role
-from delaynode.store import persist
-from delaynode.store.commitlog import CommitLog
+from delaynode.node.node import Node
+from delaynode.replica import leadership
+from delaynode.replica.following import Follower
+from delaynode.replica.leadership import Reigning
+from delaynode.replica.master import ShardHost
+from delaynode.replica.replica import Replica, Role
+from delaynode.replica.storage import Holding
+from delaynode.replication import leader, shipping
+from delaynode.replication.leader import Leader
 from delaynode.store.errors import Damaged
-from delaynode.store.producers import Producers
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.maintenance import persist
+from delaynode.store.queue.producers import Producers
 from delaynode.store.shard import Shard
-from delayoperator.plan import moving, planner, reign, standing
+from delayoperator.plan import moves, planner, replica_health, term
+from delayregistry.model import ShardObject
 
 from tests.simulation.control import Supervisor
 from tests.simulation.planting import DEPOSED, LACKS, NOBODY, TWO, UNCOMMITTED, Put, mutation
@@ -90,13 +90,13 @@ def takes_a_refused_write_for_a_new_reign(put: Put) -> None:  # A1
 
 @mutation("a11_sole_copy_is_waited_for", LACKS)
 def chooses_from_outside_the_in_sync_set(put: Put) -> None:
-    judge = standing._standing
+    judge = replica_health._standing
 
-    def lenient(*args: Any) -> standing.Standing:
+    def lenient(*args: Any) -> replica_health.Standing:
         found = judge(*args)
-        return standing.Standing.IN_SYNC if found is standing.Standing.OUTSIDE else found
+        return replica_health.Standing.IN_SYNC if found is replica_health.Standing.OUTSIDE else found
 
-    put(standing, "_standing", lenient)
+    put(replica_health, "_standing", lenient)
     put(Reigning, "_unclean", lambda self: True)
 
 
@@ -112,7 +112,7 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
 @mutation("chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out", TWO)
 def takes_a_reign_that_nobody_took_up_for_vacant(put: Put) -> None:
     put(planner, "is_vacant", lambda shard, seen: shard.spec.incarnation in seen.ended)
-    put(reigning, "_vacated", lambda status, spec: spec.vacant)
+    put(leadership, "_vacated", lambda status, spec: spec.vacant)
 
 
 @mutation("frozen_master_has_not_ended", DEPOSED + "|its reign goes on")
@@ -190,13 +190,13 @@ def takes_any_frame_after_a_bad_one_for_damage(put: Put) -> None:  # B5 c
 
 @mutation("b6_all_machines_start_again_with_async", LACKS)
 def takes_the_first_machine_that_is_back(put: Put) -> None:  # B6
-    judge = standing._standing
+    judge = replica_health._standing
 
-    def lenient(*args: Any) -> standing.Standing:
+    def lenient(*args: Any) -> replica_health.Standing:
         found = judge(*args)
-        return standing.Standing.IN_SYNC if found is standing.Standing.REBOOTED else found
+        return replica_health.Standing.IN_SYNC if found is replica_health.Standing.REBOOTED else found
 
-    put(standing, "_standing", lenient)
+    put(replica_health, "_standing", lenient)
 
 
 @mutation("a10_topic_that_is_made_again_has_nothing_of_the_former_one", NOBODY)
@@ -215,17 +215,17 @@ def names_directories_by_their_topic_alone(put: Put) -> None:  # A10 b
     "it is seen, and said|an epoch that was had before",
 )
 def believes_a_registry_that_is_behind(put: Put) -> None:  # A10 c
-    put(reign, "_registry_behind", lambda shard, seen: None)
+    put(term, "_registry_behind", lambda shard, seen: None)
 
 
 # ---------------------------------------------------------------- the planner
 @mutation("move_of_all_copies_under_load", "invariant 7: the planner undoes")
 def withdraws_the_switchover_that_a_move_waits_for(put: Put) -> None:
-    def withdrawn(shard: ShardObject, *_: Any) -> moving.Step | None:
+    def withdrawn(shard: ShardObject, *_: Any) -> moves.Step | None:
         spec = shard.spec
-        return moving.Step(replace(spec, switchover=None), "not now") if spec.switchover is not None else None
+        return moves.Step(replace(spec, switchover=None), "not now") if spec.switchover is not None else None
 
-    put(moving, "_switchover", withdrawn)
+    put(moves, "_switchover", withdrawn)
 
 
 # ---------------------------------------------------------------- a node that leaves

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from delaynode.registry.model import ClusterSpec, NodeLease, ShardObject
-from delaynode.replicate.leader import Leader
-from delayoperator import takeup
-from delayoperator.asking import Asking
-from delayoperator.plan import CopyView, NotBegun, Observed, reign
+from delaynode.replication.leader import Leader
+from delayoperator.control_loop import take_up
+from delayoperator.control_loop.asking import Asking
+from delayoperator.plan import CopyView, NotBegun, Observed, term
+from delayregistry.model import ClusterSpec, NodeLease, ShardObject
 
 from tests.simulation.planting import Put, mutation
 
@@ -34,15 +34,15 @@ def keeps_a_master_that_refuses(put: Put) -> None:
     def never(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> None:
         return None
 
-    put(reign, "_can_never_serve", never)
+    put(term, "_can_never_serve", never)
 
 
 @mutation("h3_404_for_the_chosen_one_alone_makes_way_for_another", "not within .*: another serves")
 def keeps_a_chosen_master_that_never_begins(put: Put) -> None:
-    def kept(shard: ShardObject, late: NotBegun, seen: Observed) -> reign.Decision:
-        return reign.Keep()
+    def kept(shard: ShardObject, late: NotBegun, seen: Observed) -> term.Decision:
+        return term.Keep()
 
-    put(reign, "_passed_over", kept)
+    put(term, "_passed_over", kept)
 
 
 @mutation("two_that_find_no_such_shard_are_not_chosen_in_turn_all_the_time", "the pause doubles")
@@ -50,7 +50,7 @@ def chooses_those_that_can_not_begin_in_turn(put: Put) -> None:
     def in_turn(nodes: Sequence[str], late: NotBegun) -> list[str]:
         return [node for node in nodes if node != late.in_vain[-1]]
 
-    put(reign, "_not_in_vain", in_turn)
+    put(term, "_not_in_vain", in_turn)
 
 
 @mutation("chosen_copy_that_is_long_at_work_is_kept", "a copy at work was passed over")
@@ -58,9 +58,9 @@ def passes_over_a_copy_that_is_at_work(put: Put) -> None:
     def never(copy: CopyView) -> bool:
         return False
 
-    put(takeup, "_at_work", never)
+    put(take_up, "_at_work", never)
 
 
 @mutation("served_shard_is_not_given_back_to_one_that_could_not_begin", "the shard was stopped for it again")
 def gives_a_shard_back_to_a_copy_that_could_not_begin(put: Put) -> None:
-    put(takeup, "SHUNNED_MS", 0)
+    put(take_up, "SHUNNED_MS", 0)

@@ -9,18 +9,18 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from delaynode.replicate.shipping import Shipping
-from delaynode.serve.follower import Follower
-from delaynode.serve.reigning import Reigning
-from delaynode.serve.upkeep import Upkeep
-from delaynode.store import persist
-from delaynode.store.cleaning import EmptyJob
-from delaynode.store.consumers import NONE_I64, Consumers
-from delaynode.store.freeing import Freeing
-from delaynode.store.ledger import Ledger
-from delaynode.store.timerindex import TimerIndex
+from delaynode.replica.following import Follower
+from delaynode.replica.leadership import Reigning
+from delaynode.replica.maintenance import Upkeep
+from delaynode.replication.shipping import Shipping
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.cleaning import EmptyJob
+from delaynode.store.maintenance.freeing import Freeing
+from delaynode.store.queue.consumers import NONE_I64, Consumers
+from delaynode.store.queue.ledger import Ledger
+from delaynode.store.timer.due_window import DueWindow
+from delaynode.store.timer.index import TimerIndex
 from delaynode.store.types import Pair, Records
-from delaynode.store.window import DueWindow
 
 from tests.simulation.planting import Put, mutation
 

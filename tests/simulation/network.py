@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from delaynode.replicate.messages import Message, decode, encode
-from delaynode.replicate.peers import Handler
+from delaynode.replication.protocol import Message, decode, encode
+from delaynode.replication.transport.peers import Handler
 
 from tests.simulation.loop import MICRO, MILLI, ProcessLoop, Scheduler
 
@@ -223,7 +223,7 @@ class Way:
 
 @dataclass(eq=False)
 class SimOrigin:
-    """Where a master's messages come from. Implements delaynode.replicate.peers.Origin."""
+    """Where a master's messages come from. Implements delaynode.replication.transport.peers.Origin."""
 
     node: str
     incarnation: str
@@ -234,7 +234,7 @@ class SimOrigin:
 
 
 class SimPeers:
-    """Implements delaynode.replicate.peers.Peers for one process."""
+    """Implements delaynode.replication.transport.peers.Peers for one process."""
 
     def __init__(self, network: Network, end: End) -> None:
         self._network, self._end = network, end

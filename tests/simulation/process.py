@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from delaynode.clock import Trust
 from delaynode.metrics import NodeMetrics
-from delaynode.registry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
-from delaynode.registry.port import RegistryError
-from delaynode.replicate.messages import BeaconReply, decode_beacon, encode_beacon
-from delaynode.replicate.promises import Promises
-from delaynode.serve.copyhost import Workshop
-from delaynode.serve.host import ShardHost
-from delaynode.serve.node import CLOCK_SECONDS, Node
-from delaynode.serve.nodeclock import NodeClock
-from delaynode.serve.replicas import Replicas
-from delaynode.serve.syncer import Syncer
-from delaynode.serve.yard import Transfers, Yard
-from delaynode.store import snapshot
+from delaynode.node.node import CLOCK_SECONDS, Node
+from delaynode.node.node_clock import NodeClock
+from delaynode.replica.context import Transfers, Yard
+from delaynode.replica.host import Workshop
+from delaynode.replica.master import ShardHost
+from delaynode.replica.replicas import Replicas
+from delaynode.replica.sync_threads import Syncer
+from delaynode.replication.lease import Promises
+from delaynode.replication.protocol import BeaconReply, decode_beacon, encode_beacon
 from delaynode.store.errors import Refused
+from delaynode.store.maintenance import snapshot
 from delaynode.store.shard import ShardConfig
+from delayregistry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.port import RegistryError
 
 from tests.simulation.clocks import MachineClocks
 from tests.simulation.disk import Disk, ProcessFiles

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from delaynode.registry.model import (
+from delayregistry.model import (
     ClusterObject,
     ClusterSpec,
     Condition,
@@ -17,7 +17,7 @@ from delaynode.registry.model import (
     ShardStatus,
     Version,
 )
-from delaynode.registry.port import Conflict, OutcomeUnknown, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, Unavailable
 
 from tests.simulation.loop import MICRO, MILLI, Scheduler
 
@@ -122,7 +122,7 @@ class Weather:
 
 
 class Access:
-    """One process's registry. Implements delaynode.registry.port.Registry."""
+    """One process's registry. Implements delayregistry.port.Registry."""
 
     def __init__(self, truth: Truth, weather: Weather, rng: random.Random, trace: Callable[..., None]) -> None:
         self._truth, self._weather, self._rng, self._trace = truth, weather, rng, trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from delaynode.registry.model import Delivery, Durability, ShardObject
+from delayregistry.model import Delivery, Durability, ShardObject
 
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.sizes import Sizes, sizes_of

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from delaynode.serve.upkeep import Intervals
-from delaynode.store.consumequeue import QUEUED_BYTES
-from delaynode.store.freeing import KeepConfig
+from delaynode.replica.maintenance import Intervals
+from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.shard import ShardConfig
-from delaynode.store.timerindex import Geometry
-from delaynode.store.timerlog import UNIT_BYTES
+from delaynode.store.timer.index import Geometry
+from delaynode.store.timer.timer_log import UNIT_BYTES
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 SHARD = ShardConfig(

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from delaynode.registry.model import ShardObject, ShardSpec, ShardStatus, Switchover
-from delaynode.registry.port import Conflict
-from delaynode.serve.replica import Replica
+from delaynode.replica.replica import Replica
 from delaynode.store.errors import Refused
-from delaynode.store.intake import Batch
+from delaynode.store.log.intake import Batch
 from delaynode.store.shard import Appended
+from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Switchover
+from delayregistry.port import Conflict
 
 from tests.simulation.frontdoor import enqueue
 from tests.simulation.loop import MILLI, SECOND

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import Handover, NodeLease, ShardSpec, ShardStatus, Switchover
+from delayregistry.model import Handover, NodeLease, ShardSpec, ShardStatus, Switchover
 
 from tests.simulation.stage import Run, cluster
 

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from delaynode.replicate.leader import Leader
+from delaynode.replication.leader import Leader
 
 from tests.simulation.listed import ATTACKS, MUTATIONS
 from tests.simulation.planting import LACKS, Mutation, Put

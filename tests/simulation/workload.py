@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from delaynode.serve.host import ShardHost
+from delaynode.replica.master import ShardHost
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.intake import Batch
+from delaynode.store.log.intake import Batch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
 from tests.simulation.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from delaynode.registry.model import ClusterSpec, Durability, TopicSpec
+from delayregistry.model import ClusterSpec, Durability, TopicSpec
 
 from tests.simulation.checker import Checker
 from tests.simulation.clocks import MachineClocks, true_ms
@@ -278,7 +278,7 @@ def virtual(world: World) -> Iterator[None]:
             if isinstance(value, ModuleType) and value in shims:
                 shim = shims[value]
                 if value is threading:
-                    if not module.__name__.endswith("serve.syncer"):
+                    if not module.__name__.endswith("replica.sync_threads"):
                         continue
                     shim = NoThreads
                 changed.append((module, name, value))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/coming-from.md").read_text()
 DEFAULT_ENDPOINT = "127.0.0.1:7070"

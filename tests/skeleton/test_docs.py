@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import pytest
 from delayclient import errors as client
-from delayclient.cli import main
-from delaynode.serve import rpc
+from delayctl.main import main
+from delaynode.server import rpc
 from delayoperator import plan
+from delayoperator.cluster.reasons import NEEDS_PAGE, Reason
 from delayoperator.crds.definitions import OLDEST_KUBERNETES
-from delayoperator.upkeep.reasons import NEEDS_PAGE, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,10 +15,10 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
 
 def copy_sources(to: Path) -> Path:
     """The script and the .proto in a tree of their own; answers the .proto."""
-    for name in ("scripts/proto.py", "node/delayclient/proto/delay/v1/delay.proto"):
+    for name in ("scripts/proto.py", "node/delayapi/proto/delay/v1/delay.proto"):
         (to / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, to / name)
-    return to / "node/delayclient/proto/delay/v1/delay.proto"
+    return to / "node/delayapi/proto/delay/v1/delay.proto"
 
 
 def test_the_checked_in_code_is_fresh() -> None:

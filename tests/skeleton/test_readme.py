@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from delaynode.registry.model import TopicSpec
-from delayoperator.local import LocalCluster
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 DEFAULT_ENDPOINT = "127.0.0.1:7070"
@@ -53,6 +53,6 @@ def test_the_program(endpoint: str, tmp_path: Path) -> None:
 
 def test_every_command_in_the_table_exists() -> None:
     named = set(re.findall(r"^\| `delayctl ([a-z]+)` \|", README, re.MULTILINE))
-    command = "from delayclient.cli import main; print(*main.list_commands(None))"
+    command = "from delayctl.main import main; print(*main.list_commands(None))"
     listed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout.split()
     assert named == set(listed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
-from delaynode.store.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, Delivery
 from delaynode.store.errors import Refused
+from delaynode.store.queue.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, Delivery
 from delaynode.store.types import MAX_SEQ
 
 from tests.store import model as m

@@ -82,7 +82,7 @@ class Names(dict[str, MemoryFile]):
 
 
 class MemoryFiles:
-    """Implements delaynode.store.files.Files.
+    """Implements delaynode.store.log.files.Files.
 
     page: the unit of out-of-order writeback; small ones tear small files in more ways.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from delaynode.store.frames import (
+from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     Cancel,
     GroupChange,
@@ -20,8 +20,8 @@ from delaynode.store.frames import (
     append_prefix,
     column_bytes,
 )
-from delaynode.store.intake import Batch
-from delaynode.store.timerindex import DAY_MS
+from delaynode.store.log.intake import Batch
+from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import Buffer
 
 from tests.store.consuming import World

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from delaynode.store.errors import Refused
-from delaynode.store.intake import Batch
+from delaynode.store.log.intake import Batch
 from delaynode.store.shard import (
     ALREADY_CANCELLED,
     CANCELLED,
@@ -17,8 +17,8 @@ from delaynode.store.shard import (
     TOO_LATE,
     Lookup,
 )
-from delaynode.store.timerindex import DAY_MS, GEOMETRY
-from delaynode.store.timerscan import Folds, ScanJob
+from delaynode.store.timer.index import DAY_MS, GEOMETRY
+from delaynode.store.timer.scan import Folds, ScanJob
 from delaynode.store.types import Pair
 
 from tests.store import model as m

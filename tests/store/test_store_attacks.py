@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import persist
 from delaynode.store.errors import Damaged
-from delaynode.store.frames import Frame, Kind, Tick
-from delaynode.store.intake import Batch
+from delaynode.store.log.frames import Frame, Kind, Tick
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance import persist
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
-from delaynode.store.timerlog import UNIT_BYTES
+from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.timer.timer_log import UNIT_BYTES
 
 from tests.store.consuming import World, tag_of
 from tests.store.producing import Item

@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from delaynode.store import freeing
 from delaynode.store.errors import Refused
-from delaynode.store.timerindex import DAY_MS, MINUTE_MS
+from delaynode.store.maintenance import freeing
+from delaynode.store.timer.index import DAY_MS, MINUTE_MS
 
 from tests.store.consuming import World, tag_of
 from tests.store.producing import Item

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store.cleaning import EmptyJob
+from delaynode.store.maintenance.cleaning import EmptyJob
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
-from delaynode.store.timerindex import HOUR_MS, MINUTE_MS
-from delaynode.store.timerwheel import NOWHERE, TimerWheel
+from delaynode.store.timer.index import HOUR_MS, MINUTE_MS
+from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import Records
 from delaynode.store.verify import Finding, verify_shard
 

@@ -10,16 +10,18 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from delaynode.store import checks, commitlog, persist, timerlog
-from delaynode.store.checks import FACTORS, checks_in, join_padded, record_checks
-from delaynode.store.consumequeue import QUEUED, QUEUED_BYTES, ConsumeQueue
-from delaynode.store.consumequeue import own_checks as queue_checks
 from delaynode.store.errors import Damaged, Unsynced
-from delaynode.store.marker import check_unmarked, clear_damaged, mark_damaged, outlasts_a_restart
+from delaynode.store.log import checks, commit_log
+from delaynode.store.log.checks import FACTORS, checks_in, join_padded, record_checks
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.marker import check_unmarked, clear_damaged, mark_damaged, outlasts_a_restart
+from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES, ConsumeQueue
+from delaynode.store.queue.consume_queue import own_checks as queue_checks
 from delaynode.store.shard import Shard
-from delaynode.store.timerindex import HOUR_MS
-from delaynode.store.timerlog import STORED, UNIT_BYTES
-from delaynode.store.timerlog import own_checks as timer_checks
+from delaynode.store.timer import timer_log
+from delaynode.store.timer.index import HOUR_MS
+from delaynode.store.timer.timer_log import STORED, UNIT_BYTES
+from delaynode.store.timer.timer_log import own_checks as timer_checks
 from delaynode.store.types import I64, U32, Pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,7 +174,7 @@ def test_any_flipped_bit_in_a_unit_is_noticed_and_so_is_another_place(dtype, che
 def reading(request: pytest.FixtureRequest) -> Iterator[None]:
     """The three ways in which records are read."""
     few, long = request.param
-    with patch.object(commitlog, "FEW_RUNS", few), patch.object(commitlog, "LONG_RUN", long):
+    with patch.object(commit_log, "FEW_RUNS", few), patch.object(commit_log, "LONG_RUN", long):
         yield
 
 
@@ -277,7 +279,7 @@ def test_a_chain_is_checked_in_whatever_blocks_it_is_read(blocks: tuple[int, int
         world.pump()
         world.checkpoint()
     world.copy_wheels()
-    with patch.object(timerlog, "FIRST_BLOCK", blocks[0]), patch.object(timerlog, "LARGEST_BLOCK", blocks[1]):
+    with patch.object(timer_log, "FIRST_BLOCK", blocks[0]), patch.object(timer_log, "LARGEST_BLOCK", blocks[1]):
         truth = all_pending(opened(world.disk.copy()))
         assert len(truth) == 90
         for unit in range(93):

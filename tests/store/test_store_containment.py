@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import persist
-from delaynode.store.cleaning import _as_units
 from delaynode.store.errors import Damaged, Impossible, Unappliable
-from delaynode.store.frames import Kind, Unsealed
-from delaynode.store.intake import Batch
+from delaynode.store.log.frames import Kind, Unsealed
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.cleaning import _as_units
 from delaynode.store.shard import Lookup, Shard
-from delaynode.store.timerindex import DAY_MS
+from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import Records
 
 from tests.store.consuming import World

@@ -16,16 +16,16 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from delaynode.store import commitlog, files
-from delaynode.store.checks import record_checks
-from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged, Refused, Unsynced
-from delaynode.store.files import DiskFiles, Files
-from delaynode.store.frames import MAX_FRAME_BYTES, Kind
-from delaynode.store.marker import outlasts_a_restart
-from delaynode.store.segments import SegmentedFile
+from delaynode.store.log import commit_log, files
+from delaynode.store.log.checks import record_checks
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.files import DiskFiles, Files
+from delaynode.store.log.frames import MAX_FRAME_BYTES, Kind
+from delaynode.store.log.segments import SegmentedFile
+from delaynode.store.maintenance.marker import outlasts_a_restart
+from delaynode.store.timer.units import DEFAULT, units
 from delaynode.store.types import Buffers, Records
-from delaynode.store.units import DEFAULT, units
 
 from tests.store.memory_files import Crashed, MemoryFiles
 from tests.store.walks import times
@@ -252,9 +252,9 @@ def test_scattered_overlapping_and_repeated_records_are_read_back_in_the_order_a
         expected = b"".join(content[at : at + length] for at, length in zip(offset, size, strict=True))
         rows = rows_of(content, offset, size)
         with (
-            patch.object(commitlog, "GAP_BYTES", rng.choice([0, 5, 4096])),
-            patch.object(commitlog, "FEW_RUNS", rng.choice([0, 3])),
-            patch.object(commitlog, "LONG_RUN", rng.choice([1, 32])),
+            patch.object(commit_log, "GAP_BYTES", rng.choice([0, 5, 4096])),
+            patch.object(commit_log, "FEW_RUNS", rng.choice([0, 3])),
+            patch.object(commit_log, "LONG_RUN", rng.choice([1, 32])),
         ):
             assert b"".join(log.read_records(rows)) == expected
         cached = log.read_cached(rows)

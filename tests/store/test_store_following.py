@@ -9,14 +9,14 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from delaynode.store import persist
-from delaynode.store.batches import ReceivedBatch, WriteBatch
-from delaynode.store.commitlog import CommitLog, frames_of
 from delaynode.store.errors import Damaged, Trimmed
-from delaynode.store.following import FLOOR, write_floor
-from delaynode.store.frames import BadFrame, Frame, Kind, Tick, Unsealed
+from delaynode.store.log.batches import ReceivedBatch, WriteBatch
+from delaynode.store.log.commit_log import CommitLog, frames_of
+from delaynode.store.log.following import FLOOR, write_floor
+from delaynode.store.log.frames import BadFrame, Frame, Kind, Tick, Unsealed
+from delaynode.store.maintenance import persist
+from delaynode.store.timer.due_window import before
 from delaynode.store.types import Buffer
-from delaynode.store.window import before
 
 from tests.store.copywalks import all_steps, config_of, walk
 from tests.store.lives import lived
@@ -203,7 +203,7 @@ def test_two_batches_at_once_cost_one_more_and_many_none_more() -> None:
 def test_the_floor_follows_what_is_on_disk() -> None:
     _, sealed = batches_of(20)
     slave = Receiver()
-    with patch("delaynode.store.batches.FLOOR_BYTES", 300):
+    with patch("delaynode.store.log.batches.FLOOR_BYTES", 300):
         floors = []
         for at in range(0, 20, 4):
             slave.receive(b"".join(sealed[at : at + 4]))

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import groups
-from delaynode.store.consumers import Consumers
 from delaynode.store.errors import Refused
-from delaynode.store.groups import Rests
-from delaynode.store.offsets import as_ranges, expand
+from delaynode.store.log.offsets import as_ranges, expand
+from delaynode.store.queue import groups
+from delaynode.store.queue.consumers import Consumers
+from delaynode.store.queue.groups import Rests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

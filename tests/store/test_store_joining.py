@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import cleaning
-from delaynode.store.ledger import SEGMENT, Ledger
+from delaynode.store.maintenance import cleaning
+from delaynode.store.queue.ledger import SEGMENT, Ledger
 from delaynode.store.types import Records
 
 from tests.store import model as m

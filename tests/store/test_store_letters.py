@@ -9,15 +9,16 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from delaynode.store import deadletters, groups, persist
-from delaynode.store.commitlog import CommitLog
-from delaynode.store.consumequeue import QUEUED
-from delaynode.store.consumers import LONGEST_BACKOFF_MS
-from delaynode.store.deadletters import NEVER, Letters
-from delaynode.store.frames import Frame, Kind, Progress
-from delaynode.store.groups import MAX_ATTEMPT
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.frames import Frame, Kind, Progress
+from delaynode.store.maintenance import persist
+from delaynode.store.queue import dead_letters, groups
+from delaynode.store.queue.consume_queue import QUEUED
+from delaynode.store.queue.consumers import LONGEST_BACKOFF_MS
+from delaynode.store.queue.dead_letters import NEVER, Letters
+from delaynode.store.queue.groups import MAX_ATTEMPT
 from delaynode.store.shard import Shard
-from delaynode.store.timerindex import DAY_MS
+from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import I64, Records
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -284,8 +285,8 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
     table.removed = lambda offsets, rows: gone.extend((rows["seq"] - 1000).tolist())
     some = st.sets(st.integers(0, 25), max_size=8)
     with (
-        patch.object(deadletters, "SWEEP_ROWS", 2),
-        patch.object(deadletters, "LOOK_ROWS", data.draw(st.integers(1, 3))),
+        patch.object(dead_letters, "SWEEP_ROWS", 2),
+        patch.object(dead_letters, "LOOK_ROWS", data.draw(st.integers(1, 3))),
     ):
         for _ in range(data.draw(st.integers(1, 12))):
             now += data.draw(st.integers(0, 3))
@@ -295,35 +296,35 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             )
             working, found = table.working(named)
             assert named[found].tolist() == [
-                at for at in named.tolist() if at in plain and plain[at][0] != deadletters.DEAD
+                at for at in named.tolist() if at in plain and plain[at][0] != dead_letters.DEAD
             ]
             removed = list[int]()
             if act == "bury":
                 new = np.array([at for at in named.tolist() if at not in plain and at not in done], np.int64)
                 table.bury(new, np.full(len(new), 3, np.uint32), rows_of(new), now)
-                plain |= {at: [deadletters.DEAD, 3, 0, now] for at in new.tolist()}
+                plain |= {at: [dead_letters.DEAD, 3, 0, now] for at in new.tolist()}
             elif act == "die":
                 table.die(working[found], np.full(int(found.sum()), 9, np.uint32), now)
-                plain |= {at: [deadletters.DEAD, 9, 0, now] for at in named[found].tolist()}
+                plain |= {at: [dead_letters.DEAD, 9, 0, now] for at in named[found].tolist()}
             elif act == "retry":
                 table.retry(working[found], np.full(int(found.sum()), now + 2))
                 for at in named[found].tolist():
-                    plain[at][:3] = [deadletters.FREE, plain[at][1] + 1, now + 2]
+                    plain[at][:3] = [dead_letters.FREE, plain[at][1] + 1, now + 2]
             elif act == "redrive":
                 table.redrive(named, now)
                 for at in named.tolist():
-                    if at in plain and plain[at][0] == deadletters.DEAD:
-                        plain[at] = [deadletters.FREE, 1, 0, now]
+                    if at in plain and plain[at][0] == dead_letters.DEAD:
+                        plain[at] = [dead_letters.FREE, 1, 0, now]
             elif act == "hand out":
-                ready = [at for at in sorted(plain) if plain[at][0] == deadletters.FREE and plain[at][2] <= now]
+                ready = [at for at in sorted(plain) if plain[at][0] == dead_letters.FREE and plain[at][2] <= now]
                 most = data.draw(st.integers(0, 5))
                 offsets, attempts = table.hand_out(now, now + 3, most)
                 assert offsets.tolist() == ready[:most]
                 assert attempts.tolist() == [plain[at][1] for at in ready[:most]]
                 for at in ready[:most]:
-                    plain[at][0] = deadletters.OUT
+                    plain[at][0] = dead_letters.OUT
             elif act == "ack":
-                removed = [at for at in sorted(plain) if plain[at][0] != deadletters.DEAD and 3 <= at < 15]
+                removed = [at for at in sorted(plain) if plain[at][0] != dead_letters.DEAD and 3 <= at < 15]
                 table.remove(table.within(np.array([3, 9]), np.array([9, 15])))
             elif act == "drop":
                 places, there = table.places(named)
@@ -338,7 +339,7 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
                 table.restore(saved)
                 table.removed = removed_by
                 for state in plain.values():
-                    state[0] = deadletters.FREE if state[0] == deadletters.OUT else state[0]
+                    state[0] = dead_letters.FREE if state[0] == dead_letters.OUT else state[0]
             assert gone == removed
             gone.clear()
             done |= set(removed)
@@ -346,14 +347,14 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             assert len(table) == len(plain)
             assert table.offsets().tolist() == sorted(plain)
             dead, attempts, rows = table.dead_after(-1, NEVER)
-            assert dead.tolist() == [at for at in sorted(plain) if plain[at][0] == deadletters.DEAD]
+            assert dead.tolist() == [at for at in sorted(plain) if plain[at][0] == dead_letters.DEAD]
             assert attempts.tolist() == [plain[at][1] for at in dead.tolist()]
             assert (rows["seq"] - 1000).tolist() == dead.tolist()
             assert table.dead == len(dead)
             states = list(plain.values())
             assert sum(table.counts(now)) == len(states) - len(dead)
-            assert table.counts(now)[2] == sum(s[0] == deadletters.FREE and s[2] > now for s in states)
-            assert table.next_look <= min((s[2] for s in states if s[0] == deadletters.FREE), default=NEVER)
+            assert table.counts(now)[2] == sum(s[0] == dead_letters.FREE and s[2] > now for s in states)
+            assert table.next_look <= min((s[2] for s in states if s[0] == dead_letters.FREE), default=NEVER)
 
 
 # ---------------------------------------------------------------- every replica says the same

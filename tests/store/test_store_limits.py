@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
-from delaynode.store.intake import Batch
+from delaynode.store.log.intake import Batch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
 from tests.store.producing import Item

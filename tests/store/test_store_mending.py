@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from delaynode.store import persist
 from delaynode.store.errors import Damaged
-from delaynode.store.timerlog import HEADER, STORED, UNIT_BYTES
+from delaynode.store.maintenance import persist
+from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES
 from delaynode.store.verify.mending import mend_timer_log
 
 from tests.store.consuming import World

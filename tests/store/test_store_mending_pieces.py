@@ -8,10 +8,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from delaynode.store import persist, timerlog, timerpieces
 from delaynode.store.errors import Damaged
-from delaynode.store.timerindex import HOUR_MS, MINUTE_MS
-from delaynode.store.timerlog import STORED
+from delaynode.store.maintenance import persist
+from delaynode.store.timer import pieces as timer_pieces
+from delaynode.store.timer import timer_log
+from delaynode.store.timer.index import HOUR_MS, MINUTE_MS
+from delaynode.store.timer.timer_log import STORED
 from delaynode.store.types import Records
 
 from tests.store.consuming import World
@@ -81,13 +83,13 @@ def parts_of(flush: Flush) -> list[tuple[int, int]]:
     return [(first, count) for first in range(flush.count) for count in range(1, flush.count - first + 1)]
 
 
-@pytest.mark.parametrize("block", [1, timerlog.FIRST_BLOCK])
+@pytest.mark.parametrize("block", [1, timer_log.FIRST_BLOCK])
 def test_what_a_piece_of_any_pass_has_lost_is_read_again_from_the_hours_chain(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a run is read in several blocks, and the highest message of a pass is not in the last one."""
-    monkeypatch.setattr(timerlog, "FIRST_BLOCK", block)
-    monkeypatch.setattr(timerlog, "LARGEST_BLOCK", block)
+    monkeypatch.setattr(timer_log, "FIRST_BLOCK", block)
+    monkeypatch.setattr(timer_log, "LARGEST_BLOCK", block)
     world = a_cascade_of_three_passes()
     pieces = pieces_in(world)
     assert len(pieces) >= 6, "of three passes"
@@ -170,14 +172,14 @@ def test_a_piece_that_has_lost_its_end_does_not_take_the_rest_of_the_hour_into_m
     """How far it went is not known: all that frames say of the rest of the hour may be its own."""
     world = an_hour_whose_chain_is_freed()
     flush, *_ = pieces_in(world)
-    most, rolled = 6, timerpieces.rolled
+    most, rolled = 6, timer_pieces.rolled
     folded: list[int] = []
 
     def counted(units: Records) -> Records:
         folded.append(len(units))
         return rolled(units)
 
-    with patch.object(timerpieces, "MOST_UNITS", most), patch.object(timerpieces, "rolled", counted):
+    with patch.object(timer_pieces, "MOST_UNITS", most), patch.object(timer_pieces, "rolled", counted):
         check_mended(world, flush, damaged(without_wheels(content_of(world.disk)), flush, 1, 2))
     assert max(folded) <= most, "of seven messages that come after the one that is sound"
 

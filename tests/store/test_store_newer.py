@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from delaynode import verify
-from delaynode.store import checkpoint as ck
-from delaynode.store import persist, snapshot
 from delaynode.store.errors import NewerFormat
-from delaynode.store.frames import HEADER_BYTES, Kind, Unsealed
-from delaynode.store.marker import outlasts_a_restart
-from delaynode.store.snapshot import Incoming
+from delaynode.store.log.frames import HEADER_BYTES, Kind, Unsealed
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.maintenance import persist, snapshot
+from delaynode.store.maintenance.marker import outlasts_a_restart
+from delaynode.store.maintenance.snapshot import Incoming
 
 from tests.store.lives import files_in, lived
 from tests.store.memory_files import MemoryFiles

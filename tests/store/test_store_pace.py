@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaynode.store.ratelimit import BURST_MS, DEBT_MS, Pace, share
+from delaynode.store.queue.rate_limit import BURST_MS, DEBT_MS, Pace, share
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import persist, timerlog
-from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, TimerIndex
-from delaynode.store.timerjobs import SORTED_FROM, Capture
-from delaynode.store.timerlog import HEADER, STORED, TimerLog, own_checks
-from delaynode.store.timerwheel import TimerWheel
+from delaynode.store.maintenance import persist
+from delaynode.store.timer import timer_log
+from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timer.jobs import SORTED_FROM, Capture
+from delaynode.store.timer.timer_log import HEADER, STORED, TimerLog, own_checks
+from delaynode.store.timer.units import DEFAULT, units
+from delaynode.store.timer.wheel import TimerWheel
 from delaynode.store.types import I64, MAX_SEQ, Array, Pair, Records
-from delaynode.store.units import DEFAULT, units
 
 from tests.store.consuming import World
 from tests.store.lives import files_in
@@ -38,7 +39,7 @@ def laid_out() -> Iterator[list[int]]:
         return own_checks(stored, place, uid)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(timerlog, "own_checks", counted)
+        patched.setattr(timer_log, "own_checks", counted)
         yield sizes
 
 

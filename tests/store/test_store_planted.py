@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from delaynode.store import cleaning, freeing, timercleaning, window
-from delaynode.store.consumers import Consumers
-from delaynode.store.frames import Trim
-from delaynode.store.freeing import Freeing
-from delaynode.store.timercascade import CascadeJob
-from delaynode.store.timercleaning import CleanJob
+from delaynode.store.log.frames import Trim
+from delaynode.store.maintenance import cleaning, freeing
+from delaynode.store.maintenance.freeing import Freeing
+from delaynode.store.queue.consumers import Consumers
+from delaynode.store.timer import cleanup, due_window
+from delaynode.store.timer.cascade import CascadeJob
+from delaynode.store.timer.cleanup import CleanJob
 from delaynode.store.types import Records
 
 from tests.store import test_store_attacks_clients as attacks
@@ -39,13 +40,13 @@ def deaf_to_what_comes_while_it_cleans(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
-    last_words = timercleaning.last_words
+    last_words = cleanup.last_words
 
     def living(rows: Any) -> Any:
         words, live = last_words(rows)
         return words[live], live[live]
 
-    patch.setattr(timercleaning, "last_words", living)
+    patch.setattr(cleanup, "last_words", living)
 
 
 def removes_files_with_the_trim(patch: pytest.MonkeyPatch) -> None:
@@ -77,7 +78,7 @@ def relocates_what_has_ended_meanwhile(patch: pytest.MonkeyPatch) -> None:
 
 
 def relocates_past_the_window(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(window.DueWindow, "relocate", lambda self, units: None)
+    patch.setattr(due_window.DueWindow, "relocate", lambda self, units: None)
 
 
 def forgets_what_an_hour_is_told_while_it_comes_down(patch: pytest.MonkeyPatch) -> None:

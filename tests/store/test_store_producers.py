@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from delaynode.store import checkpoint as ck
 from delaynode.store.errors import Refused
-from delaynode.store.intake import Batch
-from delaynode.store.producers import ROW, FirstAnswer, Producers
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.log.intake import Batch
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.queue.producers import ROW, FirstAnswer, Producers
+from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
 from tests.store.producing import Item

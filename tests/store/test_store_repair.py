@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from delaynode.store import persist, repair
 from delaynode.store.errors import Damaged, Unappliable
-from delaynode.store.frames import Kind, Progress, append_prefix, column_bytes
-from delaynode.store.marker import is_marked, mark_damaged
-from delaynode.store.repair import Plan
-from delaynode.store.verify import Finding, verify_shard
+from delaynode.store.log.frames import Kind, Progress, append_prefix, column_bytes
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.marker import is_marked, mark_damaged
+from delaynode.store.verify import Finding, repair, verify_shard
+from delaynode.store.verify.repair import Plan
 
 from tests.store.consuming import World
 from tests.store.damaging import content_of

@@ -9,11 +9,11 @@ import random
 
 import numpy as np
 import pytest
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, TimerIndex
-from delaynode.store.timerlog import TimerLog
-from delaynode.store.timerscan import Folds, OfKey, ScanJob
+from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timer.scan import Folds, OfKey, ScanJob
+from delaynode.store.timer.timer_log import TimerLog
+from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, ROLL, SAME, UNIT, units
 from delaynode.store.types import MAX_SEQ, Pair
-from delaynode.store.units import DEFAULT, DELETE, MOVED, ROLL, SAME, UNIT, units
 
 from tests.store.memory_files import MemoryFiles
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from delaynode.store import scrub
-from delaynode.store.consumequeue import QUEUED_BYTES
 from delaynode.store.errors import Damaged
-from delaynode.store.scrub import Scrub, size_of
+from delaynode.store.maintenance import scrub
+from delaynode.store.maintenance.scrub import Scrub, size_of
+from delaynode.store.queue.consume_queue import QUEUED_BYTES
 
 from tests.store.consuming import World
 from tests.store.lives import a_life, lived, pieces_of

@@ -10,11 +10,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from delaynode.store import persist, snapshot
 from delaynode.store.errors import Damaged
-from delaynode.store.files import DiskFiles, Files
+from delaynode.store.log.files import DiskFiles, Files
+from delaynode.store.maintenance import persist, snapshot
+from delaynode.store.maintenance.snapshot import Incoming, Snapshot
 from delaynode.store.shard import Shard
-from delaynode.store.snapshot import Incoming, Snapshot
 
 from tests.store.consuming import World
 from tests.store.lives import a_life, checkpoint_of, lived

@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from delaynode.store import timerlog
 from delaynode.store.errors import Damaged
-from delaynode.store.timerlog import UNIT_BYTES, TimerLog, as_units, build_flush
-from delaynode.store.timerwheel import NOWHERE, TimerWheel
+from delaynode.store.timer import timer_log
+from delaynode.store.timer.timer_log import UNIT_BYTES, TimerLog, as_units, build_flush
+from delaynode.store.timer.units import DEFAULT, DELETE, ROLL, UNIT, change_of, units
+from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import Records
-from delaynode.store.units import DEFAULT, DELETE, ROLL, UNIT, change_of, units
 
 from tests.store.memory_files import MemoryFiles
 from tests.store.walks import times
@@ -78,8 +78,8 @@ class LogAndModel:
 @pytest.fixture(autouse=True)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     first, largest = getattr(request, "param", (2, 4))
-    monkeypatch.setattr(timerlog, "FIRST_BLOCK", first)
-    monkeypatch.setattr(timerlog, "LARGEST_BLOCK", largest)
+    monkeypatch.setattr(timer_log, "FIRST_BLOCK", first)
+    monkeypatch.setattr(timer_log, "LARGEST_BLOCK", largest)
 
 
 @pytest.mark.parametrize("blocks", [(1, 1), (2, 4), (3, 64), (256, 65536)], indirect=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from delaynode.store.timerlog import as_units, build_flush
-from delaynode.store.timerwheel import TimerWheel
-from delaynode.store.types import release_order
-from delaynode.store.units import (
+from delaynode.store.timer.timer_log import as_units, build_flush
+from delaynode.store.timer.units import (
     DEFAULT,
     DELETE,
     DELETE_MOVED,
@@ -17,6 +15,8 @@ from delaynode.store.units import (
     last_words,
     live_units,
 )
+from delaynode.store.timer.wheel import TimerWheel
+from delaynode.store.types import release_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store import checkpoint as ck
-from delaynode.store import persist
-from delaynode.store.consumequeue import QUEUED, QUEUED_BYTES
-from delaynode.store.consumequeue import own_checks as queue_checks
-from delaynode.store.timerindex import DAY_MS, HOUR_MS
-from delaynode.store.timerlog import HEADER, STORED, UNIT_BYTES
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.maintenance import persist
+from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES
+from delaynode.store.queue.consume_queue import own_checks as queue_checks
+from delaynode.store.timer.index import DAY_MS, HOUR_MS
+from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES
 from delaynode.store.types import Records
 from delaynode.store.verify import Finding, Summary, verify_shard
 
@@ -312,7 +312,7 @@ def seal(flush: Records, position: int) -> None:
     """Give a changed flush right checks."""
     import zlib
 
-    from delaynode.store.timerlog import flush_crc, own_checks
+    from delaynode.store.timer.timer_log import flush_crc, own_checks
     from delaynode.store.types import raw
 
     place = position + UNIT_BYTES * np.arange(1, len(flush), dtype=np.int64)

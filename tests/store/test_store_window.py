@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, after, before
+from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, units
 from delaynode.store.types import MAX_SEQ, Pair
-from delaynode.store.units import DEFAULT, DELETE, DELETE_MOVED, units
-from delaynode.store.window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, after, before
 
 from tests.store.walks import times
 

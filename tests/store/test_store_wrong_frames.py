@@ -10,10 +10,10 @@ import random
 
 import numpy as np
 import pytest
-from delaynode.store import persist
-from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.frames import Frame, Kind
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.frames import Frame, Kind
+from delaynode.store.maintenance import persist
 from delaynode.store.types import Buffer
 
 from tests.store.consuming import World

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from delaynode.store import cleaning
-from delaynode.store.cleaning import EmptyJob
-from delaynode.store.commitlog import frames_of
 from delaynode.store.errors import Trimmed
-from delaynode.store.frames import Frame
-from delaynode.store.timercleaning import CleanJob
+from delaynode.store.log.commit_log import frames_of
+from delaynode.store.log.frames import Frame
+from delaynode.store.maintenance import cleaning
+from delaynode.store.maintenance.cleaning import EmptyJob
+from delaynode.store.timer.cleanup import CleanJob
 from delaynode.store.types import Pair, Records, at_or_below
 
 from tests.store import model as m

@@ -9,18 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.store import (
-    cleaning,
-    commitlog,
-    deadletters,
-    freeing,
-    groups,
-    offsets,
-    timercascade,
-    timerindex,
-    timerlog,
-)
-from delaynode.store.timerindex import DAY_MS, HOUR_MS
+from delaynode.store.log import commit_log, offsets
+from delaynode.store.maintenance import cleaning, freeing
+from delaynode.store.queue import dead_letters, groups
+from delaynode.store.timer import cascade, index, timer_log
+from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
 from tests.store.steps import Step, finale
@@ -40,20 +33,20 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
     """Read sizes at which a handful of units or frames needs several reads."""
     first, largest = rng.choice([(1, 1), (2, 4), (3, 64), (256, 65536)])
     with (
-        patch.object(timerlog, "FIRST_BLOCK", first),
-        patch.object(timerlog, "LARGEST_BLOCK", largest),
-        patch.object(commitlog, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
-        patch.object(commitlog, "GAP_BYTES", rng.choice([0, 30, 4096])),
-        patch.object(commitlog, "FEW_RUNS", rng.choice([0, 2, 8])),
-        patch.object(timercascade, "PART_UNITS", rng.choice([1, 2, 8_192])),
-        patch.object(timerindex, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),
+        patch.object(timer_log, "FIRST_BLOCK", first),
+        patch.object(timer_log, "LARGEST_BLOCK", largest),
+        patch.object(commit_log, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
+        patch.object(commit_log, "GAP_BYTES", rng.choice([0, 30, 4096])),
+        patch.object(commit_log, "FEW_RUNS", rng.choice([0, 2, 8])),
+        patch.object(cascade, "PART_UNITS", rng.choice([1, 2, 8_192])),
+        patch.object(index, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),
         patch.object(cleaning, "BATCH_BYTES", rng.choice([30, 100, 4 << 20])),
         patch.object(freeing, "TRIM_ROWS", rng.choice([1, 7, 262_144])),
         patch.object(groups, "FILTER_STEP", rng.choice([1, 3, 4096])),
         patch.object(groups, "COUNT_ROWS", rng.choice([1000, 4096])),
         patch.object(offsets, "NEAR_ROWS", rng.choice([1, 2, 4096])),
-        patch.object(deadletters, "SWEEP_ROWS", rng.choice([1, 1024])),
-        patch.object(deadletters, "LOOK_ROWS", rng.choice([1, 2, 4096])),
+        patch.object(dead_letters, "SWEEP_ROWS", rng.choice([1, 1024])),
+        patch.object(dead_letters, "LOOK_ROWS", rng.choice([1, 2, 4096])),
     ):
         yield
 

@@ -16,14 +16,14 @@ from operator import attrgetter
 from typing import Self
 
 import numpy as np
-from delaynode.store import persist
-from delaynode.store.commitlog import WriteBatch
-from delaynode.store.consumequeue import QUEUED_BYTES
-from delaynode.store.frames import Kind, Unsealed
-from delaynode.store.freeing import KeepConfig
+from delaynode.store.log.commit_log import WriteBatch
+from delaynode.store.log.frames import Kind, Unsealed
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.shard import ShardConfig
-from delaynode.store.timercascade import CascadeJob
-from delaynode.store.timerindex import DAY_MS, HOUR_MS, MINUTE_MS, LoadJob
+from delaynode.store.timer.cascade import CascadeJob
+from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS, LoadJob
 from delaynode.store.types import MAX_SEQ, Records
 
 from tests.store import model as m

@@ -21,9 +21,9 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable
 
+from delayapi.durations import parse_duration_ms
 from delayclient import Admin, Consumer, DelayError, Producer
-from delayclient.duration import parse_duration_ms
-from delayclient.views import Outcome
+from delayclient.admin.views import Outcome
 
 ENDPOINT = os.environ.get("DELAY_ENDPOINT", "127.0.0.1:7070")
 TOPIC = os.environ.get("TOPIC", "order-timeouts")

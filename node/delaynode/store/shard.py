@@ -18,12 +18,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from delaynode.store.checks import record_checks
-from delaynode.store.commitlog import CommitLog, WriteBatch
-from delaynode.store.consumequeue import ConsumeQueue, Released
-from delaynode.store.consumers import Consumers, GroupLimits
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
-from delaynode.store.frames import (
+from delaynode.store.log.checks import record_checks
+from delaynode.store.log.commit_log import CommitLog, WriteBatch
+from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     Append,
     Cancel,
@@ -43,16 +41,18 @@ from delaynode.store.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.freeing import Freeing, KeepConfig
-from delaynode.store.intake import Batch, resolve_due
-from delaynode.store.producers import FirstAnswer, Producers
-from delaynode.store.timercascade import PIECE_UNITS
-from delaynode.store.timerindex import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
-from delaynode.store.timerscan import Folds, ScanJob
+from delaynode.store.log.intake import Batch, resolve_due
+from delaynode.store.maintenance.freeing import Freeing, KeepConfig
+from delaynode.store.queue.consume_queue import ConsumeQueue, Released
+from delaynode.store.queue.consumers import Consumers, GroupLimits
+from delaynode.store.queue.producers import FirstAnswer, Producers
+from delaynode.store.timer.cascade import PIECE_UNITS
+from delaynode.store.timer.due_window import Released as Taken
+from delaynode.store.timer.due_window import Run, before
+from delaynode.store.timer.index import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
+from delaynode.store.timer.scan import Folds, ScanJob
+from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, UNIT, units
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
-from delaynode.store.units import DEFAULT, DELETE, MOVED, UNIT, units
-from delaynode.store.window import Released as Taken
-from delaynode.store.window import Run, before
 
 MAX_DUE_MS = 1 << 62
 FEW_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones

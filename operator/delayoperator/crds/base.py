@@ -93,7 +93,7 @@ Bool = StrictBool
 Text = Annotated[StrictStr, Field(max_length=1_024)]
 Image = Annotated[StrictStr, Field(min_length=1, max_length=512, pattern=IMAGE)]
 Duration = Annotated[StrictStr, Field(pattern=DURATION, min_length=2, max_length=32)]
-"""Read by delayclient.duration: 500ms, 30s, 2h30m, 40d. The largest unit first, each once: so CEL can read it too."""
+"""Read by delayapi.durations: 500ms, 30s, 2h30m, 40d. The largest unit first, each once: so CEL can read it too."""
 Quantity = Annotated[StrictStr, Field(pattern=QUANTITY, max_length=32)]
 NodeId = Annotated[StrictStr, Field(pattern=NODE_ID, max_length=40)]
 ResourceAmount = Annotated[

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from delaynode.registry.model import (
-    LEAST_LEASE_SECONDS,
-    MAX_HORIZON_DAYS,
-    MAX_QUEUES,
-    Delivery,
-    Durability,
-    TopicType,
-)
+from delayregistry.model import LEAST_LEASE_SECONDS, MAX_HORIZON_DAYS, MAX_QUEUES, Delivery, Durability, TopicType
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delayclient.duration import parse_duration_ms
-from delaynode.registry.model import DAY_MS, MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
+from delayapi.durations import parse_duration_ms
+from delayregistry.model import DAY_MS, MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
 from pydantic import ValidationError
 
 from delayoperator.crds import limits

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from delaynode.registry.model import DAY_MS, MAX_HORIZON_DAYS
+from delayregistry.model import DAY_MS, MAX_HORIZON_DAYS
 
 from delayoperator.crds.base import Json, rule
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB

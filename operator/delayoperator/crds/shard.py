@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from delaynode.registry.model import MAX_QUEUES
+from delayregistry.model import MAX_QUEUES
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds.base import ATOMIC, OPEN, TOPIC_NAME, Bool, Int, Model, NodeId, Text, list_map, rule, rules

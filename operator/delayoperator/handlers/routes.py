@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import kopf
-from delaynode.registry.kube import Credentials
+from delayregistry.kube import Credentials
 
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.kinds import (

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from delayoperator.control_loop.loop import Log
 from delayoperator.kube.api import Json
 from delayoperator.kube.worker import Worker
-from delayoperator.loop import Log
 
 STUCK_S = 600.0  # every call is bounded: a round that lasts so long will not end
 

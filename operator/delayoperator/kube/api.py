@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import urllib3
-from delaynode.registry.kube import Credentials
+from delayregistry.kube import Credentials
 from kubernetes.client.rest import RESTClientObject
 
 from delayoperator.kube.kinds import Kind

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from delayoperator.cluster.conditions import Problem
+from delayoperator.cluster.reasons import Reason
+from delayoperator.cluster.world import some
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.kinds import OPTIONAL, PRUNED, Kind, kind_of
 from delayoperator.kube.observe import Live
 from delayoperator.resources import ClusterView, differences
 from delayoperator.resources.owning import foreign
-from delayoperator.upkeep.conditions import Problem
-from delayoperator.upkeep.reasons import Reason
-from delayoperator.upkeep.world import some
 
 Say = Callable[[Reason, str, bool], None]
 """(reason, message, is a warning) -> an event."""

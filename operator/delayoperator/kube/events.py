@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from delayoperator.control_loop.loop import Clock
 from delayoperator.kube.api import FIELD_MANAGER, Api, ApiError, Json
 from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT, Kind
-from delayoperator.loop import Clock
 
 SAME_MS = 600_000  # the same words within this time are the same event, counted up
 AGAIN_MS = 60_000  # and so often is the count written at most

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from delayoperator.cluster.world import ClaimView, PodView, SetView, ordinal
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, OPTIONAL, OWNED, POD, STATEFUL_SET, STORAGE_CLASS, Kind
 from delayoperator.kube.views import claim_view, pod_view, set_view
-from delayoperator.upkeep.world import ClaimView, PodView, SetView, ordinal
 
 
 @dataclass(frozen=True, slots=True)

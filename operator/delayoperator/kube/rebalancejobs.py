@@ -6,7 +6,7 @@ from __future__ import annotations
 from delayoperator.crds.rebalance import DelayRebalanceStatus
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.kinds import CLUSTER_LABEL, CRON_JOB, JOB
-from delayoperator.plan.rebalancing import Job, JobState
+from delayoperator.rebalance_plan import Job, JobState
 from delayoperator.resources import ClusterView, names
 from delayoperator.resources.cronjob import job_name, single_job
 

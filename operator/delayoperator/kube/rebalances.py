@@ -1,4 +1,4 @@
-"""One look at a cluster's DelayRebalances: what the state machine of plan/rebalancing says becomes writes.
+"""One look at a cluster's DelayRebalances: what the state machine of rebalance_plan says becomes writes.
 
 The status is written before anything is done for it, and on condition that nobody has changed the object meanwhile:
 whoever is killed in between begins anew from it, and an operator that reads an old object writes nothing.
@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from delaynode.registry.model import ShardObject
-from delaynode.registry.port import Conflict, OutcomeUnknown, Registry
+from delayregistry.model import ShardObject
+from delayregistry.port import Conflict, OutcomeUnknown, Registry
 from pydantic import ValidationError
 
+from delayoperator.control_loop.loop import Clock, Log
+from delayoperator.control_loop.probe import Prober, fetched
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, MoveState, PlannedMove, State
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.refusal import from_pydantic
@@ -21,12 +23,10 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.events import Events
 from delayoperator.kube.kinds import DELAY_REBALANCE
 from delayoperator.kube.rebalancejobs import RebalanceJobs
-from delayoperator.loop import Clock, Log
+from delayoperator.kube.sizes import Weighed, weigh
 from delayoperator.plan import NodeView
-from delayoperator.plan.rebalancing import Asked, Edit, Outcome, World, step
-from delayoperator.probe import Prober, fetched
+from delayoperator.rebalance_plan import Asked, Edit, Outcome, World, step
 from delayoperator.resources import ClusterView
-from delayoperator.sizes import Weighed, weigh
 
 VERBS = {"approve": "delaycluster.io/approve", "verb": "delaycluster.io/rebalance"}
 INVALID = "InvalidSpec"

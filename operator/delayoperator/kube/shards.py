@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from delaynode.registry.port import Registry
+from delayregistry.port import Registry
 
-from delayoperator.loop import Clock, ControlLoop, Log
+from delayoperator.cluster.ended import Endings
+from delayoperator.cluster.world import counted_of, some
+from delayoperator.control_loop.loop import Clock, ControlLoop, Log
+from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.plan import NodeView
-from delayoperator.probe import GrpcProber, Prober
-from delayoperator.upkeep.ended import Endings
-from delayoperator.upkeep.world import counted_of, some
 
 LOOK_MS = 500  # between consistent lists of the leases
 WRITERS = 32  # compare-and-swaps at a time

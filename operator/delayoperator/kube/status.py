@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from delayoperator.upkeep.conditions import Picture, Problem, Said, finished
-from delayoperator.upkeep.reasons import Reason
+from delayoperator.cluster.conditions import Picture, Problem, Said, finished
+from delayoperator.cluster.reasons import Reason
 
 Json = dict[str, Any]
 

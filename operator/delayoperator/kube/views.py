@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from delayoperator.cluster.ended import incarnation_of
+from delayoperator.cluster.world import ClaimView, PodView, SetView
 from delayoperator.resources.names import CONTAINER
 from delayoperator.resources.normal import whole_bytes
-from delayoperator.upkeep.ended import incarnation_of
-from delayoperator.upkeep.world import ClaimView, PodView, SetView
 
 Json = Mapping[str, Any]
 

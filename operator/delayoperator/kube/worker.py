@@ -13,22 +13,22 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from delaynode.registry.port import Registry, Unavailable
+from delayregistry.port import Registry, Unavailable
 
+from delayoperator.cluster.conditions import Problem
+from delayoperator.cluster.reasons import Reason
+from delayoperator.control_loop.loop import Clock, Log
+from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.events import Events
 from delayoperator.kube.kinds import DELAY_CLUSTER
 from delayoperator.kube.rebalances import Rebalances
+from delayoperator.kube.reconcile import Tended, Tending
 from delayoperator.kube.shards import ShardsThread
-from delayoperator.kube.tending import Tended, Tending
 from delayoperator.kube.views import ended_processes
-from delayoperator.loop import Clock, Log
 from delayoperator.plan import Liveness
-from delayoperator.probe import GrpcProber, Prober
-from delayoperator.upkeep.conditions import Problem
-from delayoperator.upkeep.reasons import Reason
 
 AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # after a round that failed
 UNDER_WAY_S = 5.0  # between looks while something goes on

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from delaynode.registry.model import ClusterSpec, ShardObject, ShardSpec
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec
 
-from delayoperator.plan.moving import Held, successor
+from delayoperator.plan.moves import Held, successor
 from delayoperator.plan.placement import Placement, wanted
-from delayoperator.plan.standing import presumed_in_sync
+from delayoperator.plan.replica_health import presumed_in_sync
 from delayoperator.plan.world import Liveness, Observed
 
 PARTED = 8  # shards whose copies are brought into other zones, at a time

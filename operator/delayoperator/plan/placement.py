@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 
-from delaynode.registry.model import ShardSpec
+from delayregistry.model import ShardSpec
 
 from delayoperator.plan.zones import Zones
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
-from delaynode.registry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
+from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
 
 from delayoperator.plan import balance
-from delayoperator.plan.moving import Held, Step, begins, next_step
+from delayoperator.plan.moves import Held, Step, begins, next_step
 from delayoperator.plan.placement import Placement
-from delayoperator.plan.reign import Decision, Keep, Promote, Refuse, Wait, decide_reign, is_vacant
-from delayoperator.plan.standing import Standing, standings
+from delayoperator.plan.replica_health import Standing, standings
+from delayoperator.plan.term import Decision, Keep, Promote, Refuse, Wait, decide_reign, is_vacant
 from delayoperator.plan.world import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartReign
 from delayoperator.plan.zones import Zones
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delaynode.registry.model import ShardObject
+from delayregistry.model import ShardObject
 
-from delayoperator.plan.reign import fault_of_master
+from delayoperator.plan.term import fault_of_master
 from delayoperator.plan.world import Liveness, Observed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from delaynode.registry.model import ClusterSpec, Condition, ConditionType, ShardObject
+from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject
 
 from delayoperator.plan.planner import plan, unstamped
 from delayoperator.plan.world import Action, CreateShard, Observed, SetConditions

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from delaynode.registry.model import Condition, ShardObject, ShardSpec, shard_name
+from delayregistry.model import Condition, ShardObject, ShardSpec, shard_name
 
 
 class Liveness(Enum):

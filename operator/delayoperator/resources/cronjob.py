@@ -113,7 +113,7 @@ def _container(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Js
     return {
         "name": CONTAINER,
         "image": wishes.image,
-        "command": ["python", "-m", "delayoperator.rebalance"],
+        "command": ["python", "-m", "delayrebalance"],
         "args": [
             f"--registry=kube:{view.namespace}/{view.name}",
             f"--name={rebalance}",

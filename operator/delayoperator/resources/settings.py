@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaynode.registry import codec
+from delayregistry import codec
 
 from delayoperator.resources import names
 from delayoperator.resources.view import ClusterView, Json

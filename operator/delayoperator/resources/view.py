@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaynode.registry.model import ClusterSpec, shard_name
+from delayregistry.model import ClusterSpec, shard_name
 
 Json = dict[str, Any]
 

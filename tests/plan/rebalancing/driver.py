@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from delaynode.registry.model import ClusterSpec, TopicSpec
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, MoveState, Plan, PlannedMove, State
 from delayoperator.plan import ChangeSpec, plan
 from delayoperator.plan.placement import wanted
-from delayoperator.plan.rebalancing import Asked, Job, Outcome, World, digest, step, text_of
+from delayoperator.rebalance_plan import Asked, Job, Outcome, World, digest, step, text_of
+from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.plan.cluster import Cluster
 

@@ -6,11 +6,11 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from delaynode.registry.model import Switchover
 from delayoperator.crds.rebalance import MoveState, State
 from delayoperator.plan import Liveness
-from delayoperator.plan.rebalancing import World, text_of
-from delayoperator.plan.rebalancing.plans import impossible
+from delayoperator.rebalance_plan import World, text_of
+from delayoperator.rebalance_plan.plans import impossible
+from delayregistry.model import Switchover
 
 from tests.plan.cluster import Cluster
 from tests.plan.rebalancing.driver import START_MS, Driver, a_move, a_plan, cluster, nodes_of, settle

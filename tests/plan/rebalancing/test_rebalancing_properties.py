@@ -8,7 +8,7 @@ from typing import Any
 from delayoperator.crds.rebalance import MoveState, PlannedMove, State
 from delayoperator.plan import Liveness
 from delayoperator.plan.placement import wanted
-from delayoperator.plan.rebalancing import text_of
+from delayoperator.rebalance_plan import text_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from delayoperator.crds.rebalance import State
-from delayoperator.plan.rebalancing import Why
+from delayoperator.rebalance_plan import Why
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 

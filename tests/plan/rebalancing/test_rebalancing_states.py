@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from delaynode.registry.model import TopicSpec
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, Plan, State
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
-from delayoperator.plan.rebalancing import Coming, Job, JobState, Size, made_for, text_of
-from delayoperator.plan.rebalancing.machine import ACCEPTS
+from delayoperator.rebalance_plan import Coming, Job, JobState, Size, made_for, text_of
+from delayoperator.rebalance_plan.states import ACCEPTS
+from delayregistry.model import TopicSpec
 
 from tests.plan.cluster import Cluster
 from tests.plan.rebalancing.driver import START_MS, Driver, a_move, a_plan, cluster, nodes_of

@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from delaynode.store import persist
-from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.errors import Damaged, NewerFormat
-from delaynode.store.files import Files
-from delaynode.store.marker import MARKER
+from delaynode.store.log.files import Files
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.marker import MARKER
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.shard import ShardConfig
-from delaynode.store.timerlog import TimerLog
+from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.verify.accounts import account
 from delaynode.store.verify.findings import Finding, Report, Summary
 from delaynode.store.verify.logpass import LogPass

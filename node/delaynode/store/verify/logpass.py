@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from delaynode.store.checks import checks_in, join_padded
-from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged
-from delaynode.store.files import Files
-from delaynode.store.following import FLOOR, read_floor
-from delaynode.store.frames import (
+from delaynode.store.log.checks import checks_in, join_padded
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.files import Files
+from delaynode.store.log.following import FLOOR, read_floor
+from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     MAGIC,
     BadFrame,
@@ -32,7 +32,7 @@ from delaynode.store.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.segments import SegmentedFile
+from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.types import I64, MAX_SEQ, U32, Bools, Pair, at_or_below
 from delaynode.store.verify.findings import Report
 from delaynode.store.verify.table import Table

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from delaynode.store import checkpoint as ck
-from delaynode.store import persist
-from delaynode.store.commitlog import CommitLog
 from delaynode.store.errors import Damaged, NewerFormat
-from delaynode.store.files import Files
-from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
-from delaynode.store.timerlog import TimerLog
-from delaynode.store.timermending import Mender
-from delaynode.store.timerwheel import TimerWheel
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.files import Files
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.maintenance import persist
+from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
+from delaynode.store.timer.repair import Mender
+from delaynode.store.timer.timer_log import TimerLog
+from delaynode.store.timer.wheel import TimerWheel
 
 LARGE = 1 << 62  # a segment size that no file reaches
 

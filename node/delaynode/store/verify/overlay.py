@@ -6,7 +6,7 @@ import os
 import posixpath
 from collections.abc import Sequence
 
-from delaynode.store.files import Files, ReadFiles
+from delaynode.store.log.files import Files, ReadFiles
 from delaynode.store.types import Buffers
 
 Changes = list[tuple[str, int, bytes | None]]

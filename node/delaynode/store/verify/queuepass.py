@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from delaynode.store.consumequeue import QUEUED, QUEUED_BYTES, ConsumeQueue, own_checks
 from delaynode.store.errors import Damaged, Trimmed
+from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES, ConsumeQueue, own_checks
 from delaynode.store.types import Array, Bools, Records
 from delaynode.store.verify.findings import MOST_OF_A_KIND, Report
 from delaynode.store.verify.logpass import LogFacts

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from delaynode.store import checkpoint as ck
-from delaynode.store import persist
-from delaynode.store.checkpoint import Checkpoint
-from delaynode.store.consumequeue import QUEUED_BYTES, ConsumeQueue
-from delaynode.store.consumers import Consumers
 from delaynode.store.errors import Damaged, NewerFormat
-from delaynode.store.files import Files
-from delaynode.store.following import FLOOR
-from delaynode.store.ledger import SEGMENT
-from delaynode.store.marker import MARKER, is_marked
-from delaynode.store.segments import SegmentedFile
+from delaynode.store.log.files import Files
+from delaynode.store.log.following import FLOOR
+from delaynode.store.log.segments import SegmentedFile
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.checkpoint import Checkpoint
+from delaynode.store.maintenance.marker import MARKER, is_marked
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
+from delaynode.store.queue.consumers import Consumers
+from delaynode.store.queue.ledger import SEGMENT
 from delaynode.store.shard import Identity, ShardConfig
-from delaynode.store.timerindex import HOUR_MS
-from delaynode.store.timerlog import TimerLog
-from delaynode.store.timerwheel import SLOT
+from delaynode.store.timer.index import HOUR_MS
+from delaynode.store.timer.timer_log import TimerLog
+from delaynode.store.timer.wheel import SLOT
 from delaynode.store.types import Array, Pair, Records
 from delaynode.store.verify.findings import Report
 from delaynode.store.verify.logpass import Expected, LogFacts

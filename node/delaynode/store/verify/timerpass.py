@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from delaynode.store.errors import Damaged, Trimmed
-from delaynode.store.timerindex import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
-from delaynode.store.timerlog import HEADER, STORED, UNIT_BYTES, TimerLog, _runs, flush_crc, own_checks
-from delaynode.store.timerwheel import NOWHERE, TimerWheel
+from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
+from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES, TimerLog, _runs, flush_crc, own_checks
+from delaynode.store.timer.units import COUNT, DEFAULT, DELETE, MOVED, ROLL, SAME, change_of, last_words
+from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, Array, Bools, Pair, Records, at_or_below, raw
-from delaynode.store.units import COUNT, DEFAULT, DELETE, MOVED, ROLL, SAME, change_of, last_words
 from delaynode.store.verify.findings import MOST_OF_A_KIND, Report
 from delaynode.store.verify.logpass import LogFacts
 from delaynode.store.verify.table import Table

@@ -1,0 +1,1 @@
+"""What all packages speak: the protocol and its codec, durations, addresses. No I/O."""

@@ -1,0 +1,1 @@
+"""The admin: cancels, reschedules, and what an administrator sees."""

@@ -1,0 +1,336 @@
+"""Looks at what is pending and changes it: cancel, reschedule, list, groups and dead letters."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+from delayapi.codec import decode_message_batch
+from delayapi.durations import duration_ms, instant_ms
+from delayapi.proto.delay.v1 import delay_pb2
+
+from delayclient.admin.changes import Changing, together
+from delayclient.admin.views import (
+    CancelledByKey,
+    DeletedGroup,
+    GroupQueue,
+    NodeView,
+    Outcome,
+    Pending,
+    Rescheduled,
+    Wheel,
+    column,
+    group_of,
+    node_of,
+    pending_rows,
+    wheel_of,
+)
+from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
+from delayclient.errors import DelayError, NotFound, Unavailable
+from delayclient.handle import Handle
+from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, TopicRoute
+
+_MAX_MS: Final = (1 << 63) - 1
+_NO_ACKS: Final = NoAcks("a dead letter cannot be acknowledged: redrive or drop it")
+_NODE_S: Final = 3.0
+"""How long a node is asked for while there are others."""
+
+
+class Admin:
+    """Administration over one cluster. An async context manager; belongs to one event loop."""
+
+    def __init__(
+        self, endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT, *, timeout: int | str = "30s"
+    ) -> None:
+        """`timeout` bounds each call, its retries included; it should outlast a failover, some 5 s."""
+        self._owns_cluster = not isinstance(endpoint, Cluster)
+        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        self._timeout_s = duration_ms(timeout) / 1000
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection, unless it was given."""
+        if self._owns_cluster:
+            await self.cluster.close()
+
+    async def route(self, topic: str) -> TopicRoute:
+        """A topic's limits, queues and masters, asked anew."""
+        return await self.cluster.refresh(topic)
+
+    async def topics(self) -> tuple[TopicRoute, ...]:
+        """All topics."""
+        return await self.cluster.topics()
+
+    # ------------------------------------------------------------------------------ cancel, reschedule
+
+    async def cancel(self, handles: Sequence[str | Handle]) -> list[Outcome]:
+        """Cancels messages; the outcomes are in the handles' order. Raises BadHandle before anything is cancelled.
+
+        CANCELLED and ALREADY_CANCELLED both say that the message is never delivered. When an answer was lost, in a
+        failover most likely, and the call was made again, what is cancelled by then counts as CANCELLED: by this call,
+        though another one may have been first.
+        """
+        return await Changing(self.cluster, handles, self._timeout_s).cancel()
+
+    async def cancel_by_key(
+        self, topic: str, key: str, from_: int | str | datetime = 0, to: int | str | datetime = _MAX_MS
+    ) -> list[CancelledByKey]:
+        """Cancels every pending message with this key and from_ <= due < to.
+
+        All of them are cancelled when this returns. When an answer was lost and the call made again, those that the
+        lost one had cancelled are not in the list.
+        """
+        if not key:
+            raise ValueError("an empty key is no key")
+        route = await self.cluster.route(topic)
+        # Where the producer put it; all queues, should their number have changed since.
+        first = zlib.crc32(key.encode()) % max(1, len(route.queues))
+        found: list[CancelledByKey] = []
+        for queue in sorted(route.queues, key=lambda queue: queue.queue != first):
+            request = delay_pb2.CancelRequest(
+                topic=topic, queue=queue.queue, key=key, from_ms=instant_ms(from_), to_ms=instant_ms(to)
+            )
+            answer = await self._call("Cancel", topic, queue.queue, request, delay_pb2.CancelResponse.FromString)
+            n = len(answer.outcome)
+            due, seq = column(answer.due, "<i8", n), column(answer.seq, "<i8", n)
+            for outcome, due_ms, number in zip(answer.outcome, due.tolist(), seq.tolist(), strict=True):
+                handle = Handle(topic, queue.queue, queue.uid, due_ms, number)
+                found.append(CancelledByKey(handle.encode(), due_ms, Outcome(outcome)))
+        return found
+
+    async def reschedule(
+        self,
+        handles: Sequence[str | Handle],
+        *,
+        at: int | str | datetime | None = None,
+        delay: int | str | timedelta | None = None,
+    ) -> list[Rescheduled]:
+        """Gives messages a new time, `at` or `delay` from now by the master's clock. The old handles are dead then.
+
+        When an answer was lost and the call made again, RESCHEDULED may be this call's own doing: with `at` it is
+        looked up, and MOVED if the message is pending at that very time. With `delay` the new handle is lost then:
+        list_pending() finds it.
+        """
+        if (at is None) == (delay is None):
+            raise ValueError("give at or delay")
+        changing = Changing(self.cluster, handles, self._timeout_s)
+        if at is not None:
+            return await changing.reschedule(instant_ms(at), relative=False)
+        return await changing.reschedule(duration_ms(delay), relative=True)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------------------------- views
+
+    async def list_pending(
+        self,
+        topic: str,
+        *,
+        queue: int | None = None,
+        from_: int | str | datetime = 0,
+        to: int | str | datetime = 0,
+        with_records: bool = False,
+        page: int = 1000,
+    ) -> AsyncIterator[Pending]:
+        """Messages not yet released with from_ <= due < to (0: no bound), queue by queue, by (due, seq)."""
+        route = await self.cluster.route(topic)
+        from_ms, to_ms = instant_ms(from_), instant_ms(to)
+        for number in [q.queue for q in route.queues] if queue is None else [queue]:
+            after = (0, 0)
+            more = True
+            while more:
+                request = delay_pb2.ListPendingRequest(
+                    topic=topic,
+                    queue=number,
+                    from_ms=from_ms,
+                    to_ms=to_ms,
+                    after_due=after[0],
+                    after_seq=after[1],
+                    limit=page,
+                    with_records=with_records,
+                )
+                batch = await self._call("ListPending", topic, number, request, delay_pb2.PendingBatch.FromString)
+                rows = pending_rows(topic, number, batch)
+                for row in rows:
+                    yield row
+                more = batch.more and bool(rows)
+                if rows:
+                    after = (rows[-1].due_ms, rows[-1].seq)
+
+    async def wheel(
+        self,
+        topic: str = "",
+        *,
+        queue: int | None = None,
+        from_: int | str | datetime = 0,
+        to: int | str | datetime = 0,
+    ) -> list[Wheel]:
+        """The slot counts of a topic's shards, or of all."""
+        routes = [await self.cluster.route(topic)] if topic else await self.cluster.topics()
+        shards = [(route.topic, q.queue) for route in routes for q in route.queues if queue in (None, q.queue)]
+        from_ms, to_ms = instant_ms(from_), instant_ms(to)
+
+        async def one(shard: tuple[str, int]) -> list[Wheel]:
+            request = delay_pb2.GetWheelRequest(topic=shard[0], queue=shard[1], from_ms=from_ms, to_ms=to_ms)
+            answer = await self._call("GetWheel", *shard, request, delay_pb2.GetWheelResponse.FromString)
+            return [wheel_of(wheel, answer.now_ms) for wheel in answer.shards]
+
+        return [wheel for wheels in await together(map(one, shards)) for wheel in wheels]
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    async def groups(self, topic: str, group: str = "") -> list[GroupQueue]:
+        """The state of a group, or of all groups, on each queue. A queue that the group never used has no row."""
+
+        async def one(queue: int) -> list[GroupQueue]:
+            request = delay_pb2.DescribeGroupRequest(topic=topic, queue=queue, group=group)
+            try:
+                answer = await self._call(
+                    "DescribeGroup", topic, queue, request, delay_pb2.DescribeGroupResponse.FromString
+                )
+            except NotFound as error:
+                if error.reason != "UNKNOWN_GROUP":
+                    raise
+                return []
+            return [group_of(topic, queue, state, answer.now_ms) for state in answer.groups]
+
+        return [state for states in await self._each_queue(topic, one) for state in states]
+
+    async def describe_group(self, topic: str, group: str) -> list[GroupQueue]:
+        """The state of a group on each queue. Raises NotFound when no queue knows it."""
+        states = await self.groups(topic, group)
+        if not states:
+            raise NotFound(f"topic {topic!r} has no group {group!r}", code="NOT_FOUND", reason="UNKNOWN_GROUP")
+        return states
+
+    async def delete_group(self, topic: str, group: str) -> DeletedGroup:
+        """Deletes a group with its progress and dead letters, on each queue that knows it.
+
+        All queues are tried; the first failure is raised then, and to call again does the rest. A queue whose answer
+        was lost, and that does not know the group when asked again, is not counted.
+        """
+        failures: list[DelayError] = []
+
+        async def one(queue: int) -> DeletedGroup:
+            request = delay_pb2.DeleteGroupRequest(topic=topic, queue=queue, group=group)
+            try:
+                answer = await self._call(
+                    "DeleteGroup", topic, queue, request, delay_pb2.DeleteGroupResponse.FromString
+                )
+            except DelayError as error:
+                if error.reason != "UNKNOWN_GROUP":
+                    failures.append(error)
+                return DeletedGroup(0, 0, 0)
+            return DeletedGroup(1, answer.unfinished, answer.dead)
+
+        found = await self._each_queue(topic, one)
+        if failures:
+            raise failures[0]
+        return DeletedGroup(sum(d.queues for d in found), sum(d.unfinished for d in found), sum(d.dead for d in found))
+
+    # ------------------------------------------------------------------------------------ dead letters
+
+    async def dead_letters(
+        self, topic: str, group: str, *, queue: int | None = None, page: int = 1000
+    ) -> AsyncIterator[ReceivedMessage]:
+        """A group's dead letters, queue by queue, by offset. They cannot be acknowledged: redrive or drop them."""
+        route = await self.cluster.route(topic)
+        for number in [q.queue for q in route.queues] if queue is None else [queue]:
+            after = -1
+            while True:
+                request = delay_pb2.ListDeadLettersRequest(
+                    topic=topic, queue=number, group=group, after_offset=after, limit=page
+                )
+                try:
+                    view = await self._call("ListDeadLetters", topic, number, request, decode_message_batch)
+                except NotFound as error:
+                    if error.reason != "UNKNOWN_GROUP":
+                        raise
+                    break
+                batch = ReceivedBatch(topic, number, view, 0, _NO_ACKS)
+                for message in batch:
+                    yield message
+                if len(batch) == 0:
+                    break
+                after = int(batch.offset[-1])
+
+    async def redrive(self, topic: str, group: str, *, queue: int | None = None, offsets: Sequence[int] = ()) -> int:
+        """Puts dead letters back to work, their attempts start anew: all of the group, or some of one queue."""
+        return await self._resolve(topic, group, delay_pb2.ResolveDeadLettersRequest.REDRIVE, queue, offsets)
+
+    async def drop(self, topic: str, group: str, *, queue: int | None = None, offsets: Sequence[int] = ()) -> int:
+        """Gives dead letters up: all of the group, or some of one queue. Returns how many."""
+        return await self._resolve(topic, group, delay_pb2.ResolveDeadLettersRequest.DROP, queue, offsets)
+
+    async def _resolve(self, topic: str, group: str, action: Any, queue: int | None, offsets: Sequence[int]) -> int:
+        if len(offsets) and queue is None:
+            raise ValueError("offsets belong to one queue: give it")
+
+        async def one(number: int) -> int:
+            request = delay_pb2.ResolveDeadLettersRequest(
+                topic=topic, queue=number, group=group, action=action, offset=np.array(offsets, "<i8").tobytes()
+            )
+            try:
+                answer = await self._call(
+                    "ResolveDeadLetters", topic, number, request, delay_pb2.ResolveDeadLettersResponse.FromString
+                )
+            except NotFound as error:
+                if error.reason != "UNKNOWN_GROUP":
+                    raise
+                return 0
+            return int(answer.resolved)
+
+        return sum([await one(queue)] if queue is not None else await self._each_queue(topic, one))
+
+    # ------------------------------------------------------------------------------------------ nodes
+
+    async def nodes(self) -> list[NodeView]:
+        """All nodes that have registered, by name; of one that can't be asked, its `problem`."""
+        state = await self._ask_node("DescribeNode", delay_pb2.DescribeNodeRequest(), delay_pb2.NodeState.FromString)
+
+        async def one(name: str) -> NodeView:
+            try:
+                return await self.node(name)
+            except DelayError as error:
+                return NodeView(name, problem=str(error))
+
+        return await together(one(name) for name in state.nodes)
+
+    async def node(self, name: str) -> NodeView:
+        """One node. Raises NotFound, Unavailable."""
+        request = delay_pb2.DescribeNodeRequest(node=name)
+        return node_of(await self._ask_node("DescribeNode", request, delay_pb2.NodeState.FromString))
+
+    async def accept_clock(self, name: str, disbelieved_ms: int) -> int:
+        """Let a node believe its wall clock, as far ahead as it said; returns by how many ms its time moved ahead."""
+        request = delay_pb2.AcceptClockRequest(node=name, disbelieved_ms=disbelieved_ms)
+        answer = await self._ask_node("AcceptClock", request, delay_pb2.AcceptClockResponse.FromString)
+        return int(answer.moved_ms)
+
+    async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
+        """Any node that answers passes the question on."""
+        failure: DelayError | None = None
+        left = sorted(self.cluster.endpoints, key=self.cluster.reach.doubted)
+        for endpoint in left:
+            seconds = self._timeout_s if endpoint is left[-1] else min(self._timeout_s, _NODE_S)
+            try:
+                return await self.cluster.call_at(endpoint, method, request, decode, seconds)
+            except Unavailable as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    # ----------------------------------------------------------------------------------------- helpers
+
+    async def _call(self, method: str, topic: str, queue: int, request: Any, decode: Any) -> Any:
+        return await self.cluster.call(method, topic, queue, request, decode, timeout_s=self._timeout_s)
+
+    async def _each_queue(self, topic: str, one: Any) -> list[Any]:
+        route = await self.cluster.route(topic)
+        return await together(one(queue.queue) for queue in route.queues)

@@ -1,0 +1,1 @@
+"""The consumer and the reader."""

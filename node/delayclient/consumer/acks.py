@@ -1,0 +1,151 @@
+"""Acknowledgements of one queue: gathered, sent as ranges of offsets, and sent again until the shard has them.
+
+An acknowledgement is valid whenever it arrives, so sending it twice or late is harmless; one that can never be
+delivered is counted and logged, and its message comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import numpy as np
+from delayapi.proto.delay.v1 import delay_pb2
+from numpy.typing import NDArray
+
+from delayclient.errors import DelayError
+from delayclient.routing.routing import Cluster
+
+_log: Final = logging.getLogger("delayclient")
+
+LINGER_S: Final = 0.05
+"""How long acknowledgements are gathered: each request costs the node a frame and a sync, and none is waited for."""
+RETRY_S: Final = 60.0
+"""How long an acknowledgement is tried again."""
+_MANY: Final = 8192
+
+
+def to_ranges(offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(start i64[k], end i64[k], exclusive) of the runs in some offsets, in any order, repeated or not."""
+    if not len(offsets):
+        return offsets, offsets
+    ordered = np.sort(offsets)
+    gaps = np.flatnonzero(np.diff(ordered) > 1)
+    starts = ordered[np.concatenate(([0], gaps + 1))]
+    ends = ordered[np.concatenate((gaps, [len(ordered) - 1]))] + 1
+    return starts, ends
+
+
+class QueueAcks:
+    """What is done with one queue's messages, on its way to the shard."""
+
+    def __init__(self, cluster: Cluster, topic: str, queue: int, group: str) -> None:
+        self.lost = 0
+        """Acknowledgements given up so far."""
+        self._cluster = cluster
+        self._topic = topic
+        self._queue = queue
+        self._group = group
+        self._acked: list[int] = []
+        self._acked_many: list[NDArray[np.int64]] = []
+        self._nacked: dict[int, list[tuple[NDArray[np.int64], NDArray[np.uint32]]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    def ack(self, offset: int) -> None:
+        """Done with one message."""
+        self._acked.append(offset)
+        if self._task is None:
+            self._start()
+
+    def ack_many(self, offsets: NDArray[np.int64]) -> None:
+        """Done with these messages, i64[n]."""
+        self._acked_many.append(offsets)
+        if self._task is None:
+            self._start()
+        if len(offsets) >= _MANY:
+            self._hurry.set()  # as much as a request is worth
+
+    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
+        """Give these messages back, i64[n] and u32[n], after `backoff_ms` (-1: the group's backoff)."""
+        if len(offsets):
+            self._nacked.setdefault(backoff_ms, []).append((offsets, attempts))
+            if self._task is None:
+                self._start()
+
+    async def flush(self) -> None:
+        """Sends all at once and waits until the shard has it, or it is given up."""
+        while self._task is not None:
+            self._hurry.set()
+            await asyncio.wait({self._task})
+
+    async def close(self, timeout_s: float) -> None:
+        """Flushes, and gives up what the shard does not have by then."""
+        try:
+            await asyncio.wait_for(self.flush(), timeout_s)
+        except TimeoutError:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait({self._task})
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._acked or self._acked_many or self._nacked:
+                if len(self._acked) < _MANY and not self._hurry.is_set():
+                    await self._linger()
+                self._hurry.clear()
+                # Whoever acknowledges while this request is under way is in the next one.
+                await asyncio.gather(self._send_acks(), *(self._send_nacks(ms) for ms in list(self._nacked)))
+        finally:
+            self._task = None
+
+    async def _linger(self) -> None:
+        timer = asyncio.get_running_loop().call_later(LINGER_S, self._hurry.set)
+        await self._hurry.wait()
+        timer.cancel()
+
+    async def _send_acks(self) -> None:
+        one_by_one, many = self._acked, self._acked_many
+        if not one_by_one and not many:
+            return
+        self._acked, self._acked_many = [], []
+        start, end = to_ranges(np.concatenate([np.array(one_by_one, np.int64), *many]))
+        request = delay_pb2.AckRequest(
+            topic=self._topic, queue=self._queue, group=self._group, start=start.tobytes(), end=end.tobytes()
+        )
+        try:
+            await self._call("Ack", request, delay_pb2.AckResponse.FromString)
+        except (DelayError, asyncio.CancelledError) as error:
+            count = int((end - start).sum())
+            self.lost += count
+            _log.warning(
+                "%d acknowledgements of group %s on %s-%d were not delivered, their messages come again: %s",
+                count, self._group, self._topic, self._queue, error,
+            )  # fmt: skip
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    async def _send_nacks(self, backoff_ms: int) -> None:
+        given = self._nacked.pop(backoff_ms)
+        request = delay_pb2.NackRequest(
+            topic=self._topic,
+            queue=self._queue,
+            group=self._group,
+            offset=np.concatenate([offsets for offsets, _ in given]).tobytes(),
+            attempt=np.concatenate([attempts for _, attempts in given]).tobytes(),
+            backoff_ms=backoff_ms,
+        )
+        try:
+            await self._call("Nack", request, delay_pb2.NackResponse.FromString)
+        except DelayError as error:
+            # Without it the messages come again all the same, when their invisible time is over.
+            _log.warning(
+                "a nack of group %s on %s-%d was not delivered: %s", self._group, self._topic, self._queue, error
+            )
+
+    async def _call(self, method: str, request: Any, decode: Any) -> None:
+        await self._cluster.call(method, self._topic, self._queue, request, decode, timeout_s=RETRY_S)

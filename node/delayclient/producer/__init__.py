@@ -1,0 +1,1 @@
+"""The producer: batches by shard, numbered, sent in order."""

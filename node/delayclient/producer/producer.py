@@ -1,0 +1,249 @@
+"""Sends delayed messages: one at a time, gathered into batches by shard, or many at once as columns.
+
+Each shard has one stream of numbered batches (queue_sender.py), so that a retry is never stored twice and a lost
+answer loses nothing. Memory is bounded by `max_buffered_bytes` of unacknowledged records: at it send_batch() waits,
+and what is sent one at a time waits in line. A loop that does not await each send() awaits room() instead, else the
+line is as long as the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import numpy as np
+from delayapi.durations import duration_ms, instant_ms, level_ms
+from numpy.typing import NDArray
+
+from delayclient.errors import Closed, DelayError, SendTimeout
+from delayclient.producer.batch import MAX_RECORD_BYTES, Part
+from delayclient.producer.requests import Messages, Times, too_large, too_long
+from delayclient.producer.results import BatchFailed, BatchPart, BatchResult, SendResult
+from delayclient.producer.topic_sender import Budget, TopicSender
+from delayclient.records import Bodies, record_head, record_tail
+from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster
+
+_TICK_S: Final = 0.1
+
+
+class Producer:
+    """Sends messages to be delivered later. An async context manager; belongs to one event loop."""
+
+    def __init__(
+        self,
+        endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT,
+        *,
+        timeout: int | str | timedelta = "30s",
+        linger_ms: float = 2.0,
+        max_buffered_bytes: int = 64 << 20,
+    ) -> None:
+        """`timeout` bounds the way from the buffer to the acknowledgement, all retries included.
+
+        `linger_ms`: how long messages for a shard with batches under way are gathered; an idle shard's go at once.
+        """
+        self._owns_cluster = not isinstance(endpoint, Cluster)
+        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        self._timeout_s = duration_ms(timeout) / 1000
+        self._linger_s = linger_ms / 1000
+        self._budget = Budget(max_buffered_bytes, self._drain_waiting)
+        self._topics: dict[str, TopicSender] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._born_ms = 0
+        self._tail = b""
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def send(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        delay: int | str | timedelta | None = None,
+        at: int | str | datetime | None = None,
+        level: int | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """Sends one message; the future is done once it is committed. Messages of one key keep their queue.
+
+        When: `delay` (int ms, '30s', timedelta), counted by the master from the arrival; `at` (ms since 1970 UTC, ISO
+        text, datetime); a RocketMQ `level` 1 .. 18; none of them: at once.
+        Raises ValueError, TypeError, TooLarge and DelayTooLong at once; the future fails with a DelayError.
+        """
+        if type(delay) is int and at is None and level is None and delay >= 0:
+            when, relative = delay, 1
+        else:
+            when, relative = _when(delay, at, level)
+        if type(body) is not bytes:
+            body = body.encode() if isinstance(body, str) else bytes(body)
+        now_ms = int(time.time() * 1000)
+        if now_ms != self._born_ms:
+            self._born_ms = now_ms
+            self._tail = record_tail(now_ms)
+        sender = self._topics.get(topic) or self._open_topic(topic)
+        delay_ms = when if relative else when - now_ms
+        if delay_ms > sender.max_delay_ms:
+            raise too_long(topic, delay_ms, sender.max_delay_ms)
+        head = record_head(len(body), key, tag, properties)
+        size = len(head) + len(body) + len(self._tail)
+        if size > MAX_RECORD_BYTES:
+            raise too_large(size)
+        key_hash = zlib.crc32(key.encode()) if key else 0
+        tag_hash = zlib.crc32(tag.encode()) if tag else 0
+        future: asyncio.Future[SendResult] = self._loop.create_future()  # type: ignore[union-attr]
+        self._budget.unresolved += 1
+        sender.send((when, relative, size, key_hash, tag_hash, future), (head, body, self._tail))
+        if self._ticker is None:
+            self._arm()
+        return future
+
+    async def send_batch(
+        self,
+        topic: str,
+        bodies: Bodies,
+        *,
+        due_ms: Times | None = None,
+        delay_ms: Times | None = None,
+        keys: Sequence[str] | None = None,
+        tags: Sequence[str] | str | None = None,
+    ) -> BatchResult:
+        """Sends n messages and waits until all are committed.
+
+        `bodies`: list[bytes], or u8[n, size]. `due_ms` (since 1970 UTC) or `delay_ms`: i64[n] or one for all; neither:
+        at once. `keys`: n texts; `tags`: n texts or one for all.
+        Raises ValueError, TypeError, TooLarge or DelayTooLong before anything is sent, and BatchFailed, which says what
+        was stored and what not.
+        """
+        messages = Messages.of(bodies, due_ms, delay_ms, keys, tags)
+        sender = await self._routed(topic)
+        messages.check_limits(topic, sender.max_delay_ms)
+        stored: list[BatchPart] = []
+        failures: list[tuple[NDArray[np.int64], DelayError]] = []
+        parts: set[Part] = set()
+
+        def settled(part: Part, _: object) -> None:
+            # At once: a part holds its whole request.
+            parts.discard(part)
+            if part.future.cancelled():
+                return
+            error = part.future.exception()
+            if error is None:
+                stored.append(part.future.result())
+            elif isinstance(error, DelayError):
+                failures.append((part.rows, error))
+
+        for queue, rows in messages.rows_by_queue(len(sender.lanes)):
+            await self.room()
+            if self._closed:
+                raise Closed("producer")
+            part = sender.send_part(messages, queue, rows)
+            self._arm()
+            parts.add(part)
+            part.future.add_done_callback(partial(settled, part))
+        while parts:
+            await asyncio.wait([part.future for part in parts])
+        result = BatchResult(len(bodies), stored)
+        if failures:
+            raise BatchFailed(result, failures)
+        return result
+
+    @property
+    def full(self) -> bool:
+        """There is no room now: what is sent waits in line."""
+        return self._budget.full
+
+    async def room(self) -> None:
+        """Waits until there is room."""
+        while self._budget.full and not self._closed:
+            self._budget.progress.clear()
+            await self._budget.progress.wait()
+
+    async def flush(self) -> None:
+        """Waits until everything sent so far, and meanwhile, is acknowledged or has failed."""
+        for sender in self._topics.values():
+            sender.seal_all()
+        while self._budget.unresolved:
+            self._budget.progress.clear()
+            await self._budget.progress.wait()
+
+    async def close(self) -> None:
+        """Flushes, for `timeout` at most, and ends the streams; what is not acknowledged by then fails."""
+        if self._closed:
+            return
+        try:
+            await asyncio.wait_for(self.flush(), self._timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            self._closed = True
+            if self._ticker is not None:
+                self._ticker.cancel()
+            for sender in self._topics.values():
+                sender.fail_waiting(Closed("producer"))
+            await asyncio.gather(*(sender.close() for sender in self._topics.values()))
+            self._budget.progress.set()
+            if self._owns_cluster:
+                await self.cluster.close()
+
+    def _open_topic(self, topic: str) -> TopicSender:
+        if self._closed:
+            raise Closed("producer")
+        self._loop = asyncio.get_running_loop()
+        sender = self._topics[topic] = TopicSender(
+            self.cluster, topic, self._budget, self._timeout_s, self._linger_s, self._forget
+        )
+        return sender
+
+    def _forget(self, sender: TopicSender) -> None:
+        # Asked anew at the next send: the topic may have been made by then.
+        self._topics.pop(sender.topic, None)
+
+    async def _routed(self, topic: str) -> TopicSender:
+        sender = self._topics.get(topic) or self._open_topic(topic)
+        if not sender.lanes:
+            await asyncio.wait({sender.ready}, timeout=self._timeout_s)
+        if not sender.lanes:
+            raise sender.error or SendTimeout("not sent in time: no route", maybe_stored=False)
+        return sender
+
+    def _drain_waiting(self) -> None:
+        for sender in self._topics.values():
+            sender.drain_waiting()
+
+    def _arm(self) -> None:
+        if self._ticker is None and self._loop is not None:
+            self._ticker = self._loop.call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        assert self._loop is not None
+        self._ticker = None
+        now_s = self._loop.time()
+        active = [sender.tick(now_s) for sender in list(self._topics.values())]
+        if any(active):
+            self._arm()
+
+
+def _when(delay: int | str | timedelta | None, at: int | str | datetime | None, level: int | None) -> tuple[int, int]:
+    """(ms, 1) of a delay or (ms since 1970 UTC, 0) of a time."""
+    if sum(value is not None for value in (delay, at, level)) > 1:
+        raise ValueError("give one of delay, at and level")
+    if at is not None:
+        return instant_ms(at), 0
+    if level is not None:
+        return level_ms(level), 1
+    delay_ms = 0 if delay is None else duration_ms(delay)
+    if delay_ms < 0:
+        raise ValueError(f"a negative delay: {delay_ms} ms")
+    return delay_ms, 1

@@ -1,0 +1,249 @@
+"""A topic's way out of a producer: a lane for each queue, the batches being gathered, and the messages that wait.
+
+A message waits while its topic's route is unknown or the producer has no room, in the order in which it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayclient.errors import DelayError, SendTimeout
+from delayclient.producer.batch import Batch, Collector, Part
+from delayclient.producer.queue_sender import Lane
+from delayclient.producer.requests import Messages
+from delayclient.producer.results import SendResult
+from delayclient.routing.routing import Cluster, TopicRoute, backoff_s
+
+BATCH_MESSAGES: Final = 4096
+BATCH_BYTES: Final = 1 << 20
+UNLIMITED_MS: Final = 1 << 62
+_REFRESH_S: Final = 60.0
+
+
+Message: TypeAlias = tuple[int, int, int, int, int, asyncio.Future[SendResult]]
+"""One message's row: time ms, relative 0 or 1, record bytes, key hash (0: no key), tag hash, future."""
+
+Record: TypeAlias = tuple[bytes, bytes, bytes]
+"""A record in three pieces, head, body and tail, so that the body is copied once."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a producer holds, over all topics."""
+
+    max_bytes: int
+    on_room: Callable[[], None]
+    """Called when records were acknowledged while messages wait."""
+    buffered_bytes: int = 0
+    """Records sent or gathered, not acknowledged."""
+    unresolved: int = 0
+    """Messages not acknowledged, those that wait included."""
+    waiting: int = 0
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at each change for the better."""
+
+    @property
+    def full(self) -> bool:
+        return self.buffered_bytes >= self.max_bytes or self.waiting > 0
+
+
+class TopicSender:
+    """The lanes of one topic."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        budget: Budget,
+        timeout_s: float,
+        linger_s: float,
+        on_failure: Callable[[TopicSender], None],
+    ) -> None:
+        """`on_failure` is called when the topic turns out not to exist, before its messages fail."""
+        self.topic = topic
+        self.max_delay_ms = UNLIMITED_MS
+        self.lanes: list[Lane] = []
+        self.waiting: deque[tuple[float, Message, Record]] = deque()
+        """(deadline by the loop's clock, message, record)."""
+        self.error: DelayError | None = None
+        """Why the topic has no lanes; set once it is final."""
+        self._cluster = cluster
+        self._budget = budget
+        self._timeout_s = timeout_s
+        self._linger_s = linger_s
+        self._on_failure = on_failure
+        self._open: list[Collector | None] = []
+        self._sticky = 0
+        self._loop = asyncio.get_running_loop()
+        self._refresh_at_s = 0.0
+        self.ready = self._loop.create_task(self._find_lanes())
+
+    # ------------------------------------------------------------------------------------------- lanes
+
+    async def _find_lanes(self) -> None:
+        """Asks for the route until it is there, or until nobody can be waiting for it any more."""
+        failures = 0
+        deadline_s = self._loop.time() + self._timeout_s
+        while True:
+            try:
+                self._add_lanes(await self._cluster.route(self.topic))
+                break
+            except DelayError as error:
+                if not error.retryable or (self._loop.time() >= deadline_s and not self.waiting):
+                    self.error = error
+                    self._on_failure(self)
+                    self.fail_waiting(error)
+                    return
+            await asyncio.sleep(backoff_s(failures))
+            failures += 1
+        self.drain_waiting()
+
+    def _add_lanes(self, route: TopicRoute) -> None:
+        self.max_delay_ms = route.max_delay_ms or UNLIMITED_MS
+        for queue in range(len(self.lanes), len(route.queues)):
+            self.lanes.append(Lane(self._cluster, self.topic, queue, self._drained))
+            self._open.append(None)
+        self._refresh_at_s = self._loop.time() + _REFRESH_S
+
+    async def _refresh(self) -> None:
+        try:
+            self._add_lanes(await self._cluster.refresh(self.topic))
+        except DelayError:
+            # The lanes hear of what matters themselves; this only looks for new queues.
+            self._refresh_at_s = self._loop.time() + _REFRESH_S
+
+    def tick(self, now_s: float) -> bool:
+        """Gives up what is overdue; to be called a few times a second while it returns true."""
+        for lane in self.lanes:
+            lane.check(now_s)
+        self.fail_waiting(SendTimeout("not sent in time: no route or no room", maybe_stored=False), now_s)
+        if self.lanes and now_s >= self._refresh_at_s:
+            self._refresh_at_s = float("inf")
+            self.ready = self._loop.create_task(self._refresh())
+        return bool(self.waiting) or any(lane.active for lane in self.lanes)
+
+    # ----------------------------------------------------------------------------------------- gather
+
+    def send(self, message: Message, record: Record) -> None:
+        """Takes a message; its future is done when it is acknowledged."""
+        budget = self._budget
+        if self.waiting or not self.lanes or budget.buffered_bytes >= budget.max_bytes:
+            self.waiting.append((self._loop.time() + self._timeout_s, message, record))
+            budget.waiting += 1
+        else:
+            self._gather(message, record)
+
+    def _gather(self, message: Message, record: Record) -> None:
+        size, key_hash = message[2], message[3]
+        index = key_hash % len(self.lanes) if key_hash else self._sticky
+        collector = self._open[index] or self._open_collector(index)
+        collector.messages.append(message)
+        collector.records += record
+        collector.nbytes += size
+        self._budget.buffered_bytes += size
+        if collector.nbytes >= BATCH_BYTES or len(collector.messages) >= BATCH_MESSAGES:
+            self._seal(index, collector)
+
+    def _open_collector(self, index: int) -> Collector:
+        collector = self._open[index] = Collector(self._loop.time() + self._timeout_s)
+        if self.lanes[index].window.empty:
+            # Nothing to wait behind: what is sent in this turn of the loop goes together, at once.
+            self._loop.call_soon(self._seal, index, collector)
+        else:
+            self._loop.call_later(self._linger_s, self._lingered, index, collector)
+        return collector
+
+    def _lingered(self, index: int, collector: Collector) -> None:
+        """A batch that would only wait behind others goes on gathering: after a failover few large ones are sent."""
+        if not self.lanes[index].window.backed_up:
+            self._seal(index, collector)
+        elif self._open[index] is collector:
+            collector.held = True
+            if index == self._sticky:
+                self._sticky = self._next_queue(index)
+
+    def _drained(self, queue: int) -> None:
+        collector = self._open[queue]
+        if collector is not None and collector.held:
+            self._seal(queue, collector)
+
+    def _seal(self, index: int, collector: Collector) -> None:
+        if self._open[index] is not collector:
+            return  # it was full and went before its linger was over
+        self._open[index] = None
+        self.lanes[index].add(collector.seal(self.topic, index, self._release))
+        if index == self._sticky:
+            self._sticky = self._next_queue(index)
+
+    def seal_all(self) -> None:
+        """Sends what is gathered without waiting for more."""
+        for index, collector in enumerate(self._open):
+            if collector is not None:
+                self._seal(index, collector)
+
+    def _next_queue(self, queue: int) -> int:
+        """The next queue in turn whose shard answers; the next one when none does."""
+        n = len(self.lanes)
+        for step in range(1, n + 1):
+            if self.lanes[(queue + step) % n].well:
+                return (queue + step) % n
+        return (queue + 1) % n
+
+    # ------------------------------------------------------------------------------------------- parts
+
+    def send_part(self, messages: Messages, queue: int | None, rows: NDArray[np.int64]) -> Part:
+        """Sends some rows of many messages in one request; to the next queue in turn when `queue` is None."""
+        if queue is None:
+            self._sticky = queue = self._next_queue(self._sticky)
+        columns, nbytes = messages.columns(rows, int(time.time() * 1000))
+        deadline_s = self._loop.time() + self._timeout_s
+        part = Part(self.topic, queue, columns, nbytes, deadline_s, self._release, rows)
+        self._budget.buffered_bytes += nbytes
+        self._budget.unresolved += part.count
+        self.lanes[queue].add(part)
+        return part
+
+    # ----------------------------------------------------------------------------------------- waiting
+
+    def drain_waiting(self) -> None:
+        """Sends those that wait, as far as there is room."""
+        budget = self._budget
+        while self.waiting and self.lanes and budget.buffered_bytes < budget.max_bytes:
+            _, message, record = self.waiting.popleft()
+            budget.waiting -= 1
+            if message[-1].done():
+                budget.unresolved -= 1  # cancelled by its sender
+            else:
+                self._gather(message, record)
+        budget.progress.set()
+
+    def fail_waiting(self, error: DelayError, due_s: float = float("inf")) -> None:
+        """Fails those whose deadline is not after `due_s`."""
+        while self.waiting and self.waiting[0][0] <= due_s:
+            future = self.waiting.popleft()[1][-1]
+            self._budget.waiting -= 1
+            self._budget.unresolved -= 1
+            if not future.done():
+                future.set_exception(error)
+            self._budget.progress.set()
+
+    def _release(self, batch: Batch) -> None:
+        self._budget.buffered_bytes -= batch.nbytes
+        self._budget.unresolved -= batch.count
+        if self._budget.waiting:
+            self._budget.on_room()
+        self._budget.progress.set()
+
+    async def close(self) -> None:
+        """Ends the lanes; what is not acknowledged fails."""
+        self.seal_all()
+        self.ready.cancel()
+        await asyncio.gather(*(lane.stop() for lane in self.lanes))

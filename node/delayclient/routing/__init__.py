@@ -1,0 +1,1 @@
+"""The way to a shard's master: routes, endpoints and their connections."""

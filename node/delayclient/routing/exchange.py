@@ -1,0 +1,84 @@
+"""Questions and answers over one stream: an exchange costs half of what a unary call does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from delayclient.errors import Closed, DelayError, Unavailable, from_rpc
+from delayclient.routing.routing import Cluster, QueueRoute
+
+
+class Exchange:
+    """A stream to one endpoint on which each request has one answer, in order. Broken once, it stays closed.
+
+    An answer may take long; when the endpoint is found dead meanwhile, ask() fails at once.
+    """
+
+    def __init__(self, cluster: Cluster, endpoint: str, method: str, route: QueueRoute | None) -> None:
+        """`route`: of the queue that it is for, as it is now."""
+        self.endpoint = endpoint
+        self.route = route
+        self.closed = False
+        self._cluster = cluster
+        self._left: DelayError | None = None
+        self._master = route.endpoint if route is not None else ""
+        self._call = cluster.stream(endpoint, method)
+        cluster.reach.opened(endpoint, self.leave)
+
+    async def ask(self, request: bytes, timeout_s: float) -> bytes:
+        """Sends a request and waits for its answer. Raises DelayError, and the stream is closed then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call.write(request)
+                answer = await self._call.read()
+            if isinstance(answer, bytes):
+                self._cluster.reach.heard(self.endpoint, self._master)
+                return answer
+            error: DelayError = Unavailable(f"{self.endpoint} ended the stream", code="UNAVAILABLE")
+        except grpc.RpcError as broken:
+            error = from_rpc(broken)
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):
+            error = await self._why()
+        except TimeoutError:
+            error = Unavailable(f"{self.endpoint} does not answer", code="DEADLINE_EXCEEDED")
+        except asyncio.CancelledError:
+            self.close()
+            # Closing a channel, or leave(), cancels the stream, not the task that awaits its answer.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            if self._cluster.closed:
+                raise Closed("cluster connection") from None
+            if self._left is None:
+                raise
+            error = self._left
+        self.close()
+        raise error from None
+
+    def leave(self, error: DelayError) -> None:
+        """Gives up: ask() raises `error`, now or when it is called next."""
+        if self._left is None:
+            self._left = error
+            self._call.cancel()
+
+    async def _why(self) -> DelayError:
+        """What ended a stream that can't be written to any more."""
+        if self._cluster.closed:
+            return Closed("cluster connection")
+        if self._left is not None:
+            return self._left
+        code = await self._call.code()
+        details = await self._call.details()
+        return from_rpc(
+            grpc.aio.AioRpcError(
+                code, await self._call.initial_metadata(), await self._call.trailing_metadata(), details=details
+            )
+        )
+
+    def close(self) -> None:
+        """The stream is not used any more."""
+        self.closed = True
+        self._cluster.reach.closed(self.endpoint, self.leave)
+        self._call.cancel()

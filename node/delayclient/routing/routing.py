@@ -1,0 +1,395 @@
+"""The way to a shard's master: routes, and the channels to the nodes, shared by producers, consumers and admins.
+
+Calls go straight to a shard's master. A master that cannot be reached from here (a port-forward, an Ingress) is
+asked through the endpoint that the user gave: any node forwards. While a shard fails over, its calls wait for the
+next master, which the routes name (delayclient.routing.route_table).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from delayapi.connections import Connection, Connections
+from delayapi.proto.delay.v1 import delay_pb2
+
+from delayclient.errors import Busy, Closed, DelayError, NotFound, NotMaster, Unavailable, from_rpc
+from delayclient.routing.calls import CARRIED, MAX_REQUEST_BYTES, CallLine
+from delayclient.routing.reachability import DOUBT_S, PATIENCE_S, Reach
+from delayclient.routing.route_table import QueueRoute, RouteBook, TopicRoute, unknown
+
+__all__ = ["DEFAULT_ENDPOINT", "Cluster", "QueueRoute", "TopicRoute", "backoff_s", "split_endpoints"]
+
+SERVICE: Final = "/delay.v1.DelayService/"
+DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
+MAX_MESSAGE_BYTES: Final = 64 << 20
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A connection that is gone without a word is noticed by pings, within 15 s; only while calls are open.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The defaults wait up to two minutes before a restarted node is tried again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 300),
+    # Retries are decided here, where it is known what may be sent twice.
+    ("grpc.enable_retries", 0),
+    # A pod's HTTP_PROXY is for the outside world, not for the cluster's own service.
+    ("grpc.enable_http_proxy", 0),
+)
+
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
+_NO_SIGN_OF_LIFE: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+_ROUTE_TIMEOUT_S: Final = 3.0
+_BACKOFF_FIRST_S: Final = 0.02
+_BACKOFF_LAST_S: Final = 0.5
+_SCOUT_S: Final = 1.0
+"""So long calls wait for the one of them that tries; then each tries."""
+_BOUNCES: Final = 3
+"""Answers NOT_MASTER in a row that are followed at once: nodes that are cut off may name each other."""
+
+T = TypeVar("T")
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after the n-th failure in a row: doubling from 20 ms to 500 ms, each half random."""
+    limit: float = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2 ** min(failures, 10))
+    return limit * random.uniform(0.5, 1.0)
+
+
+def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
+    """The addresses of 'host:port,host:port' or of several of them. Raises ValueError when one has no port."""
+    texts = endpoint.split(",") if isinstance(endpoint, str) else list(endpoint)
+    endpoints = tuple(text.strip() for text in texts if text.strip())
+    if not endpoints:
+        raise ValueError("no endpoint: give host:port")
+    for text in endpoints:
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise ValueError(f"endpoint {text!r} is not host:port")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"endpoint {text!r}: an IPv6 address goes between brackets, as in [fd00::1]:7070")
+    return endpoints
+
+
+Scouts = dict[tuple[str, int], asyncio.Future[None]]
+"""Of the queues whose master does not serve: who tries. Done when that one has an answer."""
+
+
+class Scout:
+    """One call's part in this: of all that were told so of a queue one tries again, the others wait for it a while."""
+
+    def __init__(self, scouts: Scouts, queue: tuple[str, int]) -> None:
+        self._scouts, self._queue = scouts, queue
+        self._mine: asyncio.Future[None] | None = None
+
+    async def turn(self, deadline_s: float) -> None:
+        """Returns when this call may be tried."""
+        other = self._scouts.get(self._queue)
+        if other is not None and other is not self._mine:
+            await asyncio.wait([other], timeout=min(_SCOUT_S, max(0.0, deadline_s - time.monotonic())))
+
+    def goes(self, error: DelayError) -> bool:
+        """It has failed. False: another one tries again, and turn() waits for that one."""
+        if not _is_away(error):
+            self.back()  # a master that says anything else is there
+            return True
+        if self._queue not in self._scouts:
+            self._mine = self._scouts[self._queue] = asyncio.get_running_loop().create_future()
+        return self._scouts[self._queue] is self._mine
+
+    def back(self) -> None:
+        """It has its answer, or has given up."""
+        if self._mine is not None:
+            del self._scouts[self._queue]
+            self._mine.set_result(None)
+            self._mine = None
+
+
+def _is_away(error: DelayError) -> bool:
+    """Nobody serves the queue where it was asked for, whatever the call. Who is only slow may serve others."""
+    if isinstance(error, NotMaster):
+        return True
+    return isinstance(error, Unavailable) and error.reason in ("", "NOT_SERVING") and error.code != "DEADLINE_EXCEEDED"
+
+
+class Cluster:
+    """A connection to the cluster. Belongs to the event loop in which it is first used."""
+
+    def __init__(
+        self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, *, dial: Callable[[str], str] | None = None
+    ) -> None:
+        """`endpoint` is 'host:port' of any node, several of them, or a comma-separated text.
+
+        dial: where to connect to for an endpoint, those that routes name included; for a cluster that is reached
+        through a tunnel. Everything else, errors too, speaks of the endpoint.
+        """
+        self._dial = dial
+        self.endpoints = split_endpoints(endpoint)
+        self.reach = Reach(self.endpoints, self._ping, self._silent)
+        self.book = RouteBook(self.endpoints, self._ask_for_route, self.reach.doubted, self.reach.elected)
+        self._connections: dict[str, Connections] = {}
+        self._lines: dict[str, CallLine] = {}
+        self._scouts: Scouts = {}
+        self._without_lines: set[str] = set()
+        # Endpoints of nodes of an older release, which know no CallStream.
+        self._closed = False
+
+    async def close(self) -> None:
+        """Closes all channels; calls in progress fail."""
+        self._closed = True
+        self.book.close()
+        self.reach.close()
+        for line in self._lines.values():
+            line.close()
+        connections, self._connections = list(self._connections.values()), {}
+        for one in connections:
+            await one.close()
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------------------------------ routes
+
+    async def route(self, topic: str) -> TopicRoute:
+        """The topic's route, cached. Raises NotFound or Unreachable."""
+        return self.book.get(topic) or await self.refresh(topic)
+
+    async def refresh(self, topic: str) -> TopicRoute:
+        """The topic's route, asked anew. Raises NotFound or Unreachable."""
+        for route in await self.book.ask(topic):
+            if route.topic == topic:
+                return route
+        raise unknown(topic)
+
+    async def topics(self) -> tuple[TopicRoute, ...]:
+        """All topics, asked anew. Raises Unreachable."""
+        return await self.book.ask("")
+
+    def learn(self, topic: str, queue: int, error: NotMaster) -> bool:
+        """Takes over the master that a NOT_MASTER answer names; false when it names none or a known one."""
+        return self.book.learn(topic, queue, error)
+
+    async def address(self, topic: str, queue: int) -> str:
+        """Where to send a call for this queue. Raises NotFound, Unavailable (no master) or Unreachable."""
+        route = await self.route(topic)
+        if queue >= len(route.queues):
+            route = await self.refresh(topic)
+        if queue >= len(route.queues):
+            message = f"topic {topic!r} has {len(route.queues)} queues, no queue {queue}"
+            raise NotFound(message, code="NOT_FOUND", reason="UNKNOWN_QUEUE")
+        endpoint = route.queues[queue].endpoint
+        if not endpoint:
+            raise Unavailable(f"{topic}-{queue} has no master now", code="UNAVAILABLE", reason="NOT_SERVING")
+        return self.reach.way_to(endpoint)
+
+    def master(self, topic: str, queue: int) -> str:
+        """The address of a queue's master, as far as is known; empty when it is not."""
+        route = self.book.at(topic, queue)
+        return route.endpoint if route is not None else ""
+
+    def moved(self, topic: str, queue: int, since: QueueRoute | None) -> bool:
+        """The queue has another master than it had, or another reign of the same one."""
+        route = self.book.at(topic, queue)
+        if route is None or since is None or not route.endpoint:
+            return False
+        return (route.uid, route.epoch, route.endpoint) != (since.uid, since.epoch, since.endpoint)
+
+    def better(self, topic: str, queue: int, endpoint: str) -> bool:
+        """A queue's master can be reached directly, and `endpoint` is not it."""
+        master = self.master(topic, queue)
+        return master not in ("", endpoint) and not self.reach.away(master)
+
+    def _silent(self, endpoint: str) -> None:
+        for topic in self.book.led_by(endpoint):
+            self.book.doubt(topic)
+
+    async def _ask_for_route(self, endpoint: str, topic: str) -> delay_pb2.QueryRouteResponse:
+        request = delay_pb2.QueryRouteRequest(topic=topic)
+        decode = delay_pb2.QueryRouteResponse.FromString
+        return await self.call_at(endpoint, "QueryRoute", request, decode, _ROUTE_TIMEOUT_S)
+
+    # ------------------------------------------------------------------------------------------- calls
+
+    def connection(self, endpoint: str) -> Connection:
+        """A connection to an endpoint with room for a call, made at first use."""
+        connections = self._connections.get(endpoint)
+        if connections is None:
+            if self._closed:
+                raise Closed("cluster connection")
+            address = self._dial(endpoint) if self._dial is not None else endpoint
+            connections = self._connections[endpoint] = Connections(address, CHANNEL_OPTIONS)
+        return connections.pick()
+
+    @property
+    def closed(self) -> bool:
+        """close() was called."""
+        return self._closed
+
+    def stream(self, endpoint: str, method: str) -> Any:
+        """Opens a bidirectional stream of raw bytes."""
+        connection = self.connection(endpoint)
+        call = connection.channel.stream_stream(SERVICE + method)()
+        connection.calls += 1
+        call.add_done_callback(connection.ended)
+        return call
+
+    async def unary(self, endpoint: str, path: str, request: bytes, timeout_s: float) -> bytes:
+        """One unary call of raw bytes. Raises grpc.RpcError, grpc.aio.UsageError or Closed."""
+        connection = self.connection(endpoint)
+        connection.calls += 1
+        try:
+            answer: bytes = await connection.unary(path)(request, timeout=timeout_s)
+            return answer
+        finally:
+            connection.calls -= 1
+
+    def _line(self, endpoint: str) -> CallLine:
+        line = self._lines.get(endpoint)
+        if line is None or line.ended is not None:
+            line = self._lines[endpoint] = CallLine(endpoint, lambda: self.stream(endpoint, "CallStream"))
+        return line
+
+    async def _ping(self, endpoint: str, seconds: float) -> bool:
+        """A node answers, whatever it says."""
+        try:
+            await self.unary(endpoint, _HEALTH, b"", seconds)
+        except grpc.RpcError as error:
+            return error.code() not in _NO_SIGN_OF_LIFE
+        except (grpc.aio.UsageError, Closed):
+            return False
+        return True
+
+    async def call_at(
+        self, endpoint: str, method: str, request: Any, decode: Callable[[bytes], T], timeout_s: float
+    ) -> T:
+        """One call to one endpoint. Raises DelayError."""
+        data = request.SerializeToString()
+        if method in CARRIED and len(data) <= MAX_REQUEST_BYTES and endpoint not in self._without_lines:
+            try:
+                return decode(await self._line(endpoint).ask(method, data, timeout_s))
+            except DelayError as error:
+                if error.code != "UNIMPLEMENTED":
+                    self.reach.failed(endpoint, error)
+                    raise
+                self._without_lines.add(endpoint)
+            except grpc.aio.UsageError:
+                raise Closed("cluster connection") from None
+        try:
+            return decode(await self.unary(endpoint, SERVICE + method, data, timeout_s))
+        except grpc.RpcError as error:
+            typed = from_rpc(error)
+            self.reach.failed(endpoint, typed)
+            raise typed from None
+        except grpc.aio.UsageError:
+            # The channel was closed under the call.
+            raise Closed("cluster connection") from None
+        except asyncio.CancelledError:
+            # Closing a channel cancels its calls, not the task that awaits them.
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise Closed("cluster connection") from None
+            raise
+
+    async def call(
+        self,
+        method: str,
+        topic: str,
+        queue: int,
+        request: Any,
+        decode: Callable[[bytes], T],
+        *,
+        attempt_s: float = 10.0,
+        timeout_s: float = 30.0,
+        on_doubt: Callable[[], None] | None = None,
+    ) -> T:
+        """A unary call to a queue's master, tried again while the error says so, for `timeout_s`. Raises DelayError.
+
+        Only for calls that may be done twice. `on_doubt` is called when one was tried and may have been done, before
+        it is tried again.
+        """
+        deadline = time.monotonic() + timeout_s
+        failures, scout = 0, Scout(self._scouts, (topic, queue))
+        try:
+            while True:
+                endpoint = ""
+                try:
+                    await scout.turn(deadline)
+                    endpoint = await self.address(topic, queue)
+                    left = max(0.1, min(attempt_s, deadline - time.monotonic()))
+                    call = self.call_at(endpoint, method, request, decode, left)
+                    return await self._watched(topic, queue, endpoint, call)
+                except DelayError as error:
+                    left = deadline - time.monotonic()
+                    if not error.retryable or left <= (error.retry_after_ms / 1000 if isinstance(error, Busy) else 0.0):
+                        raise
+                    if error.in_doubt and endpoint and on_doubt is not None:
+                        on_doubt()
+                    if scout.goes(error):
+                        await self.after_failure(topic, queue, error, failures, endpoint, most_s=left)
+                    failures += 1
+        finally:
+            scout.back()
+
+    async def _watched(self, topic: str, queue: int, endpoint: str, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result; it is given up when it takes long and the queue has another master by then."""
+        since = self.book.at(topic, queue)
+        task = asyncio.ensure_future(call)
+        wait_s = PATIENCE_S
+        try:
+            while not (await asyncio.wait({task}, timeout=wait_s))[0]:
+                if self.moved(topic, queue, since):
+                    raise Unavailable(f"{endpoint} is not the master any more", code="ABORTED", reason="NOT_SERVING")
+                wait_s = DOUBT_S
+                self.book.doubt(topic)
+            result = task.result()
+        finally:
+            task.cancel()
+        self.reach.heard(endpoint, since.endpoint if since is not None else "")
+        return result
+
+    async def after_failure(
+        self,
+        topic: str,
+        queue: int,
+        error: DelayError,
+        failures: int,
+        endpoint: str = "",
+        *,
+        most_s: float = float("inf"),
+    ) -> None:
+        """Returns when a call that failed `failures` times before may be tried again: after its backoff, or as soon
+        as the queue has another master. `endpoint`: where it was sent. Raises the error when there is no use.
+        """
+        if not error.retryable:
+            raise error
+        if endpoint:
+            self.reach.failed(endpoint, error, self.master(topic, queue))
+        if isinstance(error, NotMaster) and self.book.learn(topic, queue, error) and failures < _BOUNCES:
+            self.book.doubt(topic)  # its other queues may have moved as well
+            return
+        wait_s = min(backoff_s(failures), most_s)
+        if isinstance(error, Busy):  # it is the master that says so
+            await asyncio.sleep(max(wait_s, error.retry_after_ms / 1000))
+            return
+        until_s = time.monotonic() + wait_s
+        since = self.book.at(topic, queue)
+        await self.book.look(topic)
+        left_s = until_s - time.monotonic()
+        if left_s > 0 and self.book.at(topic, queue) == since:
+            await self.book.change(topic, queue, left_s)

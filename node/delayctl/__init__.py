@@ -1,0 +1,1 @@
+"""`delayctl`, the command line."""

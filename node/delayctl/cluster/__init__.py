@@ -1,0 +1,1 @@
+"""Commands about nodes, shards and the cluster as a whole."""

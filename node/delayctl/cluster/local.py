@@ -1,0 +1,205 @@
+"""`delayctl local`: a cluster of real node processes on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import click
+from delaylocal import LocalCluster, LocalClusterError
+from delaylocal.events import Events
+from delaynode.config import zone
+from delayregistry.model import LEAST_LEASE_SECONDS, Delivery, Durability, TopicSpec
+
+DEFAULT_QUEUES = 8
+SLOW_START_S = 10.0
+_DELIVERIES = {"master": Delivery.MASTER, "master-and-slave": Delivery.MASTER_AND_SLAVE}
+
+
+def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[TopicSpec, ...]:
+    topics = []
+    for value in values:
+        name, _, rest = value.partition(":")
+        queues, _, rate = rest.partition(":")
+        try:
+            topics.append(
+                TopicSpec(
+                    name,
+                    int(queues) if queues else DEFAULT_QUEUES,
+                    max_release_per_second=int(rate) if rate else None,
+                )
+            )
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r}: expected NAME:QUEUES[:RATE] ({error})", ctx, param) from error
+    return tuple(topics)
+
+
+def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(zone(name.strip()) for name in value.split(",")) if value else ()
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+@click.command("local")
+@click.option("--nodes", type=click.IntRange(1, 100), help="Node processes [default: as DIR has it, else 3].")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME:QUEUES[:RATE]",
+    callback=_topics,
+    help=f"A topic; may be repeated, and added to later [default queues: {DEFAULT_QUEUES}]. RATE: the most messages a "
+    "second that it may release [default: no limit].",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".delaycluster"),
+    show_default=True,
+    metavar="DIR",
+    help="Where everything is kept. Started again on it, the cluster goes on from there.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=7070,
+    show_default=True,
+    help="gRPC at PORT, PORT+1, ...; HTTP at PORT+100, PORT+101, ...; 0: any free ones.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice([kind.value.lower() for kind in Durability]),
+    help="When a message counts as stored: on the disk, or in the page cache [default: as DIR has it, else fsync].",
+)
+@click.option(
+    "--horizon-days", type=click.IntRange(1, 3_660), help="The longest delay [default: as DIR has it, else 40]."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 7),
+    help="Copies of each shard, on as many nodes [default: as DIR has it, else 1].",
+)
+@click.option(
+    "--min-in-sync",
+    type=click.IntRange(1, 7),
+    help="With fewer copies in sync, new messages are refused [default: as DIR has it, else 1].",
+)
+@click.option(
+    "--delivery",
+    type=click.Choice(["master", "master-and-slave"]),
+    help="Who hands messages out: only masters, or in-sync slaves too [default: as DIR has it, else master].",
+)
+@click.option(
+    "--lease-seconds",
+    type=click.IntRange(LEAST_LEASE_SECONDS, 3_600),
+    help="After so long without a sign of life a node is dead [default: as DIR has it, else 3].",
+)
+@click.option(
+    "--zones",
+    metavar="ZONE,...",
+    callback=_zones,
+    help="The nodes are in these zones in turn, and the copies of a shard in different ones [default: no zones].",
+)
+@click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
+def local(
+    nodes: int | None,
+    topics: tuple[TopicSpec, ...],
+    data: Path,
+    port: int,
+    durability: str | None,
+    horizon_days: int | None,
+    replicas: int | None,
+    min_in_sync: int | None,
+    delivery: str | None,
+    lease_seconds: int | None,
+    zones: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run a cluster on this machine until Ctrl-C.
+
+    Prints one JSON line, {"event": "ready", "endpoints": [...], "http": [...], "pids": {...}}, once every shard is
+    served; later events (a node died, was restarted) are JSON lines on stderr. A node process that dies is restarted.
+    SIGUSR1, or `delayctl nodes restart`, restarts the nodes one at a time.
+    """
+    if not topics and not (data / "registry.db").exists():
+        raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
+    signals = _Signals()
+    events = Events(sys.stderr)
+    cluster = LocalCluster(
+        data,
+        nodes=nodes,
+        topics=topics,
+        port=port,
+        durability=None if durability is None else Durability(durability.capitalize()),
+        horizon_days=horizon_days,
+        replicas=replicas,
+        min_in_sync=min_in_sync,
+        delivery=None if delivery is None else _DELIVERIES[delivery],
+        lease_seconds=lease_seconds,
+        zones=zones,
+        on_event=events,
+    )
+    try:
+        with cluster:
+            _await_ready(cluster, signals, quiet=as_json)
+            while not signals.stopping:
+                if signals.next() == signal.SIGUSR1:
+                    _restart_each(cluster, signals, events)
+            killed = cluster.stop()
+    except LocalClusterError as error:
+        raise click.ClickException(str(error)) from error
+    if killed:
+        raise click.ClickException(f"had to be killed: {', '.join(killed)}")
+
+
+def _await_ready(cluster: LocalCluster, signals: _Signals, *, quiet: bool) -> None:
+    waited_s, pause_s = 0.0, 0.03
+    while not signals.stopping:
+        faults = cluster.unready()
+        if not faults:
+            ready = {"event": "ready", "endpoints": cluster.endpoints, "http": cluster.http, "pids": cluster.pids}
+            click.echo(json.dumps(ready))
+            if not quiet and sys.stderr.isatty():
+                click.echo(f"ready; data in {cluster.data}; Ctrl-C stops the cluster", err=True)
+            return
+        if waited_s < SLOW_START_S <= waited_s + pause_s and not quiet:
+            click.echo(f"still waiting: {faults[0]} ({len(faults)} in all); logs in {cluster.data / 'logs'}", err=True)
+        waited_s += pause_s
+        signals.next(pause_s)
+
+
+def _restart_each(cluster: LocalCluster, signals: _Signals, events: Events) -> None:
+    try:
+        cluster.restart_each(
+            lambda node: events({"event": "node-back", "node": node}), given_up=lambda: signals.stopping
+        )
+    except (LocalClusterError, ProcessLookupError) as error:
+        events({"event": "restart-given-up", "reason": str(error)})
+
+
+class _Signals:
+    """What this process is told: to stop (SIGINT, SIGTERM, SIGHUP), or to restart its nodes (SIGUSR1).
+
+    A SimpleQueue may be put to from a handler that interrupts its own get(); the lock of an Event may not.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._heard: SimpleQueue[int] = SimpleQueue()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(signum, self._hear)
+
+    def next(self, timeout_s: float | None = None) -> int | None:
+        """The next signal; None when none comes in time."""
+        try:
+            return self._heard.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def _hear(self, signum: int, _: object) -> None:
+        self.stopping = self.stopping or signum != signal.SIGUSR1
+        self._heard.put(signum)

@@ -1,0 +1,184 @@
+"""`delayctl nodes list | drain | restart | accept-clock`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from delayapi.options import DURATION
+
+from delayctl.common import FAILED, USAGE, Settings, common_options, fail, put_json, run
+from delayctl.targets.options import Progress, data_option, steered
+
+if TYPE_CHECKING:
+    from delayclient.admin.views import NodeView
+    from delayclient.routing.routing import Cluster
+
+    from delayctl.targets.registry import Steering
+
+
+@click.group()
+def nodes() -> None:
+    """Look at the nodes, empty them, restart them one by one."""
+
+
+@nodes.command("list")
+@common_options
+def list_(settings: Settings) -> None:
+    """List the nodes that have registered."""
+
+    async def listed(cluster: Cluster) -> None:
+        from delayclient.admin.admin import Admin
+
+        async with Admin(cluster) as admin:
+            found = await admin.nodes()
+        if settings.as_json:
+            for node in found:
+                put_json(asdict(node))
+        else:
+            _print_table(found)
+
+    run(settings, listed)
+
+
+@nodes.command()
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="It may be used again.")
+@click.option("--wait", is_flag=True, help="Until it is empty.")
+@click.option("--timeout", type=DURATION, default="1h", show_default=True, help="How long to wait.")
+@data_option
+@common_options
+def drain(settings: Settings, data: Path, node: str, undo: bool, wait: bool, timeout: int) -> None:
+    """Empty NODE: its copies move to the others, its masters hand over, and nothing new is placed there."""
+    with steered(settings, data) as at:
+        started_s = time.monotonic()
+        at.drain(node, undo=undo)
+        left = _copies_on(at, node)
+        if wait and not undo:
+            left = _await_empty(at, node, left, started_s + timeout / 1000, settings)
+        if settings.as_json:
+            put_json({"node": node, "drained": not undo, "copies": left})
+        elif undo:
+            click.echo(f"{node} may be used again")
+        else:
+            click.echo(f"{node} is empty" if not left else f"{node} is being emptied: {left} copies to move")
+
+
+def _copies_on(at: Steering, node: str) -> int:
+    return sum(node in shard.spec.replicas for shard in at.shards())
+
+
+def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: Settings) -> int:
+    with Progress(f"drain {node}", settings) as progress:
+        while left := _copies_on(at, node):
+            progress.show(f"{left} copies left", total - left, total)
+            if time.monotonic() > until_s:
+                held = {it.message for shard in at.shards() if node in shard.spec.replicas for it in shard.conditions}
+                fail(f"{node} still has {left} copies: {'; '.join(sorted(held)) or 'still under way'}", FAILED)
+            time.sleep(0.2)
+    return 0
+
+
+@nodes.command()
+@click.option("--timeout", type=DURATION, default="15m", show_default=True, help="How long to wait for all of them.")
+@data_option
+@common_options
+def restart(settings: Settings, data: Path, timeout: int) -> None:
+    """Restart the nodes, one at a time.
+
+    Each hands its masters over first, and the next one has its turn once every shard has all its copies in sync again:
+    a shard with several copies is never away for longer than a switchover. `delayctl local` or, with --kube, the
+    operator does it; this command asks and waits.
+    """
+    with steered(settings, data) as at:
+        started_s = time.monotonic()
+        before = at.incarnations()
+        wanted = at.cluster().node_ids
+        at.restart()
+        with Progress("restart", settings) as progress:
+            while True:
+                now = at.incarnations()
+                back = [node for node in wanted if now.get(node) != before.get(node)]
+                progress.show(f"{len(back)} of {len(wanted)} nodes", len(back), len(wanted))
+                if len(back) == len(wanted) and at.whole(now):
+                    break
+                if time.monotonic() > started_s + timeout / 1000:
+                    fail(f"{len(back)} of {len(wanted)} nodes are back after {timeout / 1000:g} s", FAILED)
+                time.sleep(0.1)
+        seconds = round(time.monotonic() - started_s, 3)
+        if settings.as_json:
+            put_json({"restarted": list(wanted), "seconds": seconds})
+        else:
+            click.echo(f"restarted {', '.join(wanted)} in {seconds} s")
+
+
+@nodes.command("accept-clock")
+@click.argument("node")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@common_options
+def accept_clock(settings: Settings, node: str, yes: bool) -> None:
+    """Let NODE believe its wall clock, which went ahead while it ran.
+
+    Right after the clock was corrected from a wrong, earlier time. What became due in between is released at once;
+    wrong when the clock itself is wrong: everything would be early.
+    """
+
+    async def accepted(cluster: Cluster) -> int:
+        from delayclient.admin.admin import Admin
+
+        async with Admin(cluster) as admin:
+            seen = await admin.node(node)
+            ahead_ms = seen.clock_disbelieved_ms
+            if not ahead_ms:
+                click.echo(f"{node} believes its clock", err=True)
+                return FAILED
+            says = datetime.fromtimestamp((seen.now_ms + ahead_ms) / 1000, UTC).isoformat(timespec="seconds")
+            click.echo(f"{node}: its clock says {says}, {ahead_ms / 1000:,.1f} s ahead of what it believes", err=True)
+            if not yes and not _agreed():
+                return FAILED
+            moved_ms = await admin.accept_clock(node, ahead_ms)
+        if settings.as_json:
+            put_json({"node": node, "moved_ms": moved_ms})
+        else:
+            click.echo(f"{node} went on by {moved_ms / 1000:,.1f} s")
+        return 0
+
+    run(settings, accepted)
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        fail("nobody to ask: give --yes", USAGE)
+    return click.confirm("Is that the right time? What is due until then is released at once", err=True)
+
+
+def _print_table(found: list[NodeView]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    zones = any(node.zone for node in found)
+    for name in ("NODE", *(["ZONE"] if zones else []), "ENDPOINT", "READY", "CLOCK", "DISK FREE"):
+        table.add_column(name)
+    table.add_column("REMARKS", overflow="fold")
+    for node in found:
+        if node.problem:
+            table.add_row(node.node, *(["?"] if zones else []), "-", "?", "?", "?", node.problem)
+            continue
+        remarks = [*([node.not_ready] if node.not_ready else []), *node.conditions]
+        table.add_row(
+            node.node, *([node.zone or "-"] if zones else []), node.endpoint, "no" if node.not_ready else "yes",
+            _clock(node), f"{node.disk_free_bytes >> 20:,} MiB", "\n".join(remarks),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _clock(node: NodeView) -> str:
+    if node.clock_disbelieved_ms:
+        return f"+{node.clock_disbelieved_ms / 1000:,.1f} s, not believed"
+    return f"-{node.clock_behind_ms / 1000:,.1f} s" if node.clock_behind_ms else "ok"

@@ -1,0 +1,267 @@
+"""`delayctl shards [list] | move | switchover`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from delayapi.options import DURATION
+
+from delayctl.common import FAILED, Settings, common_options, fail, put_json, run
+from delayctl.targets.options import Progress, data_option, steered
+
+if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
+    from delayclient.admin.views import Wheel
+    from delayclient.routing.routing import Cluster, QueueRoute
+
+    from delayctl.cluster.copies import Copies, Copy
+    from delayctl.targets.registry import Steering
+
+POLL_S = 0.1
+NEAR_S, FAR_S = 1.0, 5.0  # a node that has said nothing for so long is listed without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    topic: str
+    route: QueueRoute
+    wheel: Wheel | None
+    copies: Copies
+    problem: str
+
+
+class _Listing(click.Group):
+    """A group that lists when no subcommand is named: `delayctl shards`, `delayctl shards TOPIC`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Listing)
+def shards() -> None:
+    """List shards, move their copies, choose their masters.
+
+    `delayctl shards [TOPIC]` lists. A topic that is named like a subcommand: `delayctl shards list TOPIC`.
+    """
+
+
+@shards.command("list")
+@click.argument("topic", required=False)
+@common_options
+def list_(settings: Settings, topic: str | None) -> None:
+    """List the shards of TOPIC, or of all topics: who has them, how far each copy is, and what they hold."""
+
+    async def listed(cluster: Cluster) -> None:
+        from delayclient.admin.admin import Admin
+
+        from delayctl.cluster.copies import Copies, all_copies
+
+        seconds = NEAR_S if settings.kube is None else FAR_S
+        async with Admin(cluster, timeout=int(seconds * 1000)) as admin:
+            routes = [await admin.route(topic)] if topic else await admin.topics()
+            copies = await all_copies(admin, seconds)
+            found = await asyncio.gather(
+                *(
+                    _look(admin, route.topic, queue, copies.get(queue.uid, Copies()))
+                    for route in routes
+                    for queue in route.queues
+                )
+            )
+        if settings.as_json:
+            for shard in found:
+                _print_json(shard)
+        else:
+            _print_table(found)
+
+    run(settings, listed)
+
+
+@shards.command()
+@click.argument("shard")
+@click.option("--to", required=True, metavar="NODE", help="Where the copy is to be.")
+@click.option("--from", "origin", metavar="NODE", help="Which copy is to go  [default: the master's]")
+@click.option("--wait", is_flag=True, help="Until the old copy is gone.")
+@click.option("--timeout", type=DURATION, default="10m", show_default=True, help="How long to wait.")
+@data_option
+@common_options
+def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None, wait: bool, timeout: int) -> None:
+    """Move SHARD, or with --from another copy of it, to another node.
+
+    The new copy is fetched and catches up while the shard goes on; a master that is to go hands over, a pause well
+    under a second; then the old copy is deleted. Without --wait the command returns once the move is written down.
+    """
+    with steered(settings, data) as at:
+        started_s = time.monotonic()
+        target = at.move(shard, to, origin)
+        if wait:
+            with Progress(f"{shard} to {to}", settings) as progress:
+                _await_move(at, shard, to, target, started_s + timeout / 1000, progress)
+        seconds = round(time.monotonic() - started_s, 3)
+        if settings.as_json:
+            put_json({"shard": shard, "to": to, "target": list(target), "done": wait, "seconds": seconds})
+        elif wait:
+            click.echo(f"{shard} has its copies on {', '.join(target)} after {seconds} s")
+        else:
+            click.echo(f"{shard} is to have its copies on {', '.join(target)}; `delayctl shards` shows how far it is")
+
+
+@shards.command()
+@click.argument("shard")
+@click.option("--to", metavar="NODE", help="The new master [default: another one that is in sync].")
+@click.option("--timeout", type=DURATION, default="15s", show_default=True, help="Then it is withdrawn.")
+@data_option
+@common_options
+def switchover(settings: Settings, data: Path, shard: str, to: str | None, timeout: int) -> None:
+    """Let another in-sync copy of SHARD be its master. Clients wait for a moment; nothing is lost."""
+    with steered(settings, data) as at:
+        started_s = time.monotonic()
+        former, to = at.switch(shard, to)
+        while not _leads(at, shard, to):
+            if time.monotonic() > started_s + timeout / 1000:
+                at.withdraw(shard, to)
+                if not _leads(at, shard, to):
+                    fail(f"{shard}: {to} has not taken over within {timeout / 1000:g} s; withdrawn", FAILED)
+            time.sleep(0.02)
+        spec = at.shard(shard).spec
+        seconds = round(time.monotonic() - started_s, 3)
+        if settings.as_json:
+            put_json({"shard": shard, "from": former, "to": to, "epoch": spec.epoch, "seconds": seconds})
+        else:
+            click.echo(f"{shard}: {to} took over from {former} in epoch {spec.epoch}, after {seconds} s")
+
+
+def _leads(at: Steering, name: str, node: str) -> bool:
+    shard = at.shard(name)
+    serving = shard.status is not None and shard.status.serving_epoch == shard.spec.epoch
+    return serving and shard.spec.master == node
+
+
+def _await_move(at: Steering, name: str, to: str, target: tuple[str, ...], until_s: float, progress: Progress) -> None:
+    while True:
+        shard = at.shard(name)
+        spec = shard.spec
+        if spec.target is None:
+            if set(spec.replicas) == set(target):
+                return
+            fail(f"{name}: the move was given up; its copies are on {', '.join(spec.replicas)}", FAILED)
+        if spec.target != target:
+            fail(f"{name}: its copies are now to be on {', '.join(spec.target)}", FAILED)
+        progress.show(*_how_far(at, name, to))
+        if time.monotonic() > until_s:
+            held = "; ".join(condition.message for condition in shard.conditions) or "still under way"
+            fail(f"{name}: not moved yet: {held}; the move goes on", FAILED)
+        time.sleep(POLL_S)
+
+
+def _how_far(at: Steering, name: str, to: str) -> tuple[str, int, int]:
+    """What happens, and done and total bytes of it."""
+    shard = at.shard(name)
+    spec = shard.spec
+    if to not in spec.replicas:
+        return "waits for its turn", 0, 0
+    answer = at.answers([to]).get(to)
+    copy = None if answer is None else answer.copies.get(spec.uid)
+    if copy is None:
+        return "fetching", 0, 0
+    if copy.transfer_total and copy.transfer_done < copy.transfer_total:
+        return "fetching", copy.transfer_done, copy.transfer_total
+    if shard.status is not None and copy.entry in shard.status.in_sync:
+        if spec.switchover is not None:
+            return "switching over", 1, 1
+        return "dropping the old copy" if spec.leaving else "in sync", 1, 1
+    return "catching up", copy.transfer_done, copy.transfer_total
+
+
+async def _look(admin: Admin, topic: str, queue: QueueRoute, copies: Copies) -> _Shard:
+    from delayclient.errors import DelayError
+
+    try:
+        # A millisecond of wheel: only the totals are wanted.
+        wheels = await admin.wheel(topic, queue=queue.queue, from_=1, to=2)
+    except DelayError as error:
+        return _Shard(topic, queue, None, copies, error.reason or error.code)
+    return _Shard(topic, queue, wheels[0] if wheels else None, copies, "" if wheels else "no answer")
+
+
+def _print_json(shard: _Shard) -> None:
+    route, wheel, copies = shard.route, shard.wheel, shard.copies
+    put_json(
+        {
+            "shard": f"{shard.topic}-{route.queue}",
+            "topic": shard.topic,
+            "queue": route.queue,
+            "uid": f"{route.uid:016x}",
+            "epoch": route.epoch,
+            "node": route.node,
+            "endpoint": route.endpoint,
+            "in_sync": None if copies.in_sync is None else list(copies.in_sync),
+            "copies": [_copy_json(copies, copy) for copy in copies.of],
+            "pending": wheel.pending if wheel is not None else None,
+            "pending_bytes": wheel.pending_bytes if wheel is not None else None,
+            "released": wheel.released if wheel is not None else None,
+            "watermark_ms": wheel.watermark_ms if wheel is not None else None,
+            "problem": shard.problem or None,
+        }
+    )
+
+
+def _copy_json(copies: Copies, copy: Copy) -> dict[str, Any]:
+    fetching = copy.role == "fetching"
+    return {
+        "node": copy.node,
+        "role": copy.role,
+        "epoch": copy.epoch,
+        "log_end": copy.log_end,
+        "committed": copy.committed,
+        "lag_bytes": copies.lag_bytes(copy),
+        "beacon_age_ms": copy.beacon_age_ms,
+        "damaged": copy.damaged or None,
+        "transfer": {"done": copy.transfer_done, "total": copy.transfer_total} if fetching else None,
+    }
+
+
+def _print_table(found: list[_Shard]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("SHARD", "MASTER", "SLAVES", "IN SYNC"):
+        table.add_column(name)
+    for name in ("EPOCH", "LOG END", "LAG", "PENDING", "RELEASED"):
+        table.add_column(name, justify="right")
+    table.add_column("REMARKS", overflow="fold")
+    for shard in found:
+        route, wheel, copies = shard.route, shard.wheel, shard.copies
+        slaves = [copy for copy in copies.of if copy.node != route.node]
+        lags = [lag for copy in slaves if (lag := copies.lag_bytes(copy)) is not None and copy.role == "slave"]
+        counts = (f"{wheel.pending:,}", f"{wheel.released:,}") if wheel is not None else ("?", "?")
+        log_end = f"{copies.master.log_end:,}" if copies.master is not None else "?"
+        remarks = [*([shard.problem] if shard.problem else []), *map(_remark, copies.of)]
+        table.add_row(
+            f"{shard.topic}-{route.queue}",
+            route.node or "-",
+            ", ".join(copy.node for copy in slaves) or "-",
+            "?" if copies.in_sync is None else ", ".join(copies.in_sync),
+            str(route.epoch),
+            log_end,
+            f"{max(lags):,}" if lags else "-",
+            *counts,
+            "; ".join(remark for remark in remarks if remark),
+        )
+    Console().print(table)
+
+
+def _remark(copy: Copy) -> str:
+    if copy.damaged:
+        return f"{copy.node} is damaged: {copy.damaged}"
+    if copy.role == "fetching":
+        share = f" {copy.transfer_done * 100 // copy.transfer_total} %" if copy.transfer_total else ""
+        return f"{copy.node} is fetching{share}"
+    return "" if copy.role in ("master", "slave") else f"{copy.node} is {copy.role}"

@@ -1,0 +1,57 @@
+"""`delayctl`: the cluster from a terminal. Commands are loaded when they are called, so that --help is quick."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from delayctl.common import place_options
+from delayctl.targets.kube import KubeTarget
+
+_COMMANDS: Final = {
+    "local": ("cluster.local:local", "Run a cluster on this machine."),
+    "produce": ("messages.produce:produce", "Send messages to be delivered later."),
+    "consume": ("messages.consume:consume", "Receive due messages as a member of a group."),
+    "cancel": ("messages.cancel:cancel", "Cancel pending messages, by handle or by key."),
+    "pending": ("messages.pending:pending", "List messages that are not yet due."),
+    "wheel": ("cluster.wheel:wheel", "Show the load to come as a heat map."),
+    "shards": ("cluster.shards:shards", "List shards, move their copies, choose their masters."),
+    "nodes": ("cluster.nodes:nodes", "List, drain and restart nodes, accept a corrected clock."),
+    "rebalance": ("cluster.rebalance:rebalance", "Spread the load to come over the nodes."),
+    "adopt": ("cluster.adopt:adopt", "Rebuild a restored registry from the shards' copies."),
+    "groups": ("messages.groups:groups", "List, describe and delete consumer groups."),
+    "dlq": ("messages.dlq:dlq", "List, redrive and drop dead letters."),
+    "verify": ("cluster.verify:verify", "Check the files of a stopped node or shard."),
+    "bench": ("bench.commands:bench", "Measure the workloads W1 to W5."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"delayctl.{module}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def main(ctx: click.Context, endpoint: str | None, kube: KubeTarget | None, as_json: bool) -> None:
+    """Delayed messages: produce, consume, cancel and look.
+
+    Exit codes: 0 done; 1 the task failed (not all acknowledged, too few received); 2 wrong usage or input;
+    3 the cluster cannot be reached.
+    """
+    ctx.obj = {"endpoint": endpoint, "kube": kube, "json": as_json}

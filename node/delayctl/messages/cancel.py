@@ -1,0 +1,87 @@
+"""`delayctl cancel`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from delayapi.options import INSTANT
+
+from delayctl.common import Settings, common_options, progress, put_json, run
+
+if TYPE_CHECKING:
+    from delayclient.routing.routing import Cluster
+
+_CHUNK = 20_000
+_FOREVER_MS = (1 << 63) - 1
+
+
+@click.command()
+@click.argument("handles", nargs=-1, metavar="[HANDLE]...")
+@click.option(
+    "--handles", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read handles, one a line."
+)
+@click.option("--key", help="Cancel all pending messages with this key instead.")
+@click.option("--topic", help="The key's topic.")
+@click.option("--from", "from_ms", type=INSTANT, help="Only those due at this time or later.")
+@click.option("--to", "to_ms", type=INSTANT, help="Only those due before this time.")
+@common_options
+def cancel(
+    settings: Settings,
+    handles: tuple[str, ...],
+    file: Path | None,
+    key: str | None,
+    topic: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+) -> None:
+    """Cancel pending messages, named by handle or by key.
+
+    Prints a line for each: CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED or NOT_FOUND, and the handle.
+    """
+    if key is not None:
+        if handles or file is not None:
+            raise click.UsageError("give handles or --key, not both")
+        if not key or topic is None:
+            raise click.UsageError("--key needs a key and its --topic")
+        run(settings, lambda cluster: _by_key(settings, cluster, topic, key, from_ms or 0, to_ms or _FOREVER_MS))
+    if topic is not None or from_ms is not None or to_ms is not None:
+        raise click.UsageError("--topic, --from and --to go with --key")
+    texts = list(handles)
+    if file is not None:
+        texts += [line.strip() for line in file.read_text("utf-8", "replace").splitlines() if line.strip()]
+    if not texts and file is None:
+        raise click.UsageError("give handles, --handles FILE or --key")
+    run(settings, lambda cluster: _by_handle(settings, cluster, texts))
+
+
+async def _by_handle(settings: Settings, cluster: Cluster, texts: list[str]) -> None:
+    from delayclient.admin.admin import Admin
+    from delayclient.handle import Handle
+
+    decoded = [Handle.decode(text) for text in texts]  # all of them, before anything is cancelled
+    if decoded:
+        await cluster.route(decoded[0].topic)  # not retried: a person waits
+    async with Admin(cluster) as admin:
+        with progress("cancel", len(texts), settings) as advance:
+            for start in range(0, len(texts), _CHUNK):
+                outcomes = await admin.cancel(decoded[start : start + _CHUNK])
+                for text, outcome in zip(texts[start:], outcomes, strict=False):
+                    _print(settings, outcome.name, text)
+                advance(len(outcomes))
+
+
+async def _by_key(settings: Settings, cluster: Cluster, topic: str, key: str, from_ms: int, to_ms: int) -> None:
+    from delayclient.admin.admin import Admin
+
+    async with Admin(cluster) as admin:
+        for found in await admin.cancel_by_key(topic, key, from_ms, to_ms):
+            _print(settings, found.outcome.name, found.handle)
+
+
+def _print(settings: Settings, outcome: str, handle: str) -> None:
+    if settings.as_json:
+        put_json({"handle": handle, "outcome": outcome})
+    else:
+        click.echo(f"{outcome} {handle}")

@@ -1,0 +1,77 @@
+"""`delayctl --kube rebalance`: the DelayRebalance object, whose verbs the operator takes up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
+from delayctl.targets.kube_route import accessed
+from delayctl.targets.rebalances import MOVING, VERB, Ask, Rebalances, Refused, View
+
+
+class KubeRebalances(Rebalances):
+    """name: of the object. Raises KubeError too."""
+
+    def __init__(self, access: KubeAccess, name: str) -> None:
+        self._access, self._name = access, name
+        self.place = f" --kube {access.namespace}/{access.cluster}"
+        self.carried_out_by = "the operator"
+
+    def look(self) -> View | None:
+        found = self._found()
+        return None if found is None else View.of(found)
+
+    def study(self, ask: Ask) -> tuple[Mapping[str, Any] | None, str]:
+        raise Refused(
+            "--dry-run is for a local cluster: in Kubernetes the job runs beside the nodes, and what it proposes is "
+            f"carried out only when approved; `delayctl rebalance{self.place}` has it made"
+        )
+
+    def propose(self, ask: Ask) -> tuple[bool, str]:
+        if ask.given:
+            raise Refused(
+                f"{', '.join(ask.given)}: in Kubernetes that is spec.rebalance of the DelayCluster "
+                f"{self._access.cluster!r}"
+            )
+        wanted: dict[str, Any] = {} if ask.threshold is None else {"threshold": ask.threshold}
+        self._access.delaycluster()  # says so where there is none
+        found = self._found()
+        try:
+            if found is None:
+                if self._access.create_delayrebalance(self._name, {"cluster": self._access.cluster, **wanted}):
+                    return True, ""
+                found = self._found()
+            self._may_ask_again(found)
+            patch: dict[str, Any] = {"metadata": {"annotations": {VERB: "refresh"}}}
+            if wanted:
+                patch["spec"] = wanted
+            self._access.patch_delayrebalance(self._name, patch)
+        except KubeInvalid as error:
+            raise Refused(str(error)) from error
+        return True, ""
+
+    def annotate(self, annotations: Mapping[str, str]) -> None:
+        self._access.patch_delayrebalance(self._name, {"metadata": {"annotations": dict(annotations)}})
+
+    def _may_ask_again(self, found: Mapping[str, Any] | None) -> None:
+        if found is not None and View.of(found).state == MOVING:
+            raise Refused(
+                f"DelayRebalance {self._name!r} is being carried out: --status shows how far, --stop stops it"
+            )
+
+    def _found(self) -> dict[str, Any] | None:
+        found = self._access.delayrebalance(self._name)
+        cluster = ((found or {}).get("spec") or {}).get("cluster")
+        if found is not None and cluster != self._access.cluster:
+            raise Refused(f"DelayRebalance {self._name!r} is about the cluster {cluster!r}")
+        return found
+
+
+@contextmanager
+def kube_rebalances(target: KubeTarget, name: str | None) -> Iterator[KubeRebalances]:
+    """name: of the DelayRebalance; None: the one that the CronJob makes. What is wrong with the way to it ends the
+    process."""
+    with accessed(target) as access:
+        yield KubeRebalances(access, name or f"{target.cluster}-rebalance")

@@ -1,0 +1,156 @@
+"""`delayctl rebalance` on a local cluster: the job runs in this process, the cluster's own carries its plan out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delayctl.targets.rebalances import Ask, Rebalances, Refused, Unreachable, View
+
+if TYPE_CHECKING:
+    from delaylocal.rebalance_file import Kept, RebalanceFile
+    from delayoperator.crds.rebalance import Plan
+
+_EXTRA = "pip install 'delaycluster[spark]'"
+
+
+class LocalRebalances(Rebalances):
+    """Of the cluster in `data`. Raises Unreachable where there is none."""
+
+    def __init__(self, data: Path) -> None:
+        if not (data / "registry.db").exists():
+            raise Unreachable(f"no local cluster in {data}: name its directory, --data DIR")
+        self._data = data
+        self._file = _file(data)
+        self.place = "" if data == Path(".delaycluster") else f" --data {data}"
+        self.carried_out_by = f"`delayctl local --data {data}`"
+
+    def look(self) -> View | None:
+        kept = self._read()
+        return None if kept is None else View.of(kept.as_json())
+
+    def study(self, ask: Ask) -> tuple[Mapping[str, Any] | None, str]:
+        plan, why = self._made(ask)
+        return None if plan is None else plan.model_dump(mode="json", by_alias=True, exclude_none=True), why
+
+    def propose(self, ask: Ask) -> tuple[bool, str]:
+        from delaylocal.rebalance_file import FileTrouble, Kept
+        from delayoperator.crds.rebalance import DelayRebalance, State
+
+        self._not_moving()
+        plan, why = self._made(ask)
+        if plan is None:
+            return False, why
+
+        def proposed(kept: Kept | None) -> Kept:
+            self._not_moving(kept)  # somebody else's plan may have been approved while the job ran
+            # A proposal begins anew: what became of the last one ends here.
+            body = {
+                "spec": {"cluster": "local", "threshold": ask.threshold},
+                "status": {"plan": plan, "state": State.PENDING_PROPOSAL},
+            }
+            return Kept(DelayRebalance.model_validate(body), 1 if kept is None else kept.generation + 1)
+
+        try:
+            self._file.edit(proposed)
+        except FileTrouble as error:
+            raise Refused(str(error)) from error
+        return True, why
+
+    def annotate(self, annotations: Mapping[str, str]) -> None:
+        from delaylocal.rebalance_file import FileTrouble
+
+        self._runs()
+
+        def annotated(kept: Kept | None) -> Kept | None:
+            return None if kept is None else replace(kept, annotations={**kept.annotations, **annotations})
+
+        try:
+            self._file.edit(annotated)
+        except FileTrouble as error:
+            raise Refused(str(error)) from error
+
+    def _made(self, ask: Ask) -> tuple[Plan | None, str]:
+        """A plan, or None where no move is worth its cost; and why."""
+        try:
+            from delayrebalance.maps import read_map
+            from delayrebalance.model import RebalanceError, Settings
+            from delayrebalance.proposal import to_plan
+            from delayrebalance.run import look
+        except ImportError as error:
+            raise Refused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
+        self._runs()
+        given: dict[str, Any] = {
+            "slot_ms": ask.slot_ms, "horizon_ms": ask.horizon_ms, "threshold": ask.threshold,
+            "max_moves": ask.max_moves,
+        }  # fmt: skip
+        try:
+            settings = replace(Settings(), **{name: value for name, value in given.items() if value is not None})
+            cluster = read_map(f"sqlite:{self._data / 'registry.db'}")
+            with _errors_into(self._data / "logs" / "rebalance.log"):
+                found = look(cluster, settings)
+        except RebalanceError as error:
+            raise Refused(str(error)) from error
+        if not found.moves:
+            return None, found.why
+        return to_plan(found, cluster, settings, now_ms=time.time_ns() // 1_000_000), found.why
+
+    def _read(self) -> Kept | None:
+        from delaylocal.rebalance_file import FileTrouble
+
+        try:
+            return self._file.read()
+        except FileTrouble as error:
+            raise Refused(str(error)) from error
+
+    def _not_moving(self, kept: Kept | None = None) -> None:
+        found = self._read() if kept is None else kept
+        if found is not None and View.of(found.as_json()).state == "Rebalancing":
+            raise Refused(
+                f"a plan is being carried out: `delayctl rebalance{self.place} --status` shows how far, --stop stops it"
+            )
+
+    def _runs(self) -> None:
+        """Raises Unreachable unless the cluster's process holds its directory."""
+        try:
+            with (self._data / "lock").open("r+", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        raise Unreachable(f"no cluster runs on {self._data}: start it with `delayctl local --data {self._data}`")
+
+
+@contextmanager
+def _errors_into(path: Path) -> Iterator[None]:
+    """What Spark's processes and threads say on stderr, dozens of lines that nobody asked for, goes into a file."""
+    sys.stderr.flush()
+    path.parent.mkdir(exist_ok=True)
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    except Exception as error:
+        error.add_note(f"Spark's own words are in {path}")
+        raise
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _file(data: Path) -> RebalanceFile:
+    try:
+        from delaylocal.rebalance_file import RebalanceFile
+    except ImportError as error:
+        raise Refused(f"a rebalance needs more packages ({error}): {_EXTRA}") from error
+    return RebalanceFile(data)

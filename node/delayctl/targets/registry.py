@@ -1,0 +1,343 @@
+"""Changes of what a cluster is asked for, in its registry, by compare-and-swap (DESIGN section 6).
+
+The control loop sees them within a moment and acts; what is written here is only the wish. A local cluster's registry
+is a file; for one in Kubernetes see kubesteering.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
+from delayoperator.plan import CopyView, Role
+from delayoperator.plan.zones import Zones
+from delayregistry.model import ClusterObject, ClusterSpec, NodeLease, ShardObject, ShardSpec, ShardStatus, Switchover
+from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
+from delayregistry.sqlite import SqliteRegistry
+
+TRIES = 20  # a write may meet the master's or the operator's
+
+
+class Refused(Exception):
+    """What was asked for can't be done; says why."""
+
+
+class Unreachable(Exception):
+    """There is no cluster here, or its registry does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A shard whose object is to be rebuilt from its copies."""
+
+    shard: ShardObject
+    spec: ShardSpec
+    status: ShardStatus
+    reason: str
+
+
+class Steering(ABC):
+    """One cluster's registry, with the questions and changes that commands need."""
+
+    def __init__(self, registry: Registry, prober: Prober) -> None:
+        self._registry = registry
+        self._prober = prober
+
+    def close(self) -> None:
+        self._prober.close()
+        self._registry.close()
+
+    # What is there.
+
+    def cluster(self) -> ClusterSpec:
+        return self._cluster().spec
+
+    def shard(self, name: str) -> ShardObject:
+        """Raises Refused when there is none."""
+        found = self._registry.get_shard(name)
+        if found is None:
+            raise Refused(f"no shard {name!r}; `delayctl shards` lists them")
+        return found
+
+    def shards(self) -> tuple[ShardObject, ...]:
+        return self._registry.list_shards()
+
+    def incarnations(self) -> dict[str, str]:
+        return {lease.node: lease.incarnation for lease in self._registry.list_leases()}
+
+    def answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
+        """What nodes say that they have; those that give no answer in time are missing."""
+        leases = self._registry.list_leases()
+        return self._prober.ask([lease for lease in leases if nodes is None or lease.node in nodes])
+
+    def in_sync(self, shard: ShardObject) -> set[str]:
+        """The nodes that say that theirs is one of the copies that the in-sync set names."""
+        if shard.status is None:
+            return set()
+        answers = self.answers(shard.spec.replicas)
+        copies = {node: answer.copies.get(shard.spec.uid) for node, answer in answers.items()}
+        return {node for node, copy in copies.items() if copy is not None and copy.entry in shard.status.in_sync}
+
+    def whole(self, incarnations: Mapping[str, str]) -> bool:
+        """Every shard is served by one of these processes, with all its copies in sync."""
+        return all(_is_whole(shard, incarnations) for shard in self.shards())
+
+    # What is wanted.
+
+    def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
+        """The copy on `origin`, or the master's, is to be on `to`. Returns the nodes that are to have the copies.
+
+        Raises Refused.
+        """
+        self._fit(to)
+
+        def edit(shard: ShardObject) -> ShardSpec:
+            nodes = shard.spec.replicas if shard.spec.target is None else shard.spec.target
+            if to in nodes:
+                raise Refused(f"{to} has, or is about to have, a copy of {name}")
+            source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
+            if source not in nodes:
+                raise Refused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
+            self._look_at_zones(to, source, [node for node in nodes if node != source])
+            target = tuple(to if node == source else node for node in nodes)
+            return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
+
+        return self._edit(name, edit).target or ()
+
+    def switch(self, name: str, to: str | None) -> tuple[str, str]:
+        """`to`, or any that is in sync, is to be the master; (former master, new one). Raises Refused."""
+        shard = self.shard(name)
+        master = shard.spec.master
+        if master is None:
+            raise Refused(f"{name} has no master that could hand over")
+        ready = self.in_sync(shard) - {master, *shard.spec.leaving}
+        if to is None:
+            to = next((node for node in shard.spec.replicas if node in ready), None)
+            if to is None:
+                raise Refused(f"no other copy of {name} is in sync")
+        self._fit(to)
+        if to == master:
+            raise Refused(f"{to} is the master of {name} already")
+        if to not in shard.spec.replicas:
+            raise Refused(f"{to} has no copy of {name}; they are on {', '.join(shard.spec.replicas)}")
+        if to not in ready:
+            raise Refused(f"{to} is not in sync: it could not take over without losing something")
+        chosen = to
+
+        def edit(shard: ShardObject) -> ShardSpec:
+            # First in the list: so it stays the master, when others come and go.
+            spec = replace(shard.spec, switchover=Switchover(chosen))
+            if spec.target is not None:
+                return replace(spec, target=_first(chosen, spec.target))
+            return replace(spec, replicas=_first(chosen, spec.replicas))
+
+        self._edit(name, edit)
+        return master, to
+
+    def withdraw(self, name: str, to: str) -> None:
+        """The switchover is not wanted any more, if it is still asked for."""
+
+        def edit(shard: ShardObject) -> ShardSpec:
+            asked = shard.spec.switchover == Switchover(to)
+            return replace(shard.spec, switchover=None) if asked else shard.spec
+
+        self._edit(name, edit)
+
+    @abstractmethod
+    def drain(self, node: str, *, undo: bool) -> None:
+        """The node is to be emptied, or may be used again. Raises Refused where the others could not hold all."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """All nodes are to be restarted, one by one. Raises Refused, Unreachable."""
+
+    def adoptions(self, names: Sequence[str] = ()) -> list[Adoption]:
+        """The shards whose objects know less than their copies do, and what they would become.
+
+        Raises Refused unless every node answers: whoever is silent might have the most.
+        """
+        nodes = self.cluster().node_ids
+        answers = {node: answer for node, answer in self.answers(nodes).items() if answer.listed}
+        silent = [node for node in nodes if node not in answers]
+        if silent:
+            raise Refused(f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to")
+        chosen = [self.shard(name) for name in names] or list(self.shards())
+        found = [_adoption(shard, answers) for shard in chosen]
+        return [it for it in found if it is not None]
+
+    def adopt(self, adoption: Adoption) -> None:
+        """Raises Refused when the shard's object has changed meanwhile."""
+        name = adoption.shard.name
+        try:
+            # The epoch first: without a status nobody can be chosen yet.
+            version = self._registry.write_spec(name, adoption.spec, adoption.shard.version)
+            self._registry.write_status(name, adoption.status, version)
+        except Conflict as error:
+            raise Refused(f"{name} has changed meanwhile; try again") from error
+
+    def _cluster(self) -> ClusterObject:
+        found = self._registry.read_cluster()
+        if found is None:
+            raise Unreachable("the registry holds no cluster yet")
+        return found
+
+    def _fit(self, node: str) -> NodeLease:
+        spec = self.cluster()
+        if node not in spec.node_ids:
+            raise Refused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+        if node in spec.drained:
+            raise Refused(f"{node} is being drained; `delayctl nodes drain {node} --undo` lets it be used again")
+        lease = next((lease for lease in self._registry.list_leases() if lease.node == node), None)
+        if lease is None or lease.stopping or node not in self.answers([node]):
+            raise Refused(f"{node} does not run, or gives no answer")
+        return lease
+
+    def _look_at_zones(self, to: str, source: str, others: Sequence[str]) -> None:
+        """Raises Refused where two copies would come into one zone, and the operator would take one out again."""
+        leases, spec = self._registry.list_leases(), self.cluster()
+        zones = Zones({lease.node: lease.zone for lease in leases})
+        if not zones.shared(to, others):
+            return
+        may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
+        living = self.answers(zones.elsewhere([to, *others], may))
+        if living:
+            raise Refused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
+
+    def _edit(self, name: str, edit: Callable[[ShardObject], ShardSpec]) -> ShardSpec:
+        fault: Exception | None = None
+        for _ in range(TRIES):
+            shard = self.shard(name)
+            wanted = edit(shard)
+            if wanted == shard.spec:
+                return wanted
+            try:
+                self._registry.write_spec(name, wanted, shard.version)
+                return wanted
+            except Conflict as error:
+                fault = error
+            except OutcomeUnknown as error:
+                fault = error
+                time.sleep(0.2)  # looked at again: it may have happened
+        raise Unreachable(f"{name} could not be written: {fault}")
+
+
+class LocalSteering(Steering):
+    """Of a local cluster: its wishes stand in the same file."""
+
+    def __init__(self, registry: SqliteRegistry, data: Path, prober: Prober) -> None:
+        super().__init__(registry, prober)
+        self._file, self._data = registry, data
+
+    def drain(self, node: str, *, undo: bool) -> None:
+        for _ in range(TRIES):
+            found = self._cluster()
+            drained = drained_with(found.spec, node, undo=undo)
+            if drained == found.spec.drained:
+                return
+            try:
+                self._file.put_cluster(replace(found.spec, drained=drained), found.version)
+                return
+            except (Conflict, OutcomeUnknown):
+                continue
+        raise Unreachable("the registry takes no writes")
+
+    def restart(self) -> None:
+        _ask_supervisor(self._data)
+
+
+@contextmanager
+def steering(data: Path) -> Iterator[Steering]:
+    """The cluster kept in `data`. Raises Unreachable, also for a registry that fails inside."""
+    try:
+        registry = SqliteRegistry(data / "registry.db")
+    except RegistryError as error:
+        raise Unreachable(f"{error}: name the cluster's directory, --data DIR") from error
+    steering = LocalSteering(registry, data, PatientProber())
+    try:
+        yield steering
+    except RegistryError as error:
+        raise Unreachable(str(error)) from error
+    finally:
+        steering.close()
+
+
+def _ask_supervisor(data: Path) -> None:
+    """The process of `delayctl local`, whose pid the directory's lock holds as long as it runs."""
+    try:
+        with (data / "lock").open("r+", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(int(lock.read()), signal.SIGUSR1)
+                return
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"no cluster runs on {data}: {error}") from error
+    raise Unreachable(f"no cluster runs on {data}: start it with `delayctl local --data {data}`")
+
+
+def drained_with(spec: ClusterSpec, node: str, *, undo: bool) -> tuple[str, ...]:
+    """The nodes to be emptied, with or without `node`. Raises Refused where the others could not hold all."""
+    if node not in spec.node_ids:
+        raise Refused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+    others = tuple(it for it in spec.drained if it != node)
+    if undo:
+        return others
+    left = len(spec.node_ids) - len(others) - 1
+    if left < spec.replicas:
+        copies = "copy is" if spec.replicas == 1 else "copies are"
+        raise Refused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
+    return (*others, node)
+
+
+def _is_whole(shard: ShardObject, incarnations: Mapping[str, str]) -> bool:
+    spec, status = shard.spec, shard.status
+    if status is None or status.serving_epoch != spec.epoch or spec.incarnation != incarnations.get(spec.master or ""):
+        return False
+    return len(status.in_sync) >= len(spec.replicas)
+
+
+def _first(node: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    return (node, *(it for it in nodes if it != node)) if node in nodes else tuple(nodes)
+
+
+def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption | None:
+    spec = shard.spec
+    found = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
+    copies = {node: copy for node, copy in found.items() if copy.role is not Role.FETCHING}
+    if any(copy.role is Role.OPENING for copy in copies.values()):
+        raise Refused(f"{shard.name}: a copy is still being opened; try again in a moment")
+    highest = max((copy.epoch for copy in copies.values()), default=0)
+    lost = shard.status is None and any(copy.log_end > 0 for copy in copies.values())
+    if not lost and highest <= spec.epoch:
+        return None
+    sound = {node: copy for node, copy in copies.items() if copy.damaged is None and copy.role is not Role.DAMAGED}
+    if not sound:
+        raise Refused(f"{shard.name}: every copy is damaged")
+    ends = {node: (copy.log_epoch, copy.log_end) for node, copy in sound.items()}
+    end = max(ends.values())
+    best = [node for node, it in ends.items() if it == end]
+    _known_in_sync(shard, sound, best)
+    epoch = max(spec.epoch, highest)
+    replicas = tuple(sorted(sound, key=lambda node: (node not in best, node)))
+    new = ShardSpec(spec.uid, spec.topic, spec.queue, replicas, epoch=epoch)
+    status = ShardStatus(epoch, "", tuple(sound[node].entry for node in best))
+    why = "its status is gone" if lost else f"the registry knows of epoch {spec.epoch} only"
+    return Adoption(shard, new, status, f"{why}: {', '.join(best)} with epoch {end[0]}, log end {end[1]}")
+
+
+def _known_in_sync(shard: ShardObject, copies: Mapping[str, CopyView], best: Sequence[str]) -> None:
+    """What the copies remember of the in-sync set must not speak against the choice."""
+    newest = max(copies.values(), key=lambda copy: copy.kept_epoch)
+    if newest.kept_epoch and not any(copies[node].entry in newest.kept_in_sync for node in best):
+        raise Refused(
+            f"{shard.name}: {', '.join(best)} has the highest log end, but was not in sync in epoch "
+            f"{newest.kept_epoch}; the copy that was is not on any node"
+        )

@@ -1,0 +1,87 @@
+"""What a node's clients may make it hold: its budgets, the gate and the watch, made from the node's settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from delaynode.config import NodeConfig
+from delaynode.limits import connections
+from delaynode.limits.budget import Answers, Budget, Hold, ReadingGate
+from delaynode.limits.receive_memory import Receiving
+from delaynode.metrics import FlowFigures
+
+ONE_CONNECTION = 4  # a connection holds at most one part in so many of a budget
+
+
+class Flow:
+    """One for a node. coming_in: batches until they are committed; calls: those of CallStreams until they are served;
+    going_out: answers until they are read."""
+
+    def __init__(self, config: NodeConfig, log: Callable[..., None]) -> None:
+        self._log = log
+        self._port = int(config.listen.rpartition(":")[2])
+        limit = config.in_flight_bytes
+        self.coming_in = Budget("of messages wait for the disk", limit, limit // ONE_CONNECTION)
+        self.calls = Budget("of calls are under way", limit, limit // ONE_CONNECTION)  # an ack waits for no batch
+        limit = config.unread_bytes
+        self.going_out = Budget("of answers wait to be read", limit, limit // ONE_CONNECTION, self._give_up)
+        self.receiving = Receiving(self._port, config.memory_bytes, log)
+        self._batches, self._others = ReadingGate(), ReadingGate()  # an ack does not queue behind batches
+        self._cuts = 0
+        self._cutting: set[asyncio.Future[None]] = set()
+
+    def answers(self, context: Any) -> Answers:
+        """Of one call."""
+        return Answers(self.going_out, context)
+
+    async def read(self, context: Any) -> Any:
+        """The request of a call that has one; grpc.aio.EOF when it has none. Raises Refused BUSY."""
+        return self._count(context, await self._others.read(context.read))
+
+    async def read_batch(self, context: Any) -> tuple[Any, list[Hold]]:
+        """As read(), and what the request holds of the budget for what comes in; the caller gives it back."""
+        holds: list[Hold] = []
+
+        async def read_and_take() -> Any:  # the next one is received when this one has its part of the budget
+            data = self._count(context, await context.read())
+            if isinstance(data, bytes):
+                holds.append(await self.coming_in.take_soon(context.peer(), len(data)))
+            return data
+
+        try:
+            return await self._batches.read(read_and_take), holds
+        except BaseException:
+            self.give(holds)
+            raise
+
+    def give(self, holds: list[Hold]) -> None:
+        while holds:
+            self.coming_in.give(holds.pop())
+
+    async def read_next(self, context: Any) -> Any:
+        """The next request of a stream, which may be long in coming; grpc.aio.EOF at its end."""
+        return self._count(context, await context.read())
+
+    def _count(self, context: Any, data: Any) -> Any:
+        if isinstance(data, bytes):
+            self.receiving.took(context.peer(), len(data))
+        return data
+
+    def _give_up(self, peers: set[str]) -> None:
+        cutting = asyncio.get_running_loop().run_in_executor(None, self._cut, peers)
+        self._cutting.add(cutting)
+        cutting.add_done_callback(self._cutting.discard)
+
+    def _cut(self, peers: set[str]) -> None:
+        found = connections.cut({connections.address_of(peer) for peer in peers})
+        if found:
+            self._cuts += found
+            self._log("connections-cut", count=found, reason="they do not read their answers, and others wait")
+
+    async def figures(self) -> FlowFigures:
+        """For the metrics."""
+        loop = asyncio.get_running_loop()
+        clients = await loop.run_in_executor(None, connections.received, self._port)
+        return FlowFigures(len(clients), self.coming_in.used, self.going_out.used, self._cuts + self.receiving.cut)

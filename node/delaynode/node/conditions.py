@@ -1,0 +1,76 @@
+"""What an operator should know of a node that keeps no traffic away: its clock, its disk, its stopped copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delaynode.clock import MAX_CLOCK_SKEW_MS
+from delaynode.metrics import NodeState
+
+if TYPE_CHECKING:
+    from delaynode.node.node import Node
+
+SLOW_SECONDS = 10.0  # of a write: longer than a disk ever takes that is well
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """kind: the event that says so in the log; text: with the figures of the moment."""
+
+    kind: str
+    text: str
+
+
+def clock_behind_ms(node: Node) -> int:
+    """How far the clock is behind what was released; 0 when it is not."""
+    latest = max((host.shard.index.watermark.due for host in node.hosts()), default=0)
+    return max(0, latest - node.clock.now_ms())
+
+
+def state(node: Node) -> NodeState:
+    """In figures."""
+    behind = clock_behind_ms(node)
+    free, reserve = node.disk.look()
+    oldest = node.oldest_write_seconds()
+    return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(node.stopped()), oldest)
+
+
+def conditions(node: Node) -> list[Condition]:
+    """Empty when all is well."""
+    now = state(node)
+    found = []
+    if ahead := now.clock_disbelieved_ms:
+        text = f"{ahead / 1000:.1f} s ahead of what is believed; correct it, or accept it with delayctl nodes"
+        found.append(Condition("clock-disbelieved", f"clock: {text}"))
+    if node.skew is not None:
+        text = f"{node.skew}; nothing is released by it and no master is chosen here until they agree"
+        found.append(Condition("clock-differs", f"clock: {text}"))
+    if (behind := now.clock_behind_ms) > MAX_CLOCK_SKEW_MS:
+        text = f"{behind / 1000:.1f} s behind what was released; releases pause until it has caught up"
+        found.append(Condition("clock-behind", f"clock: {text}"))
+    if now.disk_free_bytes < now.disk_reserve_bytes:
+        free, reserve = now.disk_free_bytes >> 20, now.disk_reserve_bytes >> 20
+        text = f"{free:,} MiB free, {reserve:,} MiB are kept for what is stored already; new messages are refused"
+        found.append(Condition("disk-nearly-full", f"disk: {text}"))
+    if now.oldest_write_seconds > SLOW_SECONDS:
+        found.append(Condition("disk-slow", f"disk: a write takes {now.oldest_write_seconds:.0f} s already"))
+    found += (Condition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.stopped().items())
+    return found
+
+
+class ConditionLog:
+    """Logs a condition once, when it begins, and its kind with `-over` when it ends."""
+
+    def __init__(self, log: Callable[..., None]) -> None:
+        self._log = log
+        self._last: frozenset[str] = frozenset()
+
+    def look(self, found: list[Condition]) -> None:
+        text = {condition.kind: condition.text for condition in found}
+        for kind in sorted(text.keys() - self._last):
+            self._log(kind, text=text[kind])
+        for kind in sorted(self._last - text.keys()):
+            self._log(f"{kind}-over")
+        self._last = frozenset(text)

@@ -1,0 +1,44 @@
+"""How long this node's processes promise for, across restarts: a new one acts as if its predecessor had just promised.
+
+<data>/lease    JSON {"leaseMs": ...}: the longest that a process of this node may have promised for, as far as such
+                promises can still hold. Where the cluster's lease was shortened it is lowered once the longer is over.
+"""
+
+from __future__ import annotations
+
+import json
+from json import JSONDecodeError
+
+from delaynode.store.log.files import Files
+
+LONGEST_MS = 3_600_000  # that the registry's model allows: of a file that can't be read
+
+
+def take_up(files: Files, data: str, lease_ms: int) -> int:
+    """Returns the lease, ms, that an earlier process may have promised for; 0: there was none. Raises OSError."""
+    path = _path(data)
+    size = files.size(path)
+    former_ms = _read(files.read(path, 0, size)) if size else 0
+    if lease_ms > former_ms:
+        _write(files, data, lease_ms)
+    return former_ms
+
+
+def lower(files: Files, data: str, lease_ms: int) -> None:
+    """This process has outlasted all that was promised before it. Raises OSError."""
+    _write(files, data, lease_ms)
+
+
+def _path(data: str) -> str:
+    return f"{data}/lease"
+
+
+def _write(files: Files, data: str, lease_ms: int) -> None:
+    files.replace(_path(data), json.dumps({"leaseMs": lease_ms}).encode())
+
+
+def _read(content: bytes) -> int:
+    try:
+        return min(LONGEST_MS, int(json.loads(content)["leaseMs"]))
+    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+        return LONGEST_MS

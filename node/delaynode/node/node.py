@@ -1,0 +1,360 @@
+"""The node: one process with its copies (Replicas), its lease (Membership), its peers (Peering) and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import delayregistry
+from delayregistry.model import ConditionType, Durability, NodeLease, ShardObject, ShardSpec
+from delayregistry.port import Registry, RegistryError
+
+from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms
+from delaynode.config import NodeConfig
+from delaynode.limits.flow import Flow
+from delaynode.metrics import NodeMetrics, TopicLoad
+from delaynode.node.clock_watch import ClockWatch, boot_id
+from delaynode.node.conditions import ConditionLog, conditions
+from delaynode.node.data_lock import lock_data
+from delaynode.node.disk import DiskSpace, needed_bytes
+from delaynode.node.membership import Membership
+from delaynode.node.node_clock import NodeClock
+from delaynode.node.peering import Peering
+from delaynode.node.routes import Elsewhere, Routes
+from delaynode.node.settings import shard_config
+from delaynode.replica.context import Transfers, Yard
+from delaynode.replica.master import ShardHost, Workshop
+from delaynode.replica.replica import Replica
+from delaynode.replica.replicas import Replicas
+from delaynode.replica.scrub import Scrubber
+from delaynode.replica.slave import SlaveHost
+from delaynode.replica.sync_threads import Syncer
+from delaynode.store.errors import Refused
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.maintenance import snapshot
+from delaynode.store.shard import ShardConfig
+
+__all__ = ["Elsewhere", "Node", "open_registry"]
+
+CLOCK_SECONDS = 0.25
+HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over
+BLOCKED_MS = 60_000  # a shard whose Blocked condition is older is not waited for
+SETTLED_SECONDS = 2.0  # of them without any being taken: nobody will
+
+
+class Node:
+    """Owned by the event loop."""
+
+    def __init__(self, config: NodeConfig, registry: Registry, log: Callable[..., None]) -> None:
+        self.config = config
+        self.log = log
+        self.incarnation = secrets.token_hex(8)
+        self.metrics = NodeMetrics()
+        self.flow = Flow(config, log)
+        self._lock = lock_data(config.data)
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
+        watch = ClockWatch(config.data, log, accept=config.accept_clock_step)
+        self._clock = NodeClock(watch, self._pool, log, woken=self._woken, out_voted=self._out_voted)
+        self.clock = self._clock.clock
+        self._conditions = ConditionLog(log)
+        self.disk = DiskSpace(config.data, self._disk_reserve, self._unwritten_bytes)
+        self.routes = Routes()
+        self.membership = Membership(registry, self.routes, self, log)
+        self.stopping = False
+        self._files = DiskFiles()
+        self._syncer = Syncer()
+        self._checkpoints = asyncio.Semaphore(1)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._vital: list[asyncio.Task[None]] = []  # of them: without these the process is a node no more
+        self._replicas: Replicas | None = None  # until prepare()
+        self._peering: Peering | None = None  # likewise
+
+    @property
+    def replicas(self) -> Replicas:
+        """From prepare() on."""
+        assert self._replicas is not None, "prepare() first"
+        return self._replicas
+
+    @property
+    def peering(self) -> Peering:
+        """From prepare() on."""
+        assert self._peering is not None, "prepare() first"
+        return self._peering
+
+    # ------------------------------------------------------------ life
+    async def hear(self) -> None:
+        """Learn the cluster's wishes, which promises and durability depend on. May take for ever, and be cancelled."""
+        self.routes.cluster = await self.membership.wishes()
+
+    async def prepare(self) -> None:
+        """Listen for the other nodes. To be called before anything else asks for `replicas`."""
+        ask = self.membership.ask
+        peering = self._peering = await ask(
+            lambda: Peering(self.config, self.incarnation, self.routes.cluster, self.routes, self._files, self.log)
+        )
+        shop = Workshop(
+            self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
+            fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
+            disk_full=self.disk.full, may_tick=lambda: self._clock.may_tick,
+        )  # fmt: skip
+        yard = Yard(
+            node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(), shop=shop,
+            registry=self.membership, peers=peering.links, promises=peering.promises, transfers=Transfers(),
+            boot_ms=boot_ms, cluster=lambda: self.routes.cluster, shard_config=self._shard_config,
+            release_rate=self.routes.release_rate, stopping=self.routes.stopping,
+        )  # fmt: skip
+        replicas = self._replicas = Replicas(yard)
+        await ask(lambda: snapshot.sweep(self._files, f"{self.config.data}/shards"))
+        await peering.listen(replicas, self._clock.heard)
+
+    async def start(self) -> None:
+        """Register, which may take for ever and be cancelled, and begin to follow the registry."""
+        await self.membership.join()
+        self.replicas.start()
+        scrubber = Scrubber(self.copies, self.metrics, self.log)
+        vital = (self.membership.renew_loop, self.membership.watch_loop, self._clock_loop)
+        self._vital = [asyncio.create_task(loop(), name=loop.__name__.strip("_")) for loop in vital]
+        self._tasks = [
+            *self._vital,
+            *(asyncio.create_task(loop()) for loop in (self.flow.receiving.watch, scrubber.run)),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    async def leave(self) -> None:
+        """Ask for somebody else to lead what is led here, and the masters of what is not to do without; wait until
+        that is so, or nobody can.
+        """
+        self.stopping = True
+        leads = any(replica.leader is not None and replica.leader.ships for replica in self.replicas)
+        awaited = [replica for replica in self.replicas if not replica.withdraw()]
+        if not leads and not awaited:
+            return
+        if leads:
+            try:
+                await self.membership.renew()
+            except RegistryError as error:
+                self.log("lease-not-renewed", reason=str(error))
+        started = changed = time.monotonic()
+        left = self._held()
+        while any(left) and time.monotonic() < started + HAND_OVER_SECONDS:
+            await asyncio.sleep(0.02)
+            now_left = self._held()
+            if now_left != left:
+                left, changed = now_left, time.monotonic()
+            if time.monotonic() > changed + SETTLED_SECONDS:
+                break
+        self.log("left", masters=left[0], slaves=left[1], seconds=round(time.monotonic() - started, 3))
+
+    def _held(self) -> tuple[int, int]:
+        """Shards that are led here still, and copies here that a master waits for still.
+
+        A reign that is over is not counted though its copy is being put away: others serve the shard.
+        """
+        leaders = [replica.leader for replica in self.replicas.leading()]
+        leads = sum(leader is not None and leader.ended is None for leader in leaders)
+        return leads, sum(not replica.withdraw() for replica in self.replicas)
+
+    async def stop(self) -> None:
+        """Stop serving; every copy is checkpointed."""
+        self.stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._replicas is not None:
+            await self._replicas.stop()
+        if self._peering is not None:
+            await self._peering.close()
+        await self._syncer.close()
+        self._pool.shutdown()
+        self.membership.close()
+        self._files.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log("internal-error", reason=f"{type(error).__name__}: {error}")
+
+    def broken(self) -> str | None:
+        """Why only another process can help: the event loop goes on, and a loop on it that a node lives by has ended.
+
+        None while all is well, however little the registry or the disk answers.
+        """
+        ended = [task for task in self._vital if task.done() and not task.cancelled()]
+        return f"{ended[0].get_name()} has ended: {ended[0].exception()!r}" if ended else None
+
+    def oldest_write_seconds(self) -> float:
+        """How long the oldest write to a log takes already."""
+        return self._syncer.oldest_seconds()
+
+    def _disk_reserve(self) -> int:
+        """Bytes of the disk that new messages leave free."""
+        shards = [copy.shard for copy in self.copies()]
+        return max(self.config.reserve_bytes, needed_bytes(shards, self.config.in_flight_bytes))
+
+    def _unwritten_bytes(self) -> int:
+        """Of the logs: taken in, and on its way to the files."""
+        logs = [copy.shard.log for copy in self.copies()]
+        return sum(log.end - log.written for log in logs)
+
+    # ------------------------------------------------------------ the clock
+    async def _clock_loop(self) -> None:
+        while True:
+            await self._look_at_clock()
+            await asyncio.sleep(CLOCK_SECONDS)
+
+    async def _look_at_clock(self) -> None:
+        await self._clock.look()
+        if (lower := self.peering.lease_to_lower()) is not None:
+            await self.membership.ask(lower)
+        self._conditions.look(conditions(self))
+
+    def _woken(self) -> None:
+        for host in self.hosts():  # they sleep until their next due
+            host.woken()
+
+    def _out_voted(self, reason: str) -> None:
+        for replica in self.replicas.leading():
+            if replica.leader is not None and replica.leader.in_sync_size > 1:
+                replica.resign(f"its node's clock differs: {reason}")
+
+    @property
+    def skew(self) -> str | None:
+        """What most peers' clocks say of this node's, where they differ."""
+        return self._clock.skew
+
+    async def accept_clock(self, seen_ms: int) -> int:
+        """Believe the wall clock; returns by how many ms time moves ahead. `seen_ms`: what whoever accepts it saw.
+
+        Raises Refused CLOCK_CHANGED when it is another step by now.
+        """
+        self.clock.now_ms()
+        ahead_ms = self.clock.disbelieved_ms
+        if abs(ahead_ms - seen_ms) > MAX_CLOCK_SKEW_MS:
+            raise Refused("CLOCK_CHANGED", f"the clock is {ahead_ms} ms ahead of what is believed, not {seen_ms}")
+        moved_ms = self._clock.accept()
+        await self._look_at_clock()
+        return moved_ms
+
+    # ------------------------------------------------------------ the registry
+    def lease(self, renewals: int) -> NodeLease:
+        config = self.config
+        return NodeLease(
+            config.node, self.incarnation, config.advertise, config.advertise_http, renewals,
+            peer=self.peering.address, stopping=self.stopping, zone=config.zone,
+        )  # fmt: skip
+
+    def leases_read(self) -> None:
+        self.peering.leases_read()
+        self._clock.expect(self.peering.neighbours())
+
+    def shards_read(self, shards: Iterable[ShardObject]) -> None:
+        if self.routes.cluster is not None:
+            self.peering.links.cluster = self.routes.cluster.name
+        self.replicas.look(shards)
+
+    # ------------------------------------------------------------ settings
+    def _shard_config(self, spec: ShardSpec) -> ShardConfig:
+        return shard_config(self.config, self.routes.cluster, spec.topic, max(1, len(self.replicas)))
+
+    def _durability(self) -> Durability:
+        cluster = self.routes.cluster
+        return self.config.durability or (cluster.durability if cluster is not None else Durability.FSYNC)
+
+    # ------------------------------------------------------------ who serves what
+    def find(self, topic: str, queue: int) -> ShardHost | Elsewhere:
+        """The host of a shard served here, or where it is served. Raises Refused."""
+        shard = self.routes.shard(topic, queue)
+        replica = self.replicas.get(shard.spec.uid)
+        ours = shard.spec.master == self.config.node
+        if replica is not None and replica.master is not None:
+            master = replica.master
+            if ours or master.serving:
+                master.check_serving()
+                return master
+        if replica is not None and ours and (why := replica.why_not()) is not None:
+            reason = "NOT_SERVING" if len(shard.spec.replicas) > 1 else "SHARD_DAMAGED"
+            raise Refused(reason, f"shard {shard.name} can't be served: {why}")
+        endpoint = self.routes.endpoint(shard)
+        if not endpoint or ours:
+            raise Refused(
+                "NOT_SERVING", f"shard {shard.name} has no serving master at the moment", epoch=shard.spec.epoch
+            )
+        return Elsewhere(endpoint, shard.spec.epoch)
+
+    def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | Elsewhere:
+        """As find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
+        if self.routes.slaves_deliver:
+            replica = self.replicas.get(self.routes.shard(topic, queue).spec.uid)
+            if replica is not None and replica.host is not None and replica.unreadable() is None:
+                return replica.host
+        return self.find(topic, queue)
+
+    def unfit(self) -> str | None:
+        """Why no master should be chosen here; None when one may be."""
+        if (clock := self._clock.unfit()) is not None:
+            return clock
+        return "it is stopping" if self.stopping else None
+
+    def hosts(self) -> list[ShardHost]:
+        """The shards that are served here."""
+        return [] if self._replicas is None else self._replicas.masters()
+
+    def copies(self) -> list[ShardHost | SlaveHost]:
+        """Every open copy here."""
+        found = (replica.master or replica.host for replica in self._replicas or ())
+        return [copy for copy in found if copy is not None]
+
+    def stopped(self) -> dict[str, str]:
+        """The copies here that can't be used, and why, by shard."""
+        why = {replica.name: replica.why_not() for replica in self._replicas or ()}
+        return {name: reason for name, reason in sorted(why.items()) if reason}
+
+    def not_ready(self) -> str | None:
+        """Why this node should get no traffic; None when it should."""
+        if self.stopping:
+            return "the node is stopping"
+        if self.membership.waiting_for is not None:
+            return f"waiting for the registry: {self.membership.waiting_for}"
+        if not self.routes.heard:
+            return "the registry has not answered yet"
+        led = (shard for shard in self.routes.objects.values() if shard.spec.master == self.config.node)
+        waiting = [shard.name for shard in led if not self._serves(shard.spec.uid) and not self._is_blocked(shard)]
+        return f"{len(waiting)} shards are not served yet: {', '.join(sorted(waiting)[:5])}" if waiting else None
+
+    def _serves(self, uid: int) -> bool:
+        replica: Replica | None = self.replicas.get(uid)
+        return replica is not None and replica.master is not None and replica.master.serving
+
+    def _is_blocked(self, shard: ShardObject) -> bool:
+        """Nobody may serve it, and hasn't for a while: that this node gets no traffic for the others helps nobody, and
+        would stop a rolling restart and every drain of a machine."""
+        since_ms = self.clock.now_ms() - BLOCKED_MS
+        return any(it.type is ConditionType.BLOCKED and it.since_ms < since_ms for it in shard.conditions)
+
+    async def loads(self) -> dict[str, TopicLoad]:
+        """Per topic: what is pending and due soon, from the wheels of the shards served here."""
+        found: dict[str, list[int]] = {}
+        dead: dict[str, tuple[int, bool]] = {}
+        now = self.clock.now_ms()
+        for host in self.hosts():
+            start, width, count = await host.off_loop(host.shard.index.begin_count())
+            sums = found.setdefault(host.topic, [0, 0, 0, 0])
+            sums[0] += host.shard.index.pending
+            kept, full = host.shard.consumers.letters()
+            before, was_full = dead.get(host.topic, (0, False))
+            dead[host.topic] = before + kept, was_full or full
+            for at, seconds in enumerate((60, 300, 3600)):
+                part = ((now + seconds * 1000 - start) / width).clip(0.0, 1.0)  # slots are taken to be even
+                sums[at + 1] += int((part * count).sum())
+        return {topic: TopicLoad(s[0], (s[1], s[2], s[3]), *dead[topic]) for topic, s in found.items()}
+
+
+def open_registry(name: str) -> Registry:
+    """The registry that `--registry` names. Raises RegistryError."""
+    try:
+        return delayregistry.open_registry(name)
+    except ValueError as error:
+        raise RegistryError(str(error)) from error

@@ -1,0 +1,140 @@
+"""Peering: what this process has with the other nodes' processes, promises, beacons and links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from delayapi.address import join, split
+from delayregistry.model import ClusterSpec
+
+from delaynode.clock import boot_ms, wall_ms
+from delaynode.config import NodeConfig
+from delaynode.node import lease_file
+from delaynode.node.routes import Routes
+from delaynode.replication.lease import Promises
+from delaynode.replication.protocol import Message
+from delaynode.replication.transport.heartbeats import BeaconThread
+from delaynode.replication.transport.links import Address, Links
+from delaynode.replication.transport.peers import Handler, Origin
+from delaynode.store.log.files import Files
+
+NEIGHBOURS = 4  # whose clocks are compared with this node's
+SHORTEST_BEACON_MS = 50
+
+
+class Peering:
+    """Owned by the event loop. `handler` is to be set before listen(); `address` is the one for others since then."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        incarnation: str,
+        wishes: ClusterSpec | None,
+        routes: Routes,
+        files: Files,
+        log: Callable[..., None],
+    ) -> None:
+        """Blocks for files. Raises OSError."""
+        self._config, self._routes, self._files, self._log = config, routes, files, log
+        self._lease_ms = (wishes.lease_seconds if wishes is not None else 3) * 1000  # as wished at the start
+        former_ms = lease_file.take_up(files, config.data, self._lease_ms)
+        # When an earlier process's longer lease is over, CLOCK_BOOTTIME.
+        self._lower_lease_at_ms = boot_ms() + former_ms if former_ms > self._lease_ms else None
+        self.promises = Promises(
+            config.node, int(incarnation, 16), lease_ms=self._lease_ms, former_lease_ms=former_ms, boot_ms=boot_ms,
+            wall_ms=wall_ms,
+        )  # fmt: skip
+        self._relay = _Relay()
+        name = wishes.name if wishes is not None else ""
+        self.links = Links(name, config.node, incarnation, partial(peer_address, routes), self._relay, log)
+        self.address = ""
+        self._acquainted: list[str] = []
+        interval_ms = max(SHORTEST_BEACON_MS, self._lease_ms // 10)
+        self._beacons = BeaconThread(self.promises, self._beacon_address, log, interval_ms=interval_ms)
+
+    async def listen(self, handler: Handler, heard: Callable[[str, int, int, int], None]) -> None:
+        """heard: told of peers' clocks, on the event loop. Raises OSError."""
+        self._relay.handler = handler
+        host, port = split(self._config.peer)
+        bound = await self.links.start(host, port)
+        self.address = self._config.advertise_peer or join(host, bound)
+        self._beacons.bind(host, bound)
+        self.promises.on_lead = self._beacons.nudge
+        loop = asyncio.get_running_loop()
+        self.promises.on_heard = lambda *what: _soon(loop, heard, *what)
+        self._beacons.start()
+
+    def leases_read(self) -> None:
+        """`routes.leases` is new."""
+        self.links.addresses_changed()
+        if (now := self.neighbours()) != self._acquainted:
+            self._acquainted = now
+            self.promises.acquaint(now)
+            self._beacons.nudge()  # a process that has just started releases nothing before they have answered
+
+    def neighbours(self) -> list[str]:
+        """A few other nodes, the same whoever restarts: those that follow this one in a ring."""
+        names = sorted({*self._routes.leases, self._config.node})
+        at = names.index(self._config.node)
+        return (names[at + 1 :] + names[:at])[:NEIGHBOURS]
+
+    def _beacon_address(self, node: str) -> tuple[str, int] | None:
+        found = peer_address(self._routes, node)
+        return None if found is None else found[:2]
+
+    def lease_to_lower(self) -> Callable[[], None] | None:
+        """The write that is due, once, for a thread: this process has outlasted all that was promised before it."""
+        if self._lower_lease_at_ms is None or boot_ms() <= self._lower_lease_at_ms:
+            return None
+        self._lower_lease_at_ms = None
+        return self._lower_lease
+
+    def _lower_lease(self) -> None:
+        try:
+            lease_file.lower(self._files, self._config.data, self._lease_ms)
+        except OSError as error:  # the longer one harms nobody but who waits for it after a restart
+            self._log("lease-not-lowered", reason=str(error))
+
+    async def close(self) -> None:
+        self._beacons.stop()
+        await self.links.close()
+
+
+def peer_address(routes: Routes, node: str) -> Address | None:
+    """Where another node's process is reached; None where its lease says nothing of use."""
+    lease = routes.leases.get(node)
+    if lease is None or not lease.peer:
+        return None
+    try:
+        return *split(lease.peer), lease.incarnation
+    except ValueError:
+        return None  # another's mistake; Links says that there is no address
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:
+    """From another thread; the loop may be gone."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, *args)
+
+
+class _Relay:
+    """Stands for the handler that links are made before."""
+
+    handler: Handler
+
+    def link_up(self, node: str) -> None:
+        self.handler.link_up(node)
+
+    def link_down(self, node: str) -> None:
+        self.handler.link_down(node)
+
+    def from_slave(self, node: str, message: Message) -> None:
+        self.handler.from_slave(node, message)
+
+    def from_master(self, origin: Origin, message: Message) -> None:
+        self.handler.from_master(origin, message)
+
+    def origin_lost(self, origin: Origin) -> None:
+        self.handler.origin_lost(origin)

@@ -1,0 +1,105 @@
+"""Routes: the registry as this node has read it last, and where each shard is served by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from delayregistry.model import ClusterSpec, Delivery, NodeLease, ShardObject, TopicType
+
+from delaynode.store.errors import Refused
+from delaynode.store.queue import rate_limit
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The shard's master is another node."""
+
+    endpoint: str
+    epoch: int
+
+
+class Routes:
+    """Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self.cluster: ClusterSpec | None = None
+        self.objects: dict[tuple[str, int], ShardObject] = {}
+        self.leases: dict[str, NodeLease] = {}
+        self.heard = False  # the registry has answered once
+
+    def take(self, cluster: ClusterSpec | None, shards: Iterable[ShardObject]) -> None:
+        self.cluster = cluster
+        self.objects = {(shard.spec.topic, shard.spec.queue): shard for shard in shards}
+        self.heard = True
+
+    def shard(self, topic: str, queue: int) -> ShardObject:
+        """Raises Refused."""
+        shard = self.objects.get((topic, queue))
+        if shard is None:
+            count = len(self.queues(topic))
+            raise Refused("UNKNOWN_QUEUE", f"topic {topic!r} has queues 0 to {count - 1}, asked for {queue}")
+        return shard
+
+    def endpoint(self, shard: ShardObject) -> str:
+        """The gRPC address of the shard's serving master; empty while there is none."""
+        spec, status = shard.spec, shard.status
+        lease = self.leases.get(spec.master) if spec.master else None
+        if (
+            lease is None
+            or status is None
+            or status.serving_epoch != spec.epoch
+            or status.incarnation != lease.incarnation
+        ):
+            return ""
+        return lease.endpoint
+
+    def stopping(self, node: str) -> bool:
+        """Whether that node has said that its process is about to end."""
+        lease = self.leases.get(node)
+        return lease is not None and lease.stopping
+
+    def readable(self, shard: ShardObject) -> list[str]:
+        """The gRPC addresses where Fetch may be answered, the master's among them; none where only masters deliver."""
+        if not self.slaves_deliver:
+            return []
+        leases = (self.leases.get(node) for node in shard.spec.replicas)
+        return [lease.endpoint for lease in leases if lease is not None]
+
+    def topics(self) -> list[str]:
+        """The topics whose queues have all been made. Raises Refused as queues() does."""
+        if not self.heard:  # a node that has just started must not say that there is no such topic
+            raise Refused("NOT_SERVING", "this node has not heard from the registry yet")
+        made = Counter(topic for topic, _ in self.objects)
+        wanted = {spec.name: spec.queues for spec in self.cluster.topics} if self.cluster else {}
+        return sorted(topic for topic, count in made.items() if count >= wanted.get(topic, 0))
+
+    def queues(self, topic: str) -> list[ShardObject]:
+        """All queues of a topic. Raises Refused UNKNOWN_TOPIC, or NOT_SERVING when that may only be so for now."""
+        if topic not in self.topics():
+            if self.cluster is not None and self.cluster.topic(topic) is not None:
+                raise Refused("NOT_SERVING", f"the queues of topic {topic!r} are not all made yet")
+            raise Refused("UNKNOWN_TOPIC", f"there is no topic {topic!r}")
+        return sorted((s for s in self.objects.values() if s.spec.topic == topic), key=lambda s: s.spec.queue)
+
+    def release_rate(self, shard: ShardObject) -> int | None:
+        """The shard's part of its topic's maxReleasePerSecond."""
+        topic = self.cluster.topic(shard.spec.topic) if self.cluster else None
+        if topic is None or topic.max_release_per_second is None:
+            return None
+        return rate_limit.share(topic.max_release_per_second, topic.queues, shard.spec.queue)
+
+    def topic_type(self, topic: str) -> TopicType:
+        """Which messages it takes; of a topic that nobody asks for any more: all."""
+        spec = self.cluster.topic(topic) if self.cluster else None
+        return TopicType.MIXED if spec is None else spec.type
+
+    @property
+    def slaves_deliver(self) -> bool:
+        """RIP-19's phase 2: in-sync slaves answer Fetch."""
+        return self.cluster is not None and self.cluster.delivery is Delivery.MASTER_AND_SLAVE
+
+    @property
+    def min_in_sync(self) -> int:
+        return self.cluster.min_in_sync if self.cluster is not None else 1

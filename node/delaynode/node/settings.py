@@ -1,0 +1,41 @@
+"""What a shard of this node may take of memory and disk, from the cluster's wishes and the node's own settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from delayregistry.model import ClusterSpec
+
+from delaynode.config import NodeConfig
+from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.shard import ShardConfig
+from delaynode.store.timer.index import DAY_MS
+
+WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
+FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints
+PRODUCERS = 200_000  # that all shards together remember: 130 MB at most
+FEWEST_PRODUCERS = 1_000
+SMALLEST_SHARE = 65_536  # messages: of the window budget, or units before a flush
+
+
+def shard_config(config: NodeConfig, cluster: ClusterSpec | None, topic_name: str, shards: int) -> ShardConfig:
+    """Of one of so many `shards` on the node, which share alike."""
+    topic = cluster.topic(topic_name) if cluster is not None else None
+    base = ShardConfig(
+        horizon_ms=(cluster.horizon_days if cluster is not None else 40) * DAY_MS,
+        window_budget=max(SMALLEST_SHARE, config.window_budget // shards),
+        flush_units=max(SMALLEST_SHARE, FLUSH_UNITS // shards),
+        wheel_copy_units=max(SMALLEST_SHARE, WHEEL_COPY_UNITS // shards),
+        log_segment_bytes=config.log_segment_bytes,
+        max_producers=min(ShardConfig().max_producers, max(FEWEST_PRODUCERS, PRODUCERS // shards)),
+    )
+    if topic is None:
+        return base
+    alone = cluster is None or cluster.replicas == 1  # nobody catches up from this log
+    keep = KeepConfig(retention_ms=topic.retention_ms)
+    if alone:
+        keep = replace(keep, keep_log_bytes=0, keep_log_ms=0)
+    return replace(
+        base, max_attempts=topic.max_attempts, max_delay_ms=topic.max_delay_ms, keep=keep,
+        dlq_retention_ms=topic.dlq_retention_ms,
+    )  # fmt: skip

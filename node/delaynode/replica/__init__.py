@@ -1,0 +1,1 @@
+"""One shard's copy in this process: opened, fetched, following or leading, and given up."""

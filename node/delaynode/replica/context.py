@@ -1,0 +1,77 @@
+"""Yard: what the replicas of one process share, and the registry as they need it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
+
+from delaynode.replica.host import Workshop
+from delaynode.replication.catch_up import CatchingUp
+from delaynode.replication.lease import Promises
+from delaynode.replication.transport.peers import Peers
+from delaynode.store.shard import ShardConfig
+
+
+class ShardRegistry(Protocol):
+    """The registry, without blocking. Raises RegistryError."""
+
+    async def get_shard(self, name: str) -> ShardObject | None: ...
+
+    async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version: ...
+
+
+LARGE, SMALL = 2, 16  # transfers at once
+SMALL_BYTES = 8 << 20
+
+
+class Transfers:
+    """Places for whole copies that are sent: few for those that fill disk and network, more for those that wait for
+    small things most of the time; a new topic has a thousand of them."""
+
+    def __init__(self) -> None:
+        self._large, self._small = asyncio.Semaphore(LARGE), asyncio.Semaphore(SMALL)
+
+    def place(self, log_bytes: int) -> asyncio.Semaphore:
+        return self._small if log_bytes <= SMALL_BYTES else self._large
+
+
+@dataclass(frozen=True, slots=True)
+class Yard:
+    """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, to be sent.
+
+    stopping: whether that node has said in its lease that its process is about to end.
+    """
+
+    node: str
+    incarnation: str
+    data: str
+    boot_id: str
+    shop: Workshop
+    registry: ShardRegistry
+    peers: Peers
+    promises: Promises
+    transfers: Transfers
+    boot_ms: Callable[[], int]
+    cluster: Callable[[], ClusterSpec | None]
+    shard_config: Callable[[ShardSpec], ShardConfig]
+    release_rate: Callable[[ShardObject], int | None]
+    stopping: Callable[[str], bool]
+    catching_up: CatchingUp = field(default_factory=CatchingUp)
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    """One shard's object, as its leader needs it."""
+
+    registry: ShardRegistry
+    name: str
+
+    async def get(self) -> ShardObject | None:
+        return await self.registry.get_shard(self.name)
+
+    async def write(self, status: ShardStatus, version: Version) -> Version:
+        return await self.registry.write_status(self.name, status, version)

@@ -1,0 +1,258 @@
+"""A slave's side of the protocol for one shard: FOLLOW -> STATE -> START -> FRAMES ... , or a whole copy first.
+
+Whatever is said in a lower epoch than this copy knows is refused. An epoch is persisted before the copy answers in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from delaynode.replica.slave import SlaveHost
+from delaynode.replication.lease import Promises
+from delaynode.replication.protocol import (
+    Ack,
+    Bootstrap,
+    Commit,
+    Follow,
+    Frames,
+    Message,
+    Piece,
+    Pull,
+    Refused,
+    Release,
+    Start,
+    State,
+)
+from delaynode.replication.transport.peers import Origin
+from delaynode.store.errors import Damaged, NewerFormat
+from delaynode.store.log.frames import BadFrame
+from delaynode.store.maintenance.snapshot import Incoming
+
+PULLS = 8  # pieces of a transfer that are asked for at once
+
+
+class Copy(Protocol):
+    """What the follower needs of the replica that it speaks for."""
+
+    uid: int
+    host: SlaveHost | None  # None: there is no copy, or it does not follow
+
+    @property
+    def fetching(self) -> Incoming | None: ...
+
+    def entry(self) -> str:
+        """The copy's name in the in-sync set; "" without a copy."""
+
+    def damaged(self) -> str | None: ...
+
+    async def accept_epoch(self, epoch: int) -> None:
+        """Persist it. Raises OSError, Damaged."""
+
+    async def begin_fetch(self, manifest: bytes) -> Incoming:
+        """Raises OSError, ValueError, Damaged; then the copy that is here has not been thrown away."""
+
+    async def end_fetch(self, epoch: int) -> None:
+        """The files are complete: open the copy."""
+
+    async def write_piece(self, incoming: Incoming, piece: Piece) -> None: ...
+
+
+class Follower:
+    """Owned by the replica's worker: one message at a time."""
+
+    def __init__(self, copy: Copy, promises: Promises, note: Callable[..., None]) -> None:
+        self._copy, self._promises, self._note = copy, promises, note
+        self.epoch = 0  # the epoch in which it follows
+        self.origin: Origin | None = None
+        self._streaming = False
+        self._acked: Ack | None = None  # the last one
+        self._wanted: list[tuple[int, int, int]] = []  # pieces to ask for: file, offset, length; the last one next
+        self._owed = 0  # pieces asked for
+        self._leaving: str | None = None  # why nobody is followed any more
+        self.spared = False  # the master knows that the copy is of no use, and counts on it no more
+
+    @property
+    def streaming(self) -> bool:
+        """Frames are coming in."""
+        return self._streaming
+
+    def lost(self, origin: Origin) -> None:
+        """The connection is gone."""
+        if origin is self.origin:
+            self.origin, self._streaming = None, False
+
+    def stop(self) -> None:
+        self.origin, self._streaming = None, False
+
+    async def handle(self, origin: Origin, message: Message) -> None:
+        uid = self._copy.uid
+        known = max(self._promises.floor(uid), self.epoch)
+        if message.epoch < known:
+            if isinstance(message, Follow):
+                origin.reply(Refused(uid, message.epoch, known, False, f"epoch {known} is known"))
+            return
+        if isinstance(message, Follow):
+            await self._follow(origin, message)
+            return
+        if origin is not self.origin or message.epoch != self.epoch:
+            return  # of a connection, or a reign, that is over
+        match message:
+            case Frames():
+                self._frames(message)
+            case Commit():
+                self._commit(message.commit)
+            case Start():
+                await self._start(message)
+            case Bootstrap():
+                await self._bootstrap(message)
+            case Piece():
+                await self._piece(message)
+            case Release():
+                pass  # see Replica: it must not wait for what is before it
+            case _:
+                self._note("bad-message", peer=origin.node, what=type(message).__name__)
+
+    async def _follow(self, origin: Origin, message: Follow) -> None:
+        copy, uid = self._copy, self._copy.uid
+        self._promises.raise_floor(uid, message.epoch)
+        self._streaming = False
+        self.origin, self.epoch = origin, message.epoch
+        why = self._why_not()
+        self.spared = message.spared and why is not None
+        if why is not None:
+            origin.reply(Refused(uid, message.epoch, message.epoch, True, why))
+            return
+        if copy.host is None:
+            origin.reply(State(uid, message.epoch, "", 0, 0, ()))
+            return
+        try:
+            await copy.accept_epoch(message.epoch)
+        except (OSError, Damaged) as error:
+            copy.host.fail(f"epoch {message.epoch} not persisted: {error}", error)
+            origin.reply(Refused(uid, message.epoch, message.epoch, True, str(error)))
+            return
+        self._state()
+
+    def _state(self) -> None:
+        """Say what the copy has; or, where that has come about meanwhile, that it does not follow."""
+        copy = self._copy
+        if self._why_not() is not None:
+            self.refuse_damaged()
+            return
+        if self.origin is None or copy.host is None:
+            return
+        log = copy.host.shard.log
+        epochs = tuple((epoch, start) for epoch, start in log.epochs)
+        committed = max(copy.host.known, copy.host.shard.committed)
+        self.origin.reply(State(copy.uid, self.epoch, copy.entry(), log.end, min(committed, log.end), epochs))
+
+    async def _start(self, message: Start) -> None:
+        host = self._copy.host
+        if host is None or self.origin is None:
+            return
+        try:
+            await host.cut(message.cut)
+        except (OSError, Damaged) as error:
+            host.fail(f"cut at {message.cut}: {error}", error)
+            self.refuse_damaged()
+            return
+        if self._leaving is not None:
+            return  # as the master has been told meanwhile
+        host.commit_to(message.commit)  # before it streams: what it knew until now is as old as the stream before
+        self._streaming, self._acked = True, None
+        self.acknowledge()
+
+    def _frames(self, message: Frames) -> None:
+        host = self._copy.host
+        if host is None or not self._streaming:
+            return
+        if message.offset != host.shard.log.end:  # not to be thought of on one ordered connection: begin anew
+            self._note("frames-out-of-order", offset=message.offset, expected=host.shard.log.end)
+            self._streaming = False
+            self._state()
+            return
+        try:
+            host.receive(memoryview(message.data[0]))
+        except (BadFrame, Damaged) as error:  # broken on its way: nothing was taken
+            self._note("bad-frames", offset=message.offset, reason=str(error))
+            self._streaming = False
+            self._state()
+            return
+        self._commit(message.commit)
+
+    def _commit(self, offset: int) -> None:
+        host = self._copy.host
+        if host is not None and self._streaming:
+            host.commit_to(offset)
+
+    def acknowledge(self) -> None:
+        """More is stored, or applied."""
+        host = self._copy.host
+        if host is None or host.failure is not None or not self._streaming or self.origin is None:
+            return
+        ack = Ack(self._copy.uid, self.epoch, host.durable, host.shard.applied)
+        if ack != self._acked:
+            self._acked = ack
+            self.origin.reply(ack)
+
+    def _why_not(self) -> str | None:
+        return self._leaving or self._copy.damaged()
+
+    def leave(self, why: str) -> None:
+        """This process is about to end: masters are to go on without the copy now, not when they miss it."""
+        self._leaving = why
+        self.refuse_damaged()
+
+    def refuse_damaged(self) -> None:
+        """The copy is of no use any more: the master is to go on without it."""
+        why = self._why_not()
+        if self.origin is not None and why is not None:
+            self._streaming = False
+            self.origin.reply(Refused(self._copy.uid, self.epoch, self.epoch, True, why))
+
+    # ------------------------------------------------------------ a whole copy
+    async def _bootstrap(self, message: Bootstrap) -> None:
+        try:
+            incoming = await self._copy.begin_fetch(message.manifest)
+        except (OSError, ValueError, Damaged) as error:
+            self._give_up(f"transfer not begun: {error}")
+            return
+        self._wanted = list(incoming.wanted())[::-1]
+        self._owed = 0
+        self._ask()
+        if not self._owed:
+            await self._complete()
+
+    def _ask(self) -> None:
+        while self._wanted and self._owed < PULLS and self.origin is not None:
+            self.origin.reply(Pull(self._copy.uid, self.epoch, *self._wanted.pop()))
+            self._owed += 1
+
+    async def _piece(self, piece: Piece) -> None:
+        incoming = self._copy.fetching
+        if incoming is None:
+            return
+        try:
+            await self._copy.write_piece(incoming, piece)
+        except (OSError, ValueError) as error:
+            self._give_up(f"piece not stored: {error}")
+            return
+        self._owed -= 1
+        self._ask()
+        if not self._owed and not self._wanted:
+            await self._complete()
+
+    async def _complete(self) -> None:
+        try:
+            await self._copy.end_fetch(self.epoch)
+        except (OSError, ValueError, Damaged, NewerFormat) as error:
+            self._give_up(f"transfer not completed: {error}")
+            return
+        self._state()
+
+    def _give_up(self, why: str) -> None:
+        """The master asks again after a while."""
+        self._note("transfer-failed", reason=why)
+        if self.origin is not None:
+            self.origin.reply(Refused(self._copy.uid, self.epoch, self.epoch, False, why))

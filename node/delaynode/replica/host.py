@@ -1,0 +1,263 @@
+"""CopyHost: what every copy of a shard needs of its process, whether it leads or follows: its writes, its threads, its
+end when it is damaged.
+
+All Shard methods run on the loop's thread; jobs' run() and reads of bodies run in a thread pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from delaynode.metrics import NodeMetrics
+from delaynode.replica.maintenance import Intervals, Upkeep
+from delaynode.replica.sync_threads import Writer
+from delaynode.replica.waiters import Waiting
+from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
+from delaynode.store.log.commit_log import WriteBatch
+from delaynode.store.log.files import Files
+from delaynode.store.maintenance import marker
+from delaynode.store.shard import Shard
+from delaynode.store.types import Buffers, Records
+
+FEW_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
+DRAIN_SECONDS = 0.002
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int: ...
+
+
+class Syncing(Protocol):
+    """See replica/sync_threads.py."""
+
+    def mark(self, writer: Writer) -> None: ...
+
+    def busy(self, writer: Writer) -> bool: ...
+
+    def busy_seconds(self, writer: Writer) -> float: ...
+
+
+@dataclass(slots=True)
+class Kept:
+    """Bytes of frames that the node's slaves keep in memory until they are applied; others are read again then."""
+
+    limit: int = 64 << 20
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What the copies of one node share."""
+
+    files: Files
+    clock: Clock
+    syncer: Syncing
+    pool: ThreadPoolExecutor
+    metrics: NodeMetrics
+    checkpoints: asyncio.Semaphore  # one at a time: its buffers are the largest there are
+    fsync: bool
+    log: Callable[..., None]  # log(event, **fields)
+    disk_tight: Callable[[], bool]  # little is left: free what can be freed
+    disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
+    may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
+    intervals: Intervals = field(default_factory=Intervals)  # of upkeep
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
+    kept: Kept = field(default_factory=Kept)
+
+
+class CopyHost(ABC):
+    """Owned by the event loop. A damaged copy has a `failure`; nothing more comes of it."""
+
+    leads = False
+
+    def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
+        self.shard = shard
+        self.directory = directory
+        self.shop = shop
+        self.topic = shard.identity.topic
+        self.name = f"{shard.identity.topic}-{shard.identity.queue}"
+        self.failure: str | None = None  # why it is of no use any more
+        self.lasting = False  # and a process that opens it next must not trust it either
+        self.failed: Callable[[], None] = lambda: None  # told once, when it fails
+        self.waiting = Waiting(shard.consumers, shard.queue, shop.clock.now_ms)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._mark: Callable[[], None] | None = None  # writes the file `damaged`; None when that is done
+        self._marking: asyncio.Future[None] | None = None
+        self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
+        self._closed = False  # it writes nothing more: the log is another host's, or opened anew
+        self.upkeep = Upkeep(self)
+        shard.failed = self.fail
+
+    # ------------------------------------------------------------ work
+    def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run it in a thread. What reads the shard's files must: files are removed when no job reads them any more."""
+        job = asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
+
+    def jobs(self) -> list[asyncio.Future[Any]]:
+        """Those under way off the loop."""
+        return list(self._jobs)
+
+    async def _at_rest(self) -> None:
+        """Return when nothing of this copy runs or is being written any more; its tasks have ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.upkeep.at_rest()
+        while self._jobs or self.shop.syncer.busy(self):
+            await asyncio.gather(*self._jobs, return_exceptions=True)
+            await asyncio.sleep(DRAIN_SECONDS)
+        self._closed = True  # the syncer may still have it in its line
+
+    def alarm(self) -> None:  # noqa: B027 - a slave has nobody to wake
+        """The due window has been loaded further."""
+
+    def changed(self, due_ms: int | None = None) -> None:
+        """The caller has proposed frames; `due_ms`: the earliest new due."""
+        self.shop.syncer.mark(self)
+
+    def check_serving(self) -> None:
+        """Raises Refused when nobody may be answered from this copy."""
+        if self.failure is not None:
+            raise self._refusal("")
+
+    @abstractmethod
+    async def committed(self, offset: int) -> None:
+        """Return once everything before log offset `offset` is committed. Raises Refused when it may never be."""
+
+    @abstractmethod
+    async def written(self, offset: int) -> None:
+        """As committed(), also while the copy is stopping."""
+
+    # ------------------------------------------------------------ its end
+    async def may_append(self) -> None:  # noqa: B027 - a slave never does
+        """Return when this process may write frames of its own accord: a master's."""
+
+    def behind_ms(self) -> int:
+        """Since when the master may have committed what is not known here; 0 on the master itself."""
+        return 0
+
+    def needed_from(self) -> int:
+        """The log offset below which no frame is needed: by a recovery, a transfer or another replica."""
+        return self.shard.checkpointed
+
+    def _end(self, why: str) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.waiting.end()
+        self.upkeep.end()
+
+    def fail(self, why: str, error: Exception) -> None:
+        """This copy is damaged: nothing more is written or acknowledged here, nor by the process that opens it next."""
+        if self.failure is None:
+            self.failure = why
+            self.shard.damaged = why
+            self.shop.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
+            self._end(why)
+            self.lasting = marker.outlasts_a_restart(error)
+            if self.lasting:
+                self._mark = partial(
+                    marker.mark_damaged, self.shop.files, self.directory, why, self.shop.clock.now_ms(),
+                    self.shard.committed,
+                )  # fmt: skip
+                self._marking = asyncio.ensure_future(self._write_mark())
+            self.failed()
+
+    def note_impossible(self, what: str, error: Impossible) -> None:
+        """An operation was not possible, so this copy's memory or files contradict each other: alert."""
+        self.shop.metrics.impossible[self.topic] += 1
+        self.shop.log("impossible", shard=self.name, epoch=self.shard.epoch, what=what, reason=str(error))
+
+    async def _write_mark(self) -> None:
+        """Try to; the disk that has failed may not take it."""
+        if self._mark is not None:
+            try:
+                await self.off_loop(self._mark)
+                self._mark = None
+            except OSError as error:
+                self.shop.log("damage-not-marked", shard=self.name, reason=str(error))
+
+    async def _end_mark(self) -> None:
+        if self._marking is not None:
+            await self._marking
+            await self._write_mark()  # once more, if it was not taken
+
+    async def _guard(self, loop: Coroutine[None, None, None]) -> None:
+        try:
+            await loop
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # a loop that dies silently would leave messages unreleased
+            self.fail(f"{type(error).__name__}: {error}", error)
+
+    @property
+    def replaceable(self) -> bool:
+        """Another copy may do what this one can't: whoever asks should try again."""
+        return False
+
+    def _refusal(self, why: str) -> Refused:
+        if self.failure is not None:
+            reason = "NOT_SERVING" if self.replaceable else "SHARD_DAMAGED"
+            return Refused(reason, f"shard {self.name} has stopped: {self.failure}")
+        return Refused("NOT_SERVING", f"shard {self.name} is not served here: {why}")
+
+    # ------------------------------------------------------------ the log's writes
+    def take_writes(self) -> WriteBatch | None:
+        return None if self._closed else self.shard.take_writes(sync=self.shop.fsync)
+
+    @abstractmethod
+    def wrote(self, batch: WriteBatch) -> None:
+        """The batch is on disk (or, with Async, in the page cache)."""
+
+    def write_failed(self, error: Exception) -> None:
+        self.fail(f"CommitLog: {error}", error)
+
+    @property
+    def durable(self) -> int:
+        """The log offset below which this copy has stored everything, as the cluster's durability asks."""
+        return self.shard.log.synced if self.shop.fsync else self.shard.log.written
+
+    # ------------------------------------------------------------ reading
+    async def read_records(self, rows: Records) -> Buffers:
+        """Bodies of committed rows, in order. Raises Refused."""
+        if not len(rows):
+            return []
+        try:
+            if len(rows) <= FEW_ROWS:
+                cached = self.shard.read_cached(rows)
+                if cached is not None:
+                    return cached
+            records = await self.off_loop(lambda: self.shard.read_records(rows))
+        except Trimmed as error:
+            raise Refused("BUSY", f"{error}: consumed meanwhile, ask again", retry_after_ms=1) from error
+        except (OSError, Damaged) as error:
+            self.fail(f"reading records: {error}", error)
+            raise self._refusal("") from error
+        self.check_serving()  # a disk may take its time, and another may serve by now
+        return records
+
+    async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
+        """Rows of dtype QUEUED from queue offset `offset`, which must not lie beyond the end."""
+        self.check_serving()
+        queue = self.shard.queue
+        if not 0 <= offset <= queue.visible:
+            raise Refused("BAD_REQUEST", f"offset {offset} is outside the queue, [0, {queue.visible}]")
+        if offset < queue.start:
+            why = f"the messages below queue offset {queue.start} are consumed or outlived, and kept no longer"
+            raise Refused("OFFSET_TRIMMED", f"offset {offset}: {why}", start=queue.start)
+        if offset == queue.visible and wait_ms:
+            await self.waiting.reader(wait_ms / 1000)
+            self.check_serving()
+        rows = queue.read(offset, most)
+        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
+        return offset, rows[:fits]

@@ -1,0 +1,349 @@
+"""Reigning: one copy as its shard's master, from being named in the spec to the end of its reign.
+
+    chosen -> candidate -> master -> over         by a higher epoch, a resignation, damage, promises that ran out
+
+A reign is (master, incarnation, epoch) in the shard's spec. This process takes up those that name its own incarnation
+and whose epoch is above the one persisted in the copy's directory; so it never resumes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from delayregistry.model import ShardObject, ShardSpec, ShardStatus, copy_id_of
+from delayregistry.port import RegistryError
+
+from delaynode.replica.context import Statuses, Yard
+from delaynode.replica.master import ShardHost
+from delaynode.replica.role import Role
+from delaynode.replica.slave import SlaveHost
+from delaynode.replica.storage import Holding
+from delaynode.replication.leader import Leader, Reign
+from delaynode.replication.shipping import Shipping, Snapshot
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.maintenance.marker import outlasts_a_restart
+from delaynode.store.shard import Shard
+
+RETRY_SECONDS = 1.0
+
+
+class Copy(Protocol):
+    """What it needs of the replica whose copy it leads."""
+
+    uid: int
+    name: str
+    object: ShardObject
+    role: Role
+    holding: Holding
+    host: SlaveHost | None
+
+    @property
+    def shard(self) -> Shard | None: ...
+
+    def look(self, object_: ShardObject) -> None:
+        """Take what the registry has up, for a master that is new."""
+
+    async def open(self) -> None:
+        """The directory, anew."""
+
+    def follow(self) -> None:
+        """The copy is there: follow whoever comes."""
+
+    async def end_following(self, why: str) -> None:
+        """Nothing of a slave runs when this returns."""
+
+    def broken(self, why: str, *, lasting: bool = True) -> None:
+        """The copy is damaged. lasting: for a later process too."""
+
+
+class Reigning:
+    """Owned by the replica's worker; a leader's traffic passes it by. wake: the worker has something to do.
+
+    leader: from the start of a reign to its end; master: while it serves, or did. over: why the reign has ended, for
+    the worker to depose().
+    """
+
+    def __init__(self, copy: Copy, yard: Yard, note: Callable[..., None], wake: Callable[[], None]) -> None:
+        self.leader: Leader | None = None
+        self.master: ShardHost | None = None
+        self.refused: str | None = None  # why the reign in the spec is not taken up
+        self.over: str | None = None
+        self._hindered: str | None = None  # why it could not even be looked at
+        self._last: tuple[int, str] = (0, "")  # the last reign here that is over: its epoch, and why
+        self._refused_by: tuple[ShardStatus | None, bool] = (None, False)  # the status, and whether unclean was allowed
+        self._copy, self._yard, self._note, self._wake = copy, yard, note, wake
+        self._made_ms = yard.boot_ms()
+        self._candidate_ms: int | None = None  # since when it makes itself ready to lead
+        self._resigning: asyncio.Task[None] | None = None
+
+    def late(self) -> str | None:
+        """Why a chosen copy had better be passed over (attack A3): it has no reign yet that it could resign."""
+        since, cluster = self._candidate_ms, self._yard.cluster()
+        if since is None or cluster is None or self._yard.boot_ms() - since < cluster.lag_seconds * 1000:
+            return None
+        return f"its disk has not taken the epoch up within {cluster.lag_seconds} s"
+
+    def not_serving(self) -> tuple[int, str]:
+        """The epoch of the last reign here that is over or is being given up, and why. Or 0, and why the reign in the
+        spec is refused or can't be begun for the moment; empty: no reason is known."""
+        leader = self.leader
+        if leader is not None and leader.ended is None:
+            if leader.resigned is not None:
+                return leader.reign.epoch, leader.resigned
+            if self.master is None and leader.hindered is not None:
+                return 0, leader.hindered
+        elif kept := self.refused or self._hindered:
+            return 0, kept
+        return self._last
+
+    # ------------------------------------------------------------ what the registry says
+    def forget(self) -> None:
+        """The spec has another reign."""
+        self.refused = self._hindered = self._candidate_ms = None
+
+    def look(self) -> None:
+        """The registry has news of the shard."""
+        spec, leader = self._copy.object.spec, self.leader
+        if leader is not None and leader.ended is None:
+            if spec.epoch > leader.reign.epoch:
+                leader.deposed(spec.epoch)
+            else:
+                leader.set_replicas(spec.replicas, spec.leaving)
+                leader.watched(self._copy.object.status)
+                self.hand_over()
+        cluster = self._yard.cluster()
+        if self.refused is not None and self._refused_by != (self._copy.object.status, self._unclean()):
+            self.refused = None  # what it was refused by has changed: the wishes may come later than the choice
+        if self.master is not None and cluster is not None:
+            self.master.min_in_sync = cluster.min_in_sync
+            self.master.set_release_rate(self._yard.release_rate(self._copy.object))
+
+    def hand_over(self) -> None:
+        """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
+        spec, leader = self._copy.object.spec, self.leader
+        if leader is not None and spec.epoch == leader.reign.epoch:  # a wish may be withdrawn, too
+            leader.switch_to(spec.switchover.to if spec.switchover is not None else None)
+
+    # ------------------------------------------------------------ from chosen to serving
+    def chosen(self) -> bool:
+        spec = self._copy.object.spec
+        if (spec.master, spec.incarnation) != (self._yard.node, self._yard.incarnation) or self.leader is not None:
+            return False
+        if self._copy.shard is None:
+            return self._copy.role is Role.ABSENT and self._copy.object.status is None and self.refused is None
+        return self._copy.role is Role.SLAVE and spec.epoch > self._copy.shard.identity.epoch and self.refused is None
+
+    async def take_up(self) -> None:
+        """Take up the reign in the spec."""
+        copy, holding, yard = self._copy, self._copy.holding, self._yard
+        spec = copy.object.spec
+        try:
+            found = await yard.registry.get_shard(copy.name)
+        except RegistryError as error:
+            self._note("registry-unreachable", reason=str(error))
+            self._hindered = f"the registry did not show it the shard: {error}"
+            await asyncio.sleep(0.2)
+            return
+        if found is None or found.spec.uid != spec.uid:
+            self._hindered = "the registry has no such shard, by what this node is told"
+            await asyncio.sleep(RETRY_SECONDS)  # it is gone, as the list will say
+            return
+        self._hindered = None
+        if found.spec.epoch != spec.epoch:
+            self.forget()
+        copy.object = found
+        spec = found.spec
+        if not self.chosen():
+            return
+        status = found.status
+        if status is not None and not _names(status, holding.entry) and not self._unclean():
+            self._refused_by = status, False
+            self.refused = f"copy {holding.entry} is not in sync: {', '.join(status.in_sync)} are"
+            self._note("reign-refused", reason=self.refused)
+            return
+        copy.role = Role.CANDIDATE
+        if self._candidate_ms is None:
+            self._candidate_ms = yard.boot_ms()
+        slave = copy.host
+        try:
+            await copy.end_following("it is to be master")
+            if slave is not None and slave.failure is not None:
+                # A write of its last batch has failed, as with a full disk: its log in memory is not what the disk has.
+                self._candidate_ms = None
+                copy.broken(slave.failure, lasting=slave.lasting)
+                return
+            shard = await self._candidate(spec)
+        except (Damaged, OSError) as error:
+            await self._not_taken_up(spec.epoch, error)
+            return
+        self._candidate_ms = None
+        await self._begin(shard, spec, status)
+
+    async def _begin(self, shard: Shard, spec: ShardSpec, status: ShardStatus | None) -> None:
+        """Lead, and serve as soon as the others of the former in-sync set follow or are left out."""
+        copy, holding, yard = self._copy, self._copy.holding, self._yard
+        leader = self._make_leader(shard, spec)
+        former = status.in_sync if status is not None else ()
+        cluster, frames = yard.cluster(), 0
+        try:
+            if not set(former) - {holding.entry}:  # nobody else can have anything else
+                frames = await holding.apply_all()
+            vacated = status is not None and _vacated(status, spec)
+            others = len(set(former) - {holding.entry})
+            missing = partial(self._missing, spec, others, ended=int(vacated and spec.vacant))
+            if not await leader.begin(former, spec.replicas, spec.leaving, vacated=vacated, missing=missing):
+                await self.depose(leader.ended or "another reign has begun")
+                return
+            frames += await holding.apply_all()
+            if leader.ended is not None:
+                return  # nobody would tell the master that is made now: it would wait for its first frame for ever
+            min_in_sync = cluster.min_in_sync if cluster is not None else 1
+            master = ShardHost(shard, holding.directory, yard.shop, leader, min_in_sync)
+            leader.host = master
+            master.failed = partial(self._master_failed, master)
+            master.set_release_rate(yard.release_rate(copy.object))
+            self.master = master
+            await master.start(spec.epoch, yard.node)
+        except (Damaged, OSError, Refused) as error:
+            if leader.ended is None:  # no other reign has begun meanwhile: this copy is to blame
+                holding.damage = f"epoch {spec.epoch} not begun: {error}"
+                holding.lasting = isinstance(error, Refused) or outlasts_a_restart(error)
+                await leader.resign(holding.damage)
+            return
+        if leader.ended is not None:
+            return  # the next step ends what is left of it
+        copy.role, self.refused = Role.MASTER, None
+        metrics = yard.shop.metrics
+        metrics.recovery_seconds = max(metrics.recovery_seconds, (yard.boot_ms() - self._made_ms) / 1000)
+        self._note("reign-started", in_sync=sorted(leader.in_sync.written), frames=frames)
+        copy.look(copy.object)
+
+    async def _not_taken_up(self, epoch: int, error: Exception) -> None:
+        """A disk without room, say, has harmed nothing: there may be room in a while, and maybe nobody else to lead."""
+        why = f"epoch {epoch} not taken up: {error}"
+        if self._copy.shard is not None and outlasts_a_restart(error):
+            self._candidate_ms = None
+            self._copy.broken(why)
+            return
+        self._note("epoch-not-taken-up", reason=str(error))
+        if self._copy.shard is not None:
+            self._copy.follow()
+        else:
+            self._copy.role = Role.ABSENT  # what is half made is no copy
+        await asyncio.sleep(RETRY_SECONDS)
+
+    def _missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
+        """How many of the `others` of the former in-sync set certainly have no process, or one that is about to end,
+        which follows nobody any more. Which node has which entry is not known; some may not have been in that set."""
+        yard = self._yard
+        nodes = [node for node in spec.replicas if node != yard.node]
+        return max(ended, sum(map(yard.stopping, nodes)) - max(0, len(nodes) - others))
+
+    def _unclean(self) -> bool:
+        cluster = self._yard.cluster()
+        return cluster is not None and cluster.allow_unclean_failover
+
+    async def _candidate(self, spec: ShardSpec) -> Shard:
+        """The copy, on disk as far as it goes, with the epoch persisted. Raises OSError, Damaged."""
+        shard, holding = self._copy.shard, self._copy.holding
+        if shard is None:
+            return await holding.create(spec)
+        await holding.settle()
+        await holding.accept_epoch(spec.epoch)  # last: when another call finds no file handle, this is tried again
+        return shard
+
+    def _make_leader(self, shard: Shard, spec: ShardSpec) -> Leader:
+        copy, yard, cluster = self._copy, self._yard, self._yard.cluster()
+        lag_ms = (cluster.lag_seconds if cluster is not None else 10) * 1000
+        reign = Reign(copy.uid, spec.epoch, yard.node, yard.incarnation, copy.holding.entry, lag_ms, yard.shop.fsync)
+        shipping = Shipping(
+            copy.uid, spec.epoch, shard.log, yard.peers, yard.shop.pool, yard.boot_ms, self._snapshot, self._note,
+            yard.catching_up,
+        )  # fmt: skip
+        statuses = Statuses(yard.registry, copy.name)
+        leader = Leader(reign, shard.log, shipping, yard.peers, yard.promises, statuses, yard.boot_ms, self._note)
+        self.leader = leader
+        leader.over = self._reign_over
+        return leader
+
+    async def _snapshot(self) -> Snapshot:
+        return await self._copy.holding.hold_snapshot(self.master)
+
+    # ------------------------------------------------------------ the end of a reign
+    def _reign_over(self, why: str) -> None:
+        self.over = why
+        if self.leader is not None:
+            self._last = self.leader.reign.epoch, why
+        if self.master is not None:
+            self.master.over(why)  # the worker itself may be waiting for its first frame's commit
+        self._wake()
+
+    def _master_failed(self, master: ShardHost) -> None:
+        """The copy is damaged: another is to be chosen."""
+        if self.leader is not None and self.master is master and self.leader.ended is None:
+            self._copy.holding.damage = master.failure
+            self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(f"damaged: {master.failure}"))
+
+    def resign(self, why: str) -> None:
+        """Step down for good in this epoch, if the registry answers: to be called again while the reason lasts."""
+        if self.leader is None or self.master is None or self.leader.resigned is not None:
+            return
+        if self._resigning is None or self._resigning.done():
+            self._resigning = asyncio.get_running_loop().create_task(self._resign(self.leader, self.master, why))
+
+    async def _resign(self, leader: Leader, master: ShardHost, why: str) -> None:
+        if not await leader.answered():
+            await asyncio.sleep(RETRY_SECONDS)  # a shard of which nobody hears is better served than stopped
+            return
+        master.pause(why)
+        await leader.resign(why)
+
+    async def depose(self, why: str) -> None:
+        """The reign is over: follow."""
+        leader, master, shard = self.leader, self.master, self._copy.shard
+        self._note("reign-over", reason=why)
+        if leader is not None:
+            leader.stop()
+        if master is not None:
+            await master.depose(why, stopping=self._yard.stopping(self._yard.node))
+        self.leader = self.master = self.over = None
+        if self._copy.holding.damage is not None:
+            self._copy.holding.shard = None
+            failed = master is not None and master.failure is not None
+            lasting = master.lasting if master is not None and failed else self._copy.holding.lasting
+            self._copy.broken(self._copy.holding.damage, lasting=lasting)
+            return
+        if master is None and shard is not None and shard.applied <= shard.committed:
+            self._copy.follow()  # it has applied nothing that may have to be undone
+        else:
+            self._copy.role = Role.OPENING
+            await self._copy.open()
+
+    async def stop(self) -> None:
+        """The node is stopping."""
+        if self.master is not None:
+            await self.master.stop()
+        if self.leader is not None:
+            self.leader.stop()
+
+
+def _vacated(status: ShardStatus, spec: ShardSpec) -> bool:
+    """Whether the master of the epoch before has served and serves no more: by its own word, or its process has ended.
+
+    It stops before it writes so. To go on it would have to write again, which a later epoch in the spec makes
+    impossible; and when it began to serve, those before it had stopped.
+    """
+    epoch = spec.epoch - 1
+    handed_over = status.handover is not None and status.handover.epoch == epoch
+    return status.serving_epoch == epoch and (handed_over or status.resigned is not None or spec.vacant)
+
+
+def _names(status: ShardStatus, entry: str) -> bool:
+    """Whether the in-sync set has the copy; with Async, also as it was before its machine booted.
+
+    Whether such a copy may be chosen is the operator's to say (DESIGN 5.5), and it has.
+    """
+    return copy_id_of(entry) in {copy_id_of(one) for one in status.in_sync}

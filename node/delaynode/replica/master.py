@@ -1,0 +1,416 @@
+"""ShardHost: serves one shard through a reign: ticks, commits, hand-outs, and whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+
+from delaynode.replica.host import Clock, CopyHost, Workshop
+from delaynode.replication.transport.until import until
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.log.commit_log import WriteBatch
+from delaynode.store.log.intake import Batch
+from delaynode.store.queue import consumers
+from delaynode.store.queue.consume_queue import Released
+from delaynode.store.queue.consumers import Delivery
+from delaynode.store.queue.rate_limit import Pace
+from delaynode.store.shard import Appended, Shard
+from delaynode.store.types import Buffer
+
+__all__ = ["Clock", "Replication", "ShardHost", "Workshop"]
+
+TICK_MS = 3  # a shard's ticks start at least this far apart
+STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
+UNSURE_SECONDS = 1.0  # a consumer that waits is told so long after the master has stopped to serve
+HELD_SECONDS = 0.02  # between two looks whether a master may go on
+
+
+class Replication(Protocol):
+    """What the reign says: replication/leader.py. A lone copy has none, its own log is all there is to a commit."""
+
+    def live(self) -> bool:
+        """Whether what is read here may be answered."""
+
+    def commit_limit(self) -> int:
+        """Every frame before this log offset is stored by every counted member, this copy included."""
+
+    def committed(self, offset: int) -> None: ...
+
+    @property
+    def ships(self) -> bool:
+        """There are others to send to."""
+
+    def sealed(self, batch: WriteBatch, parts: list[Buffer]) -> None:
+        """On the thread that writes."""
+
+    def wrote(self) -> None: ...
+
+    def needed_from(self) -> int:
+        """The log offset below which no other replica needs the log."""
+
+    @property
+    def in_sync_size(self) -> int: ...
+
+
+class ShardHost(CopyHost):
+    """Serves one shard from start() to stop(). Raises Refused to callers, NOT_SERVING once it has stopped."""
+
+    leads = True
+
+    def __init__(
+        self,
+        shard: Shard,
+        directory: str,
+        shop: Workshop,
+        replication: Replication | None = None,
+        min_in_sync: int = 1,
+    ) -> None:
+        super().__init__(shard, directory, shop)
+        self.replication = replication
+        self.min_in_sync = min_in_sync
+        self.serving = False
+        self.paused: str | None = None  # why nothing is appended or answered for the moment
+        self._ended: str | None = None  # why nothing more is committed here, for good
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
+        self._arrivals = itertools.count()
+        self._pace: Pace | None = None  # of releases, where the topic has a cap
+        self._paced_end = 0  # queue offset: the pace knows of the releases before it
+        self._alarm = asyncio.Event()  # the tick loop should look again
+        self._sleep_until = 0  # ms: when the tick loop wakes by itself
+
+    # ------------------------------------------------------------ life
+    async def start(self, epoch: int, node: str) -> None:
+        """Begin the reign whose epoch was persisted; serves when this returns."""
+        self.shard.begin_reign(epoch, node, self.shop.clock.now_ms())
+        self.serving = True
+        self.shop.syncer.mark(self)
+        await self.written(self.shard.log_end)
+        await self.upkeep.load()
+        self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.upkeep.loops())]
+
+    async def stop(self) -> None:
+        """Stop serving: what was appended is still committed and answered, whoever waits for more gets NOT_SERVING.
+
+        A checkpoint makes the next start quick.
+        """
+        if self.serving:
+            self.serving = False  # from here on nobody appends, so there is an end to wait for
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            with suppress(Refused, TimeoutError):  # it failed, or no slave answers: there is nothing more to wait for
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.written(self.shard.log_end)
+        self._end("the shard's node is stopping")
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.upkeep.at_rest()
+        await self._last_checkpoint()
+        await self._end_mark()
+
+    async def _last_checkpoint(self) -> None:
+        if self.failure is None and self.shard.committed == self.shard.log_end:
+            try:
+                await self.upkeep.checkpoint(copy_wheels=True)
+            except (OSError, Damaged) as error:
+                self.fail(f"checkpoint: {error}", error)
+
+    def over(self, why: str) -> None:
+        """The reign is over: nobody need wait for what may never be committed. depose() comes later."""
+        self._end(why)
+
+    async def depose(self, why: str, *, stopping: bool = False) -> None:
+        """The reign is over. Nothing runs or is being written when this returns. stopping: the node is, too."""
+        self._end(why)
+        await self._at_rest()
+        if stopping:
+            await self._last_checkpoint()
+        await self._end_mark()
+
+    def _end(self, why: str) -> None:
+        self.serving, self._ended = False, why
+        super()._end(why)
+        waiting, self._waiting = self._waiting, []
+        for _, _, future in waiting:
+            if not future.done():
+                future.set_exception(self._refusal(why))
+                future.exception()  # a caller that went away does not collect it
+
+    def pause(self, why: str) -> None:
+        """Append nothing and answer nothing until resume()."""
+        self.paused = why
+
+    def resume(self) -> None:
+        self.paused = None
+        self._alarm.set()
+
+    @property
+    def replaceable(self) -> bool:
+        return self.replication is not None and self.replication.in_sync_size > 1
+
+    def check_serving(self) -> None:
+        if not self.serving:
+            raise self._refusal("no reign")
+        if self.paused is not None:
+            raise self._refusal(self.paused)
+        if self.replication is not None and not self.replication.live():
+            raise self._refusal("it has not heard from all its in-sync slaves lately")
+
+    async def may_append(self) -> None:
+        """Return when this process may write frames of its own accord."""
+        await until(lambda: self.paused is None and (self.replication is None or self.replication.live()), HELD_SECONDS)
+
+    def needed_from(self) -> int:
+        if self.replication is None:
+            return self.shard.checkpointed
+        return min(self.shard.checkpointed, self.replication.needed_from())
+
+    # ------------------------------------------------------------ commit
+    def take_writes(self) -> WriteBatch | None:
+        batch = super().take_writes()
+        if batch is not None and self.replication is not None and self.replication.ships:
+            batch.on_sealed = self.replication.sealed
+        return batch
+
+    def wrote(self, batch: WriteBatch) -> None:
+        self.shard.finish_writes(batch)
+        if self.replication is not None:
+            self.replication.wrote()
+        self.advance()
+        if self.shard.log.pending:
+            self.shop.syncer.mark(self)
+
+    def advance(self) -> None:
+        """Commit what may be committed, and tell whoever waits for it."""
+        if self.failure is not None or not (self.serving or self._waiting):
+            return
+        end = self.durable if self.replication is None else min(self.durable, self.replication.commit_limit())
+        if end <= self.shard.committed:
+            return
+        try:
+            released = self.shard.commit(end)
+        except OSError as error:
+            self.fail(f"ConsumeQueue: {error}", error)
+            return
+        if self.replication is not None:
+            self.replication.committed(end)
+        while self._waiting and self._waiting[0][0] <= end:
+            future = heapq.heappop(self._waiting)[2]
+            if not future.done():
+                future.set_result(None)
+        if released:
+            self._count(released)
+            self.waiting.released(one.rows for one in released)
+
+    async def committed(self, offset: int) -> None:
+        """Return once everything before log offset `offset` is committed, and may be answered. Raises Refused."""
+        if offset > self.shard.committed:
+            self.check_serving()
+            await self.written(offset)
+        if self.replication is not None:
+            self.check_serving()
+
+    async def stored(self, offset: int) -> None:
+        """As committed(), by as many copies as the cluster's minInSync asks for."""
+        await self.committed(offset)
+        self.check_in_sync()
+
+    def check_in_sync(self) -> None:
+        """Raises Refused when fewer copies are in sync than minInSync."""
+        if self.replication is not None and self.replication.in_sync_size < self.min_in_sync:
+            raise Refused(
+                "NOT_ENOUGH_REPLICAS",
+                f"shard {self.name} has {self.replication.in_sync_size} copies in sync, minInSync is "
+                f"{self.min_in_sync}; outcome unknown, a retry with the same number is safe",
+            )
+
+    async def written(self, offset: int) -> None:
+        """As committed(), also while the shard is stopping or may not answer."""
+        if offset <= self.shard.committed:
+            return
+        if self.failure is not None or self._ended is not None:
+            raise self._refusal(self._ended or "")
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (offset, next(self._arrivals), future))
+        self.shop.syncer.mark(self)
+        await future
+
+    def _count(self, released: list[Released]) -> None:
+        """A message that was due when it came is late by the time since then."""
+        now = self.shop.clock.now_ms()
+        metrics = self.shop.metrics
+        for rows, arrived_ms in released:
+            metrics.released[self.topic] += len(rows)
+            metrics.lateness[self.topic].add(np.maximum(now - np.maximum(rows["due"], arrived_ms), 0))
+
+    # ------------------------------------------------------------ loops
+    async def _tick_loop(self) -> None:
+        while True:
+            now = self.shop.clock.now_ms()
+            wake = self._next_wakeup(now)
+            if wake > now:
+                self._sleep_until = wake
+                await self._sleep((wake - now) / 1000)
+                continue
+            await self.may_append()
+            await until(self.shop.may_tick, HELD_SECONDS)
+            started = time.monotonic()
+            released = self._tick(self.shop.clock.now_ms())
+            ended = self.shard.consumers.expire(now)
+            if released >= 0 or ended.any:
+                await self.written(self.shard.log_end)
+                self.shop.metrics.dead[self.topic] += ended.dead
+                if ended.any:
+                    self.waiting.tell()
+            self.upkeep.look(now)
+            if released < self.shard.config.max_tick:
+                await asyncio.sleep(max(0.0, TICK_MS / 1000 - (time.monotonic() - started)))
+
+    def _next_wakeup(self, now_ms: int) -> int:
+        """The earliest time at which the tick loop has something to do, ms."""
+        tick = self.shard.next_tick()
+        if self._pace is not None and tick <= now_ms:
+            tick = self._pace.ready_ms(now_ms)
+        return min(tick, self.shard.consumers.next_expiry())
+
+    def _tick(self, now_ms: int) -> int:
+        """As Shard.tick(), at the topic's pace."""
+        if self._pace is None:
+            return self.shard.tick(now_ms)
+        self._note_passed(self._pace, now_ms)
+        most = self._pace.available(now_ms)
+        if most < 1:
+            return -1
+        released = self.shard.tick(now_ms, most)
+        self._pace.spend(max(0, released))
+        self._paced_end = self.shard.queue.end
+        return released
+
+    def _note_passed(self, pace: Pace, now_ms: int) -> None:
+        """Count what producers' own frames have released."""
+        pace.owe(self.shard.queue.end - self._paced_end, now_ms)
+        self._paced_end = self.shard.queue.end
+
+    def set_release_rate(self, rate: int | None) -> None:
+        """rate: messages per second that this shard may release; None: no cap."""
+        if rate == (self._pace.rate if self._pace is not None else None):
+            return
+        now = self.shop.clock.now_ms()
+        if rate is None:
+            self._pace = None
+        else:
+            self._pace = Pace(rate, now) if self._pace is None else self._pace.changed(rate, now)
+            self._paced_end = self.shard.queue.end
+        self._alarm.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        self._alarm.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, 60.0)):  # wait_for() may swallow the cancellation of stop()
+                await self._alarm.wait()
+
+    def _expect(self, due_ms: int) -> None:
+        """Something is due at `due_ms`: the tick loop must not sleep longer."""
+        if due_ms < self._sleep_until:
+            self._alarm.set()
+
+    def alarm(self) -> None:
+        """The tick loop should look again."""
+        self._alarm.set()
+
+    # ------------------------------------------------------------ what callers ask for
+    def enqueue(self, batch: Batch) -> Appended:
+        """Append; the caller waits for stored(log_end) before it answers."""
+        self.check_serving()
+        self.check_in_sync()
+        now = self.shop.clock.now_ms()
+        if not self.shop.may_tick():
+            self._check_not_passed(batch, now)
+        appended = self.shard.enqueue(batch, now)
+        if self._pace is not None:
+            self._note_passed(self._pace, now)
+        if appended.due is not None and not appended.duplicate:
+            self.shop.metrics.enqueued[self.topic] += appended.count
+            self._expect(int(appended.due.min()))
+            self.upkeep.look_at_units()
+        self.shop.syncer.mark(self)
+        return appended
+
+    def _check_not_passed(self, batch: Batch, now_ms: int) -> None:
+        """Raises Refused where a due would be released on arrival only because this node's clock has passed it."""
+        dues = batch.time[batch.relative == 0] if len(batch.relative) else batch.time
+        if bool(((dues > self.shard.index.watermark.due) & (dues <= now_ms)).any()):
+            raise Refused(
+                "CLOCK_BEHIND", "most other nodes' clocks differ from this node's, or were not heard yet; retry"
+            )
+
+    async def receive(
+        self,
+        group: str,
+        tags: tuple[str, ...],
+        most: int,
+        most_bytes: int,
+        wait_ms: int,
+        invisible_ms: int,
+        from_end: bool,
+    ) -> Delivery:
+        """Hand messages out, waiting up to `wait_ms` for the first."""
+        self.check_serving()
+        shard, clock = self.shard, self.shop.clock
+        rests_on = shard.consumers.join(group, tags, from_end=from_end, now_ms=clock.now_ms())
+        await self.committed(rests_on)
+        deadline = time.monotonic() + wait_ms / 1000
+        while True:
+            self.check_serving()
+            await self.pass_filtered(group)
+            now = clock.now_ms()
+            found = shard.consumers.group(group)
+            if found.readable(shard.queue, now):
+                delivery = shard.consumers.deliver(group, now, invisible_ms, most, most_bytes)
+                if len(delivery.offset):
+                    self.waiting.look(group)
+                    if found.next_expiry < self._sleep_until:
+                        self._alarm.set()
+                    try:
+                        await self.committed(delivery.rests_on)
+                    except BaseException:  # also that who asked has gone
+                        self.give_back(group, delivery)
+                        raise
+                    return delivery
+            left = deadline - time.monotonic()
+            if left <= 0:
+                await self.committed(found.rests.last)  # what took the last one away
+                return Delivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
+            # A master that is cut off must not keep its consumers waiting while another delivers.
+            await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))
+
+    async def pass_filtered(self, group: str) -> None:
+        """Look for the group's next message, a step after the other: its filter may leave millions out, and other
+        shards have their turns between two steps. Raises Refused."""
+        found = self.shard.consumers.group(group)
+        while found.skip_filtered(self.shard.queue, consumers.SKIP_ROWS):
+            await asyncio.sleep(0)
+            self.check_serving()
+
+    def give_back(self, group: str, delivery: Delivery) -> None:
+        """Nobody was sent it."""
+        found = self.shard.consumers.groups.get(group)
+        if found is not None:
+            found.give_back(delivery.offset, delivery.until_ms)
+            self.waiting.look(group)
+
+    def woken(self) -> None:
+        """Something became visible other than by a release: a retry, a redrive."""
+        self.waiting.tell()
+        self._alarm.set()
+
+    def changed(self, due_ms: int | None = None) -> None:
+        """The caller has proposed frames; `due_ms`: the earliest new due."""
+        if due_ms is not None:
+            self._expect(due_ms)
+        self.shop.syncer.mark(self)

@@ -1,0 +1,225 @@
+"""SlaveHost: a shard's copy that follows a master: stores what it is sent, applies what is committed.
+
+Only committed frames are applied, so the log can be cut to another master's without undoing anything, and this very
+Shard can be led from here: see Replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from delaynode.replica.host import DRAIN_SECONDS, CopyHost, Workshop
+from delaynode.replication.transport.until import until
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.log.commit_log import WriteBatch
+from delaynode.store.log.frames import Frame, parse_tick
+from delaynode.store.shard import Shard
+from delaynode.store.types import Pair, Records
+
+KEPT_BYTES = 16 << 20  # of frames that are not applied yet; what is more is read from the file again
+LEAST_BYTES = 256 << 10  # of them, whatever the node's other slaves keep
+APPLY_BYTES = 1 << 20  # applied in a turn: the event loop has other work too
+FRAME_COST = 8 << 10  # bytes: a small frame takes as long as so many more (measured: 40 us)
+READ_BYTES = 4 << 20
+GATHER_S = 0.02  # in which frames gather before they are applied while nobody reads here: a turn costs more than one
+READER_S = 2.0  # so long after a Fetch somebody still reads here
+
+
+class SlaveHost(CopyHost):
+    """Follows from start() to end(). stored(): told whenever more of the log is stored, or applied."""
+
+    def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
+        super().__init__(shard, directory, shop)
+        self.stored: Callable[[], None] = lambda: None
+        self.known = shard.committed  # log offset: all before it is committed, wherever this log ends
+        self._frames: deque[Frame] = deque()  # not applied yet, a stretch without gaps, or empty
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._applying = asyncio.Lock()  # held while frames are applied; a cut waits for it
+        self.readable: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here; None: it is
+        self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
+        self._abreast_s = 0.0  # when all that the master had committed was applied, by the loop's clock
+        self._read_s = -READER_S  # when Fetch was last asked for, by the loop's clock
+
+    def _heard_s(self) -> float:
+        """When the master had committed no more than is known here."""
+        return asyncio.get_running_loop().time() - self.unheard_ms() / 1000
+
+    def start(self) -> None:
+        self._abreast_s = self._heard_s()
+        self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.upkeep.loops())]
+
+    def _end(self, why: str) -> None:
+        super()._end(why)
+        self._forget_frames()  # whoever applies them is cancelled
+
+    async def end(self, why: str) -> None:
+        """Nothing runs or is being written when this returns; the Shard is as its committed frames made it."""
+        self._end(why)
+        await self._at_rest()
+        await self._end_mark()
+
+    async def stop(self) -> None:
+        """The node is stopping. A checkpoint makes the next start quick."""
+        await self.end("the shard's node is stopping")
+        if self.failure is None:
+            try:
+                await self.upkeep.persist(copy_wheels=True)
+            except (OSError, Damaged) as error:
+                self.fail(f"checkpoint: {error}", error)
+        await self._end_mark()
+
+    # ------------------------------------------------------------ the master's frames
+    def receive(self, data: memoryview) -> None:
+        """Whole frames that begin at the log's end. Raises BadFrame or Damaged and takes nothing."""
+        frames = self.shard.log.receive(data)
+        if not frames:
+            return
+        at = self._frames[-1].end if self._frames else self.shard.applied
+        if frames[0].offset == at and self._may_keep(len(data)):
+            self._frames.extend(frames)
+            self._keep(len(data))
+        self.shop.syncer.mark(self)
+
+    def _may_keep(self, size: int) -> bool:
+        """Whether so many bytes more of frames may stay in memory, until they are applied."""
+        kept, total = self.shop.kept, self._bytes + size
+        return total <= LEAST_BYTES or (total <= KEPT_BYTES and kept.used + size <= kept.limit)
+
+    def _keep(self, size: int) -> None:
+        self._bytes += size
+        self.shop.kept.used += size
+
+    def _forget_frames(self) -> None:
+        self._frames.clear()
+        self._keep(-self._bytes)
+
+    def commit_to(self, offset: int) -> None:
+        """All before this log offset is committed."""
+        if offset > self.known:
+            if self.shard.applied >= self.known:
+                self._abreast_s = self._heard_s()
+            self.known = offset
+            self._news.set()
+
+    async def cut(self, end: int) -> None:
+        """Drop the log from `end` on. Raises Damaged where something committed would go."""
+        async with self._applying, self.upkeep.files_at_rest:  # a checkpoint syncs the very files that are cut
+            log = self.shard.log
+            await until(lambda: not self.shop.syncer.busy(self), DRAIN_SECONDS)
+            if end < min(self.known, log.end) or end < self.shard.applied:  # `known` may lie beyond what is here
+                raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known} is committed")
+            self._forget_frames()
+            batch = log.take(sync=self.shop.fsync)  # here: no sync round must take it while the file is cut
+
+            def work() -> None:
+                if batch is not None:
+                    batch.run()
+                    log.finish(batch)
+                if log.end > end or log.written > log.synced:
+                    log.cut(min(end, log.end))
+
+            await self.off_loop(work)
+            self.known = min(self.known, log.end)  # beyond, it was of another history if copies were lost
+
+    def wrote(self, batch: WriteBatch) -> None:
+        self.shard.finish_writes(batch)
+        self._news.set()
+        self.stored()
+        if self.shard.log.pending:
+            self.shop.syncer.mark(self)
+
+    @property
+    def replaceable(self) -> bool:
+        return True
+
+    async def written(self, offset: int) -> None:
+        """What is applied is stored."""
+        if self.failure is not None or offset > self.durable:
+            raise self._refusal("it follows a master")
+
+    async def committed(self, offset: int) -> None:
+        await self.written(offset)
+
+    def check_serving(self) -> None:
+        super().check_serving()
+        why = self.readable()
+        if why is not None:
+            raise Refused("NOT_SERVING", f"shard {self.name} is not read from this copy: {why}")
+
+    def behind_ms(self) -> int:
+        if self.shard.applied >= self.known:
+            return self.unheard_ms()
+        applying_ms = int((asyncio.get_running_loop().time() - self._abreast_s) * 1000)
+        return max(self.unheard_ms(), applying_ms)
+
+    async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
+        self.check_serving()
+        self._read_s = asyncio.get_running_loop().time()
+        if offset > self.shard.queue.visible:  # whoever asks has read further elsewhere
+            raise Refused("NOT_SERVING", f"shard {self.name}: this slave has queue offset {offset} not yet")
+        return await super().fetch(offset, most, most_bytes, wait_ms)
+
+    # ------------------------------------------------------------ applying
+    async def _apply_loop(self) -> None:
+        shard, time_s = self.shard, asyncio.get_running_loop().time
+        mark, mark_s = self.known, self._heard_s()
+        while True:
+            if shard.applied >= mark:
+                self._abreast_s = max(self._abreast_s, mark_s)
+                mark, mark_s = self.known, self._heard_s()
+            limit = min(self.known, self.durable)
+            if shard.applied >= limit:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            if self.upkeep.full:  # other shards checkpoint first; what is stored meanwhile is acknowledged
+                await self.upkeep.flushed()
+                continue
+            async with self._applying:
+                await self._apply(min(limit, self.durable))  # it may have been cut meanwhile
+            self.stored()
+            behind = shard.applied < min(self.known, self.durable)
+            read = len(self.waiting) or time_s() < self._read_s + READER_S
+            await asyncio.sleep(0 if behind or read else GATHER_S)
+
+    async def _apply(self, limit: int) -> None:
+        shard = self.shard
+        if not self._frames or self._frames[0].offset != shard.applied:
+            self._forget_frames()
+            await self._read_back()
+        taken, first = 0, self._frames[0]
+        if first.end <= limit and shard.needs_load(first):
+            tick = parse_tick(first)
+            await self.upkeep.load_past(Pair(tick.due, tick.seq))
+        async with self.shop.turn:
+            while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES and not self.upkeep.full:
+                frame = self._frames[0]
+                if shard.needs_load(frame):
+                    break  # not with everybody's turn
+                self._frames.popleft()
+                size = frame.end - frame.offset
+                self._keep(-size)
+                taken += size + FRAME_COST
+                self.waiting.released(one.rows for one in shard.commit(frame.offset))
+                shard.apply(frame)
+            self.waiting.released(one.rows for one in shard.commit(shard.applied))
+        self.upkeep.look(self.shop.clock.now_ms())
+
+    async def _read_back(self) -> None:
+        """The next frames to apply, out of the log's files."""
+        log, start = self.shard.log, self.shard.applied
+        most = READ_BYTES if self._may_keep(READ_BYTES) else LEAST_BYTES
+        self._keep(most)  # before it is read: many may be read at once
+
+        def work() -> tuple[int, list[Frame]]:
+            data = log.read_raw(start, most)
+            return len(data), log.parse_all(memoryview(data), start)
+
+        size, frames = await self.off_loop(work)
+        self._keep(size - most)
+        if not frames:
+            raise Damaged(f"{self.directory}: the log has nothing at {start}, which is committed")
+        self._frames.extend(frames)

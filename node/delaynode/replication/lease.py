@@ -1,0 +1,298 @@
+"""Promises between a shard's master and its slaves (DESIGN 5.2; PacificA's leases, without a lease service).
+
+    slave     "I will not become master before now + lease", said in the reply to a beacon
+    master    counts 0.9 of the lease from before it SENT that beacon, and serves only while it holds a live promise
+              of every in-sync slave
+
+The lease is a process's own, as of its start: the cluster's may have been changed since, and others may have started
+since. So a slave says with each promise how long it is for, and a master counts the shorter one of that and its own.
+
+So a master that is frozen or cut off has stopped by itself before any slave of its in-sync set may serve. All times
+are ms of CLOCK_BOOTTIME, each node's own; the tenth between the two counts is room for their clocks' drift.
+
+One beacon per pair of nodes carries all their shards. Beacons may be lost, late, twice, out of order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from delaynode.replication.protocol import MAX_BEACON_SHARDS, Beacon, BeaconReply
+
+SILENT_MS = 1_000  # a peer that left beacons unanswered for so long is silent
+AHEAD_MS = 200  # between words that a shard's beacons name an epoch that is not known here
+PAUSE_MS = 500  # this process did not run for so long: what it has not heard is its own fault
+
+
+@dataclass(slots=True)
+class Given:
+    """A slave's last promise for a shard."""
+
+    node: str
+    incarnation: int
+    epoch: int
+    beacon: int
+    at_ms: int
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Asking:
+    """A reign of this node: whom it asks."""
+
+    epoch: int
+    nodes: tuple[str, ...]
+    since: int  # beacon id: what was promised for earlier ones may have been given back since
+
+
+@dataclass(slots=True)
+class Peer:
+    """asked_ms: when the first beacon was sent since its last answer; None: nothing is owed."""
+
+    asked_ms: int | None = None
+    silent: bool = False
+    answered: int = 0  # the highest id that was answered
+    sent: dict[int, int] = field(default_factory=dict)  # beacon id -> when it was sent
+
+
+class Promises:
+    """Both sides' promises of one process. Safe to use from several threads; never waits for anything.
+
+    on_silent(node, silent), on_higher(uid, epoch), on_ahead(uid), on_heard(node, its wall clock, boot clock, round
+    trip, all ms): called, on the beacon's thread, when a peer falls silent or speaks again, when a slave knows a higher
+    epoch than the reign it was asked for, when a beacon names a higher epoch than is known here, and with each reply.
+
+    lease_ms: of this process. former_lease_ms: the longest that an earlier process of this node may have promised for.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        incarnation: int,
+        *,
+        lease_ms: int,
+        former_lease_ms: int = 0,
+        boot_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.lease_ms = lease_ms
+        self._former_lease_ms = max(lease_ms, former_lease_ms)
+        self._boot_ms, self._wall_ms = boot_ms, wall_ms
+        self._lock = threading.Lock()
+        self._started_ms = boot_ms()
+        self._floor: dict[int, int] = {}  # uid -> the highest epoch known
+        self._ahead_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
+        self._given: dict[int, Given] = {}
+        self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, beacon
+        self._asking: dict[int, Asking] = {}
+        self._held: dict[tuple[int, str], int] = {}  # (uid, node) -> until
+        self._peers: dict[str, Peer] = {}
+        self._acquainted: tuple[str, ...] = ()  # nodes that get beacons for their clocks' sake alone
+        self._next_id = 1
+        self._looked_ms = self._started_ms
+        self.on_silent: Callable[[str, bool], None] = lambda node, silent: None
+        self.on_higher: Callable[[int, int], None] = lambda uid, epoch: None
+        self.on_ahead: Callable[[int], None] = lambda uid: None
+        self.on_heard: Callable[[str, int, int, int], None] = lambda node, wall_ms, boot_ms, round_trip_ms: None
+        self.on_lead: Callable[[], None] = lambda: None  # there is somebody to ask: don't wait for the interval
+
+    # ------------------------------------------------------------ a slave's side
+    def answer(self, beacon: Beacon) -> BeaconReply:
+        """Promise what can be promised: to nobody for an epoch below the known one, and for one above it not yet.
+
+        A beacon alone raises no floor. Anybody can send one datagram, and a floor above the registry's epoch would
+        shut every master out until this process ends.
+        """
+        ahead: list[int] = []
+        with self._lock:
+            now = self._boot_ms()
+            answers = tuple(self._answer(beacon, uid, epoch, now, ahead) for uid, epoch in beacon.shards)
+        for uid in ahead:
+            self.on_ahead(uid)
+        return BeaconReply(
+            self.node, beacon.incarnation, beacon.beacon_id, self._wall_ms(), self.lease_ms, answers
+        )  # fmt: skip
+
+    def _answer(self, beacon: Beacon, uid: int, epoch: int, now: int, ahead: list[int]) -> tuple[int, int, bool]:
+        known = self._floor.get(uid)
+        if known is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
+            return uid, 0, False
+        if epoch < known:
+            return uid, known, False
+        if epoch > known:
+            if now - self._ahead_ms.get(uid, -AHEAD_MS) >= AHEAD_MS:
+                self._ahead_ms[uid] = now
+                ahead.append(uid)
+            return uid, known, False
+        released = self._released.get(uid)
+        given_back = released is not None and released[:3] == (beacon.node, beacon.incarnation, epoch)
+        if given_back and released is not None and beacon.beacon_id <= released[3]:
+            return uid, epoch, False
+        given = self._given.get(uid)
+        until = now + self.lease_ms
+        if given is None:
+            self._given[uid] = Given(beacon.node, beacon.incarnation, epoch, beacon.beacon_id, now, until)
+        else:
+            if given.node == beacon.node and given.incarnation == beacon.incarnation and given.epoch == epoch:
+                given.beacon = max(given.beacon, beacon.beacon_id)
+            else:
+                given.node, given.incarnation, given.epoch = beacon.node, beacon.incarnation, epoch
+                given.beacon = beacon.beacon_id
+            given.at_ms, given.until_ms = now, until
+        return uid, epoch, True
+
+    def raise_floor(self, uid: int, epoch: int) -> None:
+        """There is a replica here, and an epoch is known: beacons of lower ones are refused from now on."""
+        with self._lock:
+            self._floor[uid] = max(self._floor.get(uid, 0), epoch)
+
+    def floor(self, uid: int) -> int:
+        """The highest epoch known of a shard."""
+        with self._lock:
+            return self._floor.get(uid, 0)
+
+    def wait_ms(self, uid: int) -> int:
+        """How long this node has still promised not to become the shard's master.
+
+        A process that has just started may have promised anything before it was killed.
+        """
+        with self._lock:
+            given = self._given.get(uid)
+            until = max(self._started_ms + self._former_lease_ms, given.until_ms if given is not None else 0)
+            return max(0, until - self._boot_ms())
+
+    def release(self, uid: int, node: str, incarnation: int, epoch: int, beacon: int) -> None:
+        """A master gives back what was promised for its beacons up to `beacon`: it serves no more. Later ones stand."""
+        with self._lock:
+            if uid not in self._floor:
+                return
+            self._released[uid] = (node, incarnation, epoch, beacon)
+            given = self._given.get(uid)
+            if given is None or given.beacon > beacon:
+                return
+            if (given.node, given.incarnation, given.epoch) == (node, incarnation, epoch):
+                given.until_ms = 0
+
+    def heard_ms(self, uid: int) -> int | None:
+        """How long ago the shard's master was heard; None: never."""
+        with self._lock:
+            given = self._given.get(uid)
+            return None if given is None else self._boot_ms() - given.at_ms
+
+    # ------------------------------------------------------------ a master's side
+    def lead(self, uid: int, epoch: int, nodes: Iterable[str]) -> None:
+        """Ask these nodes, for this reign, from now on."""
+        with self._lock:
+            before = self._asking.get(uid)
+            goes_on = before is not None and before.epoch == epoch
+            since = before.since if before is not None and goes_on else self._next_id
+            now = self._asking[uid] = Asking(epoch, tuple(nodes), since)
+            if not goes_on:
+                self._drop_held(uid)
+        if now != before:
+            self.on_lead()
+
+    def hurry(self) -> None:
+        """Ask everybody now: who refused a moment ago, for it did not know of the epoch, knows it by now."""
+        self.on_lead()
+
+    def acquaint(self, nodes: Iterable[str]) -> None:
+        """Hear from these nodes, too, whatever is led here: their clocks say whether this node's is right."""
+        with self._lock:
+            self._acquainted = tuple(nodes)
+
+    def stop_asking(self, uid: int) -> int:
+        """The reign serves no more. Returns the id of the last beacon that may have asked for it."""
+        with self._lock:
+            self._asking.pop(uid, None)
+            self._drop_held(uid)
+            return self._next_id - 1
+
+    def _drop_held(self, uid: int) -> None:
+        for key in [key for key in self._held if key[0] == uid]:
+            del self._held[key]
+
+    def beacons(self) -> list[tuple[str, Beacon]]:
+        """What to send now. To be sent at once: the promises count from here."""
+        with self._lock:
+            shards: dict[str, list[tuple[int, int]]] = {node: [] for node in self._acquainted}
+            for uid, asking in self._asking.items():
+                for node in asking.nodes:
+                    shards.setdefault(node, []).append((uid, asking.epoch))
+            for node in [node for node in self._peers if node not in shards]:
+                del self._peers[node]
+            now, wall = self._boot_ms(), self._wall_ms()
+            made: list[tuple[str, Beacon]] = []
+            for node, rows in shards.items():
+                peer = self._peers.setdefault(node, Peer())
+                sent = peer.sent
+                for old in [beacon for beacon, at in sent.items() if now - at > self.lease_ms]:
+                    del sent[old]
+                for low in range(0, max(1, len(rows)), MAX_BEACON_SHARDS):
+                    part = tuple(rows[low : low + MAX_BEACON_SHARDS])
+                    made.append((node, Beacon(self.node, self.incarnation, self._next_id, wall, part)))
+                    sent[self._next_id] = now
+                    self._next_id += 1
+                if peer.asked_ms is None:
+                    peer.asked_ms = now
+            return made
+
+    def took(self, reply: BeaconReply) -> None:
+        """A reply has come."""
+        higher: list[tuple[int, int]] = []
+        with self._lock:
+            peer = self._peers.get(reply.node)
+            if reply.incarnation != self.incarnation or peer is None:
+                return
+            sent = peer.sent.pop(reply.beacon_id, None)
+            if sent is None:
+                return  # a second copy, or so late that it is worth nothing
+            now = self._boot_ms()
+            peer.answered = max(peer.answered, reply.beacon_id)
+            peer.asked_ms = min((at for beacon, at in peer.sent.items() if beacon > peer.answered), default=None)
+            until = sent + min(self.lease_ms, reply.lease_ms) * 9 // 10
+            for uid, epoch, promised in reply.shards:
+                asking = self._asking.get(uid)
+                if asking is None:
+                    continue
+                asked = reply.beacon_id >= asking.since and reply.node in asking.nodes
+                if promised and epoch == asking.epoch and asked:
+                    key = (uid, reply.node)
+                    self._held[key] = max(self._held.get(key, 0), until)
+                elif epoch > asking.epoch:
+                    higher.append((uid, epoch))
+        self.on_heard(reply.node, reply.wall_ms, now, now - sent)
+        for uid, epoch in higher:
+            self.on_higher(uid, epoch)
+
+    def look(self) -> None:
+        """Judge who is silent; after all that has come in was taken."""
+        changed: list[tuple[str, bool]] = []
+        with self._lock:
+            now = self._boot_ms()
+            paused = now - self._looked_ms > PAUSE_MS
+            self._looked_ms = now
+            for node, peer in self._peers.items():
+                if paused and peer.asked_ms is not None:
+                    peer.asked_ms = now
+                silent = peer.asked_ms is not None and now - peer.asked_ms >= SILENT_MS
+                if silent != peer.silent:
+                    peer.silent = silent
+                    changed.append((node, silent))
+        for node, silent in changed:
+            self.on_silent(node, silent)
+
+    def silent(self, node: str) -> bool:
+        with self._lock:
+            peer = self._peers.get(node)
+            return peer is not None and peer.silent
+
+    def live(self, uid: int, nodes: Iterable[str]) -> bool:
+        """Whether this master holds a live promise of each of these nodes."""
+        with self._lock:
+            now = self._boot_ms()
+            return all(self._held.get((uid, node), 0) > now for node in nodes)

@@ -1,0 +1,416 @@
+"""Log shipping: what each other replica of a shard has, and sending it what it lacks.
+
+    a member    DOWN -> ASKED (FOLLOW sent) -> STREAMING (frames go out, acks come back)
+                                      \\-> FETCHING (its copy can't be continued: it is sent this one's files)
+
+Frames are sent as soon as they are sealed, while this copy still writes them itself; a member that is behind is sent
+what the files have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from delaynode.replication.catch_up import LEAST_BYTES, CatchingUp
+from delaynode.replication.epochs import common_end
+from delaynode.replication.protocol import (
+    Ack,
+    Bootstrap,
+    Commit,
+    Follow,
+    Frames,
+    Message,
+    Piece,
+    Pull,
+    Refused,
+    Start,
+    State,
+)
+from delaynode.replication.transport.peers import Peers
+from delaynode.store.errors import Damaged, Trimmed
+from delaynode.store.log.commit_log import CommitLog, WriteBatch
+from delaynode.store.log.frames import BadFrame
+from delaynode.store.types import Buffer
+
+WINDOW_BYTES = 32 << 20  # sent to a member and not stored by it
+STALLED_MS = 2_000  # a member that has not stored anything for so long is sent no more before it has
+BACKLOG_BYTES = 64 << 20  # queued to a node and not taken by the network
+READ_BYTES = 1 << 20  # read from the log at once for a member that is behind: it parses that on its event loop
+RECENT_BYTES = 16 << 20  # of frames kept in memory for members that are up to date
+LARGE_BYTES = 8 << 20  # a batch above this is sent from the file: a message has its limit
+ASK_AGAIN_SECONDS = 0.5
+MAX_PULL_BYTES = 4 << 20
+
+
+class Phase(Enum):
+    DOWN = "down"
+    ASKED = "asked"
+    FETCHING = "fetching"
+    STREAMING = "streaming"
+
+
+@dataclass(slots=True)
+class Member:
+    """Another node that has, or is to have, a replica. Offsets are of the log, in bytes."""
+
+    node: str
+    phase: Phase = Phase.DOWN
+    entry: str = ""  # its copy's name in the in-sync set
+    next: int = 0  # of the next frame to send
+    durable: int = 0
+    applied: int = 0
+    told: int = 0  # the commit offset
+    session: int = 0  # moves whenever it starts anew: what was begun before is dropped
+    reading: int = 0  # bytes that are about to be read from the log for it
+    drawn: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
+    heard: bool = False  # it has said how much it has stored, since START
+    damaged: bool = False
+    near_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
+    moved_ms: int = 0  # when it last had everything it was sent, or stored more of it
+    snapshot: Snapshot | None = None
+
+
+class Snapshot(Protocol):
+    """The files of a copy as of its last checkpoint, held for a transfer."""
+
+    @property
+    def manifest(self) -> bytes: ...
+
+    @property
+    def log_offset(self) -> int:
+        """Of the checkpoint: the log is needed from here on."""
+
+    def read(self, file: int, offset: int, length: int) -> bytes:
+        """Any thread. Raises OSError, ValueError for what is not in the manifest."""
+
+    def release(self) -> None:
+        """Any thread. The files are needed no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    start: int
+    end: int
+    parts: tuple[Buffer, ...]
+
+
+class Shipping:
+    """Owned by the event loop, but sealed(). `uid` and `epoch` are the reign's.
+
+    changed(member): it has stored more, fell away or came back. deposed(epoch): a member knows that higher epoch.
+    replaceable(entry): whether that copy may be thrown away for a new one.
+    """
+
+    def __init__(
+        self,
+        uid: int,
+        epoch: int,
+        log: CommitLog,
+        peers: Peers,
+        pool: Executor,
+        boot_ms: Callable[[], int],
+        snapshot: Callable[[], Coroutine[Any, Any, Snapshot]],
+        note: Callable[..., None],
+        catching_up: CatchingUp,
+    ) -> None:
+        self.uid, self.epoch = uid, epoch
+        self.members: dict[str, Member] = {}
+        self.changed: Callable[[Member], None] = lambda member: None
+        self.deposed: Callable[[int], None] = lambda epoch: None
+        self.replaceable: Callable[[str], bool] = lambda entry: True
+        self.commit = log.committed
+        self._log, self._peers, self._pool, self._boot_ms, self._note = log, peers, pool, boot_ms, note
+        self._snapshot, self._catching_up = snapshot, catching_up
+        self._loop = asyncio.get_running_loop()
+        self._recent: deque[Chunk] = deque()
+        self._recent_bytes = 0
+        self._sealed = log.written  # frames before it may be sent
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    # ------------------------------------------------------------ who
+    def set_replicas(self, nodes: Iterable[str]) -> None:
+        """The nodes that have, or are to have, a replica, but this one."""
+        wanted = list(nodes)
+        for node in wanted:
+            if node not in self.members:
+                self.members[node] = Member(node)
+                self._ask(self.members[node])
+        for node in [node for node in self.members if node not in wanted]:
+            self._fall(self.members.pop(node), Phase.DOWN)
+
+    def link_up(self, node: str) -> None:
+        member = self.members.get(node)
+        if member is not None:
+            self._ask(member)
+
+    def link_down(self, node: str) -> None:
+        member = self.members.get(node)
+        if member is not None and member.phase is not Phase.DOWN:
+            self._fall(member, Phase.DOWN)
+            self.changed(member)
+
+    def _ask(self, member: Member) -> None:
+        """A FOLLOW without a link is dropped; link_up() asks again."""
+        self._fall(member, Phase.ASKED)
+        spared = member.damaged and self.replaceable(member.entry)
+        self._peers.send(member.node, Follow(self.uid, self.epoch, spared))
+
+    def _fall(self, member: Member, phase: Phase) -> None:
+        member.phase = phase  # first: what is given back may go to another shard, not to this member
+        self._let_go(member)
+        member.moved_ms = self._boot_ms()
+
+    def _let_go(self, member: Member) -> None:
+        member.session += 1
+        drawn, member.drawn, member.reading = member.drawn + member.reading, 0, 0
+        self._catching_up.give(member.node, drawn)
+        snapshot, member.snapshot = member.snapshot, None
+        if snapshot is not None:
+            self._loop.run_in_executor(self._pool, snapshot.release)
+
+    def stop(self) -> None:
+        self._stopped = True
+        for member in self.members.values():
+            self._fall(member, Phase.DOWN)
+        for task in self._tasks:
+            task.cancel()
+        self._recent.clear()
+
+    # ------------------------------------------------------------ what comes back
+    def received(self, node: str, message: Message) -> None:
+        member = self.members.get(node)
+        if member is None or message.epoch != self.epoch or self._stopped:
+            return
+        match message:
+            case Ack():
+                self._acked(member, message)
+            case State():
+                self._match(member, message)
+            case Refused():
+                self._refused(member, message)
+            case Pull():
+                self._pulled(member, message)
+            case _:
+                self._note("bad-message", peer=node, what=type(message).__name__)
+
+    def _acked(self, member: Member, ack: Ack) -> None:
+        if member.phase is not Phase.STREAMING or not ack.durable <= member.next:
+            return
+        member.heard = True
+        if ack.durable > member.durable or ack.durable == member.next:
+            member.moved_ms = self._boot_ms()
+        member.durable = max(member.durable, ack.durable)
+        member.applied = max(member.applied, ack.applied)
+        stored = max(0, member.drawn - (member.next - member.durable))
+        member.drawn -= stored
+        self._catching_up.give(member.node, stored)
+        self.changed(member)
+        self._pump(member)
+
+    def _refused(self, member: Member, refused: Refused) -> None:
+        if refused.known_epoch > self.epoch:
+            self.deposed(refused.known_epoch)
+            return
+        self._fall(member, Phase.DOWN)
+        member.damaged = refused.damaged
+        self._note("follower-refuses", peer=member.node, reason=refused.reason)
+        self.changed(member)
+        self._later(member)
+
+    def _later(self, member: Member) -> None:
+        self._loop.call_later(ASK_AGAIN_SECONDS, self._ask_again, member, member.session)
+
+    def _ask_again(self, member: Member, session: int) -> None:
+        if not self._stopped and member.session == session and self.members.get(member.node) is member:
+            self._ask(member)
+
+    def _match(self, member: Member, state: State) -> None:
+        """The member says what it has: go on from where both logs are the same."""
+        self._fall(member, Phase.ASKED)
+        if state.entry != member.entry or state.entry == "":
+            member.durable = member.applied = 0  # another copy than the one that acknowledged
+        member.entry, member.damaged = state.entry, False
+        at = common_end(self._log.epochs, self._log.end, state.epochs, state.log_end)
+        if state.entry == "" or at < state.committed or not self._log.reaches(at):
+            if state.entry == "" or self.replaceable(state.entry):
+                self._spawn(self._offer(member, member.session))
+            else:  # a failover could still choose it: it is taken out of the in-sync set first
+                member.damaged = True
+                self._later(member)
+                self.changed(member)
+            return
+        member.phase, member.next, member.near_ms = Phase.STREAMING, at, None
+        # Acks are of what it keeps: it had no more than `at` of this log, whatever it said of the log that it cuts.
+        member.durable, member.applied, member.heard, member.told = 0, 0, False, self.commit
+        self._peers.send(member.node, Start(self.uid, self.epoch, at, self.commit))
+        self._note("follower-streams", peer=member.node, cut=at, had=state.log_end)
+        self.changed(member)
+        self._pump(member)
+
+    # ------------------------------------------------------------ frames
+    def sealed(self, batch: WriteBatch, parts: list[Buffer]) -> None:
+        """On the thread that writes: the batch has its final bytes."""
+        self._loop.call_soon_threadsafe(self._ready, batch.start, batch.end, tuple(parts))
+
+    def _ready(self, start: int, end: int, parts: tuple[Buffer, ...]) -> None:
+        if self._stopped:
+            return
+        if not any(member.phase is Phase.STREAMING for member in self.members.values()):
+            return  # sent from the file, if ever
+        if end - start > LARGE_BYTES or self._recent_bytes + end - start > RECENT_BYTES:
+            return
+        if self._recent and self._recent[-1].end != start:
+            self._recent.clear()
+            self._recent_bytes = 0
+        self._recent.append(Chunk(start, end, parts))
+        self._recent_bytes += end - start
+        self._sealed = end
+        self._pump_all()
+
+    def wrote(self) -> None:
+        """This copy has written more of its log."""
+        self._sealed = max(self._sealed, self._log.written)
+        self._pump_all()
+        streams = (m for m in self.members.values() if m.phase is Phase.STREAMING and self._takes_more(m))
+        needed = min((member.next for member in streams), default=self._sealed)
+        while self._recent and self._recent[0].end <= min(needed, self._log.written):
+            chunk = self._recent.popleft()
+            self._recent_bytes -= chunk.end - chunk.start
+
+    def _pump_all(self) -> None:
+        for member in self.members.values():
+            self._pump(member)
+
+    def _pump(self, member: Member) -> None:
+        while (
+            member.phase is Phase.STREAMING
+            and not member.reading
+            and member.next < self._sealed
+            and self._takes_more(member)
+            and self._peers.backlog_bytes(member.node) < BACKLOG_BYTES
+        ):
+            chunk = self._recent_from(member.next)
+            if chunk is None:
+                if member.next < self._log.written:
+                    self._catch_up(member)
+                return
+            self._send(member, chunk.start, chunk.end, chunk.parts)
+
+    def _catch_up(self, member: Member) -> None:
+        """Read the next piece of the file for it, or wait for others that catch up."""
+        budget, size = self._catching_up, READ_BYTES
+        if not budget.has_room(member.node, size):
+            if member.next > member.durable:
+                budget.wait(member.node, self.uid, lambda: self._pump(member))
+                return
+            size = LEAST_BYTES
+        budget.take(member.node, size)
+        member.reading = size
+        self._spawn(self._read(member, member.session))
+
+    def _takes_more(self, member: Member) -> bool:
+        """What is on its way to one that stores nothing is memory, there and here, and there are many shards."""
+        waits = member.next - member.durable
+        return waits < WINDOW_BYTES and (not waits or self._boot_ms() - member.moved_ms < STALLED_MS)
+
+    def _recent_from(self, offset: int) -> Chunk | None:
+        if not self._recent or not self._recent[0].start <= offset < self._recent[-1].end:
+            return None
+        if self._recent[-1].start == offset:
+            return self._recent[-1]
+        chunk = self._recent[bisect_right(self._recent, offset, key=lambda chunk: chunk.start) - 1]
+        return chunk if chunk.start == offset else None
+
+    def _send(self, member: Member, start: int, end: int, parts: tuple[Buffer, ...]) -> None:
+        if member.next == member.durable:
+            member.moved_ms = self._boot_ms()
+        member.next, member.told = end, self.commit
+        self._peers.send(member.node, Frames(self.uid, self.epoch, start, self.commit, parts))
+
+    async def _read(self, member: Member, session: int) -> None:
+        """Send the member a piece of the file."""
+        start = member.next
+        try:
+            data = await self._loop.run_in_executor(self._pool, self._log.read_raw, start, member.reading)
+        except Trimmed:
+            if member.session == session:
+                self._ask(member)  # it has fallen behind what is kept: it will be offered the files
+            return
+        except (OSError, Damaged, BadFrame) as error:
+            self._note("log-not-read", peer=member.node, offset=start, reason=str(error))
+            if member.session == session:
+                self._fall(member, Phase.DOWN)
+                self._later(member)  # the link stays up: nobody else would ask
+            return
+        if member.session != session:
+            return
+        self._catching_up.take(member.node, len(data) - member.reading)
+        member.drawn, member.reading = member.drawn + len(data), 0
+        if data:
+            self._send(member, start, start + len(data), (data,))
+        self._pump(member)
+
+    def tell(self) -> None:
+        """Members that stream learn the commit offset, where no frames have told them."""
+        for member in self.members.values():
+            if member.phase is Phase.STREAMING and member.told < self.commit:
+                member.told = self.commit
+                self._peers.send(member.node, Commit(self.uid, self.epoch, self.commit))
+
+    def needed_from(self) -> int:
+        """The log offset below which no member that is on its way needs this log."""
+        needed = self._log.end
+        for member in self.members.values():
+            if member.phase is Phase.STREAMING:
+                needed = min(needed, member.durable)
+            elif member.snapshot is not None:
+                needed = min(needed, member.snapshot.log_offset)
+        return needed
+
+    # ------------------------------------------------------------ the whole copy
+    async def _offer(self, member: Member, session: int) -> None:
+        try:
+            snapshot = await self._snapshot()
+        except (OSError, Damaged) as error:
+            self._note("snapshot-failed", peer=member.node, reason=str(error))
+            if member.session == session:
+                self._later(member)
+            return
+        if member.session != session or self._stopped:
+            await self._loop.run_in_executor(self._pool, snapshot.release)
+            return
+        member.snapshot, member.phase = snapshot, Phase.FETCHING
+        self._peers.send(member.node, Bootstrap(self.uid, self.epoch, snapshot.manifest))
+        self._note("copy-offered", peer=member.node, log_offset=snapshot.log_offset)
+
+    def _pulled(self, member: Member, pull: Pull) -> None:
+        if member.phase is not Phase.FETCHING or member.snapshot is None:
+            return
+        if not 0 < pull.length <= MAX_PULL_BYTES:
+            self._note("bad-message", peer=member.node, what=f"PULL of {pull.length} bytes")
+            return
+        self._spawn(self._piece(member, member.session, member.snapshot, pull))
+
+    async def _piece(self, member: Member, session: int, snapshot: Snapshot, pull: Pull) -> None:
+        try:
+            data = await self._loop.run_in_executor(self._pool, snapshot.read, pull.file, pull.offset, pull.length)
+        except (OSError, ValueError) as error:
+            self._note("snapshot-not-read", peer=member.node, reason=str(error))
+            if member.session == session:
+                self._ask(member)
+            return
+        if member.session == session:
+            self._peers.send(member.node, Piece(self.uid, self.epoch, pull.file, pull.offset, data))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

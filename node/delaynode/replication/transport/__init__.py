@@ -1,0 +1,1 @@
+"""How nodes reach each other: TCP links for logs, UDP for heartbeats."""

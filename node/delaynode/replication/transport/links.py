@@ -1,0 +1,385 @@
+"""Peers over TCP: one connection to each node that is wanted, one from each node that wants this one.
+
+A master sends on the connection that it made, its slaves reply on the same. Nodes are reached where their leases say,
+and only the process that the lease names: a port may have been given to another one meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from delayapi.address import family_of, join
+
+from delaynode.replication.protocol import Message, encode
+from delaynode.replication.transport.connection import BadGreeting, Hello, Wire, decode_answer, encode_answer
+from delaynode.replication.transport.peers import Handler
+
+Address = tuple[str, int, str]  # host (an IP address), port, incarnation of the process there
+Lookup = Callable[[str], Address | None]
+BACKLOG = 128  # connections that wait to be accepted
+MAX_STRANGERS = 128  # connections at once that have not said hello yet
+QUIET_SECONDS = 60.0
+FULL_SECONDS = 1.0  # after which accepting is tried again when this process can open no more files
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Seconds.
+
+    unacknowledged: after which the kernel gives a connection up, and for how long a paused reader may keep the other
+    side waiting. Longer than lagSeconds, so that it is never the first to notice: drop() is for those that are silent.
+    """
+
+    first_retry: float = 0.05
+    longest_retry: float = 1.0
+    connect: float = 1.0
+    hello: float = 5.0
+    look: float = 1.0  # between looks at the addresses
+    unacknowledged: float = 30.0
+
+
+def is_ip(host: str) -> bool:
+    """Names are not looked up here: a name server that is slow, or gone, must not be able to cause a failover."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_same_ip(one: str, other: str) -> bool:
+    """Whether both are one IP address. A socket for IPv6 shows an IPv4 sender as ::ffff:a.b.c.d."""
+    try:
+        return _plain(one) == _plain(other)
+    except ValueError:
+        return False
+
+
+def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Raises ValueError."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+class Links:
+    """The Peers of a node. Owned by the event loop; the handler is called from the loop, never inside a call of this.
+
+    A handler that raises loses the connection that it was called for.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        node: str,
+        incarnation: str,
+        address: Lookup,
+        handler: Handler,
+        log: Callable[..., None],
+        times: LinkTimes | None = None,
+    ) -> None:
+        """address: where a node's process is to be reached now; None while that is not known."""
+        self.cluster, self.node, self.incarnation = cluster, node, incarnation
+        self.address = address
+        self.handler = handler
+        self.log = log
+        self.times = times or LinkTimes()
+        self.strangers = 0
+        self.origins: dict[tuple[str, str], PeerOrigin] = {}  # (node, incarnation)
+        self._links: dict[str, _Link] = {}
+        self._logged: dict[str, float] = {}  # reason -> when
+        self._ending: set[asyncio.Task[None]] = set()
+        self._accepted: set[PeerOrigin] = set()
+        self._listener: socket.socket | None = None
+        self._looking: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------ life
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        listener = self._listener = socket.create_server((host, port), family=family_of(host), backlog=BACKLOG)
+        listener.setblocking(False)
+        loop.add_reader(listener, self._accept)
+        self._looking = loop.call_later(self.times.look, self._look)
+        return int(listener.getsockname()[1])
+
+    async def close(self) -> None:
+        """Close every connection; the handler has been told of all when this returns."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        if self._looking is not None:
+            self._looking.cancel()
+        self.want(())
+        for origin in self._accepted:
+            origin.wire.close("this node stops")
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.sleep(0)  # what the wires have yet to say
+
+    # ------------------------------------------------------------ the port
+    def want(self, nodes: Iterable[str]) -> None:
+        """Keep a link up to each of these nodes, and to no other."""
+        wanted = dict.fromkeys(nodes)
+        for node in [node for node in self._links if node not in wanted]:
+            self._links.pop(node).task.cancel()
+        for node in wanted:
+            if node not in self._links:
+                link = self._links[node] = _Link(self, node)
+                self._ending.add(link.task)
+                link.task.add_done_callback(self._ending.discard)
+
+    def send(self, node: str, message: Message) -> None:
+        """Queue a message, whose buffers must not change any more; dropped when there is no link."""
+        link = self._links.get(node)
+        if link is not None and link.up and link.wire is not None:
+            link.wire.write(encode(message))
+
+    def backlog_bytes(self, node: str) -> int:
+        """Bytes queued to `node` that the kernel has not taken yet."""
+        link = self._links.get(node)
+        return link.wire.backlog_bytes if link is not None and link.wire is not None else 0
+
+    def drop(self, node: str) -> None:
+        """Close the link and connect anew, at once: nothing is heard from the node any more, or it is heard again."""
+        link = self._links.get(node)
+        if link is not None:
+            link.again("dropped")
+
+    def addresses_changed(self) -> None:
+        """Look at once whether the wanted nodes' addresses still hold, and not only with the next second."""
+        for link in self._links.values():
+            if link.target != self.address(link.node):
+                link.again("its address has changed")
+
+    def _look(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(self.times.look, self._look)
+        self.addresses_changed()
+
+    # ------------------------------------------------------------ who connects to this node
+    def _accept(self) -> None:
+        loop, listener = asyncio.get_running_loop(), self._listener
+        for _ in range(BACKLOG):
+            if listener is None:
+                return
+            try:
+                sock, peer = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # most likely too many open files; the listener stays readable meanwhile
+                self.log("peer-not-accepted", reason=str(error))
+                loop.remove_reader(listener)
+                loop.call_later(FULL_SECONDS, self._accept_again)
+                return
+            if self.strangers >= MAX_STRANGERS:
+                self.log("peer-not-accepted", reason=f"{self.strangers} connections have not said hello yet")
+                sock.close()
+                continue
+            tune(sock, self.times)
+            origin = PeerOrigin(self, sock, join(peer[0], peer[1]))
+            self._accepted.add(origin)
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def forget(self, origin: PeerOrigin) -> None:
+        self._accepted.discard(origin)
+
+    # ------------------------------------------------------------ for the ends of the connections
+    def log_once(self, event: str, reason: str, **fields: object) -> None:
+        """Log it, unless it was in the last minute: a stranger tries again and again."""
+        now = asyncio.get_running_loop().time()
+        if now - self._logged.get(reason, -QUIET_SECONDS) >= QUIET_SECONDS:
+            if len(self._logged) >= MAX_STRANGERS:
+                self._logged.clear()
+            self._logged[reason] = now
+            self.log(event, reason=reason, **fields)
+
+    def tell(self, wire: Wire | None, call: Callable[..., None], *args: object) -> None:
+        """Tell the handler of a connection's beginning or end."""
+        try:
+            call(*args)
+        except Exception as error:  # the loop, and all other connections, must live
+            self.log("peer-handler-failed", reason=f"{type(error).__name__}: {error}, in {call.__name__}()")
+            if wire is not None:
+                wire.close("the handler failed")
+
+
+def tune(sock: socket.socket, times: LinkTimes) -> None:
+    """What every connection is set to. With a user timeout, it also ends what keepalive has found dead."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(times.unacknowledged * 1000))
+
+
+class PeerOrigin:
+    """A connection that another node has made; an Origin once it has said hello."""
+
+    def __init__(self, links: Links, sock: socket.socket, peer: str) -> None:
+        self._links = links
+        self._peer = peer
+        self.node = ""
+        self.incarnation = ""
+        self.wire = Wire(sock, self, links.times.hello)
+        links.strangers += 1
+
+    def reply(self, message: Message) -> None:
+        self.wire.write(encode(message))
+
+    def pause(self) -> None:
+        """Let the other side wait: nothing more is handed over, not even what has been read."""
+        self.wire.pause()
+
+    def resume(self) -> None:
+        self.wire.resume()
+
+    # ------------------------------------------------------------ End
+    def greeted(self, data: bytes) -> None:
+        links = self._links
+        hello = Hello.decode(data)
+        refusal = self._refusal(hello)
+        if refusal:
+            self.wire.refuse(encode_answer(refusal))
+            raise BadGreeting(refusal)
+        links.strangers -= 1
+        self.node, self.incarnation = hello.node, hello.incarnation
+        before = links.origins.get((self.node, self.incarnation))
+        links.origins[self.node, self.incarnation] = self
+        if before is not None:  # what it still holds was sent before: it must not arrive after what comes now
+            before.wire.close("the same process has connected again")
+        self.wire.write([encode_answer()])
+
+    def _refusal(self, hello: Hello) -> str:
+        links = self._links
+        if hello.cluster != links.cluster:
+            return f"this is cluster {links.cluster!r}, not {hello.cluster!r}"
+        if hello.to_node != links.node:
+            return f"this is node {links.node!r}, not {hello.to_node!r}, which {hello.node!r} means to reach"
+        if hello.to_incarnation != links.incarnation:
+            return f"this is process {links.incarnation!r} of {links.node!r}, not {hello.to_incarnation!r}"
+        if not hello.node:
+            return "a node without a name"
+        return ""
+
+    def received(self, message: Message) -> None:
+        self._links.handler.from_master(self, message)
+
+    def closed(self, reason: str, fault: str) -> None:
+        links = self._links
+        links.forget(self)
+        if fault:
+            links.log_once(fault, peer=self.node, address=self._peer, reason=reason)
+        if not self.node:
+            links.strangers -= 1
+            return
+        if links.origins.get((self.node, self.incarnation)) is self:
+            del links.origins[self.node, self.incarnation]
+        links.tell(None, links.handler.origin_lost, self)
+
+
+class _Link:
+    """Keeps a connection to one node up."""
+
+    def __init__(self, links: Links, node: str) -> None:
+        self._links = links
+        self.node = node
+        self.target: Address | None = None
+        self.wire: Wire | None = None  # None while connecting, and between attempts
+        self.up = False
+        self._up_at = 0.0
+        self._wake = asyncio.Event()
+        self._connecting = False
+        self._deadline = asyncio.timeout(None)
+        self._ended: asyncio.Future[str]
+        self._failure = ""  # what was logged last
+        self.task = asyncio.create_task(self._keep(), name=f"link to {node}")
+
+    def again(self, reason: str) -> None:
+        """Give up what there is, and try at once."""
+        self._wake.set()
+        if self.wire is not None:
+            self.wire.close(reason)
+        elif self._connecting:
+            self._deadline.reschedule(0)
+
+    async def _keep(self) -> None:
+        loop, times = asyncio.get_running_loop(), self._links.times
+        wait = times.first_retry
+        while True:
+            self._wake.clear()
+            self.target = self._links.address(self.node)
+            try:
+                failure = await self._once(self.target)
+            except Exception as error:  # whatever it is, the link is to be tried again
+                failure = f"{type(error).__name__}: {error}"
+            if failure and failure != self._failure:
+                self._links.log("link-failed", peer=self.node, reason=failure)
+            self._failure = failure
+            if not failure and loop.time() - self._up_at > times.longest_retry:
+                wait = times.first_retry
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+                wait = times.first_retry
+            except TimeoutError:
+                wait = min(wait * 2, times.longest_retry)
+
+    async def _once(self, target: Address | None) -> str:
+        """Connect, and stay connected for as long as it lasts. Returns why it never was; empty: it was."""
+        if target is None:
+            return "its address is not known"
+        host, port, incarnation = target
+        if not is_ip(host):
+            return f"{host!r} is not an IP address"
+        links, loop = self._links, asyncio.get_running_loop()
+        sock = socket.socket(family_of(host), socket.SOCK_STREAM)
+        try:
+            tune(sock, links.times)
+            self._connecting = True
+            async with asyncio.timeout(links.times.connect) as self._deadline:
+                await loop.sock_connect(sock, (host, port))
+        except OSError as error:  # TimeoutError is one
+            sock.close()
+            return f"{join(host, port)}: {error or 'no answer'}"
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            self._connecting = False
+        self._ended = loop.create_future()
+        self.wire = Wire(sock, self, links.times.hello)
+        try:
+            hello = Hello(links.cluster, links.node, links.incarnation, self.node, incarnation)
+            self.wire.write([hello.encode()])
+            return await self._ended
+        finally:
+            self.wire.close("not wanted any more")
+            self.wire = None
+
+    # ------------------------------------------------------------ End
+    def greeted(self, data: bytes) -> None:
+        refusal = decode_answer(data)
+        if refusal:
+            raise BadGreeting(f"refused: {refusal}")
+        self.up, self._up_at = True, asyncio.get_running_loop().time()
+        self._links.log("link-up", peer=self.node)
+        self._links.tell(self.wire, self._links.handler.link_up, self.node)
+
+    def received(self, message: Message) -> None:
+        self._links.handler.from_slave(self.node, message)
+
+    def closed(self, reason: str, fault: str) -> None:
+        was_up, self.up = self.up, False
+        if not self._ended.done():
+            self._ended.set_result("" if was_up else reason)
+        if was_up:
+            self._links.log(fault or "link-down", peer=self.node, reason=reason)
+            self._links.tell(None, self._links.handler.link_down, self.node)

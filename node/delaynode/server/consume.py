@@ -1,0 +1,182 @@
+"""Fetch, Receive, and what a group does with what it got."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import grpc
+import numpy as np
+from delayapi.codec import encode_message_batch
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+
+from delaynode.limits.budget import Answers
+from delaynode.replica.master import ShardHost
+from delaynode.replica.slave import SlaveHost
+from delaynode.server.dispatch import Body, Context, Dispatch, end, without_trail
+from delaynode.server.forward import Passed
+from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting
+from delaynode.store.errors import Refused
+from delaynode.store.queue.consumers import Delivery
+
+MAX_WAIT_MS = 60_000
+MAX_INVISIBLE_MS = 12 * 3_600_000
+MAX_RECEIVE = 65_536
+MAX_PAGE = 10_000
+ROW_BYTES = 32  # of a message's columns in an answer
+
+
+class ConsumeCalls:
+    """Each method serves one call for a shard that is here, and answers once its answer is committed."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self.node = dispatch.node
+
+    async def fetch(self, request: pb.FetchRequest, host: ShardHost | SlaveHost, answers: Answers) -> Body:
+        offset = request.offset
+        if request.group:
+            group = host.shard.consumers.group(request.group)
+            offset = group.floor if offset < 0 else offset
+        most_bytes = min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window)
+        most = min(request.max_messages or 1024, MAX_RECEIVE)
+        offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
+        await host.committed(host.shard.applied)
+        delivery = Delivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
+        return await self._message_batch(host, delivery, answers)
+
+    async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers) -> Body:
+        invisible_ms = request.invisible_ms or 30_000
+        if invisible_ms > MAX_INVISIBLE_MS:
+            raise Refused("BAD_REQUEST", f"invisible_ms is {invisible_ms}, the limit is {MAX_INVISIBLE_MS}")
+        delivery = await host.receive(
+            request.group,
+            tuple(request.tags),
+            min(request.max_messages or 32, MAX_RECEIVE),
+            min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window),
+            min(request.wait_ms, MAX_WAIT_MS),
+            invisible_ms,
+            request.from_end,
+        )
+        try:
+            return await self._message_batch(host, delivery, answers)
+        except BaseException:  # also that who asked has gone
+            host.give_back(request.group, delivery)
+            raise
+
+    async def receive_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
+        receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)
+        answers = self._dispatch.flow.answers(context)
+        ended = None
+        try:
+            while (data := await self._dispatch.flow.read_next(context)) is not grpc.aio.EOF:
+                yield await receive(data, context, answers)
+                answers.sent()
+        except (Refused, Passed) as error:
+            ended = without_trail(error)
+        finally:
+            answers.sent()
+        if ended is not None:
+            await end(context, ended)
+
+    async def _message_batch(self, host: ShardHost | SlaveHost, delivery: Delivery, answers: Answers) -> Body:
+        rows = delivery.rows
+        await answers.room(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
+        records = await host.read_records(rows)
+        plain = not len(delivery.attempt) or bool((delivery.attempt == 1).all())
+        return encode_message_batch(
+            host.shard.identity.uid,
+            len(rows),
+            delivery.offset,
+            np.ascontiguousarray(rows["due"]),
+            np.ascontiguousarray(rows["seq"]),
+            np.ascontiguousarray(rows["size"]),
+            b"" if plain else delivery.attempt,
+            records,
+            host.shard.queue.visible,
+            int(delivery.offset[-1]) + 1 if len(rows) else host.shard.queue.visible,
+            host.behind_ms(),
+        )
+
+    async def ack(self, request: pb.AckRequest, host: ShardHost) -> pb.AckResponse:
+        start, end = column("start", request.start, "<i8"), column("end", request.end, "<i8")
+        shard = host.shard
+        await host.pass_filtered(request.group)
+        group = shard.consumers.group(request.group)
+        full = group.fresh - group.floor >= group.max_unacked
+        done = shard.consumers.acknowledge(request.group, start, end, self.node.clock.now_ms())
+        host.changed()
+        await host.committed(shard.log_end)
+        if full:  # consumers may wait for nothing but room
+            host.woken()
+        self.node.metrics.acknowledged[host.topic] += done
+        return pb.AckResponse(acknowledged=done)
+
+    async def nack(self, request: pb.NackRequest, host: ShardHost) -> pb.NackResponse:
+        offset = column("offset", request.offset, "<i8")
+        attempt = column("attempt", request.attempt, "<u4", len(offset))
+        shard = host.shard
+        if not -1 <= request.backoff_ms <= MAX_INVISIBLE_MS:
+            raise Refused(
+                "BAD_REQUEST", f"backoff_ms is {request.backoff_ms}, the limit is {MAX_INVISIBLE_MS}; -1: the default"
+            )
+        await host.pass_filtered(request.group)
+        counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, self.node.clock.now_ms())
+        host.changed()
+        await host.committed(shard.log_end)
+        host.woken()
+        self.node.metrics.dead[host.topic] += counts.dead
+        return pb.NackResponse(retried=counts.retried, dead=counts.dead, ignored=counts.ignored)
+
+    async def describe_group(self, request: pb.DescribeGroupRequest, host: ShardHost) -> pb.DescribeGroupResponse:
+        shard = host.shard
+        groups = shard.consumers.groups
+        names = [shard.consumers.group(request.group).name] if request.group else sorted(groups)
+        now, end = self.node.clock.now_ms(), shard.queue.visible
+        states = []
+        for name in names:
+            counts = groups[name].counts(shard.queue, now)
+            oldest = groups[name].oldest(shard.queue)
+            states.append(
+                pb.GroupState(
+                    group=name, tags=groups[name].tags, floor=groups[name].floor, end_offset=end,
+                    available=counts.available, in_flight=counts.in_flight, waiting_retry=counts.waiting_retry,
+                    dead=counts.dead, redriven=counts.redriven, dead_limit=shard.consumers.limits.max_dead,
+                    oldest_ms=0 if oldest is None else shard.freeing.released_ms(oldest),
+                )
+            )  # fmt: skip
+        await host.committed(shard.log_end)
+        return pb.DescribeGroupResponse(groups=states, now_ms=now)
+
+    async def delete_group(self, request: pb.DeleteGroupRequest, host: ShardHost) -> pb.DeleteGroupResponse:
+        shard, now = host.shard, self.node.clock.now_ms()
+        counts = shard.consumers.group(request.group).counts(shard.queue, now)
+        shard.consumers.delete(request.group, now)
+        host.changed()
+        await host.committed(shard.log_end)
+        host.woken()  # who waits for messages of this group is told that it is gone
+        unfinished = counts.available + counts.in_flight + counts.waiting_retry
+        return pb.DeleteGroupResponse(unfinished=unfinished, dead=counts.dead)
+
+    async def list_dead_letters(self, request: pb.ListDeadLettersRequest, host: ShardHost, answers: Answers) -> Body:
+        letters = host.shard.consumers.dead_letters(
+            request.group, request.after_offset, min(request.limit or 1000, MAX_PAGE)
+        )
+        await host.committed(host.shard.log_end)
+        fits = fitting(letters.rows["size"])
+        delivery = Delivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
+        return await self._message_batch(host, delivery, answers)
+
+    async def resolve_dead_letters(
+        self, request: pb.ResolveDeadLettersRequest, host: ShardHost
+    ) -> pb.ResolveDeadLettersResponse:
+        actions = pb.ResolveDeadLettersRequest
+        if request.action not in (actions.REDRIVE, actions.DROP):
+            raise Refused("BAD_REQUEST", "action must be REDRIVE or DROP")
+        offsets = column("offset", request.offset, "<i8") if request.offset else None
+        resolved = host.shard.consumers.resolve(
+            request.group, offsets, redrive=request.action == actions.REDRIVE, now_ms=self.node.clock.now_ms()
+        )
+        host.changed()
+        await host.committed(host.shard.log_end)
+        host.woken()
+        return pb.ResolveDeadLettersResponse(resolved=resolved)

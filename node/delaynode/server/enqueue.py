@@ -1,0 +1,193 @@
+"""Enqueue and EnqueueStream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+from delayapi.codec import EnqueueRequestView, WireError, decode_enqueue_request, encode_enqueue_response
+
+from delaynode.limits.budget import Answers, Hold
+from delaynode.node.node import Elsewhere
+from delaynode.replica.master import ShardHost
+from delaynode.server.dispatch import Body, Context, Dispatch
+from delaynode.server.forward import Passed
+from delaynode.server.rpc import as_error
+from delaynode.server.topic_type import check_type
+from delaynode.store.errors import Refused
+from delaynode.store.log.intake import Batch, columns_of
+from delaynode.store.types import I64
+
+UNANSWERED_IN_STREAM = 16
+CLOCK_WAIT_SECONDS = 1.0
+FORWARD_SECONDS = 30.0
+
+Unanswered: TypeAlias = tuple[asyncio.Future[Body], Answers]
+"""The answer to a stream's request, to come, and what it holds until the client has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A batch that waits for its commit: what its answer needs, and nothing that refers to the request's bytes."""
+
+    host: ShardHost
+    first_seq: int
+    count: int
+    log_end: int
+    duplicate: bool
+    due: I64 | None  # i64[count] ms, when the answer has them
+    started: float  # time.monotonic()
+
+
+class EnqueueCalls:
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._budget = dispatch.flow.coming_in
+        self._answering: set[asyncio.Task[Body]] = set()
+
+    async def enqueue(self, data: Body, context: Context, answers: Answers) -> Body:
+        view = _view(data)
+        place = self._dispatch.place(view.topic, view.queue, context)
+        if len(view.relative):  # the answer has as many dues
+            await answers.room(len(view.time))
+        if isinstance(place, Elsewhere):
+            forwarder = self._dispatch.forwarder
+            return await forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
+        return await self._committed(await self._store(place, view, len(data)))
+
+    async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> Stored:
+        """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
+        batch = _batch(view)
+        node = self._dispatch.node
+        check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
+        node.disk.check(size)
+        started = time.monotonic()
+        await host.upkeep.room()
+        while True:
+            try:
+                appended = host.enqueue(batch)
+                break
+            except Refused as refused:
+                if refused.reason != "CLOCK_BEHIND" or time.monotonic() > started + CLOCK_WAIT_SECONDS:
+                    raise
+            await asyncio.sleep(0.02)
+        relative = bool(len(view.relative))
+        return Stored(
+            host, appended.first_seq, appended.count, appended.log_end,
+            duplicate=appended.duplicate, due=appended.due if relative else None, started=started,
+        )  # fmt: skip
+
+    async def _committed(self, stored: Stored) -> Body:
+        """The answer, once it is true."""
+        host = stored.host
+        await host.stored(stored.log_end)
+        due: I64 | bytes = stored.due if stored.due is not None else b""
+        latency_ms = (time.monotonic() - stored.started) * 1000
+        self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)
+        uid = host.shard.identity.uid
+        return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
+
+    async def enqueue_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
+        unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
+        reader = asyncio.create_task(self._read_stream(context, unanswered))
+        try:
+            while (one := await unanswered.get()) is not None:
+                answer, answers = one
+                try:
+                    yield await answer
+                finally:
+                    answers.sent()
+            await reader
+        finally:
+            reader.cancel()
+            try:
+                await asyncio.gather(reader, return_exceptions=True)  # it must not outlive the call
+            finally:  # which may be cancelled now
+                while not unanswered.empty():
+                    if (one := unanswered.get_nowait()) is not None:
+                        one[1].sent()
+
+    async def _read_stream(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> None:
+        """Take the stream's requests. Nothing here refers to a request that is done: the next one may be hours away."""
+        try:
+            while await self._take_one(context, unanswered):
+                pass
+        except Exception:
+            await unanswered.put(None)
+            raise
+        await unanswered.put(None)
+
+    async def _take_one(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> bool:
+        """One request of the stream; False when there are no more."""
+        data = await self._dispatch.flow.read_next(context)
+        if data is grpc.aio.EOF:
+            return False
+        answers = self._dispatch.flow.answers(context)
+        try:
+            answer = await self._answer(data, context, answers)
+            del data
+            await unanswered.put((answer, answers))
+        except BaseException:
+            answers.sent()
+            raise
+        return True
+
+    async def _answer(self, data: Body, context: Context, answers: Answers) -> asyncio.Future[Body]:
+        """Append one request of a stream now; its answer, or its error as an answer, comes."""
+        try:
+            view = _view(data)
+            place = self._dispatch.place(view.topic, view.queue, context)
+            if len(view.relative):  # the answer has as many dues
+                await answers.room(len(view.time))
+            hold = await self._budget.take(context.peer(), len(data))  # a stream waits: that is its flow control
+            try:
+                if isinstance(place, Elsewhere):  # one after the other: the order within a producer must stay
+                    forwarder = self._dispatch.forwarder
+                    body = await forwarder.call(place.endpoint, "Enqueue", data, FORWARD_SECONDS)
+                    self._budget.give(hold)
+                    return _ready(body)
+                stored = await self._store(place, view, len(data))
+            except BaseException:
+                self._budget.give(hold)
+                raise
+        except Refused as refused:
+            return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused)))
+        except Passed as passed:
+            return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error()))
+        answer = asyncio.create_task(self._stream_answer(stored, hold))
+        self._answering.add(answer)
+        answer.add_done_callback(self._answering.discard)
+        return answer
+
+    async def _stream_answer(self, stored: Stored, hold: Hold) -> Body:
+        """Runs by itself: a batch stops to count as soon as it is committed, whether or not its answer is read."""
+        try:
+            return await self._committed(stored)
+        except Refused as refused:
+            return encode_enqueue_response(0, 0, 0, error=as_error(refused))
+        finally:
+            self._budget.give(hold)
+
+
+def _view(data: Body) -> EnqueueRequestView:
+    try:
+        return decode_enqueue_request(data)
+    except WireError as error:
+        raise Refused("BAD_REQUEST", str(error)) from error
+
+
+def _batch(view: EnqueueRequestView) -> Batch:
+    return columns_of(
+        view.count, view.time, view.relative, view.size, view.key_hash, view.tag_hash, view.records,
+        view.producer_id, view.number,
+    )  # fmt: skip
+
+
+def _ready(body: Body) -> asyncio.Future[Body]:
+    future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+    future.set_result(body)
+    return future

@@ -1,0 +1,104 @@
+"""Calls for shards that another node serves: passed on as they are, once, marked, never retried."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+import grpc
+from delayapi.connections import Connections
+from delayapi.proto.delay.v1 import delay_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from delaynode.server.rpc import abort
+from delaynode.store.errors import Refused
+
+FORWARDED = "x-delay-forwarded"
+OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    # Left alone, a channel to a node that was away for minutes waits up to two more before it tries again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A node that is gone without a word is noticed; one that is not called is left alone.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+UNUSED_SECONDS = 600.0  # connections that nobody has used for so long are closed: nodes come and go
+DETAILS = "grpc-status-details-bin"
+
+
+class Passed(Exception):
+    """The other node's error, to be given to the caller unchanged."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+    async def abort(self, context: grpc.aio.ServicerContext) -> NoReturn:
+        details = tuple((key, value) for key, value in self.error.trailing_metadata() or () if key == DETAILS)
+        if not details and self.error.code() is grpc.StatusCode.UNAVAILABLE:
+            # Without a reason it would say that this node is the one that cannot be reached.
+            await abort(context, Refused("NOT_SERVING", f"the master cannot be reached: {self.error.details()}"))
+        await context.abort(self.error.code(), self.error.details() or "", details)
+        raise AssertionError("abort returned")
+
+    def as_error(self) -> delay_pb2.Error:
+        answer = delay_pb2.Error(
+            code=self.error.code().value[0], reason="NOT_SERVING", message=self.error.details() or ""
+        )
+        for key, value in self.error.trailing_metadata() or ():
+            if key == DETAILS:
+                status = status_pb2.Status.FromString(value)
+                for detail in status.details:
+                    info = error_details_pb2.ErrorInfo()
+                    if detail.Unpack(info):
+                        answer.reason = info.reason
+                        answer.metadata.update(info.metadata)
+        return answer
+
+
+@dataclass(slots=True)
+class Link:
+    connections: Connections
+    calls: int = 0
+    used: float = 0.0  # time.monotonic() at the end of the last call
+
+
+class Forwarder:
+    """Keeps connections to each other node that is called."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, Link] = {}
+
+    async def call(self, endpoint: str, method: str, data: bytes, seconds: float | None) -> bytes:
+        """Raises Passed."""
+        link = self._links.get(endpoint)
+        if link is None:
+            await self._close_unused()
+            link = self._links.setdefault(endpoint, Link(Connections(endpoint, OPTIONS)))
+        connection = link.connections.pick()
+        connection.calls += 1
+        link.calls += 1
+        try:
+            send = connection.unary(f"/delay.v1.DelayService/{method}")
+            answer: bytes = await send(data, metadata=((FORWARDED, "1"),), timeout=seconds)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise Passed(error) from error
+        finally:
+            connection.calls -= 1
+            link.calls -= 1
+            link.used = time.monotonic()
+
+    async def _close_unused(self) -> None:
+        """Only looked for when a node is called for the first time: otherwise there are not more of them."""
+        limit = time.monotonic() - UNUSED_SECONDS
+        unused = [endpoint for endpoint, link in self._links.items() if not link.calls and link.used < limit]
+        for link in [self._links.pop(endpoint) for endpoint in unused]:
+            await link.connections.close()
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.connections.close()

@@ -1,0 +1,117 @@
+"""Cancels and reschedules of messages that may not be in the due window: what they need is a scan of slots in the
+TimerLog, which many requests share.
+
+While a scan waits for its turn, requests of the same kind for the same shard join it; what they change is one frame.
+After a failover thousands of cancels come late: one by one, each with a scan of its own, they would take minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from delaynode.replica.host import Clock
+from delaynode.replica.master import ShardHost
+from delaynode.store.log.intake import MAX_BATCH_MESSAGES
+from delaynode.store.shard import MOVED_NOW, Lookup, Outcomes
+from delaynode.store.timer.scan import Folds
+from delaynode.store.types import I64
+
+ABSOLUTE = np.empty(0, np.uint8)  # no time is a delay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request: its messages, by (due, seq), and the new due of each, or None: they are to be cancelled."""
+
+    due: I64
+    seq: I64
+    time: I64 | None
+    done: asyncio.Future[Outcomes]
+
+
+@dataclass(slots=True, eq=False)
+class Gathered:
+    """Requests that wait for the same scan."""
+
+    asked: list[Asked] = field(default_factory=list)
+    count: int = 0  # messages
+
+
+class Lookups:
+    """Owned by the event loop; one for a node. scans: how many may run at once."""
+
+    def __init__(self, scans: asyncio.Semaphore, folds: Folds, clock: Clock) -> None:
+        self._scans, self._folds, self._clock = scans, folds, clock
+        self._gathering: dict[tuple[ShardHost, bool], Gathered] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def change(self, host: ShardHost, due: I64, seq: I64, time: I64 | None) -> Outcomes:
+        """Cancel messages (n,), or give them new dues `time` (n,); what became of each, not committed yet. At most
+        MAX_BATCH_MESSAGES. Raises Refused, Damaged, OSError."""
+        host.check_serving()
+        await host.upkeep.room()
+        if host.shard.in_window(due, seq):
+            return self._act(host, Lookup(due, seq, None), time)
+        asked = Asked(due, seq, time, asyncio.get_running_loop().create_future())
+        self._join(host, asked)
+        return await asked.done
+
+    def _act(self, host: ShardHost, lookup: Lookup, time: I64 | None) -> Outcomes:
+        shard, now = host.shard, self._clock.now_ms()
+        if time is None:
+            outcomes = shard.cancel(lookup, now)
+            host.changed()
+        else:
+            outcomes = shard.reschedule(lookup, time, ABSOLUTE, now)
+            moved = outcomes.due[outcomes.outcome == MOVED_NOW]
+            host.changed(int(moved.min()) if len(moved) else None)
+        return outcomes
+
+    def _join(self, host: ShardHost, asked: Asked) -> None:
+        key = host, asked.time is None
+        gathered = self._gathering.get(key)
+        if gathered is None or gathered.count + len(asked.due) > MAX_BATCH_MESSAGES:
+            gathered = self._gathering[key] = Gathered()
+            task = asyncio.create_task(self._scan(key, gathered))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        gathered.asked.append(asked)
+        gathered.count += len(asked.due)
+
+    async def _scan(self, key: tuple[ShardHost, bool], gathered: Gathered) -> None:
+        async with self._scans:
+            if self._gathering.get(key) is gathered:
+                del self._gathering[key]
+            wanted = [one for one in gathered.asked if not one.done.done()]  # of some the client has left
+            if not wanted:
+                return
+            try:
+                outcomes = await self._change_all(key[0], wanted)
+            except Exception as error:
+                for one in wanted:
+                    if not one.done.done():
+                        one.done.set_exception(error)
+                        one.done.exception()  # who asked may go before it is looked at
+                return
+            bounds = pairwise(accumulate((len(one.due) for one in wanted), initial=0))
+            for one, (low, high) in zip(wanted, bounds, strict=True):
+                if not one.done.done():
+                    one.done.set_result(Outcomes(outcomes.outcome[low:high], outcomes.due[low:high]))
+
+    async def _change_all(self, host: ShardHost, wanted: Sequence[Asked]) -> Outcomes:
+        due, seq = (np.concatenate(parts) for parts in zip(*((one.due, one.seq) for one in wanted), strict=True))
+        times = [one.time for one in wanted if one.time is not None]
+        host.check_serving()
+        lookup = host.shard.begin_lookup(due, seq, self._folds)
+        try:
+            if lookup.job is not None:
+                await host.off_loop(lookup.job.run)
+                host.check_serving()
+            return self._act(host, lookup, np.concatenate(times) if times else None)
+        finally:
+            host.shard.end_lookup(lookup)

@@ -1,0 +1,70 @@
+"""ReplicaStatus: what this process keeps of each shard, answered from memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+
+from delaynode.node.node import Node
+from delaynode.replica.replica import Replica, Role
+
+REPLICATION_SERVICE = "delay.v1.ReplicationService"
+_ROLES = {
+    Role.OPENING: pb.ReplicaState.OPENING,
+    Role.SLAVE: pb.ReplicaState.SLAVE,
+    Role.FETCHING: pb.ReplicaState.FETCHING,
+    Role.CANDIDATE: pb.ReplicaState.CANDIDATE,
+    Role.MASTER: pb.ReplicaState.MASTER,
+    Role.DAMAGED: pb.ReplicaState.DAMAGED,
+}
+
+
+def state_of(replica: Replica, beacon_age_ms: int | None) -> pb.ReplicaState:
+    """One copy. Of an opening one nothing is known yet."""
+    spec, shard = replica.object.spec, replica.shard
+    state = pb.ReplicaState(
+        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=replica.entry(), role=_ROLES[replica.role],
+        damaged=replica.damaged() or (replica.master.failure if replica.master is not None else replica.late()) or "",
+        beacon_age_ms=-1 if beacon_age_ms is None else beacon_age_ms,
+    )  # fmt: skip
+    if shard is not None:
+        state.epoch, state.log_epoch = shard.identity.epoch, shard.log.last_epoch
+        state.log_end, state.committed = shard.log.end, shard.committed
+        state.kept_epoch = shard.kept[0]
+        state.kept_in_sync.extend(shard.kept[1])
+    if replica.host is not None:
+        state.committed = max(state.committed, min(replica.host.known, state.log_end))
+    if replica.master is not None and replica.master.serving and replica.leader is not None:
+        state.serving_epoch = replica.leader.reign.epoch
+    state.over_epoch, state.not_serving = replica.reigning.not_serving()
+    if replica.fetching is not None:
+        state.transfer_done, state.transfer_total = replica.fetching.done_bytes, replica.fetching.total_bytes
+    return state
+
+
+class ReplicationService:
+    """What the cluster's own processes ask a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        call = grpc.unary_unary_rpc_method_handler(
+            self._status,
+            request_deserializer=pb.ReplicaStatusRequest.FromString,
+            response_serializer=pb.ReplicaStatusResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(REPLICATION_SERVICE, {"ReplicaStatus": call})
+
+    async def _status(self, request: pb.ReplicaStatusRequest, _: Any) -> pb.ReplicaStatusResponse:
+        node = self._node
+        wanted = set(request.uid)
+        answer = pb.ReplicaStatusResponse(
+            node=node.config.node, incarnation=node.incarnation, listed=node.replicas.listed, unfit=node.unfit() or ""
+        )
+        for replica in node.replicas:
+            if (not wanted or replica.uid in wanted) and replica.role is not Role.ABSENT:
+                answer.copies.append(state_of(replica, node.replicas.heard_ms(replica.uid)))
+        return answer

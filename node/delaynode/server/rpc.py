@@ -1,0 +1,91 @@
+"""Refusals as gRPC statuses with a google.rpc.ErrorInfo, and columns off the wire."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+import numpy as np
+from delayapi.proto.delay.v1 import delay_pb2
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from delaynode.store.errors import Refused
+from delaynode.store.types import Array
+
+DOMAIN = "delaycluster.io"
+MAX_BATCH_OUT_BYTES = 8 << 20  # records in one answer
+MAX_TEXT_BYTES = 1_000  # of a message: it travels in trailers, twice, and gRPC takes 8 KiB of those
+
+CODES = {
+    "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
+    "WRONG_TOPIC_TYPE": grpc.StatusCode.INVALID_ARGUMENT,
+    "MESSAGE_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "BATCH_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "BAD_COLUMNS": grpc.StatusCode.INVALID_ARGUMENT,
+    "BAD_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "ANSWER_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "BAD_GROUP": grpc.StatusCode.INVALID_ARGUMENT,
+    "FOREIGN_HANDLE": grpc.StatusCode.INVALID_ARGUMENT,
+    "GROUP_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
+    "OUT_OF_ORDER": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNKNOWN_PRODUCER": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_MASTER": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNKNOWN_TOPIC": grpc.StatusCode.NOT_FOUND,
+    "UNKNOWN_QUEUE": grpc.StatusCode.NOT_FOUND,
+    "UNKNOWN_GROUP": grpc.StatusCode.NOT_FOUND,
+    "UNKNOWN_NODE": grpc.StatusCode.NOT_FOUND,
+    "CLOCK_CHANGED": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_SERVING": grpc.StatusCode.UNAVAILABLE,
+    "NOT_ENOUGH_REPLICAS": grpc.StatusCode.UNAVAILABLE,
+    "WHEEL_BEHIND": grpc.StatusCode.UNAVAILABLE,
+    "CLOCK_BEHIND": grpc.StatusCode.UNAVAILABLE,
+    "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "TOO_MANY_PRODUCERS": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "OFFSET_TRIMMED": grpc.StatusCode.OUT_OF_RANGE,
+    "SHARD_DAMAGED": grpc.StatusCode.DATA_LOSS,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+}
+
+
+async def abort(context: grpc.aio.ServicerContext, refused: Refused) -> NoReturn:
+    """End the call with the refusal's code and details."""
+    code, message = CODES[refused.reason], _shortened(refused.message)
+    info = error_details_pb2.ErrorInfo(reason=refused.reason, domain=DOMAIN, metadata=refused.metadata)
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    await context.abort(code, message, (("grpc-status-details-bin", status.SerializeToString()),))
+    raise AssertionError("abort returned")
+
+
+def as_error(refused: Refused) -> delay_pb2.Error:
+    """The same inside an answer, for streams."""
+    return delay_pb2.Error(
+        code=CODES[refused.reason].value[0], reason=refused.reason, message=refused.message, metadata=refused.metadata
+    )
+
+
+def _shortened(text: str) -> str:
+    """Names that callers made up come back in messages, and may have any length."""
+    encoded = text.encode()
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return text
+    return encoded[:MAX_TEXT_BYTES].decode(errors="ignore") + "..."
+
+
+def column(name: str, data: bytes, dtype: str, count: int | None = None) -> Array:
+    """A column as an array. Raises Refused BAD_COLUMNS when its length can't be or is not `count` rows."""
+    size = np.dtype(dtype).itemsize
+    if len(data) % size:
+        raise Refused("BAD_COLUMNS", f"column {name} has {len(data)} bytes, its rows have {size}")
+    rows = np.frombuffer(data, dtype)
+    if count is not None and len(rows) != count:
+        raise Refused("BAD_COLUMNS", f"column {name} has {len(rows)} rows, expected {count}")
+    return rows
+
+
+def fitting(size: Array) -> int:
+    """How many rows, from the first on, have records of at most MAX_BATCH_OUT_BYTES together; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(size, dtype=np.int64), MAX_BATCH_OUT_BYTES, "right")))

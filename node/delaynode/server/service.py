@@ -1,0 +1,133 @@
+"""delay.v1.DelayService over the node's shards.
+
+Every call comes and leaves as bytes: a call for a shard that is served elsewhere is passed on unread, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import numpy as np
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from google.protobuf.message import Message
+
+from delaynode.limits.budget import Answers
+from delaynode.node.node import Elsewhere, Node
+from delaynode.replica.master import ShardHost
+from delaynode.server.call_stream import CallStreams
+from delaynode.server.consume import ConsumeCalls
+from delaynode.server.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small, streamed
+from delaynode.server.enqueue import EnqueueCalls
+from delaynode.server.node_calls import NodeCalls
+from delaynode.server.pending import PendingCalls
+from delaynode.store.errors import Refused
+from delaynode.store.types import MAX_SEQ
+
+SERVICE = "delay.v1.DelayService"
+SLOT_COLUMNS = 4  # of 8 bytes a slot
+STREAMED = ("Ack", "Nack", "Cancel", "Reschedule")  # what a CallStream carries
+MAX_WHEEL_BYTES = 32 << 20  # slots in an answer to GetWheel
+
+
+class DelayService:
+    """Registered with handlers(); one for a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.dispatch = Dispatch(node)
+        self.enqueueing = EnqueueCalls(self.dispatch)
+        self.consuming = ConsumeCalls(self.dispatch)
+        self.pending = PendingCalls(self.dispatch)
+        self.nodes = NodeCalls(self.dispatch)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        consuming, pending = self.consuming, self.pending
+        for_shards: dict[str, tuple[type[Message], ServeShard]] = {
+            "Receive": (pb.ReceiveRequest, consuming.receive),
+            "Ack": (pb.AckRequest, small(consuming.ack)),
+            "Nack": (pb.NackRequest, small(consuming.nack)),
+            "Cancel": (pb.CancelRequest, small(pending.cancel)),
+            "Reschedule": (pb.RescheduleRequest, small(pending.reschedule)),
+            "ListPending": (pb.ListPendingRequest, pending.list_pending),
+            "DescribeGroup": (pb.DescribeGroupRequest, small(consuming.describe_group)),
+            "DeleteGroup": (pb.DeleteGroupRequest, small(consuming.delete_group)),
+            "ListDeadLetters": (pb.ListDeadLettersRequest, consuming.list_dead_letters),
+            "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, small(consuming.resolve_dead_letters)),
+        }
+        calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
+        calls["Fetch"] = self.dispatch.for_shard("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
+        calls |= self.nodes.calls()
+        calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}
+        rpcs = {name: self.dispatch.received(serve) for name, serve in calls.items()}
+        rpcs["Enqueue"] = self.dispatch.received(self.enqueueing.enqueue, batch=True)
+        streams = CallStreams(self.dispatch, {name: calls[name] for name in STREAMED})
+        rpcs["CallStream"] = streamed(streams.call_stream)
+        rpcs["EnqueueStream"] = streamed(self.enqueueing.enqueue_stream)
+        rpcs["ReceiveStream"] = streamed(consuming.receive_stream)
+        return grpc.method_handlers_generic_handler(SERVICE, rpcs)
+
+    async def _get_wheel(self, data: Body, context: Context, answers: Answers) -> Body:
+        request = parse(pb.GetWheelRequest, data)
+        if request.topic:
+            place = self.dispatch.place(request.topic, request.queue, context)
+            if isinstance(place, Elsewhere):
+                forwarder = self.dispatch.forwarder
+                return await forwarder.call(place.endpoint, "GetWheel", data, context.time_remaining())
+            hosts = [place]
+        else:
+            hosts = self.node.hosts()
+        answer, size = pb.GetWheelResponse(now_ms=self.node.clock.now_ms()), 0
+        for host in hosts:
+            shard = await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ)
+            size += SLOT_COLUMNS * len(shard.messages)
+            if size > MAX_WHEEL_BYTES:
+                raise Refused(
+                    "ANSWER_TOO_LARGE",
+                    f"the slots of {len(answer.shards) + 1} of {len(hosts)} shards have {size:,} bytes, an answer's "
+                    f"limit is {MAX_WHEEL_BYTES:,}: ask for a shorter range, or shard by shard",
+                )
+            await answers.room(SLOT_COLUMNS * len(shard.messages))
+            answer.shards.append(shard)
+        return answer.SerializeToString()
+
+    async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
+        shard, index = host.shard, host.shard.index
+        counting = index.begin_count()
+        wheel = pb.ShardWheel(  # all as of one moment, so that it adds up
+            topic=shard.identity.topic, queue=shard.identity.queue, node=self.node.config.node,
+            watermark_ms=index.watermark.due, pending=index.pending, pending_bytes=index.pending_bytes,
+            released=shard.queue.end, epoch=shard.epoch, log_end=shard.log_end,
+        )  # fmt: skip
+        start, width, count = await host.off_loop(counting)
+        inside = (start + width > from_ms) & (start < to_ms)
+        mean = wheel.pending_bytes / wheel.pending if wheel.pending else 0.0
+        wheel.slot_start, wheel.slot_width = start[inside].tobytes(), width[inside].tobytes()
+        wheel.messages = count[inside].tobytes()
+        wheel.bytes = (count[inside] * mean).astype(np.int64).tobytes()
+        await host.committed(wheel.log_end)
+        return wheel
+
+    async def _query_route(self, data: Body, _: Context, __: Answers) -> Body:
+        request = parse(pb.QueryRouteRequest, data)
+        answer = pb.QueryRouteResponse()
+        for name in [request.topic] if request.topic else self.node.routes.topics():
+            answer.topics.append(self._route(name, self.node.routes.queues(name)))
+        return answer.SerializeToString()
+
+    def _route(self, name: str, shards: list[Any]) -> pb.TopicRoute:
+        cluster = self.node.routes.cluster
+        topic = cluster.topic(name) if cluster else None
+        horizon_ms = (cluster.horizon_days if cluster else 40) * 86_400_000
+        route = pb.TopicRoute(
+            topic=name,
+            max_delay_ms=min(horizon_ms, topic.max_delay_ms) if topic and topic.max_delay_ms else horizon_ms,
+            max_attempts=topic.max_attempts if topic else 16,
+        )
+        for shard in shards:
+            endpoint = self.node.routes.endpoint(shard)
+            route.queues.add(
+                queue=shard.spec.queue, uid=shard.spec.uid, epoch=shard.status.serving_epoch if shard.status else 0,
+                node=shard.spec.master or "", endpoint=endpoint, readable=self.node.routes.readable(shard),
+            )  # fmt: skip
+        return route

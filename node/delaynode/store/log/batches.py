@@ -1,0 +1,124 @@
+"""What of the CommitLog is on its way to the file: frames proposed here, or a master's frames as they came.
+
+    CommitLog.take()  ->  batch.run(), on the thread that writes  ->  CommitLog.finish()
+
+One batch of a log is under way at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from delaynode.store.log.following import Piece, forget_floor, write_floor
+from delaynode.store.log.frames import FLAG_NEW_SEGMENT, Unsealed
+from delaynode.store.types import Buffer
+
+if TYPE_CHECKING:
+    from delaynode.store.log.commit_log import CommitLog
+
+FLOOR_BYTES = 16 << 20  # the floor follows what is on disk at this distance, at most
+
+Run = tuple[list[Buffer], int, bool]
+"""What goes into one segment: buffers, their bytes in all, whether they begin it."""
+
+
+@dataclass(slots=True)
+class WriteBatch:
+    """Frames proposed here; made by CommitLog.take(), run on any one thread at a time.
+
+    on_sealed: told with the bytes of the whole batch, in order, before they are written; on the thread that runs it.
+    """
+
+    log: CommitLog
+    start: int  # log offsets
+    end: int
+    sync: bool
+    frames: list[Unsealed] = field(default_factory=list)
+    on_sealed: Callable[[WriteBatch, list[Buffer]], None] | None = None
+
+    def run(self) -> None:
+        """Seal, write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""
+        file = self.log.file
+        runs = self._sealed()
+        if self.on_sealed is not None:
+            self.on_sealed(self, runs[0][0] if len(runs) == 1 else list(chain.from_iterable(run[0] for run in runs)))
+        for parts, size, roll in runs:
+            file.append(parts, size, roll=roll)
+        if self.sync:
+            file.sync()
+
+    def _sealed(self) -> list[Run]:
+        synced = self.log.synced
+        runs: list[Run] = []
+        parts: list[Buffer] = []
+        size, roll = 0, False
+        for frame in self.frames:
+            if frame.flags & FLAG_NEW_SEGMENT:
+                if size:
+                    runs.append((parts, size, roll))
+                parts, size, roll = [], 0, True
+            parts.append(frame.seal(synced))
+            parts.extend(part for part in frame.payload if len(part))
+            size += frame.length
+        runs.append((parts, size, roll))
+        return runs
+
+
+@dataclass(slots=True)
+class ReceivedBatch(WriteBatch):
+    """Frames of a master, written as they came.
+
+    A frame's `synced` says what was on the MASTER's disk when it was sealed. Recovery takes it for proof of what is on
+    this one: were it written beside earlier frames that are not synced here yet, a power cut that keeps it and tears
+    them would look like damage. So before a frame is written, everything before its `synced` is on this disk, or a
+    floor says that frames prove nothing above it (see following.py).
+
+    Following live, all frames of a piece are of one batch of the master, whose `synced` is at most that batch's start:
+    what came before the piece must be on disk, and it is, but where several pieces have come while this disk was busy.
+    One such place in a batch costs one more sync. With several, or with pieces read from a file, whose frames were
+    synced one group after the other, the floor costs less: it is written once, covers all that is written until it is
+    removed, and goes with the first batch that needs none. Meanwhile a power cut takes nothing that was synced, so
+    nothing that was acknowledged; what is given up is that rot in the log's last part is told from a torn tail.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""
+        log, file = self.log, self.log.file
+        places = self._sync_before()
+        if log.floor is not None and places == [] and log.synced == log.written:
+            forget_floor(file.files, file.directory)
+            log.floor = None
+        elif places is None or len(places) > 1 or (places and log.floor is not None):
+            self._lower_proof()
+            places = []
+        for at, piece in enumerate(self.pieces):
+            if places and at == places[0]:
+                file.sync()
+            for data, roll in piece.runs():
+                file.append([data], len(data), roll=roll)
+        if self.sync:
+            file.sync()
+
+    def _sync_before(self) -> list[int] | None:
+        """The pieces before which to sync; None where that would not do."""
+        durable = self.log.synced
+        places: list[int] = []
+        for at, piece in enumerate(self.pieces):
+            if piece.synced > durable:
+                places.append(at)
+                durable = piece.start
+            if piece.synced > durable:
+                return None
+        return places
+
+    def _lower_proof(self) -> None:
+        """What frames say of `synced` proves nothing above what is on this disk now, or was a little ago."""
+        log = self.log
+        if log.floor is None or log.synced - log.floor > FLOOR_BYTES:
+            write_floor(log.file.files, log.file.directory, log.synced)
+            log.floor = log.synced

@@ -1,0 +1,370 @@
+"""The CommitLog: the shard's frames, one after the other. The truth; everything else is derived from it.
+
+propose() gives a frame its offset   ->  WriteBatch.run() seals, writes and syncs  ->  finish() moves the ends
+receive() takes a master's frames    ->  ReceivedBatch.run() writes and syncs      ->  finish()
+0 <= start <= synced <= written <= end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delaynode.store.errors import Damaged, NewerFormat, Refused
+from delaynode.store.log.batches import ReceivedBatch
+from delaynode.store.log.batches import WriteBatch as WriteBatch  # callers know it from here
+from delaynode.store.log.checks import checks_in, checks_of, first_difference, join_padded, places_in, record_checks
+from delaynode.store.log.files import Files
+from delaynode.store.log.following import Piece, check_followers, forget_floor, parse_frames, piece_of, read_floor
+from delaynode.store.log.frames import (
+    FLAG_NEW_SEGMENT,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_FRAME_BYTES,
+    BadFrame,
+    Frame,
+    Kind,
+    UnknownKind,
+    Unsealed,
+    parse,
+)
+from delaynode.store.log.segments import SegmentedFile
+from delaynode.store.types import U32, Buffer, Records
+
+SCAN_BYTES = 8 << 20
+GAP_BYTES = 1024  # two records closer than this are read by one pread: less copying than the call would cost
+FEW_RUNS = 64  # so many reads are cheaper than sorting
+LONG_RUN = 32  # records in a run, on average, that are worth a look at each run by itself
+
+
+@dataclass(slots=True)
+class CommitLog:
+    """Owned by one thread; `read_records` may run on any."""
+
+    file: SegmentedFile
+    uid: int
+    end: int = 0  # the next frame's offset
+    written: int = 0  # in the page cache at least
+    synced: int = 0  # known to be on disk
+    committed: int = 0  # known to be committed: never cut below it
+    segment: int = 0  # where the segment that the next frame goes into starts, if it fits
+    floor: int | None = None  # from here on, what frames say of `synced` may not be true of this disk
+    epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, start offset) of the whole log, ascending
+    pending: list[Unsealed | Piece] = field(default_factory=list)  # what take() has not taken
+    _roll: bool = False  # the next frame begins a segment
+
+    @classmethod
+    def open(cls, files: Files, directory: str, uid: int, segment_bytes: int) -> CommitLog:
+        """The log as its files stand; scan() and cut() decide what of it is valid."""
+        file = SegmentedFile(files, directory, segment_bytes)
+        floor = read_floor(files, directory)
+        return cls(file, uid, end=file.end, written=file.end, segment=file.segment_start(), floor=floor)
+
+    @property
+    def last_epoch(self) -> int:
+        """Of the log's last frame; 0: it has none."""
+        return self.epochs[-1][0] if self.epochs else 0
+
+    def propose(
+        self,
+        kind: Kind,
+        epoch: int,
+        count: int,
+        first_seq: int,
+        wall_ms: int,
+        payload: tuple[Buffer, ...],
+        flags: int = 0,
+    ) -> Unsealed:
+        """Give a frame its place at the log's end. The payload's buffers must stay as they are until written.
+
+        Raises Refused when it is too long to be read back.
+        """
+        length = HEADER_BYTES + sum(len(part) for part in payload)
+        if length > MAX_FRAME_BYTES:
+            raise Refused("BATCH_TOO_LARGE", f"this takes {length:,} bytes in the log, of at most {MAX_FRAME_BYTES:,}")
+        full = self._roll or self.end + length - self.segment > self.file.segment_bytes
+        if self.end == 0 or (full and self.end > self.segment):
+            flags |= FLAG_NEW_SEGMENT
+            self.segment, self._roll = self.end, False
+        frame = Unsealed(kind, flags, self.uid, epoch, count, first_seq, wall_ms, self.end, payload, length)
+        if kind is Kind.EPOCH:
+            self.epochs.append((epoch, self.end))
+        self.pending.append(frame)
+        self.end += length
+        return frame
+
+    def take_back(self, frame: Unsealed) -> None:
+        """The frame proposed last was not taken and goes nowhere. Its copy has failed: nothing is proposed after it."""
+        assert self.pending[-1] is frame, "the last frame, proposed in this very step"
+        self.pending.pop()
+        self.end = frame.offset
+        self.epochs = [pair for pair in self.epochs if pair[1] < self.end]
+
+    def begin_segment(self) -> None:
+        """The next frame begins a segment."""
+        self._roll = True
+
+    # ------------------------------------------------------------ a master's frames
+    def receive(self, data: memoryview) -> list[Frame]:
+        """Take whole frames of a master that begin at the log's end; `data` must stay as it is until written, and while
+        the frames are in use. The highest epoch among them was persisted before.
+
+        Raises BadFrame, and takes nothing, unless all of them may follow here.
+        """
+        frames = parse_frames(data, self.end, self.uid)
+        check_followers(frames, self.last_epoch)
+        if frames:
+            piece = piece_of(frames, data)
+            self.pending.append(piece)
+            self.epochs += [(frame.epoch, frame.offset) for frame in frames if frame.kind is Kind.EPOCH]
+            self.segment = piece.rolls[-1] if piece.rolls else self.segment
+            self.end = piece.end
+        return frames
+
+    def parse_all(self, data: memoryview, offset: int) -> list[Frame]:
+        """The frames that bytes of this log from `offset` on consist of. Raises Damaged."""
+        try:
+            return parse_frames(data, offset, self.uid)
+        except BadFrame as bad:
+            raise Damaged(f"{self.file.directory}: after offset {offset}: {bad.args[0]}") from bad
+
+    def forget_pending(self) -> None:
+        """Drop what take() has not taken; nothing is being written."""
+        if self.pending:
+            first = self.pending[0]
+            self.end = first.start if isinstance(first, Piece) else first.offset
+            self.pending.clear()
+            self._forget_after(self.end)
+
+    def _forget_after(self, end: int) -> None:
+        self.epochs = [pair for pair in self.epochs if pair[1] < end]
+        self.segment, self._roll = self.file.segment_start(), False
+
+    # ------------------------------------------------------------ writing
+    def take(self, *, sync: bool) -> WriteBatch | None:
+        """What waits to be written, or None. One batch is under way at a time."""
+        if not self.pending:
+            return None
+        waiting, self.pending = self.pending, []
+        frames = [one for one in waiting if isinstance(one, Unsealed)]
+        if len(frames) == len(waiting):
+            last = frames[-1]
+            return WriteBatch(self, frames[0].offset, last.offset + last.length, sync, frames)
+        pieces = [one for one in waiting if isinstance(one, Piece)]
+        self.pending = [*frames]  # of a reign that has begun since: after what came before it
+        return ReceivedBatch(self, pieces[0].start, pieces[-1].end, sync, pieces=pieces)
+
+    def finish(self, batch: WriteBatch) -> None:
+        """The batch has run."""
+        self.written = batch.end
+        if batch.sync:
+            self.synced = batch.end
+
+    # ------------------------------------------------------------ for other copies
+    def read_raw(self, offset: int, most: int) -> bytes:
+        """Whole frames from `offset` on as they stand in the files, at most `most` bytes but at least one frame; b"" at
+        `written`. Any thread. Fewer where a segment ends.
+
+        Raises Trimmed where they were dropped, BadFrame where no frame begins at `offset`, Damaged.
+        """
+        end = self.written
+        if offset >= end:
+            return b""
+        end = min(end, self.file.reach(offset))
+        data = self.file.read(offset, min(most, end - offset))
+        view, at = memoryview(data), 0
+        while at < len(data):
+            try:
+                at = parse(view, at, offset + at, self.uid).end - offset
+            except BadFrame as bad:
+                needed = int(bad.args[1])
+                if at:
+                    break
+                if not needed or needed > end - offset:
+                    self._blame(offset, bad)
+                data = self.file.read(offset, needed)
+                view = memoryview(data)
+        return data[:at]
+
+    def _blame(self, offset: int, bad: BadFrame) -> None:
+        """No frame can be read at `offset`: Damaged, unless none begins there, and whoever asked is wrong."""
+        base = max(base for base in self.file.bases if base <= offset)
+        for frame in frames_of(self, base, self.file.reach(offset)):
+            if frame.offset < offset < frame.end:
+                raise BadFrame(f"no frame begins at {offset}", 0) from bad
+            if frame.end == offset:
+                break
+        raise Damaged(f"{self.file.directory}: offset {offset}: {bad.args[0]}") from bad
+
+    def reaches(self, offset: int) -> bool:
+        """Whether the log still holds everything from `offset` on."""
+        return offset <= self.end and self.file.whole_from(min(offset, self.written))
+
+    # ------------------------------------------------------------ recovery
+    def scan(self, offset: int) -> Iterator[Frame]:
+        """Every valid frame from `offset` on. Ends at the log's end or before a torn tail, which it leaves to cut().
+
+        The tail may be torn only at or after the highest `synced` of any frame here, as far as the floor lets it count:
+        what was known to be on disk must be there. Raises Damaged when it is not, NewerFormat at a frame of a kind that
+        this program does not know: that is no torn tail.
+        """
+        known_synced = max(offset, self.floor or 0)  # the caller's checkpoint was written after a sync up to `offset`
+        data, base = memoryview(b""), offset
+        while True:
+            at = offset - base
+            try:
+                frame = parse(data, at, offset, self.uid)
+            except UnknownKind as unknown:
+                why = f"{self.file.directory}: offset {offset}: {unknown.args[0]}, a newer program wrote it"
+                raise NewerFormat(why) from unknown
+            except BadFrame as bad:
+                needed = int(bad.args[1])
+                available = self.file.end - offset
+                if needed and needed <= available and len(data) - at < needed:
+                    base = offset
+                    data = memoryview(self.file.read_some(base, min(max(SCAN_BYTES, needed), available)))
+                    if len(data) >= needed:
+                        continue
+                    # a segment of the unsynced tail is short or missing: pages go to disk in any order
+                if available:
+                    self._check_tail(offset, known_synced, str(bad.args[0]))
+                return
+            known_synced = max(known_synced, self._proved(frame))
+            yield frame
+            offset = frame.end
+
+    def _check_tail(self, offset: int, known_synced: int, reason: str) -> None:
+        """Damaged if any frame, before or after the bad one at `offset`, says that it was on disk."""
+        if known_synced > offset:
+            raise Damaged(f"{self.file.directory}: offset {offset}: {reason}, though synced to {known_synced}")
+        for frame in self._frames_after(offset):
+            if self._proved(frame) > offset:
+                raise Damaged(
+                    f"{self.file.directory}: offset {offset}: {reason}, though the frame at {frame.offset} says "
+                    f"that all before {frame.synced} is on disk"
+                )
+
+    def _proved(self, frame: Frame) -> int:
+        """The log offset before which all was on this disk when the frame was written."""
+        return frame.synced if self.floor is None else min(frame.synced, self.floor)
+
+    def _frames_after(self, offset: int) -> Iterator[Frame]:
+        """Whatever still parses as a frame of this log behind a bad place."""
+        magic = MAGIC.to_bytes(4, "little")
+        for low, high in self.file.extents(offset + 1):  # a frame never straddles two segments
+            for base in range(low, high, SCAN_BYTES):
+                data = self.file.read(base, min(SCAN_BYTES + MAX_FRAME_BYTES, high - base))
+                view = memoryview(data)
+                at = data.find(magic)
+                while 0 <= at < SCAN_BYTES:
+                    with suppress(BadFrame):
+                        yield parse(view, at, base + at, self.uid)
+                    at = data.find(magic, at + 1)
+
+    def cut(self, end: int) -> None:
+        """Drop all frames at and after `end`, while nothing is being written; what is left is on disk after it.
+
+        Raises Damaged where that would take a committed frame: somebody was told of it.
+        """
+        if end < self.committed:
+            raise Damaged(f"{self.file.directory}: not cut at {end}: all before {self.committed} is committed")
+        self._write_before(end)
+        self.file.truncate(end, None)
+        self.file.sync_all()
+        if self.floor is not None:
+            forget_floor(self.file.files, self.file.directory)
+            self.floor = None
+        self.end = self.written = self.synced = end
+        self.pending.clear()
+        self._forget_after(end)
+
+    def _write_before(self, end: int) -> None:
+        """Of the received frames that wait to be written, those before `end`."""
+        pieces = [one.before(end) for one in self.pending if isinstance(one, Piece) and one.start < end]
+        if pieces:
+            batch = ReceivedBatch(self, pieces[0].start, pieces[-1].end, sync=True, pieces=pieces)
+            batch.run()
+            self.finish(batch)
+
+    # ------------------------------------------------------------ records
+    def read_cached(self, rows: Records) -> list[Buffer] | None:
+        """As read_records() for a few records, if no disk has to be waited for; else None."""
+        offset, size = rows["offset"], rows["size"].astype(np.int64)
+        parts: list[Buffer] = []
+        for at, length in zip(offset.tolist(), size.tolist(), strict=True):
+            data = self.file.read_cached(at, length)
+            if data is None:
+                return None
+            parts.append(data)
+        self._verify(rows, checks_of(parts, offset, size, rows["seq"]))
+        return parts
+
+    def read_records(self, rows: Records) -> list[Buffer]:
+        """The records of rows of dtype QUEUED or UNIT, in this order, as buffers to be joined.
+
+        One pread serves an extent of records that lie close together, whatever their order in the request. Raises
+        Damaged where a record is not what its row's check says.
+        """
+        if not len(rows):
+            return []
+        offset, size = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
+        stop = offset + size
+        # records that follow each other in the log are one run: a herd is a few runs, scattered dues are one each
+        breaks = np.flatnonzero(offset[1:] != stop[:-1])
+        first, last = np.concatenate(([0], breaks + 1)), np.append(breaks, len(stop) - 1)
+        begin, end = offset[first], stop[last]
+        if len(begin) <= FEW_RUNS:
+            parts = [self.file.read(low, high - low) for low, high in zip(begin.tolist(), end.tolist(), strict=True)]
+            if len(rows) < LONG_RUN * len(parts):
+                which = np.repeat(np.arange(len(parts)), last - first + 1)
+                joined = join_padded(begin.tolist(), parts)
+                self._verify(rows, checks_in(joined, begin, end, which, offset, size, rows["seq"]))
+            else:  # in place: less to copy
+                for part, low, high in zip(parts, first.tolist(), (last + 1).tolist(), strict=True):
+                    of = slice(low, high)
+                    self._verify(rows[of], record_checks(part, int(offset[low]), size[of], rows["seq"][of]))
+            return list(parts)
+        order = np.argsort(begin, kind="stable")
+        start, reach = begin[order], np.maximum.accumulate(end[order])
+        segment = np.searchsorted(self.file.bases, start)  # what lies between two may have been dropped
+        apart = (start[1:] > reach[:-1] + GAP_BYTES) | (segment[1:] != segment[:-1])
+        opens = np.flatnonzero(np.concatenate(([True], apart)))
+        low, high = start[opens], reach[np.append(opens[1:], len(start)) - 1]
+        lows = low.tolist()
+        joined = join_padded(lows, [self.file.read(at, to - at) for at, to in zip(lows, high.tolist(), strict=True)])
+        extent = np.empty(len(begin), np.int64)
+        extent[order] = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(start))))
+        which = np.repeat(extent, last - first + 1)
+        self._verify(rows, checks_in(joined, low, high, which, offset, size, rows["seq"]))
+        place = begin + places_in(low, high)[extent]
+        # C-level iteration: slice(a, b) and [] run without bytecode per message
+        return [b"".join(map(joined.__getitem__, map(slice, place.tolist(), (place + end - begin).tolist())))]
+
+    def _verify(self, rows: Records, found: U32) -> None:
+        bad = first_difference(rows["check"], found)
+        if bad >= 0:
+            row = rows[bad]
+            raise Damaged(
+                f"{self.file.directory}: the record at {int(row['offset'])}, {int(row['size'])} bytes, of the message "
+                f"with seq {int(row['seq'])}, due {int(row['due'])} is not what its check says"
+            )
+
+
+def frames_of(log: CommitLog, base: int, end: int) -> Iterator[Frame]:
+    """The frames that [base, end) of the log consists of. Raises Trimmed, and Damaged where one is not whole."""
+    offset = low = base
+    data = memoryview(b"")
+    while offset < end:
+        try:
+            frame = parse(data, offset - low, offset, log.uid)
+        except BadFrame as bad:
+            wanted = min(max(SCAN_BYTES, int(bad.args[1])), end - offset)
+            if not bad.args[1] or wanted <= len(data) - (offset - low):
+                raise Damaged(f"{log.file.directory}: offset {offset}: {bad.args[0]}") from bad
+            low, data = offset, memoryview(log.file.read(offset, wanted))
+            continue
+        yield frame
+        offset = frame.end

@@ -1,0 +1,100 @@
+"""A master's frames as they come to a slave: checked, kept as they are, and what they prove of this disk.
+
+file `floor` in the CommitLog's directory, while a slave catches up: <log offset> crc32 <hex>
+    from this log offset on, what frames say of `synced` is true of their master's disk, maybe not of this one
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+
+from delaynode.store.errors import Damaged
+from delaynode.store.log.files import Files
+from delaynode.store.log.frames import FLAG_NEW_SEGMENT, BadFrame, Frame, Kind, parse
+
+FLOOR = "floor"
+
+
+# ---------------------------------------------------------------- frames
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole frames, one after the other, from log offset `start` on."""
+
+    start: int
+    data: memoryview
+    rolls: tuple[int, ...]  # log offsets of the frames that begin a segment
+    synced: int  # the highest that a frame says
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+    def runs(self) -> list[tuple[memoryview, bool]]:
+        """The parts that go into one segment each, and whether they begin it."""
+        cuts = sorted({self.start, *self.rolls, self.end})
+        return [(self.data[low - self.start : high - self.start], low in self.rolls) for low, high in pairwise(cuts)]
+
+    def before(self, end: int) -> Piece:
+        """What of it lies before the frame that begins at `end`."""
+        return Piece(self.start, self.data[: end - self.start], tuple(at for at in self.rolls if at < end), self.synced)
+
+
+def parse_frames(data: memoryview, offset: int, uid: int) -> list[Frame]:
+    """The frames that `data` consists of, the first of which is at log offset `offset`. Raises BadFrame."""
+    frames: list[Frame] = []
+    at = 0
+    while at < len(data):
+        frame = parse(data, at, offset + at, uid)
+        frames.append(frame)
+        at = frame.end - offset
+    return frames
+
+
+def check_followers(frames: list[Frame], last_epoch: int) -> None:
+    """Raises BadFrame unless these may follow a log that is at `last_epoch`; 0: it has no frame."""
+    for frame in frames:
+        if frame.synced > frame.offset:
+            raise BadFrame(f"the frame at {frame.offset} says that all before {frame.synced} is on disk", 0)
+        if frame.kind is Kind.EPOCH:
+            if frame.epoch <= last_epoch:
+                raise BadFrame(f"epoch {frame.epoch} begins at {frame.offset}, after epoch {last_epoch}", 0)
+            last_epoch = frame.epoch
+        elif frame.epoch != last_epoch:
+            raise BadFrame(f"the frame at {frame.offset} is of epoch {frame.epoch}, within epoch {last_epoch}", 0)
+    if frames and frames[0].offset == 0 and not frames[0].flags & FLAG_NEW_SEGMENT:
+        raise BadFrame("the first frame begins no segment", 0)
+
+
+def piece_of(frames: list[Frame], data: memoryview) -> Piece:
+    rolls = tuple(frame.offset for frame in frames if frame.flags & FLAG_NEW_SEGMENT)
+    return Piece(frames[0].offset, data, rolls, max(frame.synced for frame in frames))
+
+
+# ---------------------------------------------------------------- the floor
+def read_floor(files: Files, directory: str) -> int | None:
+    """None when there is none: what frames say is true of this disk. Raises Damaged."""
+    path = f"{directory}/{FLOOR}"
+    size = files.size(path)
+    if not size:
+        return None
+    number, _, rest = files.read(path, 0, size).partition(b" ")
+    if rest != _seal(number) or not number.isdigit():
+        raise Damaged(f"{path}: not what this program writes")
+    return int(number)
+
+
+def _seal(number: bytes) -> bytes:
+    return f"crc32 {zlib.crc32(number):08x}\n".encode()
+
+
+def write_floor(files: Files, directory: str, offset: int) -> None:
+    """offset: all before it is on this disk."""
+    number = str(offset).encode()
+    files.replace(f"{directory}/{FLOOR}", number + b" " + _seal(number))
+
+
+def forget_floor(files: Files, directory: str) -> None:
+    """Everything that is written is on disk."""
+    files.remove(f"{directory}/{FLOOR}")

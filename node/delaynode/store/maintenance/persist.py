@@ -1,0 +1,416 @@
+"""What of a shard is on disk, and how it comes back.
+
+    <shard directory>/
+      shard.json    identity and the highest epoch accepted, then a line with the crc32 of that; its presence means
+                    that the directory is whole
+      checkpoint    see checkpoint.py
+      wheels        a copy of both wheels as of a TimerLog position, at least every 5 million units
+      damaged       only when the copy has failed, see marker.py
+      log/  timerlog/  queue/     segmented files
+      log/floor     only while a slave catches up, see following.py
+
+Recovery: the derived files are cut to the checkpoint's ends, the wheels rebuilt from the TimerLog after their copy,
+and the frames after the checkpoint applied.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import secrets
+import zlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from delaynode.store.errors import Damaged, NewerFormat
+from delaynode.store.log.commit_log import CommitLog, frames_of
+from delaynode.store.log.files import Files
+from delaynode.store.log.frames import Frame, Kind
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.maintenance.checkpoint import Checkpoint
+from delaynode.store.maintenance.marker import check_unmarked, mark_damaged, outlasts_a_restart
+from delaynode.store.maintenance.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
+from delaynode.store.queue.ledger import Ledger
+from delaynode.store.queue.producers import ROW
+from delaynode.store.shard import Identity, Shard, ShardConfig
+from delaynode.store.timer.cascade import Cascade
+from delaynode.store.timer.index import TimerIndex
+from delaynode.store.timer.jobs import FlushJob
+from delaynode.store.timer.repair import Mender
+from delaynode.store.timer.timer_log import TimerLog
+from delaynode.store.timer.wheel import SLOT, TimerWheel
+from delaynode.store.types import MAX_SEQ, Pair, Records
+
+TRASH = ".trash"  # beside the shards' directories
+KEPT_EPOCHS = 64  # of a log's list, also when their frames are gone: a copy that comes back is compared with them
+
+Epoch = TypeVar("Epoch", tuple[int, int], list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a recovery did: units read from the TimerLog, frames applied, bytes of torn tail dropped, and the TimerLog
+    positions of flushes that were bad and are made good."""
+
+    units: int
+    frames: int
+    dropped_bytes: int
+    mended: list[int]
+
+
+def exists(files: Files, directory: str) -> bool:
+    """Whether a copy is there, maybe a damaged one; what was left half made, with an empty file or none, is no copy."""
+    if not files.size(f"{directory}/shard.json"):
+        return False
+    return files.size(f"{directory}/checkpoint") > 0 or bool(files.list(f"{directory}/log"))
+
+
+def new_copy_id() -> str:
+    return secrets.token_hex(8)
+
+
+def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
+    """The identity and the horizon (ms) that the shard was made with. Raises Damaged, NewerFormat."""
+    path = f"{directory}/shard.json"
+    try:
+        content = _read_json(files, path)
+        horizon_ms = content.pop("horizon_ms")
+        if new := content.keys() - {one.name for one in fields(Identity)}:
+            raise NewerFormat(f"{path}: a newer program wrote it (with {', '.join(sorted(new))})")
+        return Identity(**content), horizon_ms
+    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{path}: {error}") from error
+
+
+def read_copy_id(files: Files, directory: str) -> str:
+    """The copy's id, also where the copy can't be opened; "" where it can't be read."""
+    try:
+        return str(_read_json(files, f"{directory}/shard.json")["copy_id"])
+    except (OSError, Damaged, ValueError, TypeError, KeyError):
+        return ""
+
+
+def _read_json(files: Files, path: str) -> dict[str, Any]:
+    """Raises OSError, Damaged, ValueError, TypeError."""
+    text, _, crc = files.read(path, 0, files.size(path)).rpartition(b"\n")
+    if crc != _crc_line(text):
+        raise Damaged(f"{path}: crc32 differs")
+    return dict(json.loads(text))
+
+
+def _crc_line(text: bytes) -> bytes:
+    return f"crc32 {zlib.crc32(text):08x}".encode()
+
+
+def write_identity(files: Files, directory: str, identity: Identity, horizon_ms: int) -> None:
+    text = json.dumps({**asdict(identity), "horizon_ms": horizon_ms}, indent=1).encode()
+    files.replace(f"{directory}/shard.json", text + b"\n" + _crc_line(text))
+
+
+def accept_epoch(files: Files, directory: str, shard: Shard, epoch: int) -> None:
+    """Persist a higher epoch; after this the copy refuses lower ones for ever."""
+    if epoch <= shard.identity.epoch:
+        raise Damaged(f"{directory}: epoch {epoch} does not follow {shard.identity.epoch}")
+    identity = replace(shard.identity, epoch=epoch)
+    write_identity(files, directory, identity, shard.config.horizon_ms)
+    shard.identity = identity
+
+
+def discard(files: Files, directory: str) -> None:
+    """Delete a copy that nobody uses, renamed first: after a crash it is there, whole, or it is no copy."""
+    if files.list(directory):
+        root, name = posixpath.split(directory)
+        held, number = set(files.list(f"{root}/{TRASH}")), 1
+        while f"{name}.{number}" in held:
+            number += 1
+        files.rename(directory, f"{root}/{TRASH}/{name}.{number}")
+        files.remove_tree(f"{root}/{TRASH}/{name}.{number}")
+    else:
+        files.remove_tree(directory)
+
+
+def create(
+    files: Files, directory: str, uid: int, topic: str, queue: int, config: ShardConfig, now_ms: int, epoch: int = 0
+) -> Shard:
+    """A new, empty copy with a copy id of its own. epoch: the highest that is known."""
+    identity = Identity(uid, new_copy_id(), topic, queue, epoch)
+    empty = Checkpoint(
+        uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
+        watermark_seq=MAX_SEQ,
+        minute_bound_ms=config.geometry.first_bound(now_ms), next_seq=0, pending=0, pending_bytes=0, epochs=[],
+        wall_ms=now_ms,
+    )  # fmt: skip
+    ck.write(files, f"{directory}/checkpoint", empty, {})
+    write_identity(files, directory, identity, config.horizon_ms)
+    return recover(files, directory, config)[0]
+
+
+def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool = True) -> tuple[Shard, Recovery]:
+    """Open a copy and bring it to its log's end. Raises Damaged, NewerFormat; then it has touched derived files only.
+
+    replay: False to leave it as of its checkpoint, with the log that follows whole but not applied: of a copy that is
+    to follow, its master knows how much of it is committed.
+    """
+    check_unmarked(files, directory)
+    identity, horizon_ms = read_identity(files, directory)
+    config = replace(config, horizon_ms=horizon_ms)
+    read = ck.read(files, f"{directory}/checkpoint")
+    if read is None:
+        raise Damaged(f"{directory}/checkpoint: missing")
+    state, arrays = read
+    if state.uid != identity.uid:
+        raise Damaged(f"{directory}/checkpoint: of shard {state.uid:x}, the directory is of {identity.uid:x}")
+    log = CommitLog.open(files, f"{directory}/log", identity.uid, config.log_segment_bytes)
+    if log.end < state.log_offset:
+        raise Damaged(f"{log.file.directory}: ends at {log.end}, the checkpoint is at {state.log_offset}")
+    ledger = Ledger(arrays.get("ledger"))
+    timer_log = TimerLog(files, f"{directory}/timerlog", config.timer_segment_bytes, identity.uid)
+    queue = ConsumeQueue(files, f"{directory}/queue", config.queue_segment_bytes, identity.uid)
+    _match_files(files, state, ledger, log, timer_log, queue)
+
+    watermark = Pair(state.watermark_due, state.watermark_seq)
+    index = TimerIndex(
+        timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget, config.geometry,
+        config.piece_units,
+    )  # fmt: skip
+    index.pending, index.pending_bytes = state.pending, state.pending_bytes
+    index.flushed, index.cascade = state.log_offset, Cascade.of(state.cascade) if state.cascade else None
+    mender = Mender(timer_log, log)
+    units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)), mender.mend)
+    shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
+    _restore(shard, state, arrays, ledger)
+
+    end, frames = state.log_offset, 0
+    for frame in log.scan(state.log_offset):
+        if frame.kind is Kind.EPOCH:
+            log.epochs.append((frame.epoch, frame.offset))
+        if replay:
+            _apply(shard, frame)
+            frames += 1
+        end = frame.end
+    if log.last_epoch > identity.epoch:
+        raise Damaged(f"{directory}/shard.json: epoch {identity.epoch} is persisted, the log is at {log.last_epoch}")
+    dropped = log.end - end
+    try:
+        log.cut(end)
+    except OSError as error:
+        if outlasts_a_restart(error):
+            with suppress(OSError):
+                mark_damaged(files, directory, f"recovery: {error}", shard.wall_ms, state.log_offset)
+        raise
+    shard.commit(shard.applied)
+    return shard, Recovery(units, frames, dropped, mender.mended)
+
+
+def _apply(shard: Shard, frame: Frame) -> None:
+    shard.commit(frame.offset)
+    shard.apply(frame)
+
+
+def replay(shard: Shard, through: int, most: int | None = None, *, light: bool = False) -> int:
+    """Commit and apply the frames before log offset `through` that are not applied yet, out of the log's files, on any
+    one thread; returns their number. most: stop after so many bytes. Raises Damaged.
+
+    light: stop before a frame that prepare() is to be called for, as it takes memory that a node's shards take in turn.
+    """
+    begin, frames = shard.applied, 0
+    for frame in frames_of(shard.log, begin, through):
+        if light and (_crowded(shard) or shard.needs_cascade(frame)):
+            break
+        _apply(shard, frame)
+        frames += 1
+        if most is not None and frame.end - begin >= most:
+            break
+    shard.commit(shard.applied)
+    return frames
+
+
+def prepare(files: Files, directory: str, shard: Shard) -> None:
+    """Make way for the next frame, of a log that is committed, on any one thread: flush the units that wait, with a
+    checkpoint, when they are many; else a piece of the hour that is to come down. Raises Damaged, OSError.
+    """
+    if _crowded(shard):
+        job = begin_checkpoint(files, directory, shard)
+        job.run()
+        remove_files(files, finish_checkpoint(job))
+        return
+    piece = shard.index.begin_cascade()
+    if piece is not None:
+        piece.run()
+        shard.index.finish_cascade(piece)
+
+
+def _crowded(shard: Shard) -> bool:
+    return shard.index.unflushed >= shard.config.most_unflushed
+
+
+def _match_files(
+    files: Files, state: Checkpoint, ledger: Ledger, log: CommitLog, timer_log: TimerLog, queue: ConsumeQueue
+) -> None:
+    """Make the files what the checkpoint says: remove those it did without, cut the derived ones to its ends.
+
+    Raises Damaged when something is missing.
+    """
+    known = ledger.segments
+    expected = [(int(row["base"]), int(row["end"]) or state.log_offset) for row in known]
+    spare = {base for base in log.file.bases if base < state.log_offset} - {base for base, _ in expected}
+    _remove(files, log.file.drop(spare))
+    log.file.check_whole(0, state.log_offset, expected)
+    timer_log.start, queue.start = state.timer_start, state.queue_start
+    for file, start, end in (
+        (timer_log.file, state.timer_start, state.timer_end),
+        (queue.file, state.queue_start * QUEUED_BYTES, state.queue_end * QUEUED_BYTES),
+    ):
+        _remove(files, file.drop(file.closed_below(start)))
+        file.truncate(end, start)
+    queue.cut(state.queue_end)
+
+
+def _remove(files: Files, paths: list[str]) -> None:
+    for path in paths:
+        files.remove(path)
+
+
+def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Ledger) -> None:
+    shard.checkpointed = shard.applied = state.log_offset
+    shard.log.epochs = [(epoch, start) for epoch, start in state.epochs]
+    shard.kept = state.kept_epoch, tuple(state.kept_in_sync)
+    shard.freeing.ledger = ledger
+    shard.skipped = arrays["skipped"].tolist() if "skipped" in arrays else []
+    times = arrays["release_times"].tolist() if "release_times" in arrays else []
+    shard.freeing.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
+    shard.consumers.restore(state.groups, arrays)
+    # Without the clock it is a checkpoint of before there was one: `seen_ms` was a frame's wall time then.
+    time_ms, wall_ms = arrays.get("producer_clock", np.array([state.wall_ms, state.wall_ms])).tolist()
+    shard.producers.restore(arrays.get("producers", np.zeros(0, ROW)), time_ms, wall_ms)
+
+
+# ---------------------------------------------------------------- wheels
+def _read_wheels(files: Files, path: str, index: TimerIndex, now: Checkpoint) -> int:
+    """Load the copy if it is good; returns the TimerLog position from which to rebuild."""
+    try:
+        read = ck.read(files, path)
+    except (Damaged, NewerFormat):
+        return 0  # only a copy: the TimerLog has it all
+    if read is None:
+        return 0
+    state, arrays = read
+    if state.uid != now.uid or not {"minute", "hour"} <= arrays.keys():
+        return 0
+    for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
+        if arrays[name].dtype != SLOT or len(arrays[name]) != len(wheel.slots):
+            return 0
+    if state.timer_end > now.timer_end or state.minute_bound_ms > index.minute_bound_ms:
+        return 0  # of a later time than the checkpoint: an hour may be cascaded in it that is not yet in the TimerLog
+    if state.timer_start != now.timer_start:
+        return 0  # files have gone since, and later COUNT units say what they had counted
+    for wheel, name in ((index.minute, "minute"), (index.hour, "hour")):
+        wheel.slots[:] = arrays[name]
+    return state.timer_end
+
+
+def _dump(wheel: TimerWheel) -> Records:
+    return wheel.slots.copy()
+
+
+# ---------------------------------------------------------------- checkpoint
+class CheckpointJob:
+    """Persists the state as of `log_offset`. Run it, on any thread, once all before that is committed and written."""
+
+    def __init__(
+        self, files: Files, directory: str, shard: Shard, flush: FlushJob, state: Checkpoint, arrays: ck.Arrays
+    ) -> None:
+        self.log_offset = state.log_offset
+        self.flush = flush
+        self._files, self._directory = files, directory
+        self._shard = shard
+        self._state, self._arrays = state, arrays
+        self.queue_start, self.timer_start = state.queue_start, state.timer_start
+        self.doomed = list(shard.freeing.doomed)  # CommitLog segments that this checkpoint does without
+
+    def run(self) -> None:
+        """Raises OSError: the copy is damaged then."""
+        self._shard.log.file.sync()
+        self.flush.run()
+        self._shard.queue.sync()
+        state = replace(self._state, timer_end=self._shard.index.log.end)
+        ck.write(self._files, f"{self._directory}/checkpoint", state, self._arrays)
+        self._state = state
+
+
+def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJob:
+    """Capture the state that all applied frames have led to. One at a time, and none while an hour is cascaded."""
+    shard.producers.expire(shard.producers.time_ms)
+    shard.epochs = _kept_epochs(shard.epochs, shard.log.file.start)
+    shard.log.epochs = _kept_epochs(shard.log.epochs, shard.log.file.start)
+    groups, arrays = shard.consumers.snapshot()
+    if len(shard.producers):
+        arrays["producers"] = shard.producers.rows().copy()
+    arrays["producer_clock"] = np.array([shard.producers.time_ms, shard.producers.wall_ms], np.int64)
+    index, freeing = shard.index, shard.freeing
+    flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
+    arrays["ledger"] = freeing.ledger.segments.copy()
+    if shard.skipped:
+        arrays["skipped"] = np.array([at for at in shard.skipped if at >= shard.log.file.start], np.int64)
+    arrays["release_times"] = np.array(freeing.release_times, np.int64).reshape(-1, 2)
+    state = Checkpoint(
+        uid=shard.identity.uid, log_offset=shard.applied, timer_start=index.log.start, timer_end=index.log.end,
+        queue_start=shard.queue.start, queue_end=shard.queue.end,
+        watermark_due=index.watermark.due, watermark_seq=index.watermark.seq, minute_bound_ms=index.minute_bound_ms,
+        next_seq=shard.next_seq, pending=index.pending, pending_bytes=index.pending_bytes,
+        epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups,
+        kept_epoch=shard.kept[0], kept_in_sync=list(shard.kept[1]),
+        cascade=index.cascade.saved() if index.cascade is not None else [],
+    )  # fmt: skip
+    return CheckpointJob(files, directory, shard, flush, state, arrays)
+
+
+def abandon_checkpoint(job: CheckpointJob) -> None:
+    """One that has not run: what it had taken waits for the next."""
+    job._shard.index.abandon_flush()
+
+
+def _kept_epochs(epochs: list[Epoch], start: int) -> list[Epoch]:
+    """Without those of which no frame is kept in a log that starts at `start`, but for the last few."""
+    over = sum(later[1] <= start for later in epochs[1:])
+    return epochs[min(over, max(0, len(epochs) - KEPT_EPOCHS)) :]
+
+
+def finish_checkpoint(job: CheckpointJob) -> list[str]:
+    """On the owner's thread, after run(). Returns files that are needed no more, for remove_files()."""
+    shard, index = job._shard, job._shard.index
+    index.finish_flush(job.flush)
+    shard.checkpointed = job.log_offset
+    shard.freeing.doomed = [base for base in shard.freeing.doomed if base not in job.doomed]
+    queue, timer = shard.queue.file, index.log.file
+    return [
+        *shard.log.file.drop(job.doomed),
+        *queue.drop(queue.closed_below(job.queue_start * QUEUED_BYTES)),
+        *timer.drop(timer.closed_below(min(job.timer_start, index.unread_below()))),
+    ]
+
+
+def remove_files(files: Files, paths: list[str]) -> None:
+    """Delete them, on any thread, once no read that began before they were dropped is under way."""
+    _remove(files, paths)
+
+
+def copy_wheels(files: Files, directory: str, shard: Shard) -> None:
+    """Write the copy of the wheels, while no checkpoint runs; not when the TimerLog has grown since the last one.
+
+    What a cascade has added to it a recovery cuts off, and other units may come to lie there: once a later checkpoint
+    reaches further, nothing would tell that the copy is of another history.
+    """
+    if shard.index.log.end != shard.index.kept_end:
+        return
+    arrays: ck.Arrays = {"minute": _dump(shard.index.minute), "hour": _dump(shard.index.hour)}
+    state = Checkpoint(
+        uid=shard.identity.uid, log_offset=0, timer_start=shard.index.log.start, timer_end=shard.index.log.end,
+        queue_start=0, queue_end=0, watermark_due=0, watermark_seq=0,
+        minute_bound_ms=shard.index.minute_bound_ms, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=0,
+    )  # fmt: skip
+    ck.write(files, f"{directory}/wheels", state, arrays)

@@ -1,0 +1,197 @@
+"""The scrub: a lap over a shard's files that reads everything again and checks it, so that rot is found while small.
+
+    closed CommitLog segments   each frame (crc32, its own offset)
+    TimerLog                    each flush (crc32) and its units' own checks
+    ConsumeQueue                each unit's own check
+
+A lap is made of steps: begin() on the owner's thread, run() on any, finish() on the owner's. Files that are freed
+meanwhile are passed over.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from delaynode.store.errors import Damaged, Trimmed
+from delaynode.store.log.checks import first_difference
+from delaynode.store.log.frames import BadFrame, parse
+from delaynode.store.log.segments import SegmentedFile
+from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES
+from delaynode.store.queue.consume_queue import own_checks as queue_checks
+from delaynode.store.shard import Shard
+from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES, flush_crc, own_checks
+from delaynode.store.types import raw
+
+STEP_BYTES = 1 << 20  # a step reads about so much, or one frame or flush that is larger
+
+
+@dataclass(slots=True)
+class Piece:
+    """A segment: [offset, end) of it is still to be looked at."""
+
+    file: SegmentedFile
+    base: int
+    offset: int
+    end: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.file.directory}/{self.base:020d}"
+
+    def bad(self, offset: int, why: str) -> Damaged:
+        return Damaged(f"{self.path}: byte {offset - self.base} (offset {offset}): {why}")
+
+
+class ScrubStep(ABC):
+    """Reads on in one piece. Raises Damaged, with the segment and the place, when what is there is not what was."""
+
+    def __init__(self, piece: Piece, uid: int) -> None:
+        self.piece = piece
+        self.bytes = 0  # read
+        self._uid = uid
+
+    def run(self) -> None:
+        begun = self.piece.offset
+        try:
+            self._look()
+        except (Damaged, Trimmed):
+            if self._freed():
+                return
+            # once more: the file may have been freed, and its descriptor been used again, in the middle of it
+            self.piece.offset = begun
+            try:
+                self._look()
+            except Damaged:
+                if not self._freed():
+                    raise
+            except Trimmed as error:
+                if not self._freed():
+                    raise self.piece.bad(self.piece.offset, str(error)) from error
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Reads on. Raises Damaged, Trimmed."""
+
+    def _freed(self) -> bool:
+        """Whether the segment is not the shard's any more."""
+        piece = self.piece
+        if piece.base in piece.file.bases:
+            return False
+        piece.offset = piece.end
+        return True
+
+    def _read(self, offset: int, size: int) -> bytes:
+        self.bytes += size
+        return self.piece.file.read(offset, size)
+
+
+class LogStep(ScrubStep):
+    def _look(self) -> None:
+        piece = self.piece
+        size = min(STEP_BYTES, piece.end - piece.offset)
+        data, low = memoryview(self._read(piece.offset, size)), piece.offset
+        while piece.offset < low + len(data):
+            try:
+                frame = parse(data, piece.offset - low, piece.offset, self._uid)
+            except BadFrame as bad:
+                needed = int(bad.args[1])
+                if not needed or piece.offset + needed > piece.end:
+                    raise piece.bad(piece.offset, str(bad.args[0])) from None
+                if piece.offset > low:
+                    return  # the next step begins with it
+                data = memoryview(self._read(low, needed))
+                continue
+            piece.offset = frame.end
+
+
+class FlushStep(ScrubStep):
+    def _look(self) -> None:
+        piece = self.piece
+        stop = piece.offset + STEP_BYTES
+        while piece.offset < min(stop, piece.end):
+            piece.offset = self._flush(piece.offset)
+
+    def _flush(self, position: int) -> int:
+        """One flush, in parts; returns where it ends."""
+        piece = self.piece
+        header = np.frombuffer(self._read(position, UNIT_BYTES), STORED).copy()
+        count, expected, kind = int(header["offset"][0]), int(header["key"][0]), int(header["magic"][0])
+        header["key"] = 0
+        end = position + (count + 1) * UNIT_BYTES
+        if kind != HEADER or count < 0 or end > piece.end:
+            raise piece.bad(position, "no flush header")
+        crc = zlib.crc32(raw(header), flush_crc(position, self._uid))
+        at = position + UNIT_BYTES
+        while at < end:
+            size = min(STEP_BYTES // UNIT_BYTES * UNIT_BYTES, end - at)
+            data = self._read(at, size)
+            crc = zlib.crc32(data, crc)
+            units = np.frombuffer(data, STORED)
+            place = at + UNIT_BYTES * np.arange(len(units), dtype=np.int64)
+            wrong = first_difference(units["own"], own_checks(units, place, self._uid))
+            if wrong >= 0:
+                raise piece.bad(int(place[wrong]), "the unit's own check differs")
+            at += size
+        if crc != expected:
+            raise piece.bad(position, "the crc32 of the flush differs")
+        return end
+
+
+class QueueStep(ScrubStep):
+    def _look(self) -> None:
+        piece = self.piece
+        size = min(STEP_BYTES // QUEUED_BYTES * QUEUED_BYTES, piece.end - piece.offset)
+        rows = np.frombuffer(self._read(piece.offset, size), QUEUED)
+        wrong = first_difference(rows["own"], queue_checks(rows, piece.offset // QUEUED_BYTES, self._uid))
+        if wrong >= 0:
+            raise piece.bad(piece.offset + wrong * QUEUED_BYTES, f"the unit's own check differs{self._named(wrong)}")
+        piece.offset += size
+
+    def _named(self, row: int) -> str:
+        return f" (queue offset {self.piece.offset // QUEUED_BYTES + row})"
+
+
+class Scrub:
+    """One lap over a shard's files as they are now. Owned by the shard's thread.
+
+    start: in [0, 1): where in the round of files it begins, so that those which are restarted often see all of them.
+    """
+
+    def __init__(self, shard: Shard, start: float) -> None:
+        self._shard = shard
+        log, timer, queue = shard.log.file, shard.index.log.file, shard.queue.file
+        steps: list[tuple[type[ScrubStep], SegmentedFile, int]] = [(LogStep, log, base) for base in log.bases[:-1]]
+        steps += [(FlushStep, timer, base) for base in timer.bases]
+        steps += [(QueueStep, queue, base) for base in queue.bases]
+        first = int(start * len(steps))
+        self._todo = deque([*steps[first:], *steps[:first]])
+        self._now: tuple[type[ScrubStep], Piece] | None = None
+        self.bytes = 0  # read so far
+
+    def begin(self) -> ScrubStep | None:
+        """The next step; None: the lap is over."""
+        while self._now is None:
+            if not self._todo:
+                return None
+            kind, file, base = self._todo.popleft()
+            end = dict(file.spans()).get(base, base)
+            if end > base:
+                self._now = kind, Piece(file, base, base, end)
+        kind, piece = self._now
+        return kind(piece, self._shard.identity.uid)
+
+    def finish(self, step: ScrubStep) -> None:
+        self.bytes += step.bytes
+        if step.piece.offset >= step.piece.end:
+            self._now = None
+
+
+def size_of(shard: Shard) -> int:
+    """Bytes that a lap reads, about."""
+    files = (shard.log.file, shard.index.log.file, shard.queue.file)
+    return sum(end - base for file in files for base, end in file.spans())

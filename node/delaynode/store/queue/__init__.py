@@ -1,0 +1,1 @@
+"""What was released: the ConsumeQueue, consumer groups, dead letters, and the producers' numbering."""

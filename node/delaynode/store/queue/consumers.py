@@ -1,0 +1,418 @@
+"""The share groups of a shard: operations that the master appends, and the effect of their frames."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from delaynode.store.errors import Impossible, Refused
+from delaynode.store.log.frames import FLAG_DEAD_LETTERS, GroupChange, Kind, Progress
+from delaynode.store.log.offsets import as_like_ranges, as_ranges, expand, rows_at
+from delaynode.store.queue.consume_queue import ConsumeQueue
+from delaynode.store.queue.dead_letters import NEVER
+from delaynode.store.queue.groups import Group, HandOut
+from delaynode.store.types import I64, U32, Array, Buffer, Records
+
+MAX_GROUP_NAME_BYTES = 255
+MAX_GROUPS = 1000
+MAX_TAGS = 64
+SKIP_ROWS = 262_144  # units looked at in one step, a group, for one that the group's filter takes
+FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000
+
+NONE_I64: I64 = np.empty(0, np.int64)
+NONE_U32: U32 = np.empty(0, np.uint32)
+
+Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], AbstractContextManager[int]]
+"""(kind, count, payload, now ms, flags): append a frame, whose end is given; the body applies it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
+
+    rests_on: log offset; to be answered once everything before it is committed. until_ms: they are its until then.
+    """
+
+    offset: I64
+    attempt: U32
+    rows: Records
+    rests_on: int = 0
+    until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NackCounts:
+    retried: int
+    dead: int
+    ignored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Attempts that ended because their time was over, by what became of their messages."""
+
+    retried: int
+    dead: int
+
+    @property
+    def any(self) -> bool:
+        return self.retried + self.dead > 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    max_unacked: int  # queue offsets above a group's floor
+    max_attempts: int
+    max_dead: int  # dead letters of a group, those at work again included
+    dlq_retention_ms: int  # how long a letter is kept after it died or was redriven
+
+
+def tag_hash(tag: str) -> int:
+    """crc32 of the tag's utf-8; 0 stands for no tag."""
+    return zlib.crc32(tag.encode()) if tag else 0
+
+
+class Consumers:
+    """Owned by the shard's thread.
+
+    freed: told, while frames are applied, the QUEUED rows (each once) of letters that no group has any more and that
+    the queue has no more either: their bodies are needed by nobody. check_freed: raises Impossible where that would.
+    """
+
+    def __init__(
+        self, queue: ConsumeQueue, propose: Propose, committed: Callable[[], int], limits: GroupLimits
+    ) -> None:
+        self.queue = queue
+        self.groups: dict[str, Group] = {}
+        self.limits = limits
+        self.freed: Callable[[Records], None] = lambda rows: None
+        self.check_freed: Callable[[Records], None] = lambda rows: None
+        self._propose = propose
+        self._committed = committed  # log offset
+
+    # ------------------------------------------------------------ operations of the master
+    def group(self, name: str) -> Group:
+        """Raises Refused UNKNOWN_GROUP."""
+        found = self.groups.get(name)
+        if found is None:
+            raise Refused("UNKNOWN_GROUP", f"group {name!r} has not received here yet")
+        return found
+
+    def join(self, name: str, tags: tuple[str, ...], *, from_end: bool, now_ms: int) -> int:
+        """Make sure that the group is there with this filter; returns the log offset that must be committed first."""
+        tags = tuple(sorted(set(tags)))
+        known = self.groups.get(name)
+        if known is not None:
+            if known.tags != tags:
+                raise Refused(
+                    "GROUP_MISMATCH",
+                    f"group {name!r} takes tags {list(known.tags) or 'all'}, asked for {list(tags) or 'all'}",
+                )
+            return known.rests.changed
+        if not 0 < len(name.encode()) <= MAX_GROUP_NAME_BYTES:
+            raise Refused(
+                "BAD_GROUP", f"a group's name has 1 to {MAX_GROUP_NAME_BYTES} bytes, this one {len(name.encode())}"
+            )
+        if len(tags) > MAX_TAGS or any(len(tag.encode()) > MAX_GROUP_NAME_BYTES for tag in tags):
+            raise Refused("BAD_GROUP", f"a group's filter has at most {MAX_TAGS} tags of {MAX_GROUP_NAME_BYTES} bytes")
+        if len(self.groups) >= MAX_GROUPS:
+            raise Refused("BAD_GROUP", f"the shard has {MAX_GROUPS} groups already; delete one")
+        change = GroupChange(name, True, self.queue.visible if from_end else self.queue.start, tags)
+        with self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0) as end:
+            self.apply_group(change)
+            self.groups[name].rests.changed = end
+        return end
+
+    def delete(self, name: str, now_ms: int) -> None:
+        """Raises Refused, Impossible."""
+        group = self.group(name)
+        change = GroupChange(name, False, 0, ())
+        self._check_removal(group, *group.letters.below(self.queue.start))
+        with self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0):
+            self.apply_group(change)
+
+    def deliver(self, name: str, now_ms: int, invisible_ms: int, most: int, most_bytes: int) -> Delivery:
+        """Hand out what is visible now, at least one message if there is any, at most `most` and `most_bytes`."""
+        group = self.group(name)
+        until_ms = now_ms + invisible_ms
+        handed = group.hand_out(self.queue, now_ms, until_ms, most)
+        rows = self._rows(group, handed.offset)
+        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
+        if fits < len(rows):
+            group.give_back(handed.offset[fits:], until_ms)
+            handed, rows = HandOut(handed.offset[:fits], handed.attempt[:fits]), rows[:fits]
+        rests_on = group.rests.before(int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked)
+        records_end = int((rows["offset"] + rows["size"]).max(initial=0))
+        if records_end > self._committed():  # a letter's, which a RELOCATE under way moves
+            rests_on = max(rests_on, records_end)
+        return Delivery(handed.offset, handed.attempt, rows, rests_on, until_ms)
+
+    def _rows(self, group: Group, handed: I64) -> Records:
+        """The rows of what a group handed out: letters first, then messages of its window."""
+        places, letter = group.letters.working(handed)
+        rows = rows_at(self.queue, handed[~letter])
+        return np.concatenate((group.letters.rows(places[letter]), rows)) if letter.any() else rows
+
+    def acknowledge(self, name: str, start: I64, end: I64, now_ms: int) -> int:
+        """Take ranges out of the group; returns how many messages that were. Any released offset may be named.
+
+        Raises Refused, Impossible.
+        """
+        group = self.group(name)
+        if len(start) != len(end):
+            raise Refused("BAD_COLUMNS", f"column start has {len(start)} rows, column end {len(end)}")
+        if not len(start):
+            return 0
+        group.skip_filtered(self.queue, SKIP_ROWS)
+        bad = (start < 0) | (end <= start) | (end > self.queue.visible)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise Refused(
+                "BAD_REQUEST",
+                f"range {at} is [{int(start[at])}, {int(end[at])}), released are [0, {self.queue.visible})",
+            )
+        reach = max(group.floor, int(end[start <= group.floor].max(initial=0))) + self.limits.max_unacked
+        if int(end.max()) > reach:
+            raise Refused(
+                "BAD_REQUEST",
+                f"range ends at {int(end.max())}, more than {self.limits.max_unacked:,} above the first open offset",
+            )
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        if bool((start[1:] < end[:-1]).any()):
+            raise Refused("BAD_COLUMNS", "ranges overlap")
+        progress = Progress(name, start, end, NONE_U32, NONE_I64)
+        self._check_removal(group, *group.letters.at(group.letters.within(start, end)))
+        with self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
+            group.rests.move(group.floor, log_end, self._committed())
+            return group.acknowledge(start, end, self.queue)
+
+    def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
+        """End attempts: those that are the last become dead letters, the others wait for their backoff."""
+        group = self.group(name)
+        if len(offset) != len(attempt):
+            raise Refused("BAD_COLUMNS", f"column offset has {len(offset)} rows, column attempt {len(attempt)}")
+        group.skip_filtered(self.queue, SKIP_ROWS)
+        _, first = np.unique(offset, return_index=True)
+        named = len(offset)
+        offset, attempt = offset[first], attempt[first]
+        known = (offset >= 0) & (offset < min(self.queue.visible, group.floor + self.limits.max_unacked))
+        offset, attempt = offset[known], attempt[known]
+        held = group.holds(offset, attempt, self.queue)
+        retried, dead = self._end_attempts(name, HandOut(offset[held], attempt[held]), backoff_ms, now_ms)
+        return NackCounts(retried, dead, named - retried - dead)
+
+    def expire(self, now_ms: int) -> Ended:
+        """End the attempts whose invisible time is over."""
+        retried = dead = 0
+        for name, group in self.groups.items():
+            if group.next_expiry > now_ms:
+                continue
+            late = group.expired(now_ms)
+            if len(late.offset):
+                again, died = self._end_attempts(name, late, 0, now_ms)
+                retried, dead = retried + again, dead + died
+        return Ended(retried, dead)
+
+    def next_expiry(self) -> int:
+        """When the earliest invisible time ends, ms; NEVER when nothing is handed out."""
+        return min((group.next_expiry for group in self.groups.values()), default=NEVER)
+
+    def _end_attempts(self, name: str, ended: HandOut, backoff_ms: int, now_ms: int) -> tuple[int, int]:
+        """Propose what becomes of ended attempts: (messages to be tried again, messages that died).
+
+        While the group's letters are at their limit, messages that should die stay in its window and are tried again
+        after the longest backoff: nothing is lost, and memory stays bounded.
+        """
+        group = self.groups[name]
+        last = ended.attempt >= self.limits.max_attempts
+        new = np.flatnonzero(last & ~group.letters.working(ended.offset)[1])
+        kept = new[max(0, self.limits.max_dead - len(group.letters)) :]
+        last[kept] = False
+        if backoff_ms >= 0:
+            wait = np.full(len(last), backoff_ms, np.int64)
+        else:
+            wait = np.minimum(
+                FIRST_BACKOFF_MS << np.minimum(ended.attempt.astype(np.int64) - 1, 20), LONGEST_BACKOFF_MS
+            )
+        wait[kept] = LONGEST_BACKOFF_MS
+        for kind, rows in ((Kind.DEAD, last), (Kind.RETRY, ~last)):
+            if not rows.any():
+                continue
+            start, end, attempt, visible = as_like_ranges(ended.offset[rows], ended.attempt[rows], now_ms + wait[rows])
+            progress = Progress(name, start, end, attempt, visible if kind is Kind.RETRY else NONE_I64)
+            with self._propose(kind, len(start), progress.payload(), now_ms, 0) as log_end:
+                group.rests.changed = log_end
+                self.apply_progress(kind, 0, progress, now_ms)
+        return int(np.count_nonzero(~last)), int(np.count_nonzero(last))
+
+    # ------------------------------------------------------------ dead letters
+    def dead_letters(self, name: str, after_offset: int, limit: int) -> Delivery:
+        """Dead letters with a larger offset, ascending."""
+        return Delivery(*self.group(name).letters.dead_after(after_offset, limit))
+
+    def resolve(self, name: str, offsets: I64 | None, *, redrive: bool, now_ms: int) -> int:
+        """Redrive or drop dead letters (all with None); returns how many of those named were dead letters.
+
+        Raises Refused, Impossible.
+        """
+        dead = self.group(name).letters.dead_after(-1, NEVER)[0]
+        wanted = dead if offsets is None else dead[np.isin(dead, offsets)]
+        self._resolve(name, wanted, redrive=redrive, now_ms=now_ms)
+        return len(wanted)
+
+    def expire_dead(self, now_ms: int) -> int:
+        """Drop letters that died, or were redriven, longer than `dlq_retention_ms` ago; returns how many.
+
+        Raises Impossible.
+        """
+        count = 0
+        for name, group in self.groups.items():
+            old = group.letters.older_than(now_ms - self.limits.dlq_retention_ms)
+            self._resolve(name, old, redrive=False, now_ms=now_ms)
+            count += len(old)
+        return count
+
+    def _resolve(self, name: str, letters: I64, *, redrive: bool, now_ms: int) -> None:
+        if not len(letters):
+            return
+        start, end = as_ranges(letters)
+        kind, group = Kind.RETRY if redrive else Kind.DEAD, self.group(name)
+        if not redrive:
+            self._check_removal(group, *group.letters.at(group.letters.places(letters)[0]))
+        zeros = np.zeros(len(start), np.int64)
+        progress = Progress(name, start, end, zeros.astype(np.uint32), zeros if redrive else NONE_I64)
+        with self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS) as log_end:
+            group.rests.changed = log_end
+            self.apply_progress(kind, FLAG_DEAD_LETTERS, progress, now_ms)
+
+    # ------------------------------------------------------------ what is still needed
+    def lowest_needed(self) -> int:
+        """The first queue offset that some group is not done with; without a group nothing is done with."""
+        for group in self.groups.values():
+            group.skip_filtered(self.queue, SKIP_ROWS)
+        return min((group.floor for group in self.groups.values()), default=self.queue.start)
+
+    def pinned(self) -> I64:
+        """The queue offsets of all groups' letters, ascending, each once: TRIM keeps their bodies."""
+        parts = [group.letters.offsets() for group in self.groups.values() if len(group.letters)]
+        if len(parts) < 2:
+            return parts[0] if parts else NONE_I64
+        return np.unique(np.concatenate(parts))
+
+    def letters(self) -> tuple[int, bool]:
+        """How many letters all groups have, and whether some group has as many as it may."""
+        counts = [len(group.letters) for group in self.groups.values()]
+        return sum(counts), max(counts, default=0) >= self.limits.max_dead
+
+    def trimmed_letters(self) -> Records:
+        """The QUEUED rows, each once, of letters below the queue's start: the only ones a RELOCATE may move."""
+        parts = [group.letters.below(self.queue.start) for group in self.groups.values() if len(group.letters)]
+        rows = np.concatenate([rows for _, rows in parts]) if parts else self.queue.read(0, 0)
+        offsets = np.concatenate([offsets for offsets, _ in parts]) if parts else NONE_I64
+        trimmed: Records = rows[np.unique(offsets, return_index=True)[1]]
+        return trimmed
+
+    def trims(self, start: int, end: int) -> None:
+        """A TRIM to queue offset `start` was proposed, which ends at log offset `end`, and is to be applied."""
+        for group in self.groups.values():
+            if group.floor < start:
+                group.rests.move(group.floor, end, self._committed())
+
+    def forget_below(self, start: int) -> int:
+        """TRIM: the queue starts at `start` now, its units below can still be read.
+
+        Returns how many messages that takes from groups that were not done with them, summed over groups.
+        """
+        return sum(group.forget_below(start, self.queue) for group in self.groups.values())
+
+    def relocate(self, seq: I64, offset: I64, check: U32) -> None:
+        """RELOCATE: the records of messages `seq` (n,) lie at log offset `offset` (n,) now, with these checks (n,)."""
+
+        def moved(rows: Records, which: npt.NDArray[np.intp]) -> None:
+            rows["offset"], rows["check"] = offset[which], check[which]
+
+        for group in self.groups.values():
+            group.letters.relocate(seq, moved)
+
+    def _removed(self, group: Group, offsets: I64, rows: Records) -> None:
+        """The group has these letters no more."""
+        last = self._last(group, offsets, rows)
+        if len(last):
+            self.freed(last)
+
+    def _check_removal(self, group: Group, offsets: I64, rows: Records) -> None:
+        """Raises Impossible when the group can't lose these letters."""
+        if len(offsets):
+            self.check_freed(self._last(group, offsets, rows))
+
+    def _last(self, owner: Group, offsets: I64, rows: Records) -> Records:
+        """The rows of those letters of one group that no other group has, nor the queue."""
+        gone = offsets < self.queue.start
+        for group in self.groups.values():
+            if group is not owner and gone.any() and len(group.letters):
+                gone &= ~group.letters.places(offsets)[1]
+        last: Records = rows[gone]
+        return last
+
+    # ------------------------------------------------------------ frames
+    def apply_group(self, change: GroupChange) -> None:
+        if change.create:
+            if change.start > self.queue.end:
+                raise Impossible(f"it starts at queue offset {change.start}, the queue ends at {self.queue.end}")
+            self._add(Group(change.group, change.tags, _hashes(change.tags), change.start, self.limits.max_unacked))
+            return
+        group = self.groups.pop(change.group, None)
+        if group is not None:
+            group.letters.remove_all()
+
+    def _add(self, group: Group) -> None:
+        group.letters.removed = partial(self._removed, group)
+        self.groups[group.name] = group
+
+    def apply_progress(self, kind: Kind, flags: int, progress: Progress, wall_ms: int) -> None:
+        """wall_ms: of the frame."""
+        group = self.groups.get(progress.group)
+        if group is None or not len(progress.start):
+            return
+        if int(progress.end.max()) > self.queue.end:  # of messages that are not here
+            raise Impossible(f"it names queue offset {int(progress.end.max()) - 1}, the queue ends at {self.queue.end}")
+        if flags & FLAG_DEAD_LETTERS:
+            offsets = expand(progress.start, progress.end)
+            group.redrive(offsets, wall_ms) if kind is Kind.RETRY else group.drop(offsets)
+        elif kind is Kind.ACK:
+            group.acknowledge(progress.start, progress.end, self.queue)
+        elif kind is Kind.RETRY:
+            group.retry(progress.start, progress.end, progress.attempt, progress.visible, self.queue)
+        else:
+            group.bury(progress.start, progress.end, progress.attempt, wall_ms, self.queue)
+
+    # ------------------------------------------------------------ checkpoint
+    def snapshot(self) -> tuple[list[dict[str, object]], dict[str, Array]]:
+        """What frames have said of all groups: JSON-able fields of each, and arrays."""
+        fields, arrays = [], {}
+        for at, group in enumerate(self.groups.values()):
+            of_group, columns = group.snapshot()
+            fields.append(of_group)
+            arrays.update({f"g{at}.{name}": column for name, column in columns.items()})
+        return fields, arrays
+
+    def restore(self, fields: list[dict[str, object]], arrays: dict[str, Array]) -> None:
+        """The groups of a snapshot."""
+        for at, of_group in enumerate(fields):
+            tags = tuple(str(tag) for tag in of_group["tags"])  # type: ignore[attr-defined]
+            floor, fresh = int(of_group["floor"]), int(of_group["fresh"])  # type: ignore[call-overload]
+            group = Group(str(of_group["name"]), tags, _hashes(tags), floor, self.limits.max_unacked)
+            prefix = f"g{at}."
+            group.restore(fresh, {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)})
+            self._add(group)
+
+
+def _hashes(tags: tuple[str, ...]) -> U32:
+    return np.array([tag_hash(tag) for tag in tags], np.uint32)

@@ -1,0 +1,300 @@
+"""The letters of a group: its dead letters, and those of them that are at work again.
+
+One table sorted by queue offset, a row a letter:
+
+    state     DEAD (used up its attempts) | FREE (redriven, to be handed out from `visible` ms on) | OUT (handed out
+              until `until` ms) | GONE (acknowledged or dropped, waits to be swept out)
+    attempt   DEAD: how many it had; else the current one
+    since     ms by the master's clock: when it died, or was redriven
+    row       its own QUEUED row: the queue's unit may be trimmed and its body moved while it is here
+
+Each letter is in the table at most once, and its message is done in the group's window. Nothing here costs a Python
+step per letter; a removal marks, and the table is swept when half of it is GONE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from delaynode.store.queue.consume_queue import QUEUED
+from delaynode.store.types import I64, U8, U32, Array, Bools, Records
+
+FREE, OUT, DEAD, GONE = 0, 1, 2, 3
+NEVER = 2**63 - 1
+SWEEP_ROWS = 1024  # fewer GONE rows than this are left where they are
+LOOK_ROWS = 4096  # letters looked at per step while some are handed out
+
+Places = npt.NDArray[np.intp]
+
+
+class _Table(NamedTuple):
+    at: I64  # queue offset
+    state: U8
+    attempt: U32
+    visible: I64
+    until: I64
+    since: I64
+    row: Records
+
+    def each(self, change: Callable[[Array], Array]) -> _Table:
+        """A table of the changed columns."""
+        columns: tuple[Array, ...] = self
+        return _Table(*map(change, columns))
+
+
+EMPTY = _Table(*(np.empty(0, kind) for kind in (np.int64, np.uint8, np.uint32, np.int64, np.int64, np.int64, QUEUED)))
+
+
+class Letters:
+    """`removed` is told the queue offsets and rows of letters that went for good, each once."""
+
+    def __init__(self) -> None:
+        self._table = EMPTY
+        self._used = 0  # rows in use; the arrays may be longer
+        self._gone = 0  # of these, GONE
+        self.dead = 0  # of these, DEAD
+        self.next_look = NEVER  # no FREE letter is visible before this, ms
+        self.next_expiry = NEVER  # no OUT letter expires before this, ms
+        self.oldest = NEVER  # no letter's `since` is before this, ms
+        self.removed: Callable[[I64, Records], None] = lambda offsets, rows: None
+
+    def __len__(self) -> int:
+        """Dead letters and those at work again."""
+        return self._used - self._gone
+
+    def _columns(self) -> _Table:
+        """The rows in use."""
+        return self._table.each(lambda column: column[: self._used])
+
+    # ------------------------------------------------------------ looking
+    def offsets(self) -> I64:
+        """The queue offsets of all letters, ascending: they pin their messages' bodies."""
+        rows = self._columns()
+        offsets: I64 = rows.at[rows.state != GONE]
+        return offsets
+
+    def below(self, offset: int) -> tuple[I64, Records]:
+        """The offsets and rows of letters below a queue offset."""
+        rows = self._columns()
+        places = np.flatnonzero(rows.state[: np.searchsorted(rows.at, offset)] != GONE)
+        return rows.at[places], rows.row[places]
+
+    def dead_after(self, offset: int, limit: int) -> tuple[I64, U32, Records]:
+        """Up to `limit` dead letters with a larger queue offset, ascending: offsets, attempts, rows."""
+        rows = self._columns()
+        low = int(np.searchsorted(rows.at, offset, "right"))
+        places = np.flatnonzero(rows.state[low:] == DEAD)[:limit] + low
+        return rows.at[places], rows.attempt[places], rows.row[places]
+
+    def places(self, offsets: I64) -> tuple[Places, Bools]:
+        """Where these offsets stand in the table and whether they do. (n,) -> (n,), (n,)."""
+        rows = self._columns()
+        if not len(rows.at):
+            return np.zeros(len(offsets), np.intp), np.zeros(len(offsets), bool)
+        places = np.minimum(np.searchsorted(rows.at, offsets), len(rows.at) - 1)
+        found: Bools = (rows.at[places] == offsets) & (rows.state[places] != GONE)
+        return places, found
+
+    def working(self, offsets: I64) -> tuple[Places, Bools]:
+        """As places(), of letters that are at work again."""
+        places, found = self.places(offsets)
+        if found.any():
+            found &= self._table.state[places] != DEAD
+        return places, found
+
+    def at(self, places: Places) -> tuple[I64, Records]:
+        """The offsets and rows of letters."""
+        return self._table.at[places], self._table.row[places]
+
+    def attempts(self, places: Places) -> U32:
+        return self._table.attempt[places]
+
+    def rows(self, places: Places) -> Records:
+        return self._table.row[places]
+
+    def counts(self, now_ms: int) -> tuple[int, int, int]:
+        """Letters at work again: to be handed out now, handed out, waiting."""
+        if len(self) == self.dead:
+            return 0, 0, 0
+        rows = self._columns()
+        when = rows.visible[rows.state == FREE]
+        waiting = int(np.count_nonzero(when > now_ms))
+        return len(when) - waiting, int(np.count_nonzero(rows.state == OUT)), waiting
+
+    # ------------------------------------------------------------ hand-outs (memory of the master)
+    def hand_out(self, now_ms: int, until_ms: int, most: int) -> tuple[I64, U32]:
+        """Up to `most` that are visible, now OUT until `until_ms`: offsets ascending, attempts."""
+        none = np.empty(0, np.int64), np.empty(0, np.uint32)
+        if self.next_look > now_ms or most <= 0:
+            return none
+        rows = self._columns()
+        free = np.flatnonzero(rows.state == FREE)
+        found: list[Places] = []
+        count, look, next_look = 0, 0, NEVER
+        while look < len(free) and count < most:
+            part = free[look : look + LOOK_ROWS]
+            look += LOOK_ROWS
+            when = rows.visible[part]
+            found.append(part[when <= now_ms][: most - count])
+            count += len(found[-1])
+            next_look = min(next_look, int(when[when > now_ms].min(initial=NEVER)))
+        self.next_look = next_look if count < most else now_ms  # there may be more
+        places = np.concatenate(found) if found else np.empty(0, np.intp)
+        if not len(places):
+            return none
+        rows.state[places], rows.until[places] = OUT, until_ms
+        self.next_expiry = min(self.next_expiry, until_ms)
+        return rows.at[places], rows.attempt[places]
+
+    def give_back(self, places: Places, until_ms: int) -> None:
+        """Handed out until `until_ms` but not sent: what is still so is free again, same attempt."""
+        places = places[(self._table.state[places] == OUT) & (self._table.until[places] == until_ms)]
+        if len(places):
+            self._table.state[places] = FREE
+            self.next_look = 0
+
+    def expired(self, now_ms: int) -> tuple[I64, U32]:
+        """Offsets and attempts of those whose time is over; they stay OUT until a frame says otherwise."""
+        if self.next_expiry > now_ms:
+            return np.empty(0, np.int64), np.empty(0, np.uint32)
+        out = np.flatnonzero(self._columns().state == OUT)
+        until = self._table.until[out]
+        self.next_expiry = int(until[until > now_ms].min(initial=NEVER))
+        late = out[until <= now_ms]
+        return self._table.at[late], self._table.attempt[late]
+
+    # ------------------------------------------------------------ frames
+    def bury(self, offsets: I64, attempts: U32, rows: Records, now_ms: int) -> None:
+        """Messages of the window die: offsets ascending, none of them here."""
+        n = len(offsets)
+        if not n:
+            return
+        state, since, none = np.full(n, DEAD, np.uint8), np.full(n, now_ms, np.int64), np.zeros(n, np.int64)
+        self._insert(_Table(offsets, state, attempts, none, none, since, rows))
+        self.dead += n
+        self.oldest = min(self.oldest, now_ms)
+
+    def _insert(self, new: _Table) -> None:
+        used, n = self._used, len(new.at)
+        new_columns: tuple[Array, ...] = new
+        parts = iter(new_columns)
+        if used and new.at[0] <= self._table.at[used - 1]:
+            where = np.searchsorted(self._table.at[:used], new.at)
+            self._table = self._columns().each(lambda column: np.insert(column, where, next(parts)))
+        else:
+            if used + n > len(self._table.at):
+                self._table = self._columns().each(lambda column: _grown(column, 2 * (used + n)))
+            for column in self._table:
+                column[used : used + n] = next(parts)
+        self._used = used + n
+
+    def die(self, places: Places, attempts: U32, now_ms: int) -> None:
+        """Letters that were at work used up their attempts once more."""
+        if len(places):
+            table = self._table
+            table.state[places], table.attempt[places], table.since[places] = DEAD, attempts, now_ms
+            self.dead += len(places)
+            self.oldest = min(self.oldest, now_ms)
+
+    def retry(self, places: Places, visible_ms: I64) -> None:
+        """The attempts of these letters end: the next ones, visible at `visible_ms`."""
+        if len(places):
+            table = self._table
+            table.state[places], table.visible[places] = FREE, visible_ms
+            table.attempt[places] += 1
+            self.next_look = min(self.next_look, int(visible_ms.min()))
+
+    def redrive(self, offsets: I64, now_ms: int) -> None:
+        """Dead letters go to work again; attempts start anew."""
+        places, found = self.places(offsets)
+        places = places[found & (self._table.state[places] == DEAD)] if len(self) else places[:0]
+        if len(places):
+            table = self._table
+            table.state[places], table.visible[places] = FREE, 0
+            table.attempt[places], table.since[places] = 1, now_ms
+            self.dead -= len(places)
+            self.next_look, self.oldest = 0, min(self.oldest, now_ms)
+
+    def within(self, start: I64, end: I64) -> Places:
+        """Letters at work whose offsets lie in these ranges, which are ascending."""
+        if len(self) == self.dead:
+            return np.empty(0, np.intp)
+        working = np.flatnonzero(self._columns().state <= OUT)
+        at = self._table.at[working]
+        range_ = np.searchsorted(start, at, "right") - 1
+        inside: Places = working[(range_ >= 0) & (at < end[np.maximum(range_, 0)])]
+        return inside
+
+    def remove(self, places: Places) -> None:
+        """These go for good."""
+        if not len(places):
+            return
+        table = self._table
+        self.dead -= int(np.count_nonzero(table.state[places] == DEAD))
+        table.state[places] = GONE
+        self._gone += len(places)
+        offsets, rows = table.at[places], table.row[places]
+        if self._gone >= SWEEP_ROWS and 2 * self._gone >= self._used:
+            kept = self._columns().state != GONE
+            self._table = self._columns().each(lambda column: column[kept])
+            self._used, self._gone = len(self._table.at), 0
+        self.removed(offsets, rows)
+
+    def remove_all(self) -> None:
+        self.remove(np.flatnonzero(self._columns().state != GONE))
+
+    def older_than(self, limit_ms: int) -> I64:
+        """Offsets of letters whose `since` is before `limit_ms`, ascending; quick when there are none."""
+        if self.oldest >= limit_ms:
+            return np.empty(0, np.int64)
+        rows = self._columns()
+        live = rows.state != GONE
+        old = live & (rows.since < limit_ms)
+        if not old.any():
+            self.oldest = int(rows.since[live].min(initial=NEVER))
+        offsets: I64 = rows.at[old]
+        return offsets
+
+    # ------------------------------------------------------------ bodies, checkpoint
+    def relocate(self, seq: I64, place: Callable[[Records, Places], None]) -> None:
+        """place(rows, which): rows of letters whose seq is among `seq`, and where in `seq`, to be changed in place."""
+        if not len(self) or not len(seq):
+            return
+        order = np.argsort(seq, kind="stable")
+        columns = self._columns()
+        mine = columns.row["seq"]
+        where = np.minimum(np.searchsorted(seq, mine, sorter=order), len(seq) - 1)
+        which = order[where]
+        hit = np.flatnonzero((seq[which] == mine) & (columns.state != GONE))
+        if len(hit):
+            rows = columns.row[hit]
+            place(rows, which[hit])
+            columns.row[hit] = rows
+
+    def snapshot(self) -> dict[str, Array]:
+        """What frames have said, a column each; hand-outs are left out."""
+        columns = self._columns()
+        live = columns.state != GONE
+        kept = columns.each(lambda column: column[live])
+        kept.visible[kept.state == DEAD] = 0
+        kept.state[kept.state == OUT] = FREE
+        return {f"letter.{name}": column for name, column in kept._asdict().items() if name != "until"}
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        """Into an empty table, from a snapshot."""
+        until = {"letter.until": np.zeros(len(arrays["letter.at"]), np.int64)}
+        self._table = _Table(*((arrays | until)[f"letter.{name}"].copy() for name in _Table._fields))
+        self._used = len(self._table.at)
+        self.dead = int(np.count_nonzero(self._table.state == DEAD))
+        self.next_look = 0
+        self.oldest = int(self._table.since.min(initial=NEVER))
+
+
+def _grown(column: Array, room: int) -> Array:
+    grown = np.empty(room, column.dtype)
+    grown[: len(column)] = column
+    return grown

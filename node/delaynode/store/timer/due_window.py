@@ -1,0 +1,289 @@
+"""The due window: the coming minutes' live messages as sorted runs in memory. Only a cache of the wheel's slots.
+
+A run is columns sorted by (due, seq). Arrivals wait unsorted until the next look, become a run, and runs of like size
+merge as long as they are small, so there are few of them; a release is a binary search in each. What does not fit the
+limit is forgotten again, the latest first: it is read from the wheel when it is near.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, UNIT, concatenated
+from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records, at_or_below, release_order
+
+RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag", "check")
+CANCELLED_AT, MOVED_AT = -1, -2  # in place of a record's offset: dead, and why
+NEVER = 2**63 - 1  # a due: nothing waits
+LARGE_RUN = 262_144  # rows: merging larger ones would take twice their memory
+
+
+@dataclass(slots=True)
+class Run:
+    """Columns (n,) sorted by (due, seq); rows before `at` have been released."""
+
+    due: I64
+    seq: I64
+    offset: I64
+    size: U32
+    key: U32
+    tag: U32
+    check: U32
+    at: int = 0
+
+    @classmethod
+    def of(cls, units: Records) -> Run:
+        """From units of any order."""
+        rows = units[release_order(units["due"], units["seq"])]
+        due, seq, offset, size, key, tag, check = (np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS)
+        return cls(due, seq, offset, size, key, tag, check)
+
+    def __len__(self) -> int:
+        return len(self.due) - self.at
+
+    def merged(self, other: Run) -> Run:
+        def both(mine: Array, others: Array) -> Array:
+            return np.concatenate((mine[self.at :], others[other.at :]))
+
+        due, seq = both(self.due, other.due), both(self.seq, other.seq)
+        order = release_order(due, seq)
+        return Run(
+            due[order],
+            seq[order],
+            both(self.offset, other.offset)[order],
+            both(self.size, other.size)[order],
+            both(self.key, other.key)[order],
+            both(self.tag, other.tag)[order],
+            both(self.check, other.check)[order],
+        )
+
+    def cut(self, end: int) -> Run:
+        """The rows before `end` in memory of their own."""
+        part = slice(self.at, end)
+        return Run(
+            self.due[part].copy(), self.seq[part].copy(), self.offset[part].copy(), self.size[part].copy(),
+            self.key[part].copy(), self.tag[part].copy(), self.check[part].copy(),
+        )  # fmt: skip
+
+    def rows_through(self, pair: Pair) -> int:
+        """How many of this run's rows, from its beginning, are at or below `pair`."""
+        low, high = int(self.due.searchsorted(pair.due, "left")), int(self.due.searchsorted(pair.due, "right"))
+        return low + int(self.seq[low:high].searchsorted(pair.seq, "right"))
+
+    def places(self, due: I64, seq: I64) -> I64:
+        """The row of each (due, seq) wanted, (k,) -> (k,); -1 where it is not here or is released."""
+        low, high = np.searchsorted(self.due, due, "left"), np.searchsorted(self.due, due, "right")
+        ends = high.copy()
+        for _ in range(int((high - low).max(initial=0)).bit_length()):  # all binary searches at once, step by step
+            middle = (low + high) // 2
+            less = (low < high) & (self.seq[np.minimum(middle, len(self.seq) - 1)] < seq)
+            low, high = np.where(less, middle + 1, low), np.where(less, high, np.minimum(middle, high))
+        there = low < ends
+        there[there] = self.seq[low[there]] == seq[there]
+        place: I64 = np.where(there, low, -1)
+        place[place < self.at] = -1
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
+
+    due: I64
+    seq: I64
+    offset: I64
+    size: U32
+    tag: U32
+    check: U32
+    watermark: Pair
+
+    def __len__(self) -> int:
+        return len(self.due)
+
+
+class DueWindow:
+    """Holds every live message with watermark < (due, seq) < bound, about `limit` rows at most."""
+
+    def __init__(self, bound: Pair, limit: int = NEVER) -> None:
+        self.bound = bound
+        self.limit = limit
+        self._runs: list[Run] = []
+        self._arrivals: list[Records] = []
+        self._arrived = 0  # rows in _arrivals
+        self._first_arrival = NEVER
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs)) + self._arrived
+
+    def covers(self, due: I64, seq: I64) -> Bools:
+        """Which of these messages belong here."""
+        return at_or_below(due, seq, before(self.bound))
+
+    def add(self, units: Records) -> None:
+        """Arrivals below the bound, in any order. Copies nothing: the array must stay as it is."""
+        if len(units):
+            self._arrivals.append(units)
+            self._arrived += len(units)
+            self._first_arrival = min(self._first_arrival, int(units["due"].min()))
+            if len(self) > self.limit:
+                self._shed(max(1, self.limit * 3 // 4))
+
+    def extend(self, loaded: Records, bound: Pair) -> None:
+        """Install what was loaded from the wheel between the old bound and `bound`."""
+        self.bound = bound
+        if len(loaded):
+            self._runs.append(Run.of(loaded))
+            self._merge()
+
+    def settle(self) -> None:
+        """Turn waiting arrivals into a run; what needs it does it, but it is better done in good time."""
+        if self._arrivals:
+            self._runs.append(Run.of(concatenated(self._arrivals)))
+            self._arrivals.clear()
+            self._arrived = 0
+            self._first_arrival = NEVER
+            self._merge()
+
+    def _merge(self) -> None:
+        large = [run for run in self._runs if len(run) > LARGE_RUN // 2]
+        small = [run for run in self._runs if 0 < len(run) <= LARGE_RUN // 2]
+        while len(small) > 1 and len(small[-2]) <= 2 * len(small[-1]):
+            last = small.pop()
+            small[-1] = small[-1].merged(last)
+        self._runs = large + small
+
+    def _shed(self, keep: int) -> None:
+        """Lower the bound so that at most `keep` rows stay."""
+        self.settle()
+        low, high = self.next_due(), max((int(run.due[-1]) for run in self._runs), default=0)
+        while low < high:  # the last due before which at most `keep` rows lie
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._below(Pair(middle, 0)) <= keep else (low, middle - 1)
+        due, low, high = low, 0, MAX_SEQ
+        while low < high:  # and within that due, a herd perhaps, the last seq
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._below(Pair(due, middle)) <= keep else (low, middle - 1)
+        self.bound = min(self.bound, Pair(due, low))
+        through = before(self.bound)
+        ends = [run.rows_through(through) for run in self._runs]
+        self._runs = [
+            run if end == len(run.due) else run.cut(end)
+            for run, end in zip(self._runs, ends, strict=True)
+            if end > run.at
+        ]
+
+    def _below(self, pair: Pair) -> int:
+        """How many rows of the runs lie below `pair`."""
+        through = before(pair)
+        return sum(max(0, run.rows_through(through) - run.at) for run in self._runs)
+
+    def next_due(self) -> int:
+        """The earliest due here, ms; NEVER when there is none."""
+        return min([self._first_arrival, *(int(run.due[run.at]) for run in self._runs if len(run))])
+
+    def count_below(self, due_ms: int) -> int:
+        """How many live rows are due before `due_ms`."""
+        self.settle()
+        ends = [max(run.at, int(np.searchsorted(run.due, due_ms))) for run in self._runs]
+        return sum(
+            int(np.count_nonzero(run.offset[run.at : end] >= 0)) for run, end in zip(self._runs, ends, strict=True)
+        )
+
+    def take(self, target: Pair, most: int, most_live: int | None = None) -> Released:
+        """Remove what is at or below `target`, at most `most` rows and `most_live` live ones, in (due, seq) order.
+
+        Its watermark is `target`, or the last row taken where one of these cut it short.
+        """
+        if self._first_arrival <= target.due:
+            self.settle()
+        ends = [max(run.at, run.rows_through(target)) for run in self._runs]
+        cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > most
+        if cut:  # nothing beyond the `most`-th row of any one run is needed
+            last = [run.at + most - 1 for run, end in zip(self._runs, ends, strict=True) if end - run.at >= most]
+            full = [run for run, end in zip(self._runs, ends, strict=True) if end - run.at >= most]
+            brims = [Pair(int(run.due[at]), int(run.seq[at])) for run, at in zip(full, last, strict=True)]
+            if brims:
+                ends = [max(run.at, run.rows_through(min(brims))) for run in self._runs]
+        columns: list[list[Array]] = [[], [], [], [], [], []]
+        for run, end in zip(self._runs, ends, strict=True):
+            if end > run.at:
+                sources: list[Array] = [run.due, run.seq, run.offset, run.size, run.tag, run.check]
+                for column, source in zip(columns, sources, strict=True):
+                    column.append(source[run.at : end])
+        if not columns[0]:
+            none, none4 = np.empty(0, np.int64), np.empty(0, np.uint32)
+            return Released(none, none, none, none4, none4, none4, target)
+        due, seq, offset, size, tag, check = (part[0] if len(part) == 1 else np.concatenate(part) for part in columns)
+        if len(columns[0]) > 1:
+            order = release_order(due, seq)[:most]
+            due, seq, offset = due[order], seq[order], offset[order]
+            size, tag, check = size[order], tag[order], check[order]
+        if most_live is not None:
+            over = np.flatnonzero(offset >= 0)[most_live:]
+            if len(over):
+                cut, keep = True, slice(0, int(over[0]))
+                due, seq, offset, size, tag, check = (part[keep] for part in (due, seq, offset, size, tag, check))
+        watermark = Pair(int(due[-1]), int(seq[-1])) if cut else target
+        for run, end in zip(self._runs, ends, strict=True):
+            run.at = max(run.at, run.rows_through(watermark)) if cut else end
+        self._runs = [run for run in self._runs if len(run)]
+        live = offset >= 0
+        if not live.all():
+            due, seq, offset, size, tag, check = (part[live] for part in (due, seq, offset, size, tag, check))
+        return Released(due, seq, offset, size, tag, check, watermark)
+
+    def kill(self, due: I64, seq: I64, mark: int) -> None:
+        """Mark rows dead; those not here are left alone."""
+        self.settle()
+        for run in self._runs:
+            place = run.places(due, seq)
+            run.offset[place[place >= 0]] = mark
+
+    def revive(self, units: Records) -> Records:
+        """Make dead rows of these messages live again, in place; returns the units that have no row here."""
+        self.settle()
+        left = np.ones(len(units), bool)
+        for run in self._runs:
+            place = run.places(units["due"], units["seq"])
+            hit = left & (place >= 0)
+            run.offset[place[hit]], run.check[place[hit]] = units["offset"][hit], units["check"][hit]
+            left &= ~hit
+        return units[left]
+
+    def relocate(self, units: Records) -> None:
+        """The records of these messages lie elsewhere now; those not here, or dead, are left alone."""
+        self.settle()
+        for run in self._runs:
+            place = run.places(units["due"], units["seq"])
+            hit = np.flatnonzero(place >= 0)
+            hit = hit[run.offset[place[hit]] >= 0]
+            run.offset[place[hit]], run.check[place[hit]] = units["offset"][hit], units["check"][hit]
+
+    def find(self, due: I64, seq: I64) -> tuple[Records, Bools]:
+        """The rows (k,) of these messages as units, and which were found; a dead one's magic has DELETE."""
+        self.settle()
+        rows = np.zeros(len(due), UNIT)
+        found = np.zeros(len(due), bool)
+        for run in self._runs:
+            place = run.places(due, seq)
+            hit = np.flatnonzero((place >= 0) & ~found)
+            at = place[hit]
+            for name in RUN_COLUMNS:
+                rows[name][hit] = getattr(run, name)[at]
+            offset = run.offset[at]
+            dead = np.where(offset == CANCELLED_AT, DELETE, DELETE_MOVED)
+            rows["magic"][hit] = np.where(offset >= 0, DEFAULT, dead)
+            found[hit] = True
+        return rows, found
+
+
+def after(pair: Pair) -> Pair:
+    """The least pair above `pair`."""
+    return Pair(pair.due, pair.seq + 1) if pair.seq < MAX_SEQ else Pair(pair.due + 1, 0)
+
+
+def before(pair: Pair) -> Pair:
+    """The greatest pair below `pair`."""
+    return Pair(pair.due, pair.seq - 1) if pair.seq > 0 else Pair(pair.due - 1, MAX_SEQ)

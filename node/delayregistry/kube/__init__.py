@@ -1,0 +1,73 @@
+"""The Registry over Kubernetes objects: `--registry kube:NAMESPACE/CLUSTER`, and what the operator drives shards with.
+
+    object                  field                               who writes it
+    DelayShard CLUSTER.TOPIC-QUEUE
+                            spec                                the operator (field manager delaycluster-operator)
+                            status but conditions               the shard's master (delaynode)
+                            status.conditions                   the operator
+    ConfigMap CLUSTER-cluster
+                            data."cluster.json"                 the operator: the wishes that were found good
+    Lease CLUSTER.NODE      spec, annotations delaycluster.io/* the node; the operator creates it
+
+Every write but a creation is a JSON merge patch of the writer's own fields with metadata.resourceVersion. What is not
+named stays: fields of a later release, somebody's labels. Version = resourceVersion.
+
+    client = KubeClient(Credentials.from_environment(), agent="delaycluster-operator")       # one per process
+    registry = KubeRegistry(client, namespace, cluster, owner=OwnerReference(cluster, uid))  # one per cluster
+    ControlLoop(registry, ..., writers=32)                                                   # up to 32 writes at a time
+    registry.close(); client.close()
+
+Leases and ConfigMap are applied by the operator with a cluster's other objects (`delayoperator/resources`).
+
+With an `owner` this is the operator's registry: what it creates goes with the owner, its leases are read consistently
+(a stale list would look like deaths), its writes are the operator's. Without one it is a node's: leases come from the
+API server's memory, and wishes that somebody deleted are kept until there are others.
+
+Shards and wishes are followed by two watches in threads of their own (`watch.py`, `mirror.py`) from the first call on;
+`version()` counts what they told, and what this process wrote itself. A DelayShard that can't be read is said in the
+log and left alone: it stays listed as it last could be read, or not at all, and every write to it is a conflict.
+
+Costs, in requests a second: a node renews its lease (1), lists the leases (1) and begins its two watches anew (0.2); an
+idle operator probes (2 a cluster), lists the leases (as often as the control loop asks) and the same 0.2.
+"""
+
+from __future__ import annotations
+
+import os
+
+from delayregistry.kube.adapter import KubeRegistry
+from delayregistry.kube.client import Credentials, KubeClient
+from delayregistry.kube.names import NODE_MANAGER, OwnerReference
+from delayregistry.model import ClusterObject
+from delayregistry.port import RegistryError, Unavailable
+
+__all__ = ["Credentials", "KubeClient", "KubeRegistry", "OwnerReference", "open_for_node"]
+
+
+class _NodesRegistry(KubeRegistry):
+    """Does not answer before it knows the wishes, which a node's promises depend on; closes its client too."""
+
+    def read_cluster(self) -> ClusterObject:
+        found = super().read_cluster()
+        if found is None:
+            raise Unavailable(f"{self.missing_wishes}; the operator writes it")
+        return found
+
+    def close(self) -> None:
+        super().close()
+        self._client.close()
+
+
+def open_for_node(place: str) -> KubeRegistry:
+    """`NAMESPACE/CLUSTER`, with the environment's credentials; asks the API server nothing yet.
+
+    Raises ValueError, RegistryError.
+    """
+    namespace, _, cluster = place.partition("/")
+    if not namespace or not cluster or "/" in cluster:
+        raise ValueError(f"registry kube:{place}: expected kube:NAMESPACE/CLUSTER")
+    try:
+        client = KubeClient(Credentials.from_environment(), agent=NODE_MANAGER)
+    except OSError as error:
+        raise RegistryError(str(error)) from error
+    return _NodesRegistry(client, namespace, cluster, pod_uid=os.environ.get("POD_UID", ""))

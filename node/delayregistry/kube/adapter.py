@@ -1,0 +1,322 @@
+"""The Registry over Kubernetes objects. See the package."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from delayregistry.codec import BadRecord
+from delayregistry.kube import objects
+from delayregistry.kube.client import KubeClient, NoAnswer, Rejected
+from delayregistry.kube.mirror import Mirror
+from delayregistry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names, OwnerReference
+from delayregistry.kube.objects import at_version
+from delayregistry.kube.watch import GRACE_S, WATCH_S, Follower
+from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
+
+SYNC_S = 3.0  # how long a call waits for the first list
+OUT_S = 5.0  # a watch that has not run for so long is an outage
+BACK_S = 1.0  # and so long does version() wait for its end
+RENEW_READ_S = 1.0  # a renewal that hangs is tried again while the lease still holds
+LEASES_S = 0.9  # a node asks for the leases each second, and with every change
+STOP_S = 1.0  # a watch's thread that still waits for an answer then is left behind
+LEASE_SECONDS = 3  # if the wishes are not known
+
+Log = Callable[[Mapping[str, object]], None]
+Json = dict[str, Any]
+
+
+class KubeRegistry:
+    """See the package. owner: whose the objects are that are created; given, this is the operator's registry.
+
+    pod_uid: of this process's pod. log: gets events, from other threads; otherwise they go to stderr as JSON lines.
+    watch_s, grace_s: see kube/watch.py. The client stays the caller's to close.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        cluster: str,
+        owner: OwnerReference | None = None,
+        *,
+        pod_uid: str = "",
+        log: Log | None = None,
+        watch_s: float = WATCH_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._client, self._owner, self._pod_uid = client, owner, pod_uid
+        self._names = names = Names(namespace, cluster)
+        self._log: Log = log or _to_stderr
+        self._by = {"fieldManager": OPERATOR_MANAGER if owner is not None else NODE_MANAGER}
+        self._shards = Mirror(lambda obj: objects.read_shard(names, obj), self._unreadable("DelayShard"))
+        self._settings = Mirror(objects.read_settings, self._unreadable("ConfigMap"))
+        self._watches = (
+            Follower(
+                client, names.shards, {"labelSelector": names.selector}, self._shards, self._say,
+                watch_s=watch_s, grace_s=grace_s,
+            ),
+            Follower(
+                client, names.config_maps, {"fieldSelector": f"metadata.name={names.settings}"}, self._settings,
+                self._say, fetch=self._fetch_settings, watch_s=watch_s, grace_s=grace_s,
+            ),
+        )  # fmt: skip
+        self._starting = threading.Lock()
+        self._started = False
+        self._sorted: tuple[Mapping[str, ShardObject], tuple[ShardObject, ...]] = ({}, ())
+        self._last_wishes: ClusterObject | None = None
+        self._leases: tuple[float, tuple[NodeLease, ...]] | None = None
+        self._lease_versions: dict[str, Version] = {}  # of those that this process has written
+        self._bad_leases: set[str] = set()
+
+    # ------------------------------------------------------------ what the watches tell
+    def version(self) -> int:
+        self._start()
+        for watch in self._watches:
+            if watch.out_s() > OUT_S and not watch.wait_well(BACK_S):
+                raise Unavailable(f"the API server's watch has been out for {watch.out_s():.0f} s: {watch.fault}")
+        return self._shards.changes + self._settings.changes
+
+    def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
+        self._wait_synced()
+        values, listed = self._sorted
+        if values is not (now := self._shards.values()):
+            listed = tuple(sorted(now.values(), key=lambda it: (it.spec.topic, it.spec.queue)))
+            self._sorted = now, listed
+        return listed if node is None else tuple(shard for shard in listed if node in shard.spec.replicas)
+
+    def read_cluster(self) -> ClusterObject | None:
+        self._wait_synced()
+        found = self._settings.values().get(self._names.settings)
+        if found is None and self._owner is None:
+            # Somebody has removed them. The operator will write them again; meanwhile nodes go on as they were.
+            return self._last_wishes
+        self._last_wishes = found
+        return found
+
+    # ------------------------------------------------------------ shards
+    def get_shard(self, name: str) -> ShardObject | None:
+        try:
+            found = self._client.get(self._shard_path(name))
+        except Rejected as error:
+            if error.missing == self._names.object(name):
+                return None
+            raise Unavailable(f"shard {name} not read: {error}") from error
+        except NoAnswer as error:
+            raise Unavailable(f"shard {name} not read: {error}") from error
+        try:
+            shard = objects.read_shard(self._names, found)
+        except BadRecord as error:
+            raise Unavailable(f"DelayShard {self._names.object(name)} can't be read: {error}") from error
+        self._shards.wrote(found)
+        return shard
+
+    def create_shard(self, spec: ShardSpec) -> Version:
+        if self._shards.knows(self._names.object(spec.name)):  # perhaps one that can't be read: then it is not listed
+            raise Conflict(f"{spec.name} exists already")
+        body = objects.new_shard(self._names, spec, self._owner)
+        try:
+            return self._create(spec.name, self._names.shards, body, self._shards)
+        except Conflict:
+            self._label_again(spec)
+            raise
+
+    def _label_again(self, spec: ShardSpec) -> None:
+        """A shard that exists but is not followed has lost its labels, by somebody's hand: nodes no longer serve it."""
+        path, labels = self._shard_path(spec.name), objects.shard_labels(self._names, spec.topic)
+        try:
+            found = self._client.get(path)
+            if not objects.has_labels(found, labels):
+                patch = at_version({"metadata": {"labels": labels}}, objects.version_of(found))
+                self._client.merge(path, patch, self._by)
+                self._say({"event": "shard-labelled-again", "name": objects.name_of(found)})
+        except (NoAnswer, Rejected):
+            pass  # it is created again with the next round, in vain
+
+    def write_spec(self, name: str, spec: ShardSpec, version: Version) -> Version:
+        return self._swap(name, "", objects.spec_patch(spec), version)
+
+    def write_status(self, name: str, status: ShardStatus, version: Version) -> Version:
+        return self._swap(name, "/status", objects.status_patch(status), version)
+
+    def write_conditions(self, name: str, conditions: tuple[Condition, ...], version: Version) -> Version:
+        return self._swap(name, "/status", objects.conditions_patch(conditions), version)
+
+    # ------------------------------------------------------------ leases
+    def renew_lease(self, lease: NodeLease) -> None:
+        wishes = self._settings.values().get(self._names.settings)
+        seconds = wishes.spec.lease_seconds if wishes is not None else LEASE_SECONDS
+        patch = objects.lease_patch(lease, self._pod_uid, seconds, time.time_ns() // 1_000_000)
+        path = f"{self._names.leases}/{self._names.object(lease.node)}"
+        try:
+            try:
+                self._renew(lease.node, path, patch)
+            except (NoAnswer, _Moved):
+                # It may have been done, and a conditional write that comes late can undo nothing.
+                self._renew(lease.node, path, patch)
+        except Rejected as error:
+            hint = ": the operator creates it" if error.code == 404 else ""
+            raise Unavailable(f"lease of {lease.node} not renewed: {error}{hint}") from error
+        except (NoAnswer, _Moved) as error:
+            raise Unavailable(f"lease of {lease.node} not renewed: {error}") from error
+
+    def _renew(self, node: str, path: str, patch: Json) -> None:
+        # Conditional, though whatever was there is replaced: a late renewal of a process that is gone must not look
+        # like that process.
+        version = self._lease_versions.pop(node, None)
+        if version is None:
+            version = objects.version_of(self._client.get(path, read_s=RENEW_READ_S))
+        try:
+            answer = self._client.merge(path, at_version(patch, version), self._by, RENEW_READ_S)
+        except Rejected as error:
+            if error.code == 409:
+                raise _Moved(str(error)) from error
+            raise
+        self._lease_versions[node] = objects.version_of(answer)
+
+    def list_leases(self) -> tuple[NodeLease, ...]:
+        now_s = time.monotonic()
+        query = {"labelSelector": self._names.selector}
+        if self._owner is None:
+            if self._leases is not None and now_s - self._leases[0] < LEASES_S:
+                return self._leases[1]
+            query["resourceVersion"] = "0"  # from the API server's memory
+        try:
+            answer = self._client.get(self._names.leases, query)
+        except (NoAnswer, Rejected) as error:
+            raise Unavailable(f"leases not read: {error}") from error
+        found = [lease for obj in answer.get("items") or () if (lease := self._lease(obj)) is not None]
+        leases = tuple(sorted(found, key=lambda lease: lease.node))
+        self._leases = now_s, leases
+        return leases
+
+    def _lease(self, obj: Json) -> NodeLease | None:
+        try:
+            return objects.read_lease(self._names, obj)
+        except BadRecord as error:
+            if str(error) not in self._bad_leases:
+                self._bad_leases.add(str(error))
+                self._say({"event": "object-unreadable", "reason": str(error)})
+            return None
+
+    # ------------------------------------------------------------ life
+    def probe(self) -> None:
+        # A read of one object is answered by etcd, with its quorum. Whether the object is there does not matter.
+        try:
+            self._client.get(f"{self._names.leases}/{self._names.object('n0')}")
+        except Rejected as error:
+            if not error.missing:
+                raise Unavailable(f"the API server does not answer for its store: {error}") from error
+        except NoAnswer as error:
+            raise Unavailable(f"the API server does not answer: {error}") from error
+
+    def close(self) -> None:
+        with self._starting:
+            started, self._started = self._started, True  # and no call may follow
+        if started:
+            for watch in self._watches:
+                watch.stop()
+            deadline_s = time.monotonic() + STOP_S
+            for watch in self._watches:
+                watch.join(deadline_s - time.monotonic())
+
+    @property
+    def missing_wishes(self) -> str:
+        """What to say where there are no wishes."""
+        return f"namespace {self._names.namespace}: ConfigMap {self._names.settings} is missing"
+
+    # ------------------------------------------------------------ inside
+    def _start(self) -> None:
+        with self._starting:
+            if not self._started:
+                self._started = True
+                for watch in self._watches:
+                    watch.start()
+
+    def _wait_synced(self) -> None:
+        self._start()
+        for watch in self._watches:
+            if not watch.wait_synced(SYNC_S):
+                raise Unavailable(f"nothing was heard from the API server yet: {watch.fault}")
+
+    def _fetch_settings(self) -> list[Json]:
+        """One object by its name, which a node may read, where it may list none."""
+        try:
+            return [self._client.get(f"{self._names.config_maps}/{self._names.settings}")]
+        except Rejected as error:
+            if error.missing != self._names.settings:
+                raise
+            return []
+
+    def _create(self, what: str, path: str, body: Json, mirror: Mirror[Any]) -> Version:
+        try:
+            answer = self._client.post(path, body, self._by)
+        except Rejected as error:
+            if error.code == 409:
+                raise Conflict(f"{what} exists already") from error
+            raise _not_written(what, error) from error
+        except NoAnswer as error:
+            raise OutcomeUnknown(f"creation of {what}: {error}") from error
+        return _taken(what, answer, mirror)
+
+    def _swap(self, name: str, sub: str, patch: Json, version: Version) -> Version:
+        return self._patch(name, self._names.shards, self._names.object(name), sub, patch, version, self._shards)
+
+    def _patch(
+        self, what: str, path: str, name: str, sub: str, patch: Json, version: Version, mirror: Mirror[Any]
+    ) -> Version:
+        if not (version.isascii() and version.isdecimal()):  # the API server would call it its own error
+            raise Conflict(f"{what} is not at version {version}")
+        try:
+            answer = self._client.merge(f"{path}/{name}{sub}", at_version(patch, version), self._by)
+        except Rejected as error:
+            if error.missing == name:
+                mirror.missing(name, version)
+                raise Conflict(f"{what} is gone") from error
+            if error.code == 409:
+                raise Conflict(f"{what} is not at version {version}") from error
+            raise _not_written(what, error) from error
+        except NoAnswer as error:
+            raise OutcomeUnknown(f"write of {what}: {error}") from error
+        return _taken(what, answer, mirror)
+
+    def _shard_path(self, name: str) -> str:
+        return f"{self._names.shards}/{self._names.object(name)}"
+
+    def _unreadable(self, kind: str) -> Callable[[str, str, str], None]:
+        def say(name: str, version: str, why: str) -> None:
+            self._say({"event": "object-unreadable", "kind": kind, "name": name, "version": version, "reason": why})
+
+        return say
+
+    def _say(self, event: Mapping[str, object]) -> None:
+        self._log({**event, "cluster": self._names.cluster, "namespace": self._names.namespace})
+
+
+class _Moved(Exception):
+    """Somebody has written the lease meanwhile."""
+
+
+def _not_written(what: str, error: Rejected) -> RegistryError:
+    if error.code in (400, 405, 413, 415, 422):  # it is this one write that is wrong, and the next may be right
+        return Conflict(f"write of {what} refused: {error}")
+    # An overloaded or broken server, or rights that are missing: no word on whether anybody's writes are done.
+    return OutcomeUnknown(f"write of {what}: {error}")
+
+
+def _taken(what: str, answer: Json, mirror: Mirror[Any]) -> Version:
+    try:
+        version = objects.version_of(answer)
+    except BadRecord as error:
+        raise OutcomeUnknown(f"write of {what}: the answer has no version") from error
+    mirror.wrote(answer)
+    return version
+
+
+def _to_stderr(event: Mapping[str, object]) -> None:
+    print(json.dumps({"time_ms": time.time_ns() // 1_000_000, **event}), file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""Kubernetes objects to the registry's values and back.
+
+A reader takes what it knows and ignores the rest, so that an older process reads what a newer one wrote; a writer
+names its own fields alone, so that the others stay. Raises BadRecord for an object that does not say what it should.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from delayregistry.codec import BadRecord, camel, from_json, loads, to_json
+from delayregistry.kube.names import GROUP_VERSION, PREFIX, SETTINGS_KEY, TOPIC_LABEL, Names, OwnerReference
+from delayregistry.model import (
+    ClusterObject,
+    ClusterSpec,
+    Condition,
+    ConditionType,
+    NodeLease,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    Version,
+)
+
+Json = dict[str, Any]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# ---------------------------------------------------------------- shards
+def read_shard(names: Names, obj: Json) -> ShardObject:
+    spec = from_json(ShardSpec, obj.get("spec"))
+    name = _metadata(obj)["name"]
+    if name != names.object(spec.name):
+        raise BadRecord(f"DelayShard {name}: its spec is of {spec.name}")
+    status = obj.get("status") or {}
+    if not isinstance(status, dict):
+        raise BadRecord("status: an object was expected")
+    mine = {key: status[key] for key in _fields(ShardStatus) if key in status}
+    return ShardObject(
+        name=spec.name,
+        version=version_of(obj),
+        spec=spec,
+        status=from_json(ShardStatus, mine) if mine else None,
+        conditions=tuple(_conditions(status.get("conditions") or ())),
+    )
+
+
+def _conditions(found: Sequence[Json]) -> list[Condition]:
+    known = {kind.value for kind in ConditionType}
+    # Of a later release, or somebody else's: none of ours.
+    ours = [it for it in found if isinstance(it, dict) and it.get("type") in known and it.get("status") == "True"]
+    return [from_json(Condition, {**it, "sinceMs": _ms(it.get("lastTransitionTime"))}) for it in ours]
+
+
+def new_shard(names: Names, spec: ShardSpec, owner: OwnerReference | None) -> Json:
+    metadata = new_metadata(names.object(spec.name), shard_labels(names, spec.topic), owner)
+    return {"apiVersion": GROUP_VERSION, "kind": "DelayShard", "metadata": metadata, "spec": to_json(spec)}
+
+
+def shard_labels(names: Names, topic: str) -> dict[str, str]:
+    return {**names.labels, TOPIC_LABEL: topic}
+
+
+def spec_patch(spec: ShardSpec) -> Json:
+    return {"spec": _all_fields(spec)}
+
+
+def status_patch(status: ShardStatus) -> Json:
+    return {"status": _all_fields(status)}
+
+
+def conditions_patch(conditions: Sequence[Condition]) -> Json:
+    return {"status": {"conditions": [_condition(condition) for condition in conditions]}}
+
+
+def _condition(condition: Condition) -> Json:
+    return {
+        "type": condition.type.value,
+        "status": "True",
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": _time(condition.since_ms),
+        "epoch": condition.epoch,
+    }
+
+
+# ---------------------------------------------------------------- the cluster's wishes
+def read_settings(obj: Json) -> ClusterObject:
+    text = (obj.get("data") or {}).get(SETTINGS_KEY)
+    if not isinstance(text, str):
+        raise BadRecord(f"ConfigMap {_metadata(obj)['name']}: it has no {SETTINGS_KEY}")
+    return ClusterObject(version_of(obj), loads(ClusterSpec, text))
+
+
+# ---------------------------------------------------------------- leases
+def read_lease(names: Names, obj: Json) -> NodeLease | None:
+    """None for one that nobody has held yet."""
+    metadata = _metadata(obj)
+    node = names.part(metadata["name"])
+    incarnation = (obj.get("spec") or {}).get("holderIdentity")
+    said = metadata.get("annotations") or {}
+    if not node or not incarnation or PREFIX + "renewals" not in said:
+        return None
+    renewals = str(said[PREFIX + "renewals"])
+    if not (renewals.isascii() and renewals.isdecimal()):
+        raise BadRecord(f"Lease {metadata['name']}: {PREFIX}renewals is {renewals!r}")
+    texts = {field: str(said.get(PREFIX + field, "")) for field in ("endpoint", "http", "peer", "zone")}
+    stopping = said.get(PREFIX + "stopping") == "true"
+    return NodeLease(node, str(incarnation), renewals=int(renewals), stopping=stopping, **texts)
+
+
+def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> Json:
+    """seconds: how long it holds. That, pod_uid and wall_ms are for people: observers watch `renewals`."""
+    said = {
+        "endpoint": lease.endpoint,
+        "http": lease.http,
+        "peer": lease.peer,
+        "renewals": str(lease.renewals),
+        "stopping": "true" if lease.stopping else "false",
+        "zone": lease.zone,  # empty too: the process before may have run in another one
+        "pod-uid": pod_uid,
+    }
+    annotations = {PREFIX + field: value for field, value in said.items()}
+    spec = {"holderIdentity": lease.incarnation, "leaseDurationSeconds": seconds, "renewTime": _time(wall_ms, 6)}
+    return {"metadata": {"annotations": annotations}, "spec": spec}
+
+
+# ---------------------------------------------------------------- all of them
+def name_of(obj: Json) -> str:
+    return str(_metadata(obj)["name"])
+
+
+def version_of(obj: Json) -> Version:
+    return Version(str(_metadata(obj)["resourceVersion"]))
+
+
+def has_labels(obj: Json, labels: Mapping[str, str]) -> bool:
+    return labels.items() <= (_metadata(obj).get("labels") or {}).items()
+
+
+def at_version(patch: Json, version: Version) -> Json:
+    """The patch, done only if the object is still at `version`."""
+    return {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": version}}
+
+
+def _metadata(obj: Json) -> Json:
+    metadata = obj.get("metadata")
+    if not isinstance(metadata, dict) or "name" not in metadata or "resourceVersion" not in metadata:
+        raise BadRecord("metadata: a name and a resourceVersion were expected")
+    return metadata
+
+
+def new_metadata(name: str, labels: Mapping[str, str], owner: OwnerReference | None) -> Json:
+    references = {"ownerReferences": [owner.to_json()]} if owner is not None else {}
+    return {"name": name, "labels": dict(labels), **references}
+
+
+def _all_fields(value: Any) -> Json:
+    """As the codec's JSON, with null for None: what a merge patch does not name stays."""
+    return {**dict.fromkeys(_fields(type(value))), **to_json(value)}
+
+
+def _fields(kind: type) -> list[str]:
+    return [camel(field.name) for field in dataclasses.fields(kind)]
+
+
+def _time(wall_ms: int, digits: int = 3) -> str:
+    """RFC 3339. A Lease's times have six digits, whoever reads them."""
+    at = _EPOCH + timedelta(milliseconds=wall_ms)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond:06d}"[:digits] + "Z"
+
+
+def _ms(text: Any) -> int:
+    try:
+        return (datetime.fromisoformat(str(text)) - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, TypeError):
+        return 0  # somebody's hand; it is not worth more

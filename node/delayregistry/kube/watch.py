@@ -1,0 +1,210 @@
+"""Keeps a Mirror up to date: a list, then a watch from there on, in a thread of its own, for as long as it runs.
+
+Where nothing may be listed, what there is is read object by object: a version to go on from comes with a list only, so
+the watch is begun first, and whatever happens during the reading is told by it.
+
+A watch that breaks is begun again from where it was; when that is too long ago (410 Gone), everything is listed anew.
+After an outage the list's version is compared with what was heard: where the store was restored from a backup, a watch
+from a version that is not there yet would tell of nothing.
+A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
+because nobody is at its other end any more is noticed: after WATCH_S + GRACE_S without a word.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from delayregistry.kube.client import KubeClient, NoAnswer, Rejected, WatchStream
+from delayregistry.kube.mirror import Mirror
+
+WATCH_S = 10.0
+GRACE_S = 3.0
+LIST_READ_S = 10.0
+PAGE = 500
+PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of failures in a row
+
+Json = dict[str, Any]
+Fetch = Callable[[], list[Json]]
+"""The objects. Raises NoAnswer, Rejected."""
+
+
+class Follower:
+    """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        query: Mapping[str, str],
+        mirror: Mirror[Any],
+        log: Callable[[Mapping[str, object]], None],
+        fetch: Fetch | None = None,
+        watch_s: float = WATCH_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._client, self._path, self._query, self._mirror, self._log = client, path, query, mirror, log
+        self._fetch = fetch
+        self._watch_s, self._grace_s = watch_s, grace_s
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._settled = threading.Event()  # it is synced, or stopped and never will be
+        self._synced = False
+        self._well = threading.Event()
+        self._filled = False  # the mirror has all that there was at what it heard last
+        self._fault: str | None = None
+        self._out_since_s = time.monotonic()
+        self._failures = 0
+        self._gone_s = float("-inf")
+        self._stream: WatchStream | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watch {path.rsplit('/', 1)[-1]}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tells the thread to end, and ends all waiting for it."""
+        self._stopped.set()
+        self._settled.set()
+        self._well.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.abort()
+
+    def join(self, timeout_s: float) -> None:
+        """After stop(): returns when the thread has ended, or would take longer to."""
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, timeout_s))
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        """Whether the mirror has been filled once; waits for it."""
+        self._settled.wait(timeout_s)
+        return self._synced
+
+    def wait_well(self, timeout_s: float) -> bool:
+        """Whether the watch runs; waits for it."""
+        return self._well.wait(timeout_s)
+
+    def out_s(self) -> float:
+        """For how long the watch has been known not to run; 0: it runs."""
+        return 0.0 if self._well.is_set() else time.monotonic() - self._out_since_s
+
+    @property
+    def fault(self) -> str:
+        """Why it does not run."""
+        return self._fault or "the first list has not come yet"
+
+    # ------------------------------------------------------------ the thread
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                if self._filled and self._failures > 1:
+                    self._filled = not self._went_back()
+                if self._filled:
+                    self._watch(self._mirror.heard)
+                elif self._fetch is not None:
+                    self._watch(None, self._fetch)
+                else:
+                    heard = int(self._mirror.heard)
+                    objects, version = self._listed()
+                    self._fill(objects, version, anew=int(version) < heard)
+                    self._watch(version)
+            except Rejected as error:
+                gone = error.code == 410 and self._filled
+                self._filled = self._filled and not gone
+                if not gone or not self._first_in_a_while():
+                    self._failed(str(error))
+            except NoAnswer as error:
+                self._failed(str(error))
+            except Exception as error:  # a watch that ended for good would be a node that hears of nothing
+                self._filled = False
+                self._failed(f"{type(error).__name__}: {error}")
+
+    def _fill(self, objects: list[Json], version: str | None, *, anew: bool) -> None:
+        if anew and version is not None:
+            self._log({"event": "registry-went-back", "path": self._path, "version": version})
+        self._mirror.listed(objects, version, anew=anew)
+        self._filled = self._synced = True
+        self._settled.set()
+
+    def _watch(self, version: str | None, fetch: Fetch | None = None) -> None:
+        # Not all nodes of a cluster at the same moment.
+        watch_s = self._watch_s * random.uniform(0.8, 1.0)
+        query = {**self._query, "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(watch_s)))}
+        if version is not None:
+            query["resourceVersion"] = version
+        stream = self._client.watch(self._path, query, self._watch_s + self._grace_s)
+        with self._lock:
+            self._stream = stream
+            if self._stopped.is_set():
+                stream.abort()
+        try:
+            if fetch is not None:
+                self._fill(fetch(), None, anew=self._failures > 1)
+            self._succeeded()
+            self._follow(stream)
+        finally:
+            with self._lock:
+                self._stream = None
+            stream.close()
+
+    def _follow(self, stream: WatchStream) -> None:
+        for event in stream:
+            kind, obj = event.get("type"), event.get("object")
+            if self._stopped.is_set():
+                break
+            if kind == "ERROR":
+                said = obj if isinstance(obj, dict) else {}
+                raise Rejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
+            if isinstance(kind, str) and isinstance(obj, dict):
+                self._mirror.happened(kind, obj)
+
+    def _went_back(self) -> bool:
+        """Whether what was heard is perhaps no part of the store's history any more."""
+        if self._fetch is not None:
+            return True  # to fetch anew costs no more than to find out
+        heard = int(self._mirror.heard)
+        page = self._client.get(self._path, {**self._query, "limit": "1"}, LIST_READ_S)
+        return int(page["metadata"]["resourceVersion"]) < heard
+
+    def _listed(self) -> tuple[list[Json], str]:
+        pages = list(self._pages())
+        # Of the first page: what later ones show beyond it, the watch tells again.
+        version = str(pages[0]["metadata"]["resourceVersion"])
+        return [obj for page in pages for obj in page.get("items") or ()], version
+
+    def _pages(self) -> Iterator[Json]:
+        query = {**self._query, "limit": str(PAGE)}
+        while True:
+            page = self._client.get(self._path, query, LIST_READ_S)
+            yield page
+            more = page["metadata"].get("continue")
+            if not more:
+                return
+            query["continue"] = str(more)
+
+    # ------------------------------------------------------------ how it goes
+    def _first_in_a_while(self) -> bool:
+        """That a watch goes on from too long ago is no fault, unless it comes again and again."""
+        before_s, self._gone_s = self._gone_s, time.monotonic()
+        return self._gone_s - before_s > self._watch_s / 2
+
+    def _succeeded(self) -> None:
+        if self._fault is not None:
+            self._log({"event": "watch-resumed", "path": self._path, "seconds": round(self.out_s(), 1)})
+        self._fault, self._failures = None, 0
+        self._well.set()
+
+    def _failed(self, why: str) -> None:
+        if self._stopped.is_set():
+            return
+        if self._fault is None:
+            self._out_since_s = time.monotonic()
+            self._log({"event": "watch-interrupted", "path": self._path, "reason": why})
+        self._fault = why
+        self._well.clear()
+        self._stopped.wait(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)] * random.uniform(0.5, 1.0))
+        self._failures += 1

@@ -1,0 +1,341 @@
+"""LocalCluster: node processes, the registry's file and the control loop in this process, as one object.
+
+    with LocalCluster(directory, nodes=3, topics=[TopicSpec("orders", 8)], port=0) as cluster:
+        cluster.wait_ready()
+        ... cluster.endpoints, cluster.pids, cluster.kill("n1") ...
+
+A directory holds `registry.db`, `lock`, `logs/`, `n0/`, `n1/`, ... and, once moves were proposed, `rebalance.json`;
+started again on it, the cluster goes on from there. When this process dies, however it dies, the node processes die
+too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from delaynode.node.data_lock import DataInUse, lock_data
+from delayoperator.control_loop.loop import ControlLoop, Log
+from delayoperator.control_loop.probe import GrpcProber
+from delayoperator.plan import NodeView
+from delayregistry.model import Delivery, Durability, TopicSpec
+from delayregistry.port import RegistryError, Unavailable
+from delayregistry.sqlite import SqliteRegistry
+
+from delaylocal import ports, spec
+from delaylocal.events import Events
+from delaylocal.supervise import STOP_TIMEOUT_S, Supervisor
+
+NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
+WRITERS = 32  # compare-and-swaps at a time: they share the registry's transactions, thus its fsyncs
+EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row won't
+LOG_TAIL_BYTES = 2_000
+REBALANCE = "rebalance.json"
+REBALANCE_LOOK_S, REBALANCE_FAILED_S = 0.5, 10.0
+ENDS_KEPT = 1_000  # of processes: a reign that names an older one is an old story
+
+
+class LocalClusterError(Exception):
+    """The cluster can't be started, or does not get ready; says why and what to do."""
+
+
+class LocalCluster:
+    """See the module. A wish that is None: as the directory has it, else the default.
+
+    port: gRPC at port, port + 1, ..., HTTP at port + 100, ..., among themselves at port + 200, ...; 0 = any free ones.
+    zones: the nodes are in these in turn, n0 in the first; for this start only. Empty: not known.
+    on_event: gets every event (node-started, node-died, node-restarted, ...), from other threads.
+    node_command: the node's program; its options are appended.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        nodes: int | None = None,
+        topics: Sequence[TopicSpec] = (),
+        port: int = 0,
+        durability: Durability | None = None,
+        horizon_days: int | None = None,
+        replicas: int | None = None,
+        min_in_sync: int | None = None,
+        delivery: Delivery | None = None,
+        lease_seconds: int | None = None,
+        zones: Sequence[str] = (),
+        on_event: Log | None = None,
+        node_command: Sequence[str] = NODE_COMMAND,
+    ) -> None:
+        self._data = data.resolve()
+        self._asked = spec.Wishes(
+            nodes=nodes,
+            topics=tuple(topics),
+            durability=durability,
+            horizon_days=horizon_days,
+            replicas=replicas,
+            min_in_sync=min_in_sync,
+            delivery=delivery,
+            lease_seconds=lease_seconds,
+        )
+        self._port, self._zones = port, tuple(zones)
+        self._on_event: Log = on_event or (lambda event: None)
+        self._node_command = tuple(node_command)
+        self._former: dict[str, str] = {}  # what each node's lease named before its present process started
+        self._ends: tuple[str, ...] = ()  # incarnations, the latest last
+        self._started = False
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the processes and the control loop; does not wait for them.
+
+        Raises LocalClusterError: another one runs on this directory, a port is in use, a wish that can't be granted.
+        """
+        try:
+            self._data.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+        except OSError as error:
+            raise LocalClusterError(f"cannot keep a cluster in {self._data}: {error.strerror}") from error
+        try:
+            self.registry = SqliteRegistry(self._data / "registry.db", create=True)
+            try:
+                self._prepare()
+            except BaseException:
+                self.registry.close()
+                raise
+        except (RegistryError, ports.PortInUse, ValueError, OSError) as error:
+            self._lock.close()
+            raise LocalClusterError(str(error)) from error
+        self._supervisor.start()
+        for thread in self._threads:
+            thread.start()
+        self._started = True
+
+    def _prepare(self) -> None:
+        found = self.registry.read_cluster()
+        self.wishes = spec.merge(None if found is None else found.spec, self._asked)
+        self._ports = ports.choose(self._port, self.wishes.nodes)
+        # Nodes of a supervisor that was killed a moment ago may still be dying.
+        ports.await_unused(self._ports.all, timeout_s=1.0)
+        if found is None or found.spec != self.wishes:
+            self.registry.put_cluster(self.wishes, None if found is None else found.version)
+        logs = self._data / "logs"
+        logs.mkdir(exist_ok=True)
+        self._operator_events = Events(logs / "operator.log")
+        commands = {node: self._command(number, node) for number, node in enumerate(self.wishes.node_ids)}
+        self._supervisor = Supervisor(commands, logs, self._on_event, self._note_former, self._note_end)
+        self._stop_loop = threading.Event()
+        self._loop: ControlLoop | None = None
+        self._threads = [
+            threading.Thread(target=self._run_loop, name="control-loop", daemon=True),
+            threading.Thread(target=self._run_rebalancer, name="rebalancer", daemon=True),
+        ]
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> tuple[str, ...]:
+        """Stops the nodes cleanly, then the loop. Returns the ids of nodes that had to be killed after `timeout_s`."""
+        if not self._started:
+            return ()
+        killed = self._supervisor.stop(timeout_s)
+        self._stop_loop.set()
+        for thread in self._threads:
+            thread.join()
+        self.registry.close()
+        self._operator_events.close()
+        self._lock.close()
+        self._started = False
+        return killed
+
+    @property
+    def data(self) -> Path:
+        return self._data
+
+    @property
+    def endpoints(self) -> list[str]:
+        """gRPC addresses, a node each, in the order of the node ids."""
+        return [f"{ports.HOST}:{port}" for port in self._ports.grpc]
+
+    @property
+    def http(self) -> list[str]:
+        return [f"{ports.HOST}:{port}" for port in self._ports.http]
+
+    @property
+    def peers(self) -> list[str]:
+        """Where the nodes reach each other, TCP and UDP."""
+        return [f"{ports.HOST}:{port}" for port in self._ports.peer]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the node processes that run now, by node id."""
+        return self._supervisor.pids
+
+    def kill(self, node: str, signum: int = signal.SIGKILL) -> int:
+        """Sends a signal to a node's process and returns its pid. It is restarted when it ends.
+
+        After SIGKILL the process is gone when this returns. Raises ProcessLookupError when none runs.
+        """
+        return self._supervisor.signal(node, signum)
+
+    def restart_each(
+        self,
+        on_step: Callable[[str], None] | None = None,
+        timeout_s: float = 120.0,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Restarts the nodes one after the other, each once all shards have all their copies in sync: nobody's pause
+        is longer than a switchover. on_step: gets the id of each node that is back. given_up: stop waiting, and return.
+
+        Raises LocalClusterError when a node does not come back in time; the others are left as they are then.
+        """
+        for node in self.wishes.node_ids:
+            self.wait_ready(timeout_s, given_up)
+            if given_up():
+                return
+            before = self._supervisor.signal(node, signal.SIGTERM)
+            deadline_s = time.monotonic() + timeout_s
+            while self._supervisor.pids.get(node, before) == before and not given_up():
+                if time.monotonic() > deadline_s:
+                    raise LocalClusterError(f"{node} (pid {before}) did not stop within {timeout_s:.0f} s of SIGTERM")
+                time.sleep(0.03)
+            self.wait_ready(timeout_s, given_up)
+            if on_step is not None and not given_up():
+                on_step(node)
+
+    def unready(self) -> list[str]:
+        """Why not every shard is served by the present processes, with all its copies in sync, a sentence each.
+
+        Raises LocalClusterError when a node does not stay up.
+        """
+        for node in self.wishes.node_ids:
+            if self._supervisor.early_ends(node) >= EARLY_ENDS_GIVEN_UP:
+                raise LocalClusterError(f"{node} does not stay up; the end of its log:\n{self._log_tail(node)}")
+        try:
+            shards, leases = self.registry.list_shards(), self.registry.list_leases()
+        except Unavailable as error:
+            return [str(error)]
+        running = self._supervisor.pids
+        down = [f"{node} is not running" for node in self.wishes.node_ids if node not in running]
+        faults = down + spec.unmet(self.wishes, shards, leases, dict(self._former))
+        if faults:
+            return faults
+        deaf = [port for port in (*self._ports.grpc, *self._ports.http) if not ports.accepts(port)]
+        return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
+
+    def wait_ready(self, timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Returns once every shard is served. Raises LocalClusterError, which says what is missing, when late."""
+        deadline_s = time.monotonic() + timeout_s
+        while (faults := self.unready()) and not given_up():
+            if time.monotonic() > deadline_s:
+                shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
+                raise LocalClusterError(f"not ready after {timeout_s:.0f} s: {shown}. Logs: {self._data / 'logs'}")
+            time.sleep(0.03)
+
+    def _locked(self) -> IO[str]:
+        lock = (self._data / "lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise LocalClusterError(
+                f"a local cluster runs on {self._data} already (pid {holder}); stop it, or give another --data"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        return lock
+
+    def _command(self, number: int, node: str) -> tuple[str, ...]:
+        options = {
+            "--node-id": node,
+            "--data": str(self._data / node),
+            "--registry": f"sqlite:{self._data / 'registry.db'}",
+            "--listen": self.endpoints[number],
+            "--http": self.http[number],
+            "--peer": self.peers[number],
+            "--durability": self.wishes.durability.value.lower(),
+        }
+        if self._zones:
+            options["--zone"] = self._zones[number % len(self._zones)]
+        return (*self._node_command, *(part for option in options.items() for part in option))
+
+    def _note_former(self, node: str) -> None:
+        # The lease of the process before looks just like a living one's. Not knowing it, we could call a cluster
+        # ready that is not: so a registry that can't be read puts the start off.
+        found = self._leased_by(node)
+        if found is not None:
+            self._former[node] = found
+
+    def _note_end(self, node: str) -> None:
+        # What the lease named before that process started says nothing: its own lease may never have come. And who
+        # holds the data's lock still runs, whoever started it: a process has it before it has a lease.
+        found = self._leased_by(node)
+        if found is None or found == self._former.get(node):
+            return
+        try:
+            lock_data(str(self._data / node)).close()
+        except DataInUse:
+            return
+        self._ends = (*self._ends, found)[-ENDS_KEPT:]
+
+    def _leased_by(self, node: str) -> str | None:
+        return next((lease.incarnation for lease in self.registry.list_leases() if lease.node == node), None)
+
+    def ended(self) -> frozenset[str]:
+        """The incarnations of node processes that have ended while this object watched over them."""
+        return frozenset(self._ends)
+
+    def _run_loop(self) -> None:
+        while not self._stop_loop.is_set():
+            loop = ControlLoop(
+                self.registry, new_uid, self._operator_events, prober=GrpcProber(), ended=self.ended, writers=WRITERS
+            )
+            self._loop = loop
+            try:
+                loop.run(self._stop_loop)
+            except Exception as error:  # a cluster without its operator must be heard of, and gets a new one
+                self._on_event({"event": "operator-failed", "error": f"{type(error).__name__}: {error}"})
+                self._stop_loop.wait(1.0)
+
+    def _run_rebalancer(self) -> None:
+        # Its models need a package that most clusters can do without.
+        while not (self._data / REBALANCE).exists():
+            if self._stop_loop.wait(REBALANCE_LOOK_S):
+                return
+        while not self._stop_loop.is_set():
+            try:
+                from delaylocal.rebalance import Rebalancer
+
+                Rebalancer(self._data, self.registry, self._nodes, GrpcProber(), self._operator_events).run(
+                    self._stop_loop
+                )
+            except Exception as error:  # nor is a rebalance to stand still unheard of
+                self._on_event({"event": "rebalancer-failed", "error": f"{type(error).__name__}: {error}"})
+                self._stop_loop.wait(REBALANCE_FAILED_S)
+
+    def _nodes(self) -> Mapping[str, NodeView]:
+        return {} if self._loop is None else self._loop.nodes
+
+    def _log_tail(self, node: str) -> str:
+        path = self._supervisor.log_path(node)
+        text = path.read_bytes()[-LOG_TAIL_BYTES:] if path.exists() else b""
+        return text.decode("utf-8", "replace").strip() or "(empty)"
+
+
+def new_uid() -> int:
+    return secrets.randbelow(2**64 - 1) + 1

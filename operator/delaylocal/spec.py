@@ -1,0 +1,107 @@
+"""What a local cluster is to be: what its directory holds already, and what this start asks for on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from delayregistry.model import (
+    LEAST_LEASE_SECONDS,
+    BadSpec,
+    ClusterSpec,
+    Delivery,
+    Durability,
+    NodeLease,
+    ShardObject,
+    TopicSpec,
+    shard_name,
+)
+
+DEFAULT_NODES = 3
+DEFAULT_HORIZON_DAYS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one start asks for. None: as found, else the default."""
+
+    nodes: int | None = None
+    topics: tuple[TopicSpec, ...] = ()
+    durability: Durability | None = None
+    horizon_days: int | None = None
+    replicas: int | None = None
+    min_in_sync: int | None = None
+    delivery: Delivery | None = None
+    lease_seconds: int | None = None
+
+
+def merge(found: ClusterSpec | None, asked: Wishes) -> ClusterSpec:
+    """The new wishes. Topics are added to those found.
+
+    Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a
+    lease that living nodes could not keep up.
+    """
+    if found is None:
+        found = ClusterSpec(
+            name="local", nodes=asked.nodes or DEFAULT_NODES, horizon_days=asked.horizon_days or DEFAULT_HORIZON_DAYS
+        )
+    _not_less("nodes", asked.nodes, found.nodes)
+    _not_less("horizon days", asked.horizon_days, found.horizon_days)
+    if asked.lease_seconds is not None and asked.lease_seconds < LEAST_LEASE_SECONDS:
+        least = f"allowed: at least {LEAST_LEASE_SECONDS}, since a node renews its lease each second"
+        raise BadSpec(f"lease seconds: {asked.lease_seconds} asked for; {least}")
+    merged = {topic.name: topic for topic in found.topics}
+    for topic in asked.topics:
+        if topic.name in merged:
+            _not_less(f"queues of topic {topic.name}", topic.queues, merged[topic.name].queues)
+        merged[topic.name] = topic
+    return replace(
+        found,
+        nodes=asked.nodes or found.nodes,
+        topics=tuple(merged.values()),
+        durability=asked.durability or found.durability,
+        horizon_days=asked.horizon_days or found.horizon_days,
+        replicas=asked.replicas or found.replicas,
+        min_in_sync=asked.min_in_sync or found.min_in_sync,
+        delivery=asked.delivery or found.delivery,
+        lease_seconds=asked.lease_seconds or found.lease_seconds,
+    )
+
+
+def unmet(
+    wishes: ClusterSpec, shards: Sequence[ShardObject], leases: Sequence[NodeLease], former: dict[str, str]
+) -> list[str]:
+    """Why the cluster is not ready, a sentence each; empty when every shard wished for is served, with all its copies.
+
+    former: the incarnation that a node's lease named before its present process started, by node id.
+    """
+    present = {lease.node: lease.incarnation for lease in leases if lease.incarnation != former.get(lease.node)}
+    missing = [f"{node} has not registered" for node in wishes.node_ids if node not in present]
+    by_name = {shard.name: shard for shard in shards}
+    names = [shard_name(topic.name, queue) for topic in wishes.topics for queue in range(topic.queues)]
+    return missing + [f"shard {name} {why}" for name in names if (why := _unready(by_name.get(name), present))]
+
+
+def unsynced(shard: ShardObject) -> str | None:
+    """Why a served shard does not have all its copies, as the end of a sentence; None when it has."""
+    in_sync = 0 if shard.status is None else len(shard.status.in_sync)
+    wanted = len(shard.spec.replicas)
+    return None if in_sync >= wanted else f"has {in_sync} of {wanted} copies in sync"
+
+
+def _unready(shard: ShardObject | None, present: dict[str, str]) -> str | None:
+    if shard is None:
+        return "does not exist yet"
+    spec, status = shard.spec, shard.status
+    if spec.master is None:
+        return "has no master yet"
+    if spec.incarnation != present.get(spec.master):
+        return f"waits for a new reign on {spec.master}"
+    if status is None or (status.serving_epoch, status.incarnation) != (spec.epoch, spec.incarnation):
+        return f"is not yet served by {spec.master} in epoch {spec.epoch}"
+    return unsynced(shard)
+
+
+def _not_less(what: str, asked: int | None, found: int) -> None:
+    if asked is not None and asked < found:
+        raise BadSpec(f"{what}: {asked} asked for, but this cluster has {found}, and that can't shrink")

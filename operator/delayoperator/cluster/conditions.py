@@ -1,0 +1,192 @@
+"""What a DelayCluster's status says: four conditions and some numbers, from everything that was seen.
+
+Ready         every shard is served: clients lack nothing
+Progressing   something that was asked for is on its way; which, and what it waits for
+Degraded      something needs a look, though clients may lack nothing: the worst first, each with its names
+Rebalancing   a DelayRebalance is being carried out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from delayoperator.cluster.reasons import DEGRADED, Reason, with_page
+from delayoperator.cluster.restart import RestartPod, RestartWaits
+from delayoperator.cluster.sizes import Sizes
+from delayoperator.cluster.volumes import Volumes
+from delayoperator.cluster.world import Census, PodView, counted_of, some
+from delayoperator.plan import Liveness, NodeView
+
+MOST_CHARS = 1_500  # of a message: a describe has to stay readable, and an object small
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    reason: Reason  # of DEGRADED
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One condition, without its times."""
+
+    type: str
+    status: bool
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What one round of upkeep saw and decided.
+
+    invalid: why the present wishes can't be granted. standing: there are earlier ones that are kept up.
+    was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
+    rebalancing: which plans are carried out, and how far they are; "": none.
+    """
+
+    name: str
+    wanted_nodes: int
+    census: Census = field(default_factory=Census)
+    pods: Sequence[PodView] = ()
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=lambda: Sizes(0, 0))
+    restart: RestartPod | RestartWaits | None = None
+    volumes: Volumes = field(default_factory=Volumes)
+    paused: bool = False
+    invalid: Sequence[str] = ()
+    standing: bool = True
+    was_ready: bool = False
+    problems: Sequence[Problem] = ()
+    rebalancing: str = ""
+
+
+def conditions(seen: Picture) -> tuple[Said, ...]:
+    return tuple(finished(it) for it in (_ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen)))
+
+
+def finished(said: Said) -> Said:
+    """As it is written: not too long, and with the page that says what to do."""
+    message = said.message if len(said.message) <= MOST_CHARS else said.message[: MOST_CHARS - 3] + "..."
+    return Said(said.type, said.status, said.reason, with_page(said.reason, message))
+
+
+def _ready(seen: Picture) -> Said:
+    counted = seen.census
+    if not seen.standing:
+        return Said("Ready", False, Reason.INVALID_SPEC, "; ".join(seen.invalid))
+    ready = sum(pod.ready for pod in seen.pods)
+    nodes = f"ready: {ready} of {counted_of(seen.wanted_nodes, 'node')}"
+    served = f"{counted.served} of {counted_of(counted.wanted, 'shard')}"
+    surplus = f"; {counted_of(counted.surplus, 'shard')} that nobody asks for: kept" if counted.surplus else ""
+    if counted.unserved:
+        reason = Reason.SHARDS_NOT_SERVED if seen.was_ready else Reason.STARTING
+        return Said("Ready", False, reason, f"served: {served}; {nodes}: {some(counted.unserved)}")
+    if not ready and not seen.was_ready:
+        return Said("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
+    if not counted.wanted:
+        return Said("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
+    return Said("Ready", True, Reason.SERVING, f"served: {served}; {nodes}{surplus}")
+
+
+def _progressing(seen: Picture) -> Said:
+    if seen.invalid:
+        stands = "; the last good wishes stand" if seen.standing else ""
+        return Said("Progressing", False, Reason.INVALID_SPEC, f"{'; '.join(seen.invalid)}{stands}")
+    if seen.paused:
+        message = "spec.paused is set: nothing is changed and no shard is made or moved; masters still fail over"
+        return Said("Progressing", False, Reason.PAUSED, message)
+    for reason, message in _under_way(seen):
+        return Said("Progressing", True, reason, message)
+    return Said("Progressing", False, Reason.SETTLED, "what was asked for is in place")
+
+
+def _rebalancing(seen: Picture) -> Said:
+    if seen.rebalancing:
+        return Said("Rebalancing", True, Reason.REBALANCING, seen.rebalancing)
+    return Said("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced")
+
+
+def _under_way(seen: Picture) -> Iterator[tuple[Reason, str]]:
+    counted = seen.census
+    if not seen.was_ready and counted.unsynced and not counted.unserved:
+        yield Reason.COPIES_COMING, f"copies of {counted_of(len(counted.unsynced), 'new shard')} are being made"
+    if seen.sizes.leaving:
+        yield Reason.SCALING_IN, seen.sizes.message
+    if isinstance(seen.restart, RestartPod):
+        yield Reason.ROLLING_RESTART, f"{seen.restart.reason}; {seen.restart.left} more to come"
+    if isinstance(seen.restart, RestartWaits):
+        yield Reason.ROLLING_RESTART, seen.restart.message
+    if seen.sizes.message:
+        yield Reason.SCALING_OUT, seen.sizes.message
+    if len(seen.pods) != seen.sizes.pods or not all(pod.ready for pod in seen.pods):
+        ready = sum(pod.ready for pod in seen.pods)
+        yield Reason.PODS_STARTING, f"{ready} of {seen.sizes.pods} pods are ready{_why_not(seen.pods)}"
+    if seen.volumes.grow or seen.volumes.growing:
+        yield Reason.VOLUMES_GROWING, some([*(it.reason for it in seen.volumes.grow), *seen.volumes.growing])
+    if counted.moving:
+        yield Reason.MOVING_SHARDS, f"copies of {counted_of(counted.moving, 'shard')} are on their way to other nodes"
+
+
+def _degraded(seen: Picture) -> Said:
+    problems = sorted(_problems(seen), key=lambda problem: DEGRADED.index(problem.reason))
+    if not problems:
+        return Said("Degraded", False, Reason.HEALTHY, "nothing needs a look")
+    worst = problems[0]
+    also = [f"also {it.reason}: {it.message}" for it in problems[1:]]
+    return Said("Degraded", True, worst.reason, "; ".join([worst.message, *also]))
+
+
+def _problems(seen: Picture) -> Iterator[Problem]:
+    yield from seen.problems
+    counted = seen.census
+    if seen.invalid:
+        yield Problem(Reason.INVALID_SPEC, "; ".join(seen.invalid))
+    if counted.blocked:
+        yield Problem(Reason.SHARDS_BLOCKED, some(counted.blocked))
+    if counted.risked:
+        yield Problem(Reason.ACKNOWLEDGED_AT_RISK, some(counted.risked))
+    stopped = [f"{pod.name} ({pod.stopped})" for pod in seen.pods if _is_failing(pod)]
+    if isinstance(seen.restart, RestartWaits) and seen.restart.stuck:
+        yield Problem(Reason.ROLLOUT_STUCK, seen.restart.message)
+    elif stopped:
+        yield Problem(Reason.POD_NOT_STARTING, some(stopped))
+    # What a restart of ours brings with it, and what a new cluster has not got yet, is told by Progressing and Ready.
+    if seen.restart is None and seen.was_ready:
+        silent = [_where(node, seen.pods) for node, view in sorted(seen.nodes.items()) if _is_silent(node, view, seen)]
+        if silent:
+            yield Problem(Reason.NODE_SILENT, f"no sign of life from {', '.join(silent)}")
+        if counted.unsynced:
+            short = len(counted.unsynced)
+            all_of_them = counted.wanted + counted.surplus
+            message = (
+                f"{short} of {counted_of(all_of_them, 'shard')} without all copies in sync: {some(counted.unsynced)}"
+            )
+            yield Problem(Reason.COPIES_OUT_OF_SYNC, message)
+    if counted.held:
+        yield Problem(Reason.MOVES_HELD, some(counted.held))
+    if seen.volumes.refused:
+        message = f"volumes are to grow and may not: {some(seen.volumes.refused)}"
+        yield Problem(Reason.VOLUMES_CANNOT_GROW, message)
+
+
+def _is_failing(pod: PodView) -> bool:
+    """Its trouble won't go away by waiting a little: a pod that is only being made is none."""
+    return pod.stopped is not None and not pod.deleting and not pod.stopped.startswith(("Pending", "ContainerCreating"))
+
+
+def _is_silent(node: str, view: NodeView, seen: Picture) -> bool:
+    return view.liveness is Liveness.DEAD and int(node[1:]) < seen.sizes.nodes
+
+
+def _where(node: str, pods: Sequence[PodView]) -> str:
+    pod = next((pod for pod in pods if pod.node == node), None)
+    if pod is None:
+        return f"{node} (it has no pod)"
+    return f"{node} (pod {pod.name}{f' on {pod.machine}' if pod.machine else ''})"
+
+
+def _why_not(pods: Sequence[PodView]) -> str:
+    why = [f"{pod.name}: {pod.stopped or 'not ready yet'}" for pod in pods if not pod.ready]
+    return f" ({some(why)})" if why else ""

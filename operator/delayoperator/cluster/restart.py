@@ -1,0 +1,96 @@
+"""The rolling restart: which pod of an old revision goes next (the StatefulSet is OnDelete), or what it waits for.
+
+One at a time, and only while every shard has all its copies in sync: then the pod that goes is missed by nobody. The
+node hands its masters over on SIGTERM by itself; nodes with the fewest masters go first, so that the fewest clients
+have to look for a new one twice.
+
+A pod that can't start is no loss: it is replaced at once, or a mended image would never reach it.
+
+One shard that is Blocked must not keep a mended release from all the others: after a while it is not waited for any
+more. But its copies may be all that is left of it, and the process that has one may know what is wrong: nodes that
+hold one are left as they are, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from delayoperator.cluster.world import Census, PodView, SetView, counted_of, ordinal, some
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPod:
+    pod: PodView
+    reason: str
+    left: int  # pods of an old revision after this one
+
+
+@dataclass(frozen=True, slots=True)
+class RestartWaits:
+    """Pods of an old revision are left, and it is not time for the next one."""
+
+    message: str
+    stuck: bool = False  # without people nothing will change: a pod of the new revision does not start, say
+
+
+def next_restart(
+    current: SetView, pods: Sequence[PodView], counted: Census, stuck: Mapping[str, frozenset[str]] | None = None
+) -> RestartPod | RestartWaits | None:
+    """stuck: shards that are Blocked for long, with the nodes that have copies of them; `counted` is without them."""
+    if not current.observed:
+        return None  # which revision is the new one is not known yet: the next round sees it
+    old = [pod for pod in pods if pod.revision != current.update_revision]
+    if not old:
+        return None
+    waiting = [pod for pod in old if pod.stopped is not None and not pod.deleting]
+    if waiting and not any(pod.deleting for pod in pods):
+        pod = waiting[0]
+        return RestartPod(pod, f"{pod.name} is of an old revision and does not run ({pod.stopped})", len(old) - 1)
+    return _waits(current, pods, counted, len(old)) or _next(old, counted, stuck or {}, current.replicas)
+
+
+def afterwards(restarted: str, current: SetView, pods: Sequence[PodView], counted: Census) -> RestartWaits | None:
+    """No pod of an old revision is left: what the last one that was restarted is waited for. None: all is as before."""
+    whole = len(pods) == current.replicas and all(pod.ready for pod in pods) and counted.sound
+    return (
+        None
+        if whole
+        else RestartWaits(f"{restarted} was the last; waiting until every shard has all its copies in sync")
+    )
+
+
+def _waits(current: SetView, pods: Sequence[PodView], counted: Census, old: int) -> RestartWaits | None:
+    left = f"{old} of {current.replicas} pods to go"
+    going = [pod.name for pod in pods if pod.deleting]
+    if going:
+        return RestartWaits(f"{left}; {', '.join(going)} is ending")
+    failed = [f"{pod.name}: {pod.stopped}" for pod in pods if pod.stopped and pod.revision == current.update_revision]
+    if failed:
+        return RestartWaits(f"{left}; the new revision does not start ({some(failed)})", stuck=True)
+    if len(pods) < current.replicas:
+        return RestartWaits(f"{left}; {len(pods)} of {current.replicas} pods exist")
+    unready = [pod.name for pod in pods if not pod.ready]
+    if unready:
+        return RestartWaits(f"{left}; waiting for {', '.join(unready)} to be ready")
+    if not counted.sound:
+        why = counted.unserved or counted.unsynced or (f"{counted_of(counted.moving, 'shard')} on the move",)
+        return RestartWaits(f"{left}; waiting until every shard has all its copies in sync: {some(why)}")
+    return None
+
+
+def _next(
+    old: Sequence[PodView], counted: Census, stuck: Mapping[str, frozenset[str]], replicas: int
+) -> RestartPod | RestartWaits:
+    free = [pod for pod in old if not any(pod.node in nodes for nodes in stuck.values())]
+    if not free:
+        held = [f"{name} (copies on {', '.join(sorted(nodes))})" for name, nodes in sorted(stuck.items())]
+        message = (
+            f"{len(old)} of {replicas} pods to go, all with copies of shards that are Blocked; they are restarted when "
+            f"these have masters again: {some(held)}"
+        )
+        return RestartWaits(message, stuck=True)
+    pod = min(free, key=lambda pod: (counted.masters.get(pod.node, 0), -ordinal(pod.node)))
+    masters = counted.masters.get(pod.node, 0)
+    reason = f"{pod.name} is of an old revision; it hands {counted_of(masters, 'master')} over and is made anew"
+    return RestartPod(pod, reason, len(old) - 1)

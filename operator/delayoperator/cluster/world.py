@@ -1,0 +1,199 @@
+"""What upkeep is decided from: pods, the StatefulSet, claims, and what the shards' map comes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from delayregistry.model import ClusterSpec, ConditionType, ShardObject, shard_name
+
+from delayoperator.plan import Liveness, NodeView
+
+SWITCHING_MS = 2_000  # a switchover's pause, seen from here
+STUCK_MS = 120_000  # a shard that is Blocked for longer is not waited for by a restart
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    name: str
+    node: str  # node id
+    uid: str
+    revision: str  # of the StatefulSet's template that it was made from
+    ready: bool
+    deleting: bool = False
+    # Why its container does not run, as the kubelet or the scheduler says it ("ImagePullBackOff: ..."). None: it runs.
+    stopped: str | None = None
+    machine: str = ""  # the Kubernetes node; "" while not scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class SetView:
+    """The StatefulSet. observed: its status speaks of its present spec."""
+
+    replicas: int
+    update_revision: str
+    observed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimView:
+    """A node's PersistentVolumeClaim."""
+
+    name: str
+    node: str
+    requested_bytes: int
+    capacity_bytes: int  # 0 while it is not bound
+    expandable: bool | None  # what its storage class says; None: not known, so it may be tried
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The shards in numbers, and the sentences about those that are not as they should be."""
+
+    wanted: int = 0
+    existing: int = 0  # of those that are wanted
+    served: int = 0
+    in_sync: int = 0  # have all the copies that are wanted, in sync
+    moving: int = 0
+    surplus: int = 0  # exist, and nobody asks for them any more
+    unserved: tuple[str, ...] = ()
+    unsynced: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    risked: tuple[str, ...] = ()
+    masters: Mapping[str, int] = field(default_factory=dict)  # by node id
+    named: Mapping[str, int] = field(default_factory=dict)  # by node id: shards that have, or are to have, a copy there
+
+    @property
+    def sound(self) -> bool:
+        """Every shard is served and has all its copies in sync, and none is on its way."""
+        return self.served == self.in_sync == self.wanted and not self.moving and not self.unsynced
+
+
+def census(
+    desired: ClusterSpec,
+    shards: Sequence[ShardObject],
+    nodes: Mapping[str, NodeView],
+    without: Collection[str] = (),
+) -> Census:
+    """nodes: by node id, as their leases show them; one that is missing has not been seen. without: names of shards
+    that are left out, as if nobody had asked for them and they were not there."""
+    shards = [shard for shard in shards if shard.name not in without]
+    by_name = {shard.name: shard for shard in shards}
+    named_ones = (shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues))
+    wanted = [name for name in named_ones if name not in without]
+    masters: Counter[str] = Counter(shard.spec.master for shard in shards if shard.spec.master is not None)
+    named: Counter[str] = Counter()
+    for shard in shards:
+        named.update({*shard.spec.replicas, *(shard.spec.target or ())})
+    unserved: list[str] = []
+    unsynced: list[str] = []
+    for name in sorted({*wanted, *by_name}, key=_by_topic_and_queue):
+        shard_or_none = by_name.get(name)
+        if (why := _unserved(shard_or_none, nodes)) is not None:
+            unserved.append(f"{name} {why}")
+        if (why := _unsynced(shard_or_none, desired.replicas)) is not None:
+            unsynced.append(f"{name} {why}")
+    bad, short = _names(unserved), _names(unsynced)
+    return Census(
+        wanted=len(wanted),
+        existing=sum(name in by_name for name in wanted),
+        served=sum(name not in bad for name in wanted),
+        in_sync=sum(name not in short and name not in bad for name in wanted),
+        moving=sum(shard.spec.target is not None for shard in shards),
+        surplus=len(by_name.keys() - set(wanted)),
+        unserved=tuple(unserved),
+        unsynced=tuple(unsynced),
+        blocked=_said(shards, ConditionType.BLOCKED),
+        held=_said(shards, ConditionType.HELD),
+        risked=_said(shards, ConditionType.RISKED),
+        masters=masters,
+        named=named,
+    )
+
+
+def stuck_shards(shards: Sequence[ShardObject], wall_ms: int) -> dict[str, frozenset[str]]:
+    """The shards that have been Blocked for so long that only people can help, with the nodes that have copies."""
+    return {
+        shard.name: frozenset({*shard.spec.replicas, *(shard.spec.target or ())})
+        for shard in shards
+        if any(it.type is ConditionType.BLOCKED and wall_ms - it.since_ms >= STUCK_MS for it in shard.conditions)
+    }
+
+
+def patient(counted: Census, since_ms: Mapping[str, int], now_ms: int) -> Census:
+    """As `counted`, but shards that have not been served for less than SWITCHING_MS are taken for served: a master that
+    hands over pauses for a moment, and that is nobody's trouble. since_ms: by the shard's name, see `unserved_since`.
+    """
+    switching = {name for name in _names(counted.unserved) if now_ms - since_ms.get(name, now_ms) < SWITCHING_MS}
+    if not switching:
+        return counted
+    left = tuple(it for it in counted.unserved if it.partition(" ")[0] not in switching)
+    served = counted.wanted - len(left)
+    return replace(counted, unserved=left, served=served)
+
+
+def unserved_since(counted: Census, before_ms: Mapping[str, int], now_ms: int) -> dict[str, int]:
+    """Since when each shard that is not served was seen so."""
+    return {name: before_ms.get(name, now_ms) for name in _names(counted.unserved)}
+
+
+def _unserved(shard: ShardObject | None, nodes: Mapping[str, NodeView]) -> str | None:
+    if shard is None:
+        return "does not exist yet"
+    spec, status = shard.spec, shard.status
+    if spec.master is None:
+        return "has no master yet"
+    view = nodes.get(spec.master)
+    if view is not None and view.liveness is Liveness.DEAD:
+        return f"waits for a new master: {spec.master} is not there"
+    if view is not None and view.incarnation not in (None, spec.incarnation):
+        return f"waits for a new reign: {spec.master} was started again"
+    if status is None or (status.serving_epoch, status.incarnation) != (spec.epoch, spec.incarnation):
+        return f"is not yet served by {spec.master} in epoch {spec.epoch}"
+    if status.resigned is not None:
+        return f"waits for a new master: {spec.master} resigned ({status.resigned})"
+    return None
+
+
+def _unsynced(shard: ShardObject | None, replicas: int) -> str | None:
+    in_sync = 0 if shard is None or shard.status is None else len(shard.status.in_sync)
+    # A shard on the move has one more for a while, which nobody misses yet.
+    still = shard is not None and shard.spec.target is None
+    wanted = max(replicas, len(shard.spec.replicas)) if shard is not None and still else replicas
+    return None if in_sync >= wanted else f"has {in_sync} of {wanted} copies in sync"
+
+
+def _said(shards: Sequence[ShardObject], kind: ConditionType) -> tuple[str, ...]:
+    return tuple(
+        f"{shard.name}: {condition.reason}, {condition.message}"
+        for shard in shards
+        for condition in shard.conditions
+        if condition.type is kind
+    )
+
+
+def _names(sentences: Sequence[str]) -> set[str]:
+    return {sentence.partition(" ")[0] for sentence in sentences}
+
+
+def _by_topic_and_queue(name: str) -> tuple[str, int]:
+    topic, _, queue = name.rpartition("-")
+    return topic, int(queue)
+
+
+def ordinal(node: str) -> int:
+    """The pod's number: n3 is NAME-3."""
+    return int(node[1:])
+
+
+def counted_of(count: int, thing: str) -> str:
+    """`1 shard`, `2 shards`; a plural other than with an s is not known here."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def some(sentences: Sequence[str], most: int = 3) -> str:
+    """The first few of them, and how many there are beyond."""
+    more = len(sentences) - most
+    return "; ".join(sentences[:most]) + (f"; and {more} more" if more > 0 else "")

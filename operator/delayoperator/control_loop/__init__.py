@@ -1,0 +1,1 @@
+"""The control loop: observes the registry, asks the nodes, plans, applies."""

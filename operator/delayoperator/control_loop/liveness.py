@@ -1,0 +1,85 @@
+"""Which nodes live, by their leases and this observer's own monotonic clock (DESIGN 5.4).
+
+No two clocks are compared: a lease is dead when this observer has watched it unchanged for the whole lease time, and
+was itself connected throughout. After an outage of the registry every lease is old at once, and nobody is dead: each
+gets its whole time again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from delayregistry.model import NodeLease
+
+from delayoperator.plan import Liveness, NodeView
+
+SETTLED_MS = 10_000  # a process this old has its copies open and its clients back
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    incarnation: str
+    renewals: int
+    since_ms: int  # this observer's monotonic clock: unchanged since then
+    moved: bool  # seen to change: it was alive at `since_ms`
+    started_ms: int  # when this process was first seen
+    stopping: bool
+    zone: str
+
+
+class LeaseWatch:
+    """Give it every look at the leases, and say when there was a time without one.
+
+    lease_ms: how long a lease must stay unchanged before its node is dead.
+    gone_ms: how long before it counts as gone for good.
+    max_gap_ms: two looks further apart than this are a time without a look (this process was stopped, say).
+    """
+
+    def __init__(self, lease_ms: int, max_gap_ms: int, gone_ms: int = 600_000) -> None:
+        self._lease_ms = lease_ms
+        self._gone_ms = max(gone_ms, lease_ms)
+        self._max_gap_ms = max_gap_ms
+        self._seen: dict[str, _Sight] = {}
+        self._last_look_ms: int | None = None
+
+    def look(self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int) -> Mapping[str, NodeView]:
+        """One view per lease. The leases were asked for and answered at these monotonic times."""
+        blind = self._last_look_ms is None or asked_ms - self._last_look_ms > self._max_gap_ms
+        self._last_look_ms = answered_ms
+        current: dict[str, _Sight] = {}
+        for lease in leases:
+            before = self._seen.get(lease.node)
+            same = before is not None and (before.incarnation, before.renewals) == (lease.incarnation, lease.renewals)
+            if before is not None and same and not blind:
+                current[lease.node] = before
+            else:
+                moved = before is not None and not same
+                known = before is not None and before.incarnation == lease.incarnation
+                started_ms = before.started_ms if before is not None and known else answered_ms
+                current[lease.node] = _Sight(
+                    lease.incarnation, lease.renewals, answered_ms, moved, started_ms, lease.stopping, lease.zone
+                )
+        self._seen = current
+        return {node: self._view(sight, asked_ms) for node, sight in current.items()}
+
+    def lost_contact(self) -> None:
+        """The registry did not answer, or took no write: what the leases did meanwhile is not known."""
+        self._last_look_ms = None
+
+    def _view(self, sight: _Sight, asked_ms: int) -> NodeView:
+        gone = asked_ms - sight.since_ms >= self._gone_ms
+        settled = asked_ms - sight.started_ms >= SETTLED_MS
+        return NodeView(
+            self._liveness(sight, asked_ms),
+            sight.incarnation,
+            stopping=sight.stopping,
+            gone=gone,
+            settled=settled,
+            zone=sight.zone,
+        )
+
+    def _liveness(self, sight: _Sight, asked_ms: int) -> Liveness:
+        if asked_ms - sight.since_ms >= self._lease_ms:
+            return Liveness.DEAD
+        return Liveness.ALIVE if sight.moved else Liveness.UNCERTAIN

@@ -1,0 +1,276 @@
+"""The control loop: observe, ask, plan, apply, again and again, from the registry and from what nodes answer.
+
+Level-triggered: nothing is remembered from one round to the next but how long leases stayed unchanged, what nodes
+said a moment ago, and since when a chosen master has not begun. Every write is conditional on what was observed; a
+refused one, or one without an answer, is left to the next round. Two loops over one registry are
+wasteful, not dangerous.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from delayregistry.model import ClusterSpec, Condition, ShardObject, ShardSpec
+from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError, Unavailable
+
+from delayoperator.control_loop.asking import Asking
+from delayoperator.control_loop.liveness import LeaseWatch
+from delayoperator.control_loop.probe import NobodyAnswers, Prober
+from delayoperator.plan import (
+    Action,
+    ChangeSpec,
+    CreateShard,
+    NodeView,
+    Observed,
+    SetConditions,
+    StartReign,
+    plan_sparing,
+)
+
+POLL_MS = 50
+PROBE_MS = 500
+REFUSED_DOUBLINGS = 3  # of the pause, while the registry takes nothing: 400 ms, so that leases are still looked at
+WRITING_MS = 500  # of a round: then the leases have to be looked at again, and the rest is planned anew
+
+Log = Callable[[Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where the loop's times come from."""
+
+    monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
+    wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did."""
+
+    applied: int = 0
+    refused: int = 0  # conflicts and outcomes unknown: for the next round
+
+
+class ControlLoop:
+    """Drives one cluster. `new_uid` draws a shard's uid: a random u64, not 0. `log` takes one event, a line each.
+
+    prober: asks nodes for their copies; without one only shards with a single replica can change hands. The loop
+    closes it when run() ends.
+    ended: the incarnations of processes that are known to have ended, as whoever saw them end has it; what it once said
+    must stay true. A failover from one of these waits for no lease and no promise.
+    writers: so many compare-and-swaps are sent at a time, from threads; 1: one after the other, from the caller's.
+    paused: whether to keep out of things: then masters are still chosen where there is none, and no more is done.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        new_uid: Callable[[], int],
+        log: Log,
+        clock: Clock | None = None,
+        prober: Prober | None = None,
+        ended: Callable[[], frozenset[str]] = frozenset,
+        writers: int = 1,
+        paused: Callable[[], bool] = bool,
+    ) -> None:
+        self._registry = registry
+        self._new_uid = new_uid
+        self._log = log
+        self._clock = clock or Clock()
+        self._prober: Prober = prober or NobodyAnswers()
+        self._asking = Asking(self._prober)
+        self._ended = ended
+        self._writers = writers
+        self._paused = paused
+        self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
+        self._probed_ms: int | None = None
+        self._watch: LeaseWatch | None = None
+        self._watched: tuple[int, int] = (0, 0)  # lease and replacement time of the watch, ms
+        self._read_at: int | None = None  # the registry's version at which _cluster and _shards were read
+        self._cluster: ClusterSpec | None = None
+        self._shards: tuple[ShardObject, ...] = ()
+        self._nodes: Mapping[str, NodeView] = {}
+        # What the last plan found in order: the registry's version, the nodes, who has ended, whether it was paused.
+        self._settled: tuple[int | None, Mapping[str, NodeView], frozenset[str], bool] | None = None
+
+    @property
+    def nodes(self) -> Mapping[str, NodeView]:
+        """By node id, as their leases showed them when they were last looked at. From any thread."""
+        return self._nodes
+
+    def run(
+        self,
+        stop: threading.Event,
+        poll_ms: int = POLL_MS,
+        look_ms: int | None = None,
+        wake: threading.Event | None = None,
+    ) -> None:
+        """Rounds until `stop`. A round that did something is followed by the next one at once.
+
+        look_ms: between looks at the leases, where that costs the registry something: a change of the objects is still
+        seen within poll_ms. wake: set by whoever knows of something new; cleared here.
+        """
+        connected, refused = True, 0  # refused: rounds in a row that wrote in vain
+        try:
+            while not stop.is_set():
+                done = Round()
+                try:
+                    done = self.round()
+                    connected = True
+                except RegistryError as error:
+                    if connected:
+                        self._log({"event": "registry-unavailable", "error": str(error)})
+                    connected = False
+                refused = refused + 1 if done.refused and not done.applied else 0
+                if done.applied == 0:
+                    pause_ms = poll_ms << min(max(0, refused - 1), REFUSED_DOUBLINGS)
+                    self._rest(stop, pause_ms, max(look_ms or 0, pause_ms), wake or stop)
+        finally:
+            self._prober.close()
+            if self._pool is not None:
+                self._pool.shutdown()
+
+    def _rest(self, stop: threading.Event, poll_ms: int, look_ms: int, wake: threading.Event) -> None:
+        until_s = time.monotonic() + look_ms / 1000
+        while not stop.is_set():
+            if wake.wait(poll_ms / 1000):
+                if wake is not stop:
+                    wake.clear()
+                return
+            if time.monotonic() >= until_s or self._has_news():
+                return
+
+    def _has_news(self) -> bool:
+        try:
+            return self._registry.version() != self._read_at
+        except Unavailable:
+            return False  # the next round says so
+
+    def round(self) -> Round:
+        """Observes, plans and applies once. Raises Unavailable when there was nothing to observe."""
+        try:
+            self._probe()
+            self._read()
+            asked_ms = self._clock.monotonic_ms()
+            leases = self._registry.list_leases()
+        except Unavailable:
+            self._lost_contact()
+            raise
+        if self._cluster is None:
+            return Round()
+        now_ms = self._clock.monotonic_ms()
+        self._nodes = nodes = self._watch_for(self._cluster).look(leases, asked_ms, now_ms)
+        ended = self._ended()
+        paused = self._paused()
+        world = self._read_at, nodes, ended, paused
+        seen = Observed(self._shards, nodes, ended=ended)
+        answered = self._asking.ask(seen, leases, now_ms, changed=world != self._settled)
+        if answered is None:
+            return Round()
+        actions = plan_sparing(self._cluster, answered)
+        if paused:
+            actions = [action for action in actions if isinstance(action, StartReign | SetConditions)]
+        outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)
+        self._settled = None if actions else world
+        if "unknown" in outcomes:
+            self._lost_contact()
+        if set(outcomes) - {"done"}:
+            # A list that is a little stale (a watch) has to catch up: the same list would give the same plan.
+            self._read_at = None
+        done = outcomes.count("done")
+        return Round(done, len(outcomes) - done)
+
+    def _probe(self) -> None:
+        # Reads may still answer while nobody can write (a stopped process holds the file's lock, etcd has no quorum).
+        # Then nobody's lease moves, and that must not look like everybody's death.
+        now_ms = self._clock.monotonic_ms()
+        if self._probed_ms is None or now_ms - self._probed_ms >= PROBE_MS:
+            self._registry.probe()
+            self._probed_ms = now_ms
+
+    def _lost_contact(self) -> None:
+        self._probed_ms = None
+        if self._watch is not None:
+            self._watch.lost_contact()
+
+    def _read(self) -> None:
+        version = self._registry.version()
+        if version == self._read_at:
+            return
+        cluster = self._registry.read_cluster()
+        self._cluster = None if cluster is None else cluster.spec
+        self._shards = self._registry.list_shards()
+        self._read_at = version
+
+    def _watch_for(self, cluster: ClusterSpec) -> LeaseWatch:
+        lease_ms, gone_ms = cluster.lease_seconds * 1000, cluster.replace_after_seconds * 1000
+        if self._watch is None or (lease_ms, gone_ms) != self._watched:
+            self._watch = LeaseWatch(lease_ms, max_gap_ms=lease_ms // 2, gone_ms=gone_ms)
+            self._watched = (lease_ms, gone_ms)
+        return self._watch
+
+    def _apply_all(self, cluster: str, actions: Sequence[Action], until_ms: int) -> list[str]:
+        outcomes: list[str] = []
+        for start in range(0, len(actions), self._writers):
+            some = actions[start : start + self._writers]
+            each = self._pool.map if self._pool is not None else map
+            outcomes += each(lambda action: self._apply(cluster, action), some)
+            if self._clock.monotonic_ms() >= until_ms:
+                break
+        return outcomes
+
+    def _apply(self, cluster: str, action: Action) -> str:
+        """done, conflict or unknown. Called from several threads."""
+        event: dict[str, object] = {"event": "action", "cluster": cluster, **_described(action)}
+        try:
+            self._write(action)
+        except Conflict as error:
+            self._log({**event, "outcome": "conflict", "error": str(error)})
+            return "conflict"
+        except OutcomeUnknown as error:
+            self._log({**event, "outcome": "unknown", "error": str(error)})
+            return "unknown"
+        self._log({**event, "outcome": "done"})
+        return "done"
+
+    def _write(self, action: Action) -> None:
+        match action:
+            case CreateShard():
+                self._registry.create_shard(ShardSpec(self._new_uid(), action.topic, action.queue, action.replicas))
+            case StartReign() | ChangeSpec():
+                self._registry.write_spec(action.shard.name, action.spec, action.shard.version)
+            case SetConditions():
+                conditions = _stamped(action, self._clock.wall_ms())
+                self._registry.write_conditions(action.shard.name, conditions, action.shard.version)
+            case _:
+                assert_never(action)
+
+
+def _stamped(action: SetConditions, now_ms: int) -> tuple[Condition, ...]:
+    """The conditions, each with the time since when it has held for this reason."""
+    since = {(condition.type, condition.reason): condition.since_ms for condition in action.shard.conditions}
+    return tuple(replace(new, since_ms=since.get((new.type, new.reason), now_ms)) for new in action.conditions)
+
+
+def _described(action: Action) -> dict[str, object]:
+    match action:
+        case CreateShard():
+            what: dict[str, object] = {"shard": f"{action.topic}-{action.queue}", "epoch": 0}
+        case StartReign():
+            what = {"shard": action.shard.name, "epoch": action.spec.epoch, "node": action.spec.master}
+        case ChangeSpec():
+            what = {"shard": action.shard.name, "epoch": action.spec.epoch}
+        case SetConditions():
+            what = {
+                "shard": action.shard.name,
+                "epoch": action.shard.spec.epoch,
+                "conditions": [condition.reason for condition in action.conditions],
+            }
+        case _:
+            assert_never(action)
+    return {"action": type(action).__name__, **what, "reason": action.reason}

@@ -1,0 +1,208 @@
+"""Asks nodes for their copies: ReplicaStatus over gRPC, all nodes at once, each with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+from delayapi.proto.delay.v1 import delay_pb2
+from delayregistry.model import NodeLease, ShardObject
+
+from delayoperator.plan import CopyView, Role
+
+METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
+DEADLINE_S = 1.0
+PATIENCE_S = 0.3  # those that are well answer within milliseconds; the others' answers are for a later round
+TERMINAL_S = 5.0  # whoever sits at a terminal waits for a node that is slow, or far
+MAX_ANSWER_BYTES = 64 << 20  # 10,000 copies are a few MiB
+
+_ROLES = {
+    delay_pb2.ReplicaState.OPENING: Role.OPENING,
+    delay_pb2.ReplicaState.SLAVE: Role.SLAVE,
+    delay_pb2.ReplicaState.CANDIDATE: Role.CANDIDATE,
+    delay_pb2.ReplicaState.MASTER: Role.MASTER,
+    delay_pb2.ReplicaState.FETCHING: Role.FETCHING,
+    delay_pb2.ReplicaState.DAMAGED: Role.DAMAGED,
+    delay_pb2.ReplicaState.LEAVING: Role.LEAVING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What a process said that it has, by the shards' uids.
+
+    listed: a shard that is not named has no directory there. unfit: why no master should be chosen there.
+    """
+
+    incarnation: str
+    listed: bool = True
+    unfit: str = ""
+    copies: Mapping[int, CopyView] = field(default_factory=dict)
+
+
+class Prober(Protocol):
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        """The answers of these nodes, by node id; a node without one is missing. Bounded by seconds."""
+
+    def close(self) -> None:
+        """Gives back what it holds open."""
+
+
+def fetched(
+    moving: Mapping[str, str], shards: Mapping[str, ShardObject], leases: Sequence[NodeLease], prober: Prober
+) -> dict[str, int]:
+    """Bytes of copies on their way that are there, by shard. moving: shard name to the node that gets a copy."""
+    answers = prober.ask([lease for lease in leases if lease.node in moving.values()])
+    found = {}
+    for name, node in moving.items():
+        shard, answer = shards.get(name), answers.get(node)
+        copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
+        if copy is not None:
+            found[name] = copy.transfer_done
+    return found
+
+
+class NobodyAnswers:
+    """For a cluster whose shards have one replica each: nobody is ever chosen by what it says."""
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Call:
+    endpoint: str
+    started_s: float
+    future: Any  # grpc.Future: of a ReplicaStatusResponse
+
+
+class GrpcProber:
+    """One channel and at most one outstanding call per node; gRPC's own threads do the waiting.
+
+    A node that is frozen costs a round PATIENCE_S once in DEADLINE_S, not each round its whole deadline.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        self._channels: dict[str, tuple[str, grpc.Channel]] = {}
+        self._calls: dict[str, _Call] = {}
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        now_s = self._monotonic_s()
+        waited_for = []
+        for lease in leases:
+            call = self._calls.get(lease.node)
+            if call is None or call.endpoint != lease.endpoint or call.future.done():
+                self._calls[lease.node] = self._called(lease, now_s)
+                waited_for.append(lease.node)
+        until_s = now_s + PATIENCE_S
+        answers: dict[str, NodeAnswer] = {}
+        for lease in leases:
+            call = self._calls[lease.node]
+            left_s = max(0.0, until_s - self._monotonic_s()) if lease.node in waited_for else 0.0
+            try:
+                answers[lease.node] = read_answer(call.future.result(timeout=left_s))
+            except grpc.FutureTimeoutError:
+                continue  # it may still answer
+            except grpc.RpcError:
+                pass  # as good as no answer; the reason is in the node's own log, if it lives
+            del self._calls[lease.node]
+        return answers
+
+    def close(self) -> None:
+        for _, channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._calls.clear()
+
+    def _called(self, lease: NodeLease, now_s: float) -> _Call:
+        endpoint, channel = self._channels.get(lease.node, ("", None))
+        if channel is None or endpoint != lease.endpoint:
+            if channel is not None:
+                channel.close()
+            options = [
+                ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+                # A node that was just restarted is to be reached at once, not when gRPC's backoff is over.
+                ("grpc.initial_reconnect_backoff_ms", 50),
+                ("grpc.min_reconnect_backoff_ms", 50),
+                ("grpc.max_reconnect_backoff_ms", 200),
+                ("grpc.enable_http_proxy", 0),
+            ]
+            channel = grpc.insecure_channel(lease.endpoint, options=options)
+            self._channels[lease.node] = (lease.endpoint, channel)
+        future = _replica_status(channel).future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
+        return _Call(lease.endpoint, now_s, future)
+
+
+class PatientProber:
+    """For commands: waits for each node's answer up to TERMINAL_S, through a port-forward if need be.
+
+    dial: where to connect to for an endpoint.
+    """
+
+    def __init__(self, dial: Callable[[str], str] = lambda endpoint: endpoint) -> None:
+        self._dial = dial
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+        """The answers by node id; a node that gives none in time is missing."""
+        request = delay_pb2.ReplicaStatusRequest()
+        calls = {
+            lease.node: _replica_status(self._channel(lease.endpoint)).future(request, timeout=TERMINAL_S)
+            for lease in leases
+        }
+        answers = {}
+        for node, call in calls.items():
+            with suppress(grpc.RpcError):
+                answers[node] = read_answer(call.result())
+        return answers
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        if endpoint not in self._channels:
+            options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
+            self._channels[endpoint] = grpc.insecure_channel(self._dial(endpoint), options=options)
+        return self._channels[endpoint]
+
+
+def _replica_status(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(
+        METHOD,
+        request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
+        response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
+    )
+
+
+def read_answer(answer: delay_pb2.ReplicaStatusResponse) -> NodeAnswer:
+    copies = {copy.uid: _copy(copy, answer.incarnation) for copy in answer.copies}
+    return NodeAnswer(answer.incarnation, answer.listed, answer.unfit, copies)
+
+
+def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
+    return CopyView(
+        entry=copy.entry,
+        incarnation=incarnation,
+        epoch=copy.epoch,
+        log_epoch=copy.log_epoch,
+        log_end=copy.log_end,
+        committed=copy.committed,
+        damaged=copy.damaged or None,
+        role=_ROLES.get(copy.role, Role.OPENING),  # a role of a later release: nothing is known of it
+        serving_epoch=copy.serving_epoch,
+        transfer_done=copy.transfer_done,
+        transfer_total=copy.transfer_total,
+        kept_epoch=copy.kept_epoch,
+        kept_in_sync=tuple(copy.kept_in_sync),
+        over_epoch=copy.over_epoch,
+        not_serving=copy.not_serving,
+    )

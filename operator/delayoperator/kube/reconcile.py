@@ -1,0 +1,293 @@
+"""One round over a cluster: what is there, what is to be done about it, and what is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from delayregistry.model import ClusterSpec
+from delayregistry.port import Registry
+
+from delayoperator.cluster.conditions import Picture, Problem, conditions
+from delayoperator.cluster.reasons import Reason
+from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
+from delayoperator.cluster.sizes import Sizes, sizes
+from delayoperator.cluster.volumes import Volumes, volumes
+from delayoperator.cluster.world import Census, census, counted_of, patient, stuck_shards, unserved_since
+from delayoperator.control_loop.loop import Clock
+from delayoperator.crds.convert import is_paused
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.apply import Applier, Outcome, problem
+from delayoperator.kube.events import Events
+from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, CONFIG_MAP, DELAY_CLUSTER, DELAY_SHARD, POD, STATEFUL_SET
+from delayoperator.kube.observe import Live, Observer
+from delayoperator.kube.rebalances import Rebalanced, Rebalances
+from delayoperator.kube.shards import ShardsThread
+from delayoperator.kube.spec import asked, granted, view_of, with_granted
+from delayoperator.kube.status import changed, degraded_only, status_of, transitions, was_ready
+from delayoperator.plan import NodeView
+from delayoperator.resources import ClusterView, build, grown, names, whole_bytes
+
+TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.NAME_TAKEN})
+
+
+@dataclass(frozen=True, slots=True)
+class Tended:
+    """What a round came to."""
+
+    wrote: bool
+    pods: Sequence[Json] = ()
+    problems: Sequence[Problem] = ()
+    retry_after_s: float = 0.0
+    picture: Picture | None = None
+    soon: bool = False  # a shard changes hands: whether it did is to be seen
+    again_s: float | None = None  # a rebalance has something to do by then
+
+    @property
+    def under_way(self) -> bool:
+        """Something goes on that no watch may tell the end of."""
+        seen = self.picture
+        return seen is not None and bool(seen.restart or seen.sizes.leaving or seen.volumes.growing)
+
+    @property
+    def failed(self) -> bool:
+        return any(it.reason in TRANSIENT for it in self.problems)
+
+
+class Tending:
+    """For one DelayCluster, by its uid."""
+
+    def __init__(
+        self,
+        api: Api,
+        registry: Registry,
+        events: Events,
+        namespace: str,
+        name: str,
+        uid: str,
+        default_image: str,
+        clock: Clock,
+        rebalances: Rebalances | None = None,
+        rebalance_image: str = "",
+    ) -> None:
+        self.uid = uid
+        self._api, self._registry, self._events, self._clock = api, registry, events, clock
+        self._namespace, self._name, self._image = namespace, name, default_image
+        self._rebalances, self._rebalance_image = rebalances, rebalance_image
+        self._observer = Observer(api, namespace, name)
+        self._applier = Applier(api, self.tell)
+        # For what is said only; an operator that is new does without.
+        self._restarted: str | None = None  # the pod that was restarted last, until all is as before
+        self._unserved_since_ms: dict[str, int] = {}
+
+    def round(self, body: Json, shards: ShardsThread | None, problems: Sequence[Problem]) -> Tended:
+        """body: the DelayCluster, read just now. Raises ApiError, and Unavailable of the registry."""
+        live = self._observer.look()
+        found = self._registry.list_shards()
+        nodes = {} if shards is None else shards.nodes
+        standing = granted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
+        wanted = asked(body, standing)
+        wishes, invalid = wanted.wishes, wanted.invalid
+        status = dict(body.get("status") or {})
+        ready_before = was_ready(status)
+        if wishes is None:
+            picture = Picture(self._name, 0, pods=live.pods, invalid=invalid, standing=False, problems=problems)
+            if standing.cluster is not None:  # granted by another release: its shards are driven on, and told of
+                counted, pods = census(standing.cluster, found, nodes), len(live.pods)
+                picture = replace(picture, wanted_nodes=pods, census=counted, sizes=Sizes(pods, pods), standing=True)
+            return self._finish(body, status, picture, Outcome(), live, "")
+        paused = is_paused(body)
+        named = census(wishes.cluster, found, nodes).named
+        size = self._sizes(wishes.cluster.nodes, live, named, standing.cluster, paused)
+        names_of_all = tuple(shard.name for shard in found)
+        view = view_of(wishes, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image)
+        counted = census(view.cluster, found, nodes)
+        outcome, restart, grow = Outcome(), None, Volumes()
+        if not paused:
+            outcome = self._applier.apply(view, self._desired(view, live, wanted.written), live)
+            grow = self._grow(view, live, outcome)
+            if STATEFUL_SET not in outcome.written:
+                stuck = stuck_shards(found, self._clock.wall_ms())
+                others = census(view.cluster, found, nodes, without=stuck) if stuck else counted
+                restart = self._restart(live, others, stuck, outcome)
+        rebalanced = self._rebalance(body, view, nodes, outcome, paused=paused)
+        picture = Picture(
+            name=self._name,
+            wanted_nodes=wishes.cluster.nodes,
+            census=self._patient(counted, ready_before),
+            pods=live.pods,
+            nodes=nodes,
+            sizes=size,
+            restart=restart,
+            volumes=grow,
+            paused=paused,
+            invalid=invalid,
+            standing=True,
+            was_ready=ready_before,
+            problems=[*problems, *outcome.problems],
+            rebalancing=rebalanced.under_way,
+        )
+        if shards is not None:
+            self._tell(shards)
+        tended = self._finish(body, status, picture, outcome, live, view.image)
+        return replace(
+            tended,
+            wrote=tended.wrote or rebalanced.wrote,
+            soon=picture.census is not counted,
+            again_s=rebalanced.again_s,
+        )
+
+    def _rebalance(
+        self, body: Json, view: ClusterView, nodes: Mapping[str, NodeView], outcome: Outcome, *, paused: bool
+    ) -> Rebalanced:
+        if self._rebalances is None:
+            return Rebalanced()
+        try:
+            rebalanced = self._rebalances.look(body, view, nodes, paused=paused)
+        except ApiError as error:
+            rebalanced = Rebalanced(errors=[error])
+        outcome.problems += [problem(error) for error in rebalanced.errors]
+        if rebalanced.failed:
+            outcome.problems.append(Problem(Reason.REBALANCE_FAILED, rebalanced.failed))
+        return rebalanced
+
+    def _patient(self, counted: Census, was_ready: bool) -> Census:
+        now_ms = self._clock.monotonic_ms()
+        self._unserved_since_ms = unserved_since(counted, self._unserved_since_ms, now_ms)
+        return patient(counted, self._unserved_since_ms, now_ms) if was_ready else counted
+
+    def say(self, fault: Problem) -> None:
+        """A round that could not be done, told where people look: in Degraded; all else stands as it was said last.
+
+        Raises ApiError.
+        """
+        body = self._api.get(DELAY_CLUSTER, self._namespace, self._name)
+        if body is None:
+            return
+        before = dict(body.get("status") or {})
+        after = degraded_only(before, fault, int(body["metadata"].get("generation", 0)), self._clock.wall_ms())
+        if before.get("conditions") != after["conditions"]:
+            version = {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}, "status": after}
+            self._api.merge(DELAY_CLUSTER, self._namespace, self._name, version, "status")
+            for reason, message, warning in transitions(before, after):
+                self._events.say(body["metadata"], reason, message, warning=warning)
+
+    def _sizes(
+        self, nodes: int, live: Live, named: Mapping[str, int], standing: ClusterSpec | None, paused: bool
+    ) -> Sizes:
+        current = live.set_view(self._name)
+        pods = 0 if current is None else current.replicas
+        if paused and standing is not None:
+            return Sizes(standing.nodes, pods)
+        drained = () if standing is None else standing.drained
+        size = sizes(nodes, pods, named, drained)
+        if size.pods < pods:
+            # Pods and their volumes are about to go: what the watch says of the shards is not enough for that.
+            size = sizes(nodes, pods, self._named_now(), drained)
+        return size
+
+    def _named_now(self) -> Mapping[str, int]:
+        """By node id, how many shards have or are to have a copy there; a consistent read. Raises ApiError."""
+        named: Counter[str] = Counter()
+        for body in self._api.list(DELAY_SHARD, self._namespace, f"{CLUSTER_LABEL}={self._name}"):
+            spec = body.get("spec") or {}
+            named.update({*(spec.get("replicas") or ()), *(spec.get("target") or ())})
+        return named
+
+    def _desired(self, view: ClusterView, live: Live, written: Json) -> list[Json]:
+        objects = build(view, live.stateful_set(self._name))
+        return [with_granted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
+
+    def _grow(self, view: ClusterView, live: Live, outcome: Outcome) -> Volumes:
+        found = volumes(whole_bytes(view.storage.size), view.storage.size, live.claims)
+        refused = list(found.refused)
+        for it in found.grow:
+            patch = grown(view, live.claim_bodies[it.claim.name])
+            if patch is None:
+                continue
+            try:
+                self._api.merge(CLAIM, self._namespace, it.claim.name, patch)
+            except ApiError as error:
+                if error.forbidden or error.refused:
+                    refused.append(f"{it.reason} ({error.message})")
+                elif not error.conflict:
+                    outcome.problems.append(problem(error))
+                continue
+            outcome.written.append(CLAIM)
+            self.tell(Reason.VOLUME_GROWN, it.reason, False)
+        return _without(found, refused)
+
+    def _restart(
+        self, live: Live, counted: Census, stuck: Mapping[str, frozenset[str]], outcome: Outcome
+    ) -> RestartPod | RestartWaits | None:
+        current = live.set_view(self._name)
+        if current is None:
+            return None
+        decided = next_restart(current, live.pods, counted, stuck)
+        if decided is None and self._restarted is not None:
+            decided = afterwards(self._restarted, current, live.pods, counted)
+            self._restarted = None if decided is None else self._restarted
+        if not isinstance(decided, RestartPod):
+            return decided
+        pod = decided.pod
+        try:
+            if pod.stopped is None:
+                # The disruption budget has the last word: two operators would never take two pods at once.
+                self._api.evict(POD, self._namespace, pod.name, pod.uid)
+            else:
+                self._api.delete(POD, self._namespace, pod.name, pod.uid)
+        except ApiError as error:
+            if error.status == 429:
+                return RestartWaits(f"{pod.name} is next; the disruption budget {self._name} does not allow it yet")
+            outcome.problems.append(problem(error))
+            return RestartWaits(f"{pod.name} is next; {error}")
+        outcome.written.append(POD)
+        self._restarted = pod.name
+        self.tell(Reason.POD_RESTARTED, f"{decided.reason}; {decided.left} more to come", False)
+        return decided
+
+    def _tell(self, shards: ShardsThread) -> None:
+        done = shards.taken()
+        if done.created:
+            self.tell(Reason.SHARDS_CREATED, f"{counted_of(done.created, 'shard')} made", False)
+        if done.reigns:
+            self.tell(Reason.MASTERS_CHOSEN, done.sentence(), False)
+
+    def _finish(
+        self,
+        body: Json,
+        before: Json,
+        picture: Picture,
+        outcome: Outcome,
+        live: Live,
+        image: str,
+    ) -> Tended:
+        selector = ",".join(f"{key}={value}" for key, value in sorted(names.selector(self._name).items()))
+        meta = body["metadata"]
+        generation = int(meta.get("generation", 0))
+        now_ms = self._clock.wall_ms()
+        after = status_of(conditions(picture), picture, before, generation, selector, image, now_ms)
+        patch = changed(before, after)
+        problems = [*picture.problems]
+        if patch:
+            version = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
+            try:
+                self._api.merge(DELAY_CLUSTER, self._namespace, self._name, version, "status")
+            except ApiError as error:
+                # Somebody has changed the object: the next round sees what. What was said is not lost, only later.
+                problems.append(problem(error))
+            else:
+                for reason, message, warning in transitions(before, after):
+                    self._events.say(meta, reason, message, warning=warning)
+        wrote = bool(outcome.written) or bool(patch)
+        return Tended(wrote, live.pod_bodies, problems, outcome.retry_after_s, picture)
+
+    def tell(self, reason: Reason, message: str, warning: bool) -> None:
+        """An event."""
+        about = {"namespace": self._namespace, "name": self._name, "uid": self.uid}
+        self._events.say(about, reason, message, warning=warning)
+
+
+def _without(found: Volumes, refused: list[str]) -> Volumes:
+    return replace(found, refused=tuple(refused))

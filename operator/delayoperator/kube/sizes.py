@@ -1,0 +1,110 @@
+"""What waits in shards, and what falls due on the nodes: for a rebalance by hand, whose moves nobody has weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from delayapi.hot_slots import F64
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.slots import spread_slots
+from delayregistry.model import NodeLease, ShardObject, shard_name
+
+from delayoperator.rebalance_plan import Coming, Size
+
+METHOD = "/delay.v1.DelayService/GetWheel"
+TIMEOUT_S = 2.0
+AT_ONCE = 4  # answers in memory: a node's has 50 KB a shard, and stops at 32 MiB
+MAX_ANSWER_BYTES = 64 << 20
+SLOT_MS = 300_000
+SLOTS = 288  # a day: for so long a plan by hand can be approved
+WIDEST_SLOT_MS = 3_600_000  # of a wheel: a slot that begins so much earlier can still reach into the day
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """sizes: of shards, by name; those whose master did not answer are missing. coming: None: nobody has answered."""
+
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    coming: Coming | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of one node. load: of all that it serves, f64[SLOTS]; None: it has not told."""
+
+    sizes: dict[str, Size] = field(default_factory=dict)
+    shards: dict[str, F64] = field(default_factory=dict)
+    load: F64 | None = None
+
+
+def weigh(
+    names: Collection[str],
+    shards: Mapping[str, ShardObject],
+    leases: Sequence[NodeLease],
+    now_ms: int,
+    timeout_s: float = TIMEOUT_S,
+) -> Weighed:
+    """names: of the shards that are to move. Asks every node: what is hot is so beside the others."""
+    if not any(name in shards for name in names):
+        return Weighed()
+    start_ms = now_ms // SLOT_MS * SLOT_MS
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda lease: _ask(lease.endpoint, set(names), start_ms, timeout_s), leases))
+    known = {lease.node: it.load for lease, it in zip(leases, answers, strict=True) if it.load is not None}
+    masters = {shard.spec.master for shard in shards.values() if shard.spec.master is not None}
+    sizes = {name: size for it in answers for name, size in it.sizes.items()}
+    if not known:
+        return Weighed(sizes)
+    coming = Coming(
+        start_ms,
+        SLOT_MS,
+        tuple(known),
+        np.array(list(known.values())),
+        {name: vector for it in answers for name, vector in it.shards.items()},
+        whole=masters | {lease.node for lease in leases} <= set(known),
+    )
+    return Weighed(sizes, coming)
+
+
+def _ask(endpoint: str, names: Collection[str], start_ms: int, timeout_s: float) -> _Answer:
+    """Of all shards that a node leads; empty when it does not answer. Where a day is too much, without the load."""
+    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
+    with grpc.insecure_channel(endpoint, options=options) as channel:
+        call = channel.unary_unary(
+            METHOD,
+            request_serializer=pb.GetWheelRequest.SerializeToString,
+            response_deserializer=pb.GetWheelResponse.FromString,
+        )
+        day = pb.GetWheelRequest(from_ms=start_ms - WIDEST_SLOT_MS, to_ms=start_ms + SLOTS * SLOT_MS)
+        try:
+            return _read(call(day, timeout=timeout_s), names, start_ms)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+                return _Answer()
+        try:
+            sums = call(pb.GetWheelRequest(from_ms=1, to_ms=2), timeout=timeout_s)  # no slots
+        except grpc.RpcError:
+            return _Answer()
+        return _Answer(_read(sums, names, start_ms).sizes)
+
+
+def _read(answer: pb.GetWheelResponse, names: Collection[str], start_ms: int) -> _Answer:
+    found = _Answer(load=np.zeros(SLOTS))
+    assert found.load is not None
+    for it in answer.shards:
+        name, vector = shard_name(it.topic, it.queue), _vector(it, start_ms)
+        found.load[:] += vector
+        if name in names:
+            found.sizes[name] = Size(it.pending_bytes, it.pending)
+            found.shards[name] = vector
+    return found
+
+
+def _vector(shard: pb.ShardWheel, start_ms: int) -> F64:
+    """f64[SLOTS]: a wheel's slots, each spread evenly."""
+    start, width, messages = (np.frombuffer(it, "<i8") for it in (shard.slot_start, shard.slot_width, shard.messages))
+    return spread_slots(start, width, messages, start_ms + SLOT_MS * np.arange(SLOTS + 1))

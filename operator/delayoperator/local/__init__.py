@@ -1,5 +1,0 @@
-"""A cluster of real node processes on one machine, without Kubernetes: `delayctl local`, tests, demo and bench."""
-
-from delayoperator.local.cluster import LocalCluster, LocalClusterError
-
-__all__ = ["LocalCluster", "LocalClusterError"]

@@ -1,0 +1,390 @@
+"""Whether a shard needs a new reign, and who may have it: the dangerous choice, kept small (DESIGN 5.4, 5.5, 5.10).
+
+A process never resumes a reign: a master whose lease names another process than the reign does is a dead master,
+which may be chosen again, one epoch higher. Nobody outside the in-sync set is ever chosen, unless the cluster's wishes
+allow it, and then it is said. Every member of the in-sync set has every acknowledged frame, so that a member which
+gives no answer need not be waited for while another one answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from delayregistry.model import ClusterSpec, Durability, ShardObject, ShardStatus
+
+from delayoperator.plan.replica_health import Standing, answer_of, standings
+from delayoperator.plan.world import CopyView, Liveness, NotBegun, Observed, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The reign stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """What a reign may cost; said in a condition before it begins."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    node: str
+    incarnation: str
+    reason: str
+    risk: Risk | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing certain is known yet. Not a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A reign is needed and nobody may have it."""
+
+    reason: str  # CamelCase, for the condition
+    message: str
+
+
+Decision = Keep | Promote | Wait | Refuse
+
+
+def decide_reign(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
+    if behind := _registry_behind(shard, seen):
+        return behind
+    fault = fault_of_master(shard, seen)
+    if not isinstance(fault, str):
+        fault = _can_never_serve(desired, shard, seen) or fault
+    if isinstance(fault, Keep) and (late := seen.not_begun.get((shard.spec.uid, shard.spec.epoch))) is not None:
+        return _passed_over(shard, late, seen)
+    if isinstance(fault, Keep):
+        return _handed_over(shard, seen) or fault
+    if isinstance(fault, Wait):
+        return fault
+    if shard.status is None:
+        return _first(shard, seen, fault)
+    return _failover(desired, shard, shard.status, seen, fault)
+
+
+def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | Wait | str:
+    """Why a new reign is needed, as the start of a sentence; or that none is, or that this can't be told."""
+    spec, status = shard.spec, shard.status
+    if spec.master is None:
+        return "the shard has no master yet"
+    view = seen.node(spec.master)
+    if spec.incarnation in seen.ended:
+        return f"{spec.master}'s process has ended"
+    if view.liveness is Liveness.DEAD:
+        return f"{spec.master} is dead"
+    if view.incarnation is not None and view.incarnation != spec.incarnation:
+        return f"{spec.master} is a new process, which may not resume epoch {spec.epoch}"
+    if status is not None and status.resigned is not None and status.serving_epoch == spec.epoch:
+        return f"{spec.master} has resigned: {status.resigned}"
+    if (why := seen.given_up.get((spec.uid, spec.epoch))) is not None:
+        return f"{spec.master} serves epoch {spec.epoch} no more: {why}"
+    return Keep() if view.liveness is Liveness.ALIVE else Wait()
+
+
+def is_vacant(shard: ShardObject, seen: Observed) -> bool:
+    """Whether nobody can be serving the shard: its reign was taken up, by a process that has ended.
+
+    Before it was taken up those of earlier reigns had stopped for ever: its master had waited out its own promise,
+    which they lack since then. Of a reign that was never taken up this can't be said: who served before may do so yet.
+    """
+    spec, status = shard.spec, shard.status
+    served = status is not None and (status.serving_epoch, status.incarnation) == (spec.epoch, spec.incarnation)
+    return served and spec.incarnation in seen.ended
+
+
+def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | None:
+    """A chosen master that has not begun to serve, and whose copy turns out to be of no use."""
+    status, master = shard.status, shard.spec.master
+    if master is None or status is None or status.serving_epoch >= shard.spec.epoch:
+        return None
+    known = standings(shard, seen)
+    match known.get(master):
+        case Standing.DAMAGED:
+            return f"{master} was chosen, and its copy is damaged"
+        case Standing.NOTHING:
+            return f"{master} was chosen, and has no copy"
+        case Standing.OUTSIDE if not desired.allow_unclean_failover or Standing.IN_SYNC in known.values():
+            # Chosen while unclean failover was allowed. It refuses now, or an in-sync copy that was away is back.
+            return f"{master} was chosen, and its copy is not in sync"
+        case _:
+            return None
+
+
+def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
+    """Somebody has persisted a reign that the registry does not know: it was restored from an older state."""
+    copies = _answers(shard, seen)
+    ahead = [node for node, copy in copies.items() if copy.epoch > shard.spec.epoch]
+    if not ahead:
+        return None
+    highest = max(copies[node].epoch for node in ahead)
+    return Refuse(
+        "RegistryBehind",
+        f"{', '.join(ahead)} know of epoch {highest}, the registry only of {shard.spec.epoch} (was it restored?): "
+        "`delayctl adopt` brings it up",
+    )
+
+
+def _handed_over(shard: ShardObject, seen: Observed) -> Promote | None:
+    """The master has stopped for a switchover. Not so if `to` can't be proven to have all: the master goes on by
+    itself after two seconds."""
+    spec, status = shard.spec, shard.status
+    if spec.switchover is None or status is None or status.handover is None:
+        return None
+    if not spec.epoch == status.serving_epoch == status.handover.epoch:
+        return None
+    to, log_end = spec.switchover.to, status.handover.log_end
+    view, copy = seen.node(to), answer_of(shard, to, seen)
+    if copy is None or view.incarnation is None or standings(shard, seen).get(to) is not Standing.IN_SYNC:
+        return None
+    if copy.log_end < log_end or to in seen.unfit or view.stopping or to == spec.master:
+        return None
+    return Promote(to, view.incarnation, f"{spec.master} hands over to {to}, which has its log end, {log_end}")
+
+
+def _passed_over(shard: ShardObject, late: NotBegun, seen: Observed) -> Decision:
+    """A chosen master that does nothing about it: another copy in sync leads, if there is one.
+
+    Two that both can't are not chosen in turn all the time: those that were chosen in vain are left in peace for a
+    while, which doubles. Until they may be tried again, the one that was chosen last stays.
+    """
+    spec = shard.spec
+    what = f"{spec.master} was chosen for epoch {spec.epoch} and has not begun it for over {late.seconds} s"
+    if late.silent:
+        return Refuse(
+            "NoAnswer",
+            f"{what}: it renews its lease but gives no answer; waiting, for it may be at work on it",
+        )
+    fault = f"{what} ({late.what})"
+    if shard.status is None:
+        return _first(shard, seen, fault, late)
+    known = standings(shard, seen)
+    fit = [node for node in _nodes(known, Standing.IN_SYNC) if node not in seen.unfit]
+    if fit := _not_in_vain(fit, late):
+        copies = _answers(shard, seen)
+        node = max(fit, key=_by_preference(shard, copies, seen))
+        return _promoted(node, seen, f"{fault}: {node} is in sync, log end {copies[node].log_end}")
+    return _nobody_begins(known, fault, late, seen)
+
+
+def _not_in_vain(nodes: Sequence[str], late: NotBegun) -> list[str]:
+    """Those that were not chosen in vain; where that is each of them, and it is time: the one whose turn is next."""
+    if untried := [node for node in nodes if node not in late.in_vain]:
+        return untried
+    return [node for node in late.in_vain[:-1] if node in nodes][:1] if late.again else []
+
+
+def _nobody_begins(known: Mapping[str, Standing], fault: str, late: NotBegun, seen: Observed) -> Wait | Refuse:
+    others = {node: standing for node, standing in known.items() if node != late.in_vain[-1]}
+    if any(it is Standing.UNCERTAIN and not seen.node(node).silent for node, it in others.items()):
+        return Wait()
+    states = {node: "chosen in vain before" if node in late.in_vain else it.value for node, it in others.items()}
+    also = f", or for another copy in sync ({'; '.join(f'{node}: {it}' for node, it in states.items())})"
+    return Refuse("NotTakenUp", f"{fault}; waiting for it{also if others else ', which has the only copy'}")
+
+
+def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None = None) -> Decision:
+    """Nothing was ever accepted: status is written before. Any replica will do, the first in the list for balance.
+
+    A directory whose log is empty was made for a first reign that never began.
+    """
+    holders = [node for node, copy in _answers(shard, seen).items() if copy.log_end > 0]
+    if holders:
+        return Refuse(
+            "StatusLost",
+            f"{', '.join(holders)} have data of this shard but its status is gone (a restored registry?): "
+            "`delayctl adopt` rebuilds it",
+        )
+    known = standings(shard, seen)
+    if late is None and (sole := _sole(shard, known, seen, fault)):
+        return sole
+    if away := _nodes(known, Standing.AWAY):
+        return Refuse(
+            "NodeAway",
+            f"{', '.join(away)} {_are(away)} away; the first reign waits until all replicas have said that they have "
+            "no data of this shard",
+        )
+    if uncertain := _nodes(known, Standing.UNCERTAIN):
+        return _awaited(uncertain, seen)
+    fit = [node for node in known if node not in seen.unfit]
+    if not fit:
+        return _clocks_suspect(known, seen)
+    if late is not None and not (fit := _not_in_vain(fit, late)):
+        return _nobody_begins(known, fault, late, seen)
+    node = min(fit, key=lambda node: seen.node(node).stopping)  # min and max take the first of equals
+    return _promoted(node, seen, f"{fault}: {node} is its first living replica")
+
+
+def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, seen: Observed, fault: str) -> Decision:
+    known = standings(shard, seen)
+    copies = _answers(shard, seen)
+    members = _nodes(known, Standing.IN_SYNC)
+    fit = [node for node in members if node not in seen.unfit]
+    if not [node for node in fit if node != shard.spec.master] and (trusted := _trusted(desired, shard, seen)):
+        return _promoted(trusted, seen, f"{fault}: {trusted} lives and all are in sync, though it gives no answer yet")
+    if fit:
+        node = max(fit, key=_by_preference(shard, copies, seen))
+        what = "is in sync with the highest log end" if len(shard.spec.replicas) > 1 else "has the only copy, log end"
+        return _promoted(node, seen, f"{fault}: {node} {what}, {copies[node].log_end}")
+    if sole := _sole(shard, known, seen, fault):
+        return sole
+    rebooted, damaged = _nodes(known, Standing.REBOOTED), _nodes(known, Standing.DAMAGED)
+    found = len(members) + len(rebooted) + len(damaged)
+    away, uncertain = _nodes(known, Standing.AWAY), _nodes(known, Standing.UNCERTAIN)
+    all_found = found >= len(status.in_sync)  # then those that gave no answer are not in sync
+    if uncertain and not all_found:
+        return _awaited(uncertain, seen)
+    if members:
+        return _clocks_suspect(members, seen)
+    if rebooted and len(rebooted) == len(status.in_sync):
+        return _after_reboot(rebooted, copies, seen, fault)
+    if desired.allow_unclean_failover:
+        unclean = _unclean([*rebooted, *_nodes(known, Standing.OUTSIDE)], copies, seen, fault)
+        if unclean is not None:
+            return unclean
+    return _nobody(damaged, rebooted, away if not all_found else [], copies)
+
+
+def _sole(shard: ShardObject, known: Mapping[str, Standing], seen: Observed, fault: str) -> Decision | None:
+    """The only copy there can be. Its node opens the directory with this uid or refuses; nobody else may serve."""
+    (node, *others) = shard.spec.replicas
+    if others:
+        return None
+    incarnation = seen.node(node).incarnation
+    if known[node] is Standing.AWAY:
+        return Refuse("NodeAway", f"{node} has the only copy and its lease is not renewed; waiting for it")
+    if known[node] is Standing.UNCERTAIN:
+        # Nobody else could be chosen, and naming its process harms nobody: its answer is not waited for.
+        if incarnation is None or seen.between_processes(node):
+            return Wait()
+        return Promote(node, incarnation, f"{fault}: {node} has the only copy")
+    return None
+
+
+def _trusted(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | None:
+    """One that may lead by what the registry says alone: as many entries as replicas means that all are in sync.
+
+    A node that has much to do may need seconds to answer, and its clients wait. It looks for itself whether its copy
+    is named before it leads. Not so a new process, whose copy may turn out damaged or older than its machine's boot.
+    """
+    spec, status = shard.spec, shard.status
+    if status is None or len(status.in_sync) < len(spec.replicas) or desired.durability is not Durability.FSYNC:
+        return None
+    for node in spec.replicas:
+        view = seen.node(node)
+        lasting = view.settled and not (view.stopping or view.silent or seen.between_processes(node))
+        lasting = lasting and node not in (spec.master, *spec.leaving)
+        deaf = answer_of(shard, node, seen) is None and node not in seen.answered
+        if lasting and deaf and view.liveness is Liveness.ALIVE:
+            return node
+    return None
+
+
+def _by_preference(
+    shard: ShardObject, copies: Mapping[str, CopyView], seen: Observed
+) -> Callable[[str], tuple[bool, bool, bool, int, int]]:
+    """Most fit last. All of them have every acknowledged frame, so that a safe choice may also be a quick, lasting one.
+
+    The former master's is the slowest: it has resigned, or its new process acts as if it had just promised everyone.
+    """
+    spec = shard.spec
+
+    def preference(node: str) -> tuple[bool, bool, bool, int, int]:
+        lasting = not seen.node(node).stopping and node not in spec.leaving
+        return (
+            (spec.uid, node) not in seen.shunned,
+            node != spec.master,
+            lasting,
+            copies[node].log_epoch,
+            copies[node].log_end,
+        )
+
+    return preference
+
+
+def _after_reboot(rebooted: Sequence[str], copies: Mapping[str, CopyView], seen: Observed, fault: str) -> Decision:
+    """Async durability, and every machine of the in-sync set was started again: each may have lost its log's end."""
+    node = _highest([node for node in rebooted if node not in seen.unfit], copies)
+    if node is None:
+        return _clocks_suspect(rebooted, seen)
+    risk = Risk(
+        "AllRebooted",
+        f"all machines with an in-sync copy ({', '.join(rebooted)}) were started again, and durability is Async: what "
+        f"none of them had written to its disk is lost; {node} has the highest log end, {copies[node].log_end}",
+    )
+    return _promoted(node, seen, f"{fault}: {node} has the highest log end of all in sync after a reboot", risk)
+
+
+def _unclean(nodes: Sequence[str], copies: Mapping[str, CopyView], seen: Observed, fault: str) -> Decision | None:
+    node = _highest([node for node in nodes if node not in seen.unfit and copies[node].log_end > 0], copies)
+    if node is None:
+        return None
+    risk = Risk(
+        "UncleanFailover",
+        f"no in-sync copy is left and unclean failover is allowed: {node} goes on from log end {copies[node].log_end}; "
+        "acknowledged messages may be lost, or delivered again, or delivered though cancelled",
+    )
+    return _promoted(node, seen, f"{fault}: {node} is not in sync, and unclean failover is allowed", risk)
+
+
+def _nobody(
+    damaged: Sequence[str], rebooted: Sequence[str], away: Sequence[str], copies: Mapping[str, CopyView]
+) -> Refuse:
+    if away:
+        also = "".join(f"; {node}'s copy is damaged: {copies[node].damaged}" for node in damaged)
+        return Refuse("NodeAway", f"no living replica is in sync; waiting for {', '.join(away)}{also}")
+    if damaged:
+        what = "; ".join(f"{node}: {copies[node].damaged or 'damaged'}" for node in damaged)
+        return Refuse("CopyDamaged", f"every in-sync copy that is left is damaged ({what})")
+    if rebooted:
+        return Refuse(
+            "MachineRebooted",
+            f"{', '.join(rebooted)} may have lost the log's end with the page cache, and the other in-sync copies are "
+            "gone",
+        )
+    return Refuse("NoInSyncReplica", "all replicas answer and none has an in-sync copy (was a directory deleted?)")
+
+
+def _awaited(nodes: Sequence[str], seen: Observed) -> Wait | Refuse:
+    if all(seen.node(node).silent for node in nodes):
+        return Refuse(
+            "NoAnswer",
+            f"{', '.join(nodes)} {'renews its lease' if len(nodes) == 1 else 'renew their leases'} but "
+            f"{'gives' if len(nodes) == 1 else 'give'} no answer; waiting, for cannot-see is not is-down",
+        )
+    return Wait()
+
+
+def _clocks_suspect(nodes: Iterable[str], seen: Observed) -> Refuse:
+    what = "; ".join(f"{node}: {seen.unfit[node]}" for node in nodes if node in seen.unfit)
+    return Refuse("ClockSuspect", f"nobody whose clock can be believed may be chosen ({what})")
+
+
+def _promoted(node: str, seen: Observed, reason: str, risk: Risk | None = None) -> Decision:
+    incarnation = seen.node(node).incarnation
+    return Wait() if incarnation is None else Promote(node, incarnation, reason, risk)
+
+
+def _highest(nodes: Sequence[str], copies: Mapping[str, CopyView]) -> str | None:
+    return max(nodes, key=lambda node: (copies[node].log_epoch, copies[node].log_end), default=None)
+
+
+def _answers(shard: ShardObject, seen: Observed) -> dict[str, CopyView]:
+    found = ((node, answer_of(shard, node, seen)) for node in shard.spec.replicas)
+    return {node: copy for node, copy in found if copy is not None and copy.role is not Role.FETCHING}
+
+
+def _nodes(known: Mapping[str, Standing], standing: Standing) -> list[str]:
+    return [node for node, it in known.items() if it is standing]
+
+
+def _are(nodes: Sequence[str]) -> str:
+    return "is" if len(nodes) == 1 else "are"

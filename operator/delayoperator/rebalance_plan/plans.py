@@ -1,0 +1,87 @@
+"""Plans: their names, and what a move comes to on the map that it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from delayregistry.model import ClusterSpec
+
+from delayoperator.crds.rebalance import DelayRebalanceSpec, Move, MoveState, Plan, PlannedMove
+from delayoperator.plan.balance import unplaceable
+from delayoperator.plan.world import Observed
+from delayoperator.plan.zones import Zones
+from delayoperator.rebalance_plan.world import World
+
+FINAL = frozenset({MoveState.DONE, MoveState.REFUSED})
+
+
+def digest(plan: Plan) -> str:
+    """The plan's name: what it would do, to which cluster, and when it was made."""
+    moves = [[it.shard, it.from_, it.to, it.replicas] for it in plan.moves or ()]
+    return _named([moves, plan.made_for, plan.made_at])
+
+
+def made_for(cluster: ClusterSpec) -> str:
+    """Names what a plan counts on: where copies may be, how many, and of which shards. All else, such as a pause, a
+    retention or an image, may change while a plan waits."""
+    topics = sorted((topic.name, topic.queues) for topic in cluster.topics)
+    return _named([cluster.nodes, sorted(cluster.drained), cluster.replicas, topics])
+
+
+def _named(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+def moves_of(plan: Plan | None) -> list[PlannedMove]:
+    return [] if plan is None or plan.moves is None else list(plan.moves)
+
+
+def state_of(move: PlannedMove) -> MoveState:
+    return move.state or MoveState.WAITING
+
+
+def takes_over(move: Move, nodes: Sequence[str]) -> bool:
+    """It is a switchover: nothing is copied. nodes: the shard's, the master's first."""
+    return move.to in nodes
+
+
+def goal(move: Move, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Where the copies are to be afterwards, the master's first."""
+    if takes_over(move, nodes):
+        return (move.to, *(node for node in nodes if node != move.to))
+    return tuple(move.to if node == move.from_ else node for node in nodes)
+
+
+def impossible(move: Move, nodes: Sequence[str], world: World) -> str | None:
+    """Why the move can't be made from this map, whatever time brings. nodes: the shard's, the master's first."""
+    at = ", ".join(nodes)
+    if move.from_ not in nodes:
+        return f"{move.from_} has no copy; they are on {at}"
+    if takes_over(move, nodes) and move.from_ != nodes[0]:
+        return f"{move.to} has a copy already, and {move.from_} is not where the master belongs ({nodes[0]} is)"
+    if move.to not in world.cluster.node_ids:
+        return f"there is no node {move.to}"
+    if move.to in world.cluster.drained:
+        return f"{move.to} is to be emptied"
+    view = world.nodes.get(move.to)
+    if view is not None and view.gone:
+        return f"{move.to} is lost"
+    return None if takes_over(move, nodes) else _crowds(move, [node for node in nodes if node != move.from_], world)
+
+
+def _crowds(move: Move, others: Sequence[str], world: World) -> str | None:
+    """Why the planner would take the copy away again: it is beside another of its zone, and need not be."""
+    zones = Zones({node: view.zone for node, view in world.nodes.items()})
+    if not zones.shared(move.to, others):
+        return None
+    avoid = unplaceable(world.cluster, Observed(nodes=world.nodes))
+    better = zones.elsewhere([move.to, *others], (node for node in world.cluster.node_ids if node not in avoid))
+    return zones.refusal(move.to, others, better, move.from_) if better else None
+
+
+def same_moves(spec: DelayRebalanceSpec, plan: Plan) -> bool:
+    """The plan is the one that spec.moves asks for."""
+    asked = [(it.shard, it.from_, it.to) for it in spec.moves or ()]
+    return asked == [(it.shard, it.from_, it.to) for it in plan.moves or ()]

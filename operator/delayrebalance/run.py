@@ -1,0 +1,72 @@
+"""look(): the whole job on a cluster that a registry names. What reads wheels and registry, and starts Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from delayrebalance import history
+from delayrebalance.job import study
+from delayrebalance.model import ClusterMap, RebalanceError, Settings, Study
+from delayrebalance.session import require, spark_session
+from delayrebalance.wheels import silent as silent_nodes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ANSWER_S = 10.0  # that a node has to show that it answers
+
+
+def look(
+    cluster: ClusterMap,
+    settings: Settings,
+    *,
+    skip_silent: bool = False,
+    keep_in: str | None = None,
+    master: str | None = None,
+    spark: SparkSession | None = None,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Study:
+    """Reads the wheels of the map's nodes and searches. master: Spark's, for a session of its own, unless one
+    is given or runs already; its own ends here.
+
+    skip_silent: nodes that do not answer are left out, with the shards that they serve; they get nothing. Else they
+    are an error. keep_in: a directory for the history. Raises RebalanceError.
+    """
+    require()
+    at = {node.name: node.endpoint for node in cluster.nodes if node.endpoint}
+    serving = {shard.master for shard in cluster.shards}
+    unreached = silent_nodes([at[name] for name in sorted(at)], ANSWER_S)
+    silent = [name for name in at if at[name] in unreached] + sorted(serving - set(at))
+    if silent and not skip_silent:
+        whys = [f"{name}: {unreached.get(at.get(name, ''), 'it has no lease')}" for name in silent]
+        raise RebalanceError(
+            f"{len(silent)} of {len(cluster.nodes)} nodes do not answer, and a plan without them could be wrong: "
+            f"{'; '.join(whys)}. --silent skip leaves them out"
+        )
+    answering = [at[name] for name in at if name not in silent]
+    if not answering:
+        raise RebalanceError(f"no node of the cluster {cluster.name} answers")
+    from pyspark.sql import SparkSession
+
+    session = spark or SparkSession.getActiveSession()
+    own = session is None
+    session = session or spark_session(master)
+    try:
+        from delayrebalance.source import NAME
+
+        reader = session.read.format(NAME).option("endpoints", ",".join(answering))
+        reader = reader.option("slot", str(settings.slot_ms // 1000))
+        moment = now_ms()
+        if keep_in is None:
+            start_ms = moment // settings.slot_ms * settings.slot_ms
+            end_ms = start_ms + settings.slots * settings.slot_ms
+            slots = reader.option("from", str(start_ms)).option("to", str(end_ms)).load()
+        else:
+            slots = reader.load()
+            slots = history.load(session, keep_in, history.keep(slots, keep_in, moment))
+        return study(session, slots, cluster, settings, now_ms=moment, silent=silent)
+    finally:
+        if own:
+            session.stop()
