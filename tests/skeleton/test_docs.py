@@ -15,7 +15,7 @@ from delayoperator.cluster.reasons import NEEDS_PAGE, Reason
 from delayoperator.crds.definitions import OLDEST_KUBERNETES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 OPERATIONS = ROOT / "docs/operations.md"
 
 

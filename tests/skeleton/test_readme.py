@@ -11,7 +11,8 @@ import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 DEFAULT_ENDPOINT = "127.0.0.1:7070"
 
 
@@ -52,7 +53,8 @@ def test_the_program(endpoint: str, tmp_path: Path) -> None:
 
 
 def test_every_command_in_the_table_exists() -> None:
-    named = set(re.findall(r"^\| `delayctl ([a-z]+)` \|", README, re.MULTILINE))
+    page = (ROOT / "docs/delayctl.md").read_text()
+    named = set(re.findall(r"^\| `delayctl ([a-z]+)` \|", page, re.MULTILINE))
     command = "from delayctl.main import main; print(*main.list_commands(None))"
     listed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout.split()
     assert named == set(listed)
