@@ -36,6 +36,7 @@ WINDOW = 16  # batches that a stream may have unanswered: as many as the node re
 RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 WRITE_FAILED = "Internal error from Core"  # grpc.aio's own word for a request that met a closed connection
 ID = struct.Struct("<Q")
+ELSEWHERE = ("BUSY", "NOT_MASTER")  # reasons to ask again, there or elsewhere
 
 
 class Broken(Exception):
@@ -134,7 +135,7 @@ class Load:
             answer: bytes = await channel.unary_unary(SERVICE + method)(data, timeout=seconds)
             return answer
         except grpc.aio.AioRpcError as error:
-            if error.code() not in RETRYABLE and reason_of(error) not in ("BUSY", "NOT_MASTER"):
+            if error.code() not in RETRYABLE and reason_of(error) not in ELSEWHERE:
                 raise Broken(f"{method}: {error.code().name} {reason_of(error)} {error.details()}") from error
             return None
 
@@ -213,7 +214,7 @@ class Load:
                 async for data in call:
                     answer = pb.EnqueueResponse.FromString(data)
                     if answer.HasField("error"):
-                        if grpc_code(answer.error.code) not in RETRYABLE:
+                        if grpc_code(answer.error.code) not in RETRYABLE and answer.error.reason not in ELSEWHERE:
                             raise Broken(f"stream: {answer.error}")
                         break  # those behind it in the stream are refused too: begin again with it
                     self._stored(unanswered.popleft(), answer)
