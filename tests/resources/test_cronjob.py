@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +59,7 @@ def test_the_cronjob_runs_when_it_is_asked_to_in_utc_and_one_at_a_time() -> None
 
 def test_the_job_names_its_cluster_and_its_rebalance() -> None:
     container = pod(with_job(DAILY))["spec"]["containers"][0]
-    assert container["command"] == ["python", "-m", "delayrebalance"]
+    assert container["command"] == ["python", "-m", "delayoperator.rebalance"]
     assert container["args"] == ["--registry=kube:default/orders", "--name=orders-rebalance", "--master=local[*]"]
     assert container["image"] == "delaycluster/rebalance:1"
 
@@ -172,3 +174,9 @@ def test_a_cronjob_as_the_api_server_hands_it_back_is_not_applied_again() -> Non
     wanted = one(build(PRODUCTION), "CronJob")
     live = {**wanted, "status": {}, "spec": {**wanted["spec"], "suspend": False}}
     assert differences(wanted, live) == ()
+
+
+def test_the_job_starts_by_the_name_that_every_release_has() -> None:
+    """An operator may be newer, or older, than the job's image."""
+    command = [sys.executable, "-m", "delayoperator.rebalance", "--help"]
+    assert "--registry" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

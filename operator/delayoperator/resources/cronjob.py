@@ -113,7 +113,7 @@ def _container(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Js
     return {
         "name": CONTAINER,
         "image": wishes.image,
-        "command": ["python", "-m", "delayrebalance"],
+        "command": ["python", "-m", "delayoperator.rebalance"],
         "args": [
             f"--registry=kube:{view.namespace}/{view.name}",
             f"--name={rebalance}",
