@@ -21,12 +21,13 @@ test: setup ## the tests
 simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000 FROM=0, or SEED=4711 for one with its trace)
 	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200) --from $(or $(FROM),0)) $(ARGS)
 
-lint: setup ## ruff, mypy --strict, the import contracts, stale generated code
+lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py
+	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/names.py
 	@$(BIN)/python scripts/proto.py --check
 	@$(BIN)/python scripts/crds.py --check
 	@$(BIN)/python scripts/chart.py --check

@@ -25,7 +25,7 @@ from typing import Any
 import click
 import numpy as np
 from delayclient import Admin, Producer
-from delayctl.cluster.wheel_nodes import Loads, loads_of, peak_of
+from delayctl.cluster.wheel_nodes import SlotLoads, loads_of, peak_of
 from delaylocal import LocalCluster
 from delaylocal.cluster import new_uid
 from delayregistry.model import ClusterSpec, ShardSpec, TopicSpec
@@ -114,7 +114,7 @@ def place(data: Path, homes: NDArray[np.int64], nodes: int, replicas: int) -> No
         registry.close()
 
 
-async def picture(admin: Admin, nodes: int, from_ms: int, to_ms: int) -> Loads:
+async def picture(admin: Admin, nodes: int, from_ms: int, to_ms: int) -> SlotLoads:
     wheels = await admin.wheel(TOPIC, from_=from_ms, to=to_ms)
     return loads_of(wheels, [f"n{number}" for number in range(nodes)], from_ms, to_ms, MINUTE_MS)
 
@@ -220,7 +220,7 @@ def _verdict(ledger: Ledger, moving: tuple[int, int]) -> dict[str, Any]:
 
 
 def compared(
-    before: Loads, after: Loads, proposal: Any, flights: Reminders, minutes: int, nodes: int
+    before: SlotLoads, after: SlotLoads, proposal: Any, flights: Reminders, minutes: int, nodes: int
 ) -> dict[str, Any]:
     """The highest load of a node in a slot, by what the wheels say before and after, and by other rules."""
     queues = len(before.shards)
@@ -228,7 +228,7 @@ def compared(
     loads = placing.counted(placing.queues_of(flights.keys, queues), slot, queues, minutes)
     # The same loads with the masters of now: what was released meanwhile is not to look like a gain.
     homes = dict(zip(after.shards, after.homes, strict=True))
-    now = Loads(
+    now = SlotLoads(
         before.edges_ms, before.shards, tuple(homes[it] for it in before.shards), before.nodes, before.messages,
         before.bytes,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 import numpy as np
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.intake import DAY_MS, Batch
+from delaynode.store.log.intake import DAY_MS, IncomingBatch
 from delaynode.store.maintenance import cleaning, persist
 from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig
@@ -77,7 +77,7 @@ class Life:
         size = np.full(count, self.body_bytes, np.uint32)
         none = np.zeros(count, np.uint32)
         records = self.rng.bytes(count * self.body_bytes)
-        self.shard.enqueue(Batch(self.now + delay, np.empty(0, np.uint8), size, none, none, records), self.now)
+        self.shard.enqueue(IncomingBatch(self.now + delay, np.empty(0, np.uint8), size, none, none, records), self.now)
         self.messages += count
         self.pump()
 

@@ -24,7 +24,7 @@ from delayclient.consumer.received import ReceivedBatch
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster
 from delayctl.bench import machine
-from delayctl.bench.load import FILL_BATCH, Load, batches, in_flight, now_ms
+from delayctl.bench.load import FILL_BATCH, LoadGenerator, batches, in_flight, now_ms
 from delayctl.bench.machine import MemoryWatch
 from delayctl.bench.target import Target, own_node
 
@@ -117,7 +117,7 @@ async def first_of(target: Target, group: str) -> float:
 async def run(options: argparse.Namespace, target: Target) -> Result:
     own = target.own
     assert own is not None
-    load = Load(options.body_bytes, FILL_BATCH)
+    load = LoadGenerator(options.body_bytes, FILL_BATCH)
     before = machine.memory(own.pid)
     await begin_group(target, LATE)
     with MemoryWatch(own.pid) as watch:

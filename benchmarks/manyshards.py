@@ -44,7 +44,7 @@ def failover(cluster: LocalCluster, node: str) -> tuple[int, float]:
 async def steady(target: Target, queues: int, rate: int, seconds: int) -> Verdict:
     """A shard's first message makes files: two for each go before what is measured."""
     for messages in (2 * queues, rate * seconds):
-        verdict = await w3.run(w3.Settings(messages, 256, rate), target, lambda *_: None)
+        verdict = await w3.run(w3.W3Settings(messages, 256, rate), target, lambda *_: None)
     return verdict
 
 

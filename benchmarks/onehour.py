@@ -29,8 +29,8 @@ from collections.abc import Callable
 import numpy as np
 from delaynode.memory import give_back, tune_allocator
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.frames import Kind, Tick
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.frames import FrameKind, Tick
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance import cleaning, persist
 from delaynode.store.shard import Shard, ShardConfig
 from delaynode.store.types import MAX_SEQ, Pair
@@ -84,7 +84,7 @@ class Bench:
             count = min(BATCH, messages - at)
             spread = np.zeros(count, np.int64) if herd else rng.integers(0, HOUR_MS - 1, count)
             size, none = np.full(count, 16, np.uint32), np.zeros(count, np.uint32)
-            batch = Batch(self.first + spread, np.empty(0, np.uint8), size, none, none, bytes(16 * count))
+            batch = IncomingBatch(self.first + spread, np.empty(0, np.uint8), size, none, none, bytes(16 * count))
             self.shard.enqueue(batch, BORN_MS)
             self.write()
             if flushed and self.shard.index.unflushed >= CONFIG.flush_units:
@@ -125,7 +125,7 @@ class Bench:
         if path == "slave":
             return [("cascade and load", lambda: self.shard.load_through(mark)), ("flush", self.checkpoint)]
         tick = Tick(mark.due, mark.seq, 0, self.shard.queue.end)  # of a master whose clock is at the hour's start
-        self.shard.log.propose(Kind.TICK, self.shard.epoch, 0, 0, mark.due, tick.payload())
+        self.shard.log.propose(FrameKind.TICK, self.shard.epoch, 0, 0, mark.due, tick.payload())
         self.write()
         self.files.close()
         return [("recovery", self.recover), ("flush", self.checkpoint)]

@@ -26,8 +26,8 @@ from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 from delayclient.routing.routing import Cluster
 from delayctl.bench import machine
-from delayctl.bench.ledger import Ledger
-from delayctl.bench.load import FILL_BATCH, Load, batches, in_flight, now_ms
+from delayctl.bench.ledger import DeliveryRecord
+from delayctl.bench.load import FILL_BATCH, LoadGenerator, batches, in_flight, now_ms
 from delayctl.bench.machine import MemoryWatch
 from delayctl.bench.receive import receiving
 from delayctl.bench.target import Target, own_node
@@ -169,7 +169,7 @@ class Side:
         self.futures: list[asyncio.Future[SendResult]] = []
 
     async def run(self) -> None:
-        load = Load(64, 1, seed=3)
+        load = LoadGenerator(64, 1, seed=3)
         body = bytes(load.bodies(1)[0])
         while True:
             due = int(now_ms()) + int(load.spread_ms(1, *SIDE_DELAY_MS)[0])
@@ -182,7 +182,7 @@ def say(text: str) -> None:
 
 
 async def fill(producer: Producer, target: Target, options: argparse.Namespace, low_ms: int, high_ms: int) -> Stored:
-    load = Load(options.body_bytes, FILL_BATCH)
+    load = LoadGenerator(options.body_bytes, FILL_BATCH)
     stored = Stored()
     number = 0
 
@@ -202,7 +202,7 @@ async def fill(producer: Producer, target: Target, options: argparse.Namespace, 
 
 
 async def add_probes(producer: Producer, target: Target, minutes: list[Minute], body_bytes: int) -> None:
-    load = Load(body_bytes, MANY + 1, seed=2)
+    load = LoadGenerator(body_bytes, MANY + 1, seed=2)
     for minute in minutes:
         keys = [minute.key_of_one] + [minute.key_of_many] * MANY
         due = load.spread_ms(MANY + 1, minute.from_ms, minute.to_ms)
@@ -212,7 +212,9 @@ async def add_probes(producer: Producer, target: Target, minutes: list[Minute], 
 class Session:
     """Times calls on a filled node."""
 
-    def __init__(self, asker: Asker, minutes: list[Minute], stored: Stored, watch: MemoryWatch, side: Ledger) -> None:
+    def __init__(
+        self, asker: Asker, minutes: list[Minute], stored: Stored, watch: MemoryWatch, side: DeliveryRecord
+    ) -> None:
         self.asker, self.minutes, self.watch, self.side = asker, minutes, watch, side
         rng, last_ms = np.random.default_rng(4), minutes[-1].to_ms
         self.scattered = {minute.number: stored.sample(65_536, last_ms, rng) for minute in minutes[:3]}
@@ -289,7 +291,7 @@ async def measure(options: argparse.Namespace, spread: str, target: Target) -> d
         stored = await fill(producer, target, options, begin_ms, end_ms)
         await add_probes(producer, target, minutes, options.body_bytes)
         say(f"{spread}: {options.messages:,} stored in {time.monotonic() - began:.0f} s")
-        idle, ledger = Ledger(), Ledger()
+        idle, ledger = DeliveryRecord(), DeliveryRecord()
         await asyncio.sleep(options.settle)
         with MemoryWatch(own.pid) as watch:
             before = machine.memory(own.pid)

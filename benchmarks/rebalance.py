@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import loadsvg
 import numpy as np
 from delayrebalance.job import study
-from delayrebalance.loads import Loads
-from delayrebalance.model import DAY_MS, MINUTE_MS, ClusterMap, MapNode, MapShard, Settings, Span
+from delayrebalance.loads import ShardLoads
+from delayrebalance.model import DAY_MS, MINUTE_MS, ClusterMap, MapNode, MapShard, SearchSettings, Span
 from delayrebalance.search import lower_bound
 from delayrebalance.session import spark_session
 
@@ -66,14 +66,14 @@ def run(spark: SparkSession, shards: int, options: argparse.Namespace) -> dict[s
     placements = {"equal count": equal_count, "round robin": np.arange(shards) % nodes}
 
     began = time.monotonic()
-    loads = Loads(spark, slots, names, span)
+    loads = ShardLoads(spark, slots, names, span)
     sums = {name: loads.node_sums(node_of, nodes) for name, node_of in placements.items()}
     loads.close()
     baselines_s = time.monotonic() - began
     of_all = next(iter(sums.values()))
     bound = float(lower_bound(of_all.messages, np.ones(nodes, dtype=bool), of_all.tallest).max())
 
-    settings = Settings(horizon_ms=days * DAY_MS, max_moves=options.max_moves, candidates=options.candidates)
+    settings = SearchSettings(horizon_ms=days * DAY_MS, max_moves=options.max_moves, candidates=options.candidates)
     jvm = str(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
     began, used = time.monotonic(), [cpu_seconds(it) for it in ("self", jvm)]
     found = study(spark, slots, made_map(names, equal_count, nodes, seed), settings, now_ms=START_MS)

@@ -72,13 +72,13 @@ class _Face(Generic[A]):
                 self._thread.stop()
 
 
-class Producer(_Face[_producer.Producer]):
+class SyncProducer(_Face[_producer.Producer]):
     """delayclient.producer.producer.Producer, blocking; may be used from several threads."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _producer.Producer(endpoint, **options))
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> SyncProducer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +108,7 @@ class Producer(_Face[_producer.Producer]):
         self._thread.run(self._inner.flush())
 
 
-class Consumer(_Face[_consumer.Consumer]):
+class SyncConsumer(_Face[_consumer.Consumer]):
     """delayclient.consumer.consumer.Consumer, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, group: str, **options: Any) -> None:
@@ -116,7 +116,7 @@ class Consumer(_Face[_consumer.Consumer]):
         self._auto_ack = bool(options.pop("auto_ack", False))
         super().__init__(lambda: _consumer.Consumer(endpoint, topic, group, **options))
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> SyncConsumer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,14 +157,14 @@ class Consumer(_Face[_consumer.Consumer]):
         self._thread.loop.call_soon_threadsafe(self._inner.stop)
 
 
-class Reader(_Face[_reader.Reader]):
+class SyncReader(_Face[_reader.Reader]):
     """delayclient.consumer.reader.Reader, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, queue: int, **options: Any) -> None:
         self._follow = bool(options.get("follow", True))
         super().__init__(lambda: _reader.Reader(endpoint, topic, queue, **options))
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> SyncReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,13 +179,13 @@ class Reader(_Face[_reader.Reader]):
         return self._thread.run(self._inner.read(most, wait))
 
 
-class Admin(_Face[_admin.Admin]):
+class SyncAdmin(_Face[_admin.Admin]):
     """delayclient.admin.admin.Admin, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _admin.Admin(endpoint, **options))
 
-    def __enter__(self) -> Admin:
+    def __enter__(self) -> SyncAdmin:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,3 +249,10 @@ def _chain(inner: asyncio.Future[T], outer: concurrent.futures.Future[T], loop: 
             outer.set_result(done.result())
 
     loop.call_soon_threadsafe(inner.add_done_callback, copy)
+
+
+# The names that users import: `from delayclient.sync import Producer`.
+Producer = SyncProducer
+Consumer = SyncConsumer
+Reader = SyncReader
+Admin = SyncAdmin

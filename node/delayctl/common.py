@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CommandSettings:
     """Where the cluster is and how to print. kube: in Kubernetes, and `endpoint` is of no use."""
 
     endpoint: str
@@ -74,7 +74,9 @@ def common_options(command: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
-def _settings(endpoint: str | None, kube: KubeTarget | None, as_json: bool, given: Mapping[str, Any]) -> Settings:
+def _settings(
+    endpoint: str | None, kube: KubeTarget | None, as_json: bool, given: Mapping[str, Any]
+) -> CommandSettings:
     """The command's own options go before those of `delayctl`, and these before the environment's."""
     for asked, where in (
         ((endpoint, kube), "--endpoint and --kube"),
@@ -86,7 +88,7 @@ def _settings(endpoint: str | None, kube: KubeTarget | None, as_json: bool, give
             raise click.UsageError(f"{where} name two clusters: give one of them")
         if endpoint or kube:
             break
-    return Settings(endpoint or DEFAULT_ENDPOINT, as_json, kube)
+    return CommandSettings(endpoint or DEFAULT_ENDPOINT, as_json, kube)
 
 
 def _from_environment() -> tuple[str | None, KubeTarget | None]:
@@ -95,7 +97,7 @@ def _from_environment() -> tuple[str | None, KubeTarget | None]:
 
 
 @contextmanager
-def way(settings: Settings) -> Iterator[Way]:
+def way(settings: CommandSettings) -> Iterator[Way]:
     """How the cluster is reached; ends the process where that can't be, with a line and an exit code."""
     if settings.kube is None:
         yield Way(settings.endpoint)
@@ -106,7 +108,7 @@ def way(settings: Settings) -> Iterator[Way]:
         yield found
 
 
-def run(settings: Settings, main: Callable[[Cluster], Awaitable[int | None]]) -> NoReturn:
+def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | None]]) -> NoReturn:
     """Runs a command with a connection and ends the process with its exit code."""
     from delayclient.errors import DelayError, Unavailable
     from delayclient.handle import BadHandle
@@ -158,7 +160,7 @@ def text_of(body: bytes) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int | None, settings: Settings) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None, settings: CommandSettings) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr when that is a terminal; gives the function that moves it on."""
     if settings.as_json or not sys.stderr.isatty():
         yield lambda _: None

@@ -20,7 +20,7 @@ from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.maintenance import marker
 from delaynode.store.verify import ReadOnlyFiles, repair
-from delaynode.store.verify.repair import Diagnosis, Plan, at_ms
+from delaynode.store.verify.repair import Diagnosis, RepairPlan, at_ms
 from delaynode.verify import lock_above, shards_below
 
 DONE, NEEDED, USAGE = 0, 1, 2
@@ -127,7 +127,7 @@ def _tell_frame(found: Diagnosis, say: Say) -> None:
     )
 
 
-def _tell_plan(plan: Plan, directory: str, say: Say) -> None:
+def _tell_plan(plan: RepairPlan, directory: str, say: Say) -> None:
     say(f"  to {_in_words(plan)}:")
     for loss in plan.loses:
         say(f"    {loss}")
@@ -138,7 +138,7 @@ def _tell_plan(plan: Plan, directory: str, say: Say) -> None:
     say(f"    delaynode repair {shlex.quote(directory)} {at} --confirm {plan.word}")
 
 
-def _in_words(plan: Plan) -> str:
+def _in_words(plan: RepairPlan) -> str:
     if plan.what == "cut":
         return f"cut the log at {plan.at[0]}"
     return f"skip the frame{'s' if len(plan.at) > 1 else ''} at {', '.join(map(str, plan.at))}"

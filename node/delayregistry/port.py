@@ -15,7 +15,7 @@ class RegistryError(Exception):
     """Anything the registry could not do."""
 
 
-class Unavailable(RegistryError):
+class RegistryUnavailable(RegistryError):
     """A read, or a lease renewal, was not answered in time. Nothing was learned."""
 
 
@@ -35,17 +35,17 @@ class Registry(Protocol):
     def version(self) -> int:
         """A number that grows with every write except lease renewals. Cheap enough to poll every 50 ms.
 
-        May lag behind the truth (a watch), never run ahead of what `list_shards` shows. Raises Unavailable.
+        May lag behind the truth (a watch), never run ahead of what `list_shards` shows. Raises RegistryUnavailable.
         """
 
     def read_cluster(self) -> ClusterObject | None:
-        """The cluster's wishes; None before anybody put them. Who puts them knows the adapter. Raises Unavailable."""
+        """The cluster's spec; None before it was written. The adapter says by whom. Raises RegistryUnavailable."""
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         """All shards, or those with a replica on `node`, by topic and queue. May be a little stale."""
 
     def get_shard(self, name: str) -> ShardObject | None:
-        """One shard, read consistently: it shows every write that was answered before. Raises Unavailable."""
+        """One shard, read consistently: it shows every write that was answered before. Raises RegistryUnavailable."""
 
     def create_shard(self, spec: ShardSpec) -> Version:
         """Raises Conflict when the shard exists, OutcomeUnknown."""
@@ -60,13 +60,13 @@ class Registry(Protocol):
         """The operator's view, likewise. Replaces all of them."""
 
     def renew_lease(self, lease: NodeLease) -> None:
-        """Writes the lease, whatever was there. The holder counts `renewals` up. Raises Unavailable."""
+        """Writes the lease, whatever was there. The holder counts `renewals` up. Raises RegistryUnavailable."""
 
     def probe(self) -> None:
-        """Proves that the registry takes writes now. Raises Unavailable."""
+        """Proves that the registry takes writes now. Raises RegistryUnavailable."""
 
     def list_leases(self) -> tuple[NodeLease, ...]:
-        """By node id. Raises Unavailable."""
+        """By node id. Raises RegistryUnavailable."""
 
     def close(self) -> None:
         """Gives back what the registry holds open. No call may follow."""

@@ -33,7 +33,7 @@ from delayregistry.model import (
     ShardStatus,
     Version,
 )
-from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
 
 SCHEMA_VERSION = 2
 BUSY_TIMEOUT_MS = 2_000
@@ -155,14 +155,14 @@ class SqliteRegistry:
             with self._renewals.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", row)
         except sqlite3.Error as error:
-            raise Unavailable(f"lease of {lease.node} not renewed: {error}") from error
+            raise RegistryUnavailable(f"lease of {lease.node} not renewed: {error}") from error
 
     def probe(self) -> None:
         try:
             with self._renewals.transaction():
                 pass  # having got the write lock is the proof
         except sqlite3.Error as error:
-            raise Unavailable(f"registry takes no writes: {error}") from error
+            raise RegistryUnavailable(f"registry takes no writes: {error}") from error
 
     def list_leases(self) -> tuple[NodeLease, ...]:
         rows = self._read(lambda db: db.execute("SELECT lease FROM leases ORDER BY node").fetchall())
@@ -193,7 +193,7 @@ class SqliteRegistry:
             with self._reads.connection() as db:
                 return query(db)
         except sqlite3.Error as error:
-            raise Unavailable(f"registry not readable: {error}") from error
+            raise RegistryUnavailable(f"registry not readable: {error}") from error
 
 
 class _Lane:

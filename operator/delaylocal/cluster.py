@@ -26,13 +26,13 @@ from typing import IO
 from delaynode.node.data_lock import DataInUse, lock_data
 from delayoperator.control_loop.loop import ControlLoop, Log
 from delayoperator.control_loop.probe import GrpcProber
-from delayoperator.plan import NodeView
+from delayoperator.plan import ObservedNode
 from delayregistry.model import Delivery, Durability, TopicSpec
-from delayregistry.port import RegistryError, Unavailable
+from delayregistry.port import RegistryError, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 from delaylocal import ports, spec
-from delaylocal.events import Events
+from delaylocal.events import EventFile
 from delaylocal.supervise import STOP_TIMEOUT_S, Supervisor
 
 NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
@@ -75,7 +75,7 @@ class LocalCluster:
         node_command: Sequence[str] = NODE_COMMAND,
     ) -> None:
         self._data = data.resolve()
-        self._asked = spec.Wishes(
+        self._asked = spec.LocalSpec(
             nodes=nodes,
             topics=tuple(topics),
             durability=durability,
@@ -136,7 +136,7 @@ class LocalCluster:
             self.registry.put_cluster(self.wishes, None if found is None else found.version)
         logs = self._data / "logs"
         logs.mkdir(exist_ok=True)
-        self._operator_events = Events(logs / "operator.log")
+        self._operator_events = EventFile(logs / "operator.log")
         commands = {node: self._command(number, node) for number, node in enumerate(self.wishes.node_ids)}
         self._supervisor = Supervisor(commands, logs, self._on_event, self._note_former, self._note_end)
         self._stop_loop = threading.Event()
@@ -225,7 +225,7 @@ class LocalCluster:
                 raise LocalClusterError(f"{node} does not stay up; the end of its log:\n{self._log_tail(node)}")
         try:
             shards, leases = self.registry.list_shards(), self.registry.list_leases()
-        except Unavailable as error:
+        except RegistryUnavailable as error:
             return [str(error)]
         running = self._supervisor.pids
         down = [f"{node} is not running" for node in self.wishes.node_ids if node not in running]
@@ -328,7 +328,7 @@ class LocalCluster:
                 self._on_event({"event": "rebalancer-failed", "error": f"{type(error).__name__}: {error}"})
                 self._stop_loop.wait(REBALANCE_FAILED_S)
 
-    def _nodes(self) -> Mapping[str, NodeView]:
+    def _nodes(self) -> Mapping[str, ObservedNode]:
         return {} if self._loop is None else self._loop.nodes
 
     def _log_tail(self, node: str) -> str:

@@ -13,7 +13,7 @@ from typing import TextIO
 KEPT_BYTES = 16 << 20
 
 
-class Events:
+class EventFile:
     """Call it with an event. A file that has grown beyond KEPT_BYTES is put aside first, as `.1`."""
 
     def __init__(self, to: Path | TextIO) -> None:

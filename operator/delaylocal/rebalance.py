@@ -13,14 +13,14 @@ from pathlib import Path
 
 from delayoperator.control_loop.loop import Log
 from delayoperator.control_loop.probe import Prober, fetched
-from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlannedMove, State
-from delayoperator.plan import NodeView
-from delayoperator.rebalance_plan import Asked, Edit, Job, JobState, Outcome, World, step
+from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlannedMove, RebalanceState
+from delayoperator.plan import ObservedNode
+from delayoperator.rebalance_plan import Edit, Job, JobState, RebalanceRequest, StepOutcome, World, step
 from delayregistry.model import ClusterSpec, ShardObject
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
 from delayregistry.sqlite import SqliteRegistry
 
-from delaylocal.rebalance_file import FileTrouble, Kept, RebalanceFile
+from delaylocal.rebalance_file import FileTrouble, RebalanceFile, StoredRebalance
 
 POLL_S = 0.1
 MOVING_S = 0.5  # between looks while copies are on their way, for the progress
@@ -36,7 +36,7 @@ class Rebalancer:
         self,
         data: Path,
         registry: SqliteRegistry,
-        nodes: Callable[[], Mapping[str, NodeView]],
+        nodes: Callable[[], Mapping[str, ObservedNode]],
         prober: Prober,
         log: Log,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -97,10 +97,10 @@ class Rebalancer:
             event = {"event": "rebalance", "reason": said.reason.value, "message": said.message}
             self._log({**event, "warning": True} if said.warning else event)
 
-    def _world(self, cluster: ClusterSpec, kept: Kept) -> World:
+    def _world(self, cluster: ClusterSpec, kept: StoredRebalance) -> World:
         shards = {shard.name: shard for shard in self._registry.list_shards()}
         status = kept.made.status
-        asks = status is not None and status.state is State.PENDING_PROPOSAL
+        asks = status is not None and status.state is RebalanceState.PENDING_PROPOSAL
         return World(
             cluster,
             shards,
@@ -116,7 +116,7 @@ class Rebalancer:
             return {}
         return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
-    def _keep(self, kept: Kept, outcome: Outcome) -> bool:
+    def _keep(self, kept: StoredRebalance, outcome: StepOutcome) -> bool:
         if outcome.status == kept.made.status:
             return True
         new = replace(kept, made=kept.made.model_copy(update={"status": outcome.status}))
@@ -135,12 +135,12 @@ class Rebalancer:
                 done = False
         return done
 
-    def _consume(self, kept: Kept, outcome: Outcome) -> None:
+    def _consume(self, kept: StoredRebalance, outcome: StepOutcome) -> None:
         names = [{"approve": APPROVE, "verb": VERB}[name] for name in outcome.consumed]
         if not names:
             return
 
-        def without(now: Kept | None) -> Kept | None:
+        def without(now: StoredRebalance | None) -> StoredRebalance | None:
             if now is None:
                 return None
             # One that was asked for since is not answered yet.
@@ -154,8 +154,8 @@ class Rebalancer:
         self._file.edit(without)
 
 
-def asked_of(kept: Kept) -> Asked:
-    return Asked(kept.made.spec, kept.generation, kept.annotations.get(APPROVE), kept.annotations.get(VERB))
+def asked_of(kept: StoredRebalance) -> RebalanceRequest:
+    return RebalanceRequest(kept.made.spec, kept.generation, kept.annotations.get(APPROVE), kept.annotations.get(VERB))
 
 
 def _moves(status: DelayRebalanceStatus) -> list[PlannedMove]:

@@ -31,7 +31,7 @@ class FileTrouble(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRebalance:
     """generation: of the spec, + 1 with each change. annotations: verbs that the loop has not taken up yet."""
 
     made: DelayRebalance
@@ -58,7 +58,7 @@ class RebalanceFile:
             return 0, 0
         return found.st_ino, found.st_mtime_ns
 
-    def read(self) -> Kept | None:
+    def read(self) -> StoredRebalance | None:
         """None: there is none. Raises FileTrouble."""
         try:
             text = self._path.read_text(encoding="utf-8")
@@ -70,13 +70,13 @@ class RebalanceFile:
             value = json.loads(text)
             metadata = value.pop("metadata")
             generation, annotations = int(metadata["generation"]), dict(metadata["annotations"])
-            return Kept(DelayRebalance.model_validate(value), generation, annotations)
+            return StoredRebalance(DelayRebalance.model_validate(value), generation, annotations)
         except (ValueError, ValidationError, KeyError, TypeError, AttributeError) as error:
             raise FileTrouble(
                 f"{self._path} is no DelayRebalance ({type(error).__name__}): remove it, and propose again"
             ) from error
 
-    def edit(self, change: Callable[[Kept | None], Kept | None]) -> Kept | None:
+    def edit(self, change: Callable[[StoredRebalance | None], StoredRebalance | None]) -> StoredRebalance | None:
         """What `change` makes of what is there; the same object: nothing is written. Raises FileTrouble."""
         with self._locked():
             found = self.read()
@@ -85,7 +85,7 @@ class RebalanceFile:
                 self._write(wanted)
             return wanted
 
-    def _write(self, wanted: Kept) -> None:
+    def _write(self, wanted: StoredRebalance) -> None:
         new = self._path.with_name(NAME + ".new")
         try:
             with new.open("w", encoding="utf-8") as file:

@@ -22,7 +22,7 @@ DEFAULT_HORIZON_DAYS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LocalSpec:
     """What one start asks for. None: as found, else the default."""
 
     nodes: int | None = None
@@ -35,7 +35,7 @@ class Wishes:
     lease_seconds: int | None = None
 
 
-def merge(found: ClusterSpec | None, asked: Wishes) -> ClusterSpec:
+def merge(found: ClusterSpec | None, asked: LocalSpec) -> ClusterSpec:
     """The new wishes. Topics are added to those found.
 
     Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a

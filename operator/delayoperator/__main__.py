@@ -33,7 +33,7 @@ from delayoperator.control_loop.loop import Log
 from delayoperator.handlers.routes import routes, settings
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import FIELD_MANAGER, Api, KubeTransport
-from delayoperator.kube.worker import Settings, Worker
+from delayoperator.kube.worker import Worker, WorkerSettings
 from delayoperator.metrics import OperatorCollector, registry_of
 
 AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server
@@ -93,12 +93,14 @@ def log_to_stderr() -> Log:
 class Operator:
     """Everything of the process but its signals. run() ends once `stop` is set."""
 
-    def __init__(self, options: Options, log: Log, credentials: Credentials, workers: Settings | None = None) -> None:
+    def __init__(
+        self, options: Options, log: Log, credentials: Credentials, workers: WorkerSettings | None = None
+    ) -> None:
         self._options, self._log, self._credentials = options, log, credentials
         self._transport = KubeTransport(credentials)
         self._client = KubeClient(credentials, agent=FIELD_MANAGER)
         self.api = Api(self._transport)
-        self._settings = workers or Settings(options.image, options.rebalance_image)
+        self._settings = workers or WorkerSettings(options.image, options.rebalance_image)
         self.clusters = Clusters(self._new_worker, log)
         self._watching = False
         self.http_address = ""  # while it serves

@@ -14,7 +14,7 @@ from delayapi.options import DURATION
 
 from delayrebalance import report
 from delayrebalance.maps import read_map
-from delayrebalance.model import ClusterMap, RebalanceError, Settings, Study
+from delayrebalance.model import ClusterMap, RebalanceError, SearchSettings, Study
 from delayrebalance.run import look
 from delayrebalance.session import require
 
@@ -60,7 +60,7 @@ def main(
         if kube is not None and not dry_run and (why := kube.why_it_stays()) is not None:
             click.echo(f"nothing is proposed: DelayRebalance {kube.name} {why}", err=True)
             return
-        settings = _settings(kube.settings() if kube else Settings(), wished)
+        settings = _settings(kube.settings() if kube else SearchSettings(), wished)
         cluster = kube.read_map() if kube else read_map(registry)
         found = look(cluster, settings, skip_silent=silent == "skip", keep_in=history, master=master)
         _put(found, cluster, settings, kube, dry_run=dry_run, as_json=as_json)
@@ -69,7 +69,7 @@ def main(
         sys.exit(1)
 
 
-def _settings(base: Settings, wished: dict[str, Any]) -> Settings:
+def _settings(base: SearchSettings, wished: dict[str, Any]) -> SearchSettings:
     changed = {
         "horizon_ms": wished["horizon"],
         "slot_ms": wished["slot"],
@@ -82,7 +82,7 @@ def _settings(base: Settings, wished: dict[str, Any]) -> Settings:
 
 
 def _put(
-    found: Study, cluster: ClusterMap, settings: Settings, kube: _Kube | None, *, dry_run: bool, as_json: bool
+    found: Study, cluster: ClusterMap, settings: SearchSettings, kube: _Kube | None, *, dry_run: bool, as_json: bool
 ) -> None:
     from delayrebalance.proposal import to_plan
 
@@ -127,7 +127,7 @@ class _Kube:
 
         return publish.why_it_stays(self._rebalance())
 
-    def settings(self) -> Settings:
+    def settings(self) -> SearchSettings:
         from delayrebalance.spec import settings_of
 
         return settings_of(self._object, self._rebalance())

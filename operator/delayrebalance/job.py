@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delayrebalance.model import F64, I64, Bool, ClusterMap, RebalanceError, Settings, Span, Study
+from delayrebalance.model import F64, I64, Bool, ClusterMap, RebalanceError, SearchSettings, Span, Study
 from delayrebalance.moves import figures, found_moves
-from delayrebalance.search import Problem, destinations, lower_bound, search
+from delayrebalance.search import SearchProblem, destinations, lower_bound, search
 
 if TYPE_CHECKING:
-    from delayoperator.crds.rebalance import Plan
+    from delayoperator.crds.rebalance import PlanModel
     from pyspark.sql import DataFrame, SparkSession
 
-    from delayrebalance.loads import Loads
+    from delayrebalance.loads import ShardLoads
 
 ROUNDS = 4
 MATTERS = 0.6  # of the lower bound: slots in which no node has more are not searched, only looked at afterwards
@@ -36,8 +36,8 @@ MAX_CELLS = 1 << 24  # nodes x slots, 128 MiB
 
 
 def propose(
-    spark: SparkSession, slots: DataFrame, cluster: ClusterMap, settings: Settings, *, now_ms: int
-) -> Plan | None:
+    spark: SparkSession, slots: DataFrame, cluster: ClusterMap, settings: SearchSettings, *, now_ms: int
+) -> PlanModel | None:
     """None: the cluster is to be left alone. Raises RebalanceError."""
     from delayrebalance.proposal import to_plan
 
@@ -49,7 +49,7 @@ def study(
     spark: SparkSession,
     slots: DataFrame,
     cluster: ClusterMap,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     now_ms: int,
     silent: Sequence[str] = (),
@@ -58,7 +58,7 @@ def study(
 
     Raises RebalanceError.
     """
-    from delayrebalance.loads import Loads
+    from delayrebalance.loads import ShardLoads
 
     span = Span(now_ms // settings.slot_ms * settings.slot_ms, settings.slot_ms, settings.slots)
     places = _Places.of(cluster, settings, silent)
@@ -67,7 +67,7 @@ def study(
             f"{len(cluster.nodes):,} nodes x {span.count:,} slots are more than {MAX_CELLS:,}: "
             "look less far ahead, or in longer slots"
         )
-    loads = Loads(spark, slots, [shard.name for shard in cluster.shards], span)
+    loads = ShardLoads(spark, slots, [shard.name for shard in cluster.shards], span)
     try:
         return _Job(loads, span, cluster, places, settings).run(now_ms, tuple(silent))
     finally:
@@ -86,7 +86,7 @@ class _Places:
     zones: I64  # [N], -1 where not known
 
     @classmethod
-    def of(cls, cluster: ClusterMap, settings: Settings, silent: Sequence[str]) -> _Places:
+    def of(cls, cluster: ClusterMap, settings: SearchSettings, silent: Sequence[str]) -> _Places:
         number = {node.name: place for place, node in enumerate(cluster.nodes)}
         unknown = {it for shard in cluster.shards for it in (shard.master, *shard.replicas)} - set(number)
         if unknown:
@@ -120,7 +120,9 @@ class _Known:
 
 
 class _Job:
-    def __init__(self, loads: Loads, span: Span, cluster: ClusterMap, places: _Places, settings: Settings) -> None:
+    def __init__(
+        self, loads: ShardLoads, span: Span, cluster: ClusterMap, places: _Places, settings: SearchSettings
+    ) -> None:
         self._loads, self._span, self._cluster = loads, span, cluster
         self._places, self._settings = places, settings
         self._known = _Known({}, {})
@@ -221,7 +223,7 @@ class _Job:
             if not places.holds[shard, node]:
                 copies[places.master[shard]] -= 1
                 copies[node] += 1
-        problem = Problem(
+        problem = SearchProblem(
             loads=now[:, active],
             vectors=self._loads.vectors(chosen, active),
             home=home,

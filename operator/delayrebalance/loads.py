@@ -39,7 +39,7 @@ class Candidates:
     pending_bytes: I64
 
 
-class Loads:
+class ShardLoads:
     """The rows of one look at the wheels, kept by Spark: all answers are about the same moment. Close it."""
 
     def __init__(self, spark: SparkSession, slots: DataFrame, shards: Sequence[str], span: Span) -> None:

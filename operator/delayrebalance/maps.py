@@ -120,11 +120,11 @@ class _Machines:
     def zone(self, name: str) -> str | None:
         """An empty text where it has none; None where it may not be read. Raises ApiError."""
         from delayoperator.kube.api import ApiError
-        from delayoperator.kube.kinds import Kind
+        from delayoperator.kube.kinds import ObjectKind
 
         if name not in self._zones:
             try:
-                machine = self._api.get(Kind("Node", "", "v1", "nodes", namespaced=False), "", name) or {}
+                machine = self._api.get(ObjectKind("Node", "", "v1", "nodes", namespaced=False), "", name) or {}
                 self._zones[name] = ((machine.get("metadata") or {}).get("labels") or {}).get(ZONE, "")
             except ApiError as error:
                 if not error.forbidden:

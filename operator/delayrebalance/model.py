@@ -69,7 +69,7 @@ class ClusterMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SearchSettings:
     """What is looked at, and what a plan may do."""
 
     horizon_ms: int = DAY_MS  # from now

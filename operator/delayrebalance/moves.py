@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from delayapi import hot_slots
 
-from delayrebalance.model import F64, Bool, ClusterMap, FoundMove, LoadFigures, Settings, Span
+from delayrebalance.model import F64, Bool, ClusterMap, FoundMove, LoadFigures, SearchSettings, Span
 
 START_MS = 2_000  # a move's other steps, beside the copying: joining the in-sync set, the switchover
 
@@ -36,7 +36,7 @@ def found_moves(
     before: F64,
     counted: Bool,
     span: Span,
-    settings: Settings,
+    settings: SearchSettings,
     now_ms: int,
 ) -> tuple[FoundMove, ...]:
     """The moves in the order in which they are to be made: whose hot slot comes first goes first, then the cheapest.

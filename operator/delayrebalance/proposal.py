@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from delayoperator.crds.rebalance import Load, Plan, PlannedMove
+from delayoperator.crds.rebalance import NodeLoad, PlanModel, PlannedMove
 from delayoperator.rebalance_plan import digest, text_of
 
-from delayrebalance.model import ClusterMap, FoundMove, LoadFigures, Settings, Study
+from delayrebalance.model import ClusterMap, FoundMove, LoadFigures, SearchSettings, Study
 
 
-def to_plan(study: Study, cluster: ClusterMap, settings: Settings, *, now_ms: int) -> Plan:
+def to_plan(study: Study, cluster: ClusterMap, settings: SearchSettings, *, now_ms: int) -> PlanModel:
     """With its hash. One without moves says that the cluster is to be left alone."""
-    plan = Plan.model_validate(
+    plan = PlanModel.model_validate(
         {
             "madeAt": text_of(now_ms),
             "expiresAt": text_of(now_ms + settings.expires_ms),
@@ -27,8 +27,8 @@ def to_plan(study: Study, cluster: ClusterMap, settings: Settings, *, now_ms: in
     return plan.model_copy(update={"hash": digest(plan)})
 
 
-def _load(figures: LoadFigures, bound: float) -> Load:
-    return Load.model_validate(
+def _load(figures: LoadFigures, bound: float) -> NodeLoad:
+    return NodeLoad.model_validate(
         {
             "peakMessages": round(figures.peak_messages),
             "peakBytes": round(figures.peak_bytes),

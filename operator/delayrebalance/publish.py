@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayoperator.crds.rebalance import Plan, State
+from delayoperator.crds.rebalance import PlanModel, RebalanceState
 from delayoperator.kube.api import Api, ApiError
-from delayoperator.kube.kinds import CLUSTER_LABEL, DELAY_CLUSTER, GROUP, VERSION, Kind
+from delayoperator.kube.kinds import CLUSTER_LABEL, DELAY_CLUSTER, GROUP, VERSION, ObjectKind
 
 from delayrebalance.model import RebalanceError
 
-DELAY_REBALANCE = Kind("DelayRebalance", GROUP, VERSION, "delayrebalances")
-UNDER_WAY = frozenset({State.REBALANCING.value, State.RECONCILIATION_PAUSED.value})
+DELAY_REBALANCE = ObjectKind("DelayRebalance", GROUP, VERSION, "delayrebalances")
+UNDER_WAY = frozenset({RebalanceState.REBALANCING.value, RebalanceState.RECONCILIATION_PAUSED.value})
 VERB, STOP = f"{GROUP}/rebalance", "stop"
 TRIES = 5  # against others who write the object meanwhile
 
@@ -26,7 +26,7 @@ def why_it_stays(found: dict[str, Any] | None) -> str | None:
     if found is None:
         return None
     state = (found.get("status") or {}).get("state")
-    if state == State.STOPPED:  # `refresh` takes it out of this state before it asks for a job
+    if state == RebalanceState.STOPPED:  # `refresh` takes it out of this state before it asks for a job
         return "was stopped: its plan stays until it is approved again, or refresh asks for another"
     if state in UNDER_WAY:
         return "is under way: its plan stays"
@@ -35,7 +35,7 @@ def why_it_stays(found: dict[str, Any] | None) -> str | None:
     return None
 
 
-def publish(api: Api, namespace: str, name: str, cluster: dict[str, Any], plan: Plan) -> str:
+def publish(api: Api, namespace: str, name: str, cluster: dict[str, Any], plan: PlanModel) -> str:
     """Writes the plan; what was done, in a sentence. A plan without moves tells one who waits, and makes no object.
 
     cluster: the DelayCluster object. Raises RebalanceError.
@@ -56,7 +56,7 @@ def publish(api: Api, namespace: str, name: str, cluster: dict[str, Any], plan: 
     raise RebalanceError(f"the plan could not be written: DelayRebalance {name} changed {TRIES} times meanwhile")
 
 
-def _written(api: Api, namespace: str, name: str, found: dict[str, Any], plan: Plan) -> bool:
+def _written(api: Api, namespace: str, name: str, found: dict[str, Any], plan: PlanModel) -> bool:
     # A null takes away what a former plan had there.
     values = plan.model_dump(mode="json", by_alias=True)
     values["moves"] = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from delayrebalance import history
 from delayrebalance.job import study
-from delayrebalance.model import ClusterMap, RebalanceError, Settings, Study
+from delayrebalance.model import ClusterMap, RebalanceError, SearchSettings, Study
 from delayrebalance.session import require, spark_session
 from delayrebalance.wheels import silent as silent_nodes
 
@@ -20,7 +20,7 @@ ANSWER_S = 10.0  # that a node has to show that it answers
 
 def look(
     cluster: ClusterMap,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     skip_silent: bool = False,
     keep_in: str | None = None,

@@ -26,7 +26,7 @@ ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SearchProblem:
     """N nodes, S slots, C candidate shards. Loads are messages that fall due."""
 
     loads: F64  # [N, S] of all shards, candidates included, as they lie at `at`
@@ -76,7 +76,7 @@ def destinations(home: I64, holds: Bool, usable: Bool, zones: I64, onto: Bool) -
     return allowed
 
 
-def search(problem: Problem) -> I64:
+def search(problem: SearchProblem) -> I64:
     """i64[C]: the node of each candidate."""
     state = _State(problem)
     best = np.inf
@@ -90,7 +90,7 @@ def search(problem: Problem) -> I64:
 
 
 class _State:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         self.loads = problem.loads.copy()
         self.at = problem.at.copy()

@@ -45,7 +45,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from delayrebalance.wheels import LAST_MS, WIDEST_SLOT_MS, NoAnswer, ShardSlots, ask, folded
+from delayrebalance.wheels import LAST_MS, WIDEST_SLOT_MS, NodeUnanswered, ShardSlots, ask, folded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,7 +140,7 @@ class SlotsReader(DataSourceReader):
                 if rows >= BATCH_ROWS:
                     yield pa.concat_batches(waiting)
                     waiting, rows = [], 0
-        except NoAnswer as error:
+        except NodeUnanswered as error:
             if not self.skip:
                 raise
             print(f"{NAME}: left out, silent=skip: {error}", file=sys.stderr, flush=True)

@@ -10,18 +10,18 @@ from delayoperator.crds.rebalance import DelayRebalanceSpec, Mode
 from delayoperator.crds.rebalancing import Rebalancing
 from pydantic import ValidationError
 
-from delayrebalance.model import RebalanceError, Settings
+from delayrebalance.model import RebalanceError, SearchSettings
 
 
-def settings_of(cluster: Mapping[str, Any], rebalance: Mapping[str, Any] | None) -> Settings:
+def settings_of(cluster: Mapping[str, Any], rebalance: Mapping[str, Any] | None) -> SearchSettings:
     """Of Kubernetes objects. Raises RebalanceError."""
     wishes = (cluster.get("spec") or {}).get("rebalance") or {}
     asked = (rebalance or {}).get("spec")
     try:
         general = Rebalancing.model_validate(wishes)
         own = None if asked is None else DelayRebalanceSpec.model_validate(asked)
-        defaults = Settings()
-        return Settings(
+        defaults = SearchSettings()
+        return SearchSettings(
             horizon_ms=parse_duration_ms(general.horizon),
             slot_ms=parse_duration_ms(general.slot),
             threshold=general.threshold if own is None or own.threshold is None else own.threshold,

@@ -20,7 +20,7 @@ WIDEST_SLOT_MS = HOUR_MS  # of a wheel: a slot that begins so much earlier can s
 LAST_MS = 1 << 53  # later than any horizon
 
 
-class NoAnswer(Exception):
+class NodeUnanswered(Exception):
     """A node did not answer; says which, where, and how."""
 
 
@@ -66,7 +66,7 @@ def ask(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s: float 
                 if problem.reason == "ANSWER_TOO_LARGE" and middle is not None:
                     ranges += [(middle, high), (low, middle)]
                     continue
-                raise NoAnswer(_sentence(endpoint, problem, timeout_s)) from None
+                raise NodeUnanswered(_sentence(endpoint, problem, timeout_s)) from None
             yield from (_within(shard, answer.now_ms, low, high) for shard in answer.shards)
 
 
@@ -108,7 +108,7 @@ def silent(endpoints: Sequence[str], timeout_s: float) -> dict[str, str]:
         try:
             for _ in ask(endpoint, 1, 2, timeout_s):
                 pass
-        except NoAnswer as error:
+        except NodeUnanswered as error:
             return str(error)
         return None
 

@@ -103,7 +103,7 @@ def test_a_workload_that_needs_its_own_node_takes_no_endpoint() -> None:
     for name in ("w4", "w5"):
         assert CliRunner().invoke(bench, [name, "--endpoint", "127.0.0.1:1"]).exit_code == 2
     with pytest.raises(ValueError, match="own"):
-        asyncio.run(w5.run(w5.Settings((1,), 1, 0.0), Target("127.0.0.1:1", "t", 1), lambda _: None))
+        asyncio.run(w5.run(w5.W5Settings((1,), 1, 0.0), Target("127.0.0.1:1", "t", 1), lambda _: None))
 
 
 def test_an_endpoint_that_nobody_listens_on_is_an_error_and_not_a_hang() -> None:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from delayclient.producer.results import BatchPart, BatchResult
-from delayctl.bench.ledger import Ledger, NothingCame
+from delayctl.bench.ledger import DeliveryRecord, NothingCame
 from delayctl.bench.receive import delivered
 
 DUE_MS = 1_000_000
@@ -19,12 +19,12 @@ def stored(queue: int, first_seq: int, n: int) -> BatchResult:
     return BatchResult(n, [BatchPart("t", queue, 7, first_seq, rows, np.full(n, DUE_MS, np.int64))])
 
 
-def came(ledger: Ledger, queue: int, seqs: list[int], received_ms: float) -> None:
+def came(ledger: DeliveryRecord, queue: int, seqs: list[int], received_ms: float) -> None:
     ledger.received(queue, np.array(seqs, np.int64), np.full(len(seqs), DUE_MS, np.int64), received_ms)
 
 
 def test_all_in_time_is_no_fault() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored(stored(0, 5, 3))
     ledger.stored(stored(1, 5, 1))
     came(ledger, 0, [5, 6], DUE_MS + 10.0)
@@ -38,7 +38,7 @@ def test_all_in_time_is_no_fault() -> None:
 
 
 def test_a_message_before_its_due_is_early_even_by_less_than_a_millisecond() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored(stored(0, 0, 2))
     came(ledger, 0, [0], DUE_MS - 0.25)
     came(ledger, 0, [1], float(DUE_MS))
@@ -46,7 +46,7 @@ def test_a_message_before_its_due_is_early_even_by_less_than_a_millisecond() -> 
 
 
 def test_the_same_seq_of_another_queue_does_not_make_up_for_a_missing_one() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored(stored(0, 0, 2))
     ledger.stored(stored(1, 0, 2))
     came(ledger, 0, [0, 1], DUE_MS + 1.0)
@@ -56,7 +56,7 @@ def test_the_same_seq_of_another_queue_does_not_make_up_for_a_missing_one() -> N
 
 
 def test_a_message_that_came_twice_is_delivered_once_and_a_duplicate() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored(stored(0, 0, 2))
     came(ledger, 0, [0, 1], DUE_MS + 1.0)
     ledger.one_by_one.append((0, 1, DUE_MS, DUE_MS + 2.0, 256))
@@ -66,7 +66,7 @@ def test_a_message_that_came_twice_is_delivered_once_and_a_duplicate() -> None:
 
 
 def test_messages_of_others_in_the_topic_do_not_count() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored_one(0, 8)
     came(ledger, 0, [3], DUE_MS - 5000.0)
     came(ledger, 0, [8], DUE_MS + 1.0)
@@ -75,14 +75,14 @@ def test_messages_of_others_in_the_topic_do_not_count() -> None:
 
 
 def test_nothing_at_all_is_an_error_and_not_a_rate() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored(stored(0, 0, 2))
     with pytest.raises(NothingCame, match="none of 2"):
         ledger.verdict()
 
 
 def test_waiting_ends_when_what_was_stored_has_come_not_so_much_else() -> None:
-    ledger = Ledger()
+    ledger = DeliveryRecord()
     ledger.stored(stored(0, 10, 3))
 
     async def receiver() -> None:

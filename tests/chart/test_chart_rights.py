@@ -9,7 +9,7 @@ from pathlib import Path
 
 from delayoperator.handlers import routes
 from delayoperator.kube import kinds
-from delayoperator.kube.kinds import Kind
+from delayoperator.kube.kinds import ObjectKind
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.view import RebalanceWishes
 from delayregistry.model import ClusterSpec, TopicSpec
@@ -48,18 +48,18 @@ def granted() -> set[Right]:
     return rights([*read(CHART / "files" / "rules.yaml"), *read(CHART / "files" / "cluster-objects.yaml")])
 
 
-def of(kind: Kind, *verbs: str, part: str = "") -> set[Right]:
+def of(kind: ObjectKind, *verbs: str, part: str = "") -> set[Right]:
     return {(kind.group, kind.plural + part, verb) for verb in verbs}
 
 
-def calls() -> Iterator[tuple[str, Kind, str]]:
+def calls() -> Iterator[tuple[str, ObjectKind, str]]:
     """(method, kind, subresource) of every call of delayoperator.kube.api.Api that names its kind where it is made."""
     for path in OPERATOR.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue
             kind = getattr(kinds, node.args[0].id, None) if isinstance(node.args[0], ast.Name) else None
-            if isinstance(kind, Kind):
+            if isinstance(kind, ObjectKind):
                 given = [*node.args, *(word.value for word in node.keywords)]
                 status = any(isinstance(arg, ast.Constant) and arg.value == "status" for arg in given)
                 yield node.func.attr, kind, "/status" if status else ""

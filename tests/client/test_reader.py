@@ -225,7 +225,7 @@ def test_sync_reader_does_the_same() -> None:
         serving = asyncio.create_task(serve(ready, done))
 
         def read(addresses: list[str]) -> list[int]:
-            with sync.Reader(addresses, "t", 0, follow=False) as reader:
+            with sync.SyncReader(addresses, "t", 0, follow=False) as reader:
                 return [int(message.body) for message in reader]
 
         assert await asyncio.to_thread(read, await ready) == [*range(100)]

@@ -184,7 +184,7 @@ def test_everything_shares_one_connection(endpoint: str) -> None:
 
 
 def test_sync_face_does_the_same(endpoint: str) -> None:
-    with sync.Producer(endpoint) as producer, sync.Admin(endpoint) as admin:
+    with sync.SyncProducer(endpoint) as producer, sync.SyncAdmin(endpoint) as admin:
         first = producer.send("sdk7", b"now", key="k")
         kept = producer.send("sdk7", b"later", delay="1h")
         futures = [producer.submit("sdk7", str(i), delay="1h") for i in range(50)]
@@ -194,7 +194,7 @@ def test_sync_face_does_the_same(endpoint: str) -> None:
         assert admin.cancel([kept.handle, *result.handles]) == [Outcome.CANCELLED] * 3
         with pytest.raises(errors.NotFound):
             producer.send("nope", b"x")
-        with sync.Consumer(endpoint, "sdk7", "g") as consumer:
+        with sync.SyncConsumer(endpoint, "sdk7", "g") as consumer:
             for message in consumer:
                 assert (message.body, message.handle) == (b"now", first.handle)
                 consumer.ack(message)

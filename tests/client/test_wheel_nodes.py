@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from delayclient.admin.views import Wheel
-from delayctl.cluster.wheel_nodes import BadPlan, Loads, Move, loads_of, peak_of, plan_moves, read_plan
+from delayctl.cluster.wheel_nodes import BadPlan, CopyMove, SlotLoads, loads_of, peak_of, plan_moves, read_plan
 from delayctl.main import main
 
 MINUTE_MS = 60_000
@@ -30,7 +30,7 @@ def wheel(shard: str, node: str, counts: Sequence[int], *, width_ms: int = MINUT
     )  # fmt: skip
 
 
-def seen(*wheels: Wheel, nodes: Sequence[str] = ("n0", "n1", "n2")) -> Loads:
+def seen(*wheels: Wheel, nodes: Sequence[str] = ("n0", "n1", "n2")) -> SlotLoads:
     return loads_of(wheels, nodes, NOON_MS, NOON_MS + 4 * SLOT_MS, SLOT_MS)
 
 
@@ -64,15 +64,15 @@ def test_a_node_without_load_counts_for_mean_and_lower_bound() -> None:
 
 def test_a_move_of_the_copy_that_has_the_load_moves_the_load_and_another_one_does_not() -> None:
     loads = seen(wheel("a-0", "n0", [30]), wheel("a-1", "n0", [20]))
-    assert loads.moved([Move("a-0", "n0", "n2")]).homes == ("n2", "n0")
-    assert loads.moved([Move("a-0", "n1", "n2")]).homes == ("n0", "n0")
-    assert loads.moved([Move("a-0", "n0", "n1"), Move("a-0", "n1", "n2")]).homes == ("n2", "n0")
-    assert loads.moved([Move("a-1", "n0", "n10")]).nodes == ("n0", "n1", "n2", "n10")
+    assert loads.moved([CopyMove("a-0", "n0", "n2")]).homes == ("n2", "n0")
+    assert loads.moved([CopyMove("a-0", "n1", "n2")]).homes == ("n0", "n0")
+    assert loads.moved([CopyMove("a-0", "n0", "n1"), CopyMove("a-0", "n1", "n2")]).homes == ("n2", "n0")
+    assert loads.moved([CopyMove("a-1", "n0", "n10")]).nodes == ("n0", "n1", "n2", "n10")
 
 
 def test_a_plan_for_other_shards_is_refused() -> None:
     with pytest.raises(BadPlan, match="moves b-0, and there is no such shard"):
-        seen(wheel("a-0", "n0", [30])).moved([Move("b-0", "n0", "n1")])
+        seen(wheel("a-0", "n0", [30])).moved([CopyMove("b-0", "n0", "n1")])
 
 
 def test_nothing_at_all_is_a_picture_too() -> None:
@@ -93,7 +93,7 @@ MOVES = [{"shard": "a-0", "from": "n0", "to": "n1", "bytes": 7}]
     [{"moves": MOVES}, {"plan": {"moves": MOVES}}, {"kind": "DelayRebalance", "status": {"plan": {"moves": MOVES}}}],
 )
 def test_a_plan_is_found_alone_and_in_its_object(value: Any) -> None:
-    assert plan_moves(value, "here") == (Move("a-0", "n0", "n1"),)
+    assert plan_moves(value, "here") == (CopyMove("a-0", "n0", "n1"),)
 
 
 @pytest.mark.parametrize(

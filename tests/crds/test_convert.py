@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from delayoperator.crds import limits
-from delayoperator.crds.convert import InvalidSpec, Wishes, is_paused, wishes_of
+from delayoperator.crds.convert import DesiredCluster, InvalidSpec, is_paused, wishes_of
 from delayoperator.crds.definitions import CLUSTER
-from delayrebalance.model import RebalanceError, Settings
+from delayrebalance.model import RebalanceError, SearchSettings
 from delayregistry.model import DAY_MS, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def refused(of: object, standing: ClusterSpec | None = None) -> list[str]:
 
 
 def test_an_empty_spec_is_three_nodes_two_copies_no_topics() -> None:
-    assert wishes_of(body()) == Wishes(ClusterSpec("shop", nodes=3, replicas=2))
+    assert wishes_of(body()) == DesiredCluster(ClusterSpec("shop", nodes=3, replicas=2))
 
 
 def test_the_defaults_of_the_schema_are_the_operators() -> None:
@@ -162,7 +162,7 @@ def test_what_the_rebalance_job_would_refuse_is_refused_before_it_runs() -> None
     least, most = limits.SLOT_MS
     ahead = limits.LOOK_AHEAD_DAYS * DAY_MS
     for good in ({"slot_ms": least}, {"slot_ms": most}, {"horizon_ms": ahead}, {"slot_ms": least, "horizon_ms": least}):
-        Settings(**good)
+        SearchSettings(**good)
     for bad in (
         {"slot_ms": least - 1},
         {"slot_ms": most + 1, "horizon_ms": ahead},
@@ -170,7 +170,7 @@ def test_what_the_rebalance_job_would_refuse_is_refused_before_it_runs() -> None
         {"slot_ms": most, "horizon_ms": most - 1},
     ):
         with pytest.raises(RebalanceError):
-            Settings(**bad)
+            SearchSettings(**bad)
         texts = {name.removesuffix("_ms"): f"{value}ms" for name, value in bad.items()}
         assert refused(body(rebalance=texts))[0].startswith("spec.rebalance."), texts
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from delayoperator.crds.cluster import DelayCluster
-from delayoperator.crds.definitions import CLUSTER, KINDS, SHARD, Kind
+from delayoperator.crds.definitions import CLUSTER, KINDS, SHARD, CrdKind
 
 from tests.crds import apiserver
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
-def schema_of(kind: Kind) -> Json:
+def schema_of(kind: CrdKind) -> Json:
     schema: Json = kind.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
@@ -58,12 +58,12 @@ def test_a_stale_file_is_named(tmp_path: Path) -> None:
 
 
 @every_kind
-def test_the_text_is_the_manifest(kind: Kind) -> None:
+def test_the_text_is_the_manifest(kind: CrdKind) -> None:
     assert yaml.safe_load(kind.text()) == kind.manifest()
 
 
 @every_kind
-def test_every_schema_is_structural(kind: Kind) -> None:
+def test_every_schema_is_structural(kind: CrdKind) -> None:
     schema = schema_of(kind)
     assert schema["type"] == "object"
     for path, part in fields(schema):
@@ -81,7 +81,7 @@ def test_every_schema_is_structural(kind: Kind) -> None:
 
 
 @every_kind
-def test_every_field_is_explained(kind: Kind) -> None:
+def test_every_field_is_explained(kind: CrdKind) -> None:
     schema = schema_of(kind)
     assert len(schema["description"]) > 60
     for path, part in fields(schema):
@@ -92,7 +92,7 @@ def test_every_field_is_explained(kind: Kind) -> None:
 
 
 @every_kind
-def test_every_rule_has_words_and_a_field_that_there_is(kind: Kind) -> None:
+def test_every_rule_has_words_and_a_field_that_there_is(kind: CrdKind) -> None:
     for path, part in (("", schema_of(kind)), *fields(schema_of(kind))):
         for rule in part.get("x-kubernetes-validations", ()):
             assert len(rule["message"]) <= 300, path
@@ -102,7 +102,7 @@ def test_every_rule_has_words_and_a_field_that_there_is(kind: Kind) -> None:
 
 
 @every_kind
-def test_the_columns_name_fields_that_there_are(kind: Kind) -> None:
+def test_the_columns_name_fields_that_there_are(kind: CrdKind) -> None:
     version = kind.manifest()["spec"]["versions"][0]
     names = [column["name"] for column in version["additionalPrinterColumns"]]
     assert len(set(names)) == len(names)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from delaynode import main as program
-from delayregistry.port import OutcomeUnknown, Unavailable
+from delayregistry.port import OutcomeUnknown, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 SECONDS = 1.0  # a call waits so long for an answer that does not come
@@ -25,7 +25,7 @@ def cut_off(method: str, mark: Path) -> None:
     def unless_cut(self: SqliteRegistry, *args: Any, **options: Any) -> Any:
         if mark.exists():
             time.sleep(SECONDS)
-            raise (OutcomeUnknown if method in WRITES else Unavailable)(f"{method}: {mark} exists")
+            raise (OutcomeUnknown if method in WRITES else RegistryUnavailable)(f"{method}: {mark} exists")
         return call(self, *args, **options)
 
     setattr(SqliteRegistry, method, unless_cut)

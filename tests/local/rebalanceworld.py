@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from delaylocal.rebalance import APPROVE, Rebalancer
-from delaylocal.rebalance_file import Kept, RebalanceFile
+from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
 from delayoperator.control_loop.probe import NodeAnswer
-from delayoperator.crds.rebalance import DelayRebalance, DelayRebalanceSpec, DelayRebalanceStatus, Plan, PlannedMove
-from delayoperator.plan import Liveness, NodeView
+from delayoperator.crds.rebalance import (
+    DelayRebalance,
+    DelayRebalanceSpec,
+    DelayRebalanceStatus,
+    PlanModel,
+    PlannedMove,
+)
+from delayoperator.plan import Liveness, ObservedNode
 from delayoperator.rebalance_plan import digest
 from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
 from delayregistry.sqlite import SqliteRegistry
@@ -29,10 +35,12 @@ class Silent:
         pass
 
 
-def plan_of(moves: Sequence[tuple[str, str, str, tuple[str, ...]]], *, expires: timedelta = timedelta(hours=1)) -> Plan:
+def plan_of(
+    moves: Sequence[tuple[str, str, str, tuple[str, ...]]], *, expires: timedelta = timedelta(hours=1)
+) -> PlanModel:
     """Moves as (shard, from, to, replicas as they are)."""
     now = datetime.now(UTC)
-    plan = Plan(
+    plan = PlanModel(
         made_at=now.isoformat(),
         expires_at=(now + expires).isoformat(),
         moves=[
@@ -43,8 +51,8 @@ def plan_of(moves: Sequence[tuple[str, str, str, tuple[str, ...]]], *, expires: 
     return plan.model_copy(update={"hash": digest(plan)})
 
 
-def kept(plan: Plan, **spec: Any) -> Kept:
-    return Kept(
+def kept(plan: PlanModel, **spec: Any) -> StoredRebalance:
+    return StoredRebalance(
         DelayRebalance(spec=DelayRebalanceSpec(cluster="local", **spec), status=DelayRebalanceStatus(plan=plan))
     )
 
@@ -61,7 +69,7 @@ class World:
         self.registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1),)), None)
         version = self.registry.create_shard(ShardSpec(7, "t", 0, ("n0",), master="n0", epoch=1, incarnation="i0"))
         self.registry.write_status("t-0", ShardStatus(1, "i0", ("c0",)), version)
-        self.nodes = {name: NodeView(Liveness.ALIVE, f"i{name}") for name in ("n0", "n1")}
+        self.nodes = {name: ObservedNode(Liveness.ALIVE, f"i{name}") for name in ("n0", "n1")}
         self.events: list[Mapping[str, object]] = []
         self.directory = directory
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 from delayctl.main import main
-from delaylocal.spec import Wishes, merge, unmet
+from delaylocal.spec import LocalSpec, merge, unmet
 from delayregistry.model import (
     BadSpec,
     ClusterSpec,
@@ -25,43 +25,45 @@ FOUND = ClusterSpec("local", 2, (TopicSpec("orders", 8),), durability=Durability
 
 
 def test_a_new_directory_gets_the_defaults() -> None:
-    assert merge(None, Wishes(topics=(TopicSpec("orders", 8),))) == ClusterSpec("local", 3, (TopicSpec("orders", 8),))
+    assert merge(None, LocalSpec(topics=(TopicSpec("orders", 8),))) == ClusterSpec(
+        "local", 3, (TopicSpec("orders", 8),)
+    )
 
 
 def test_a_start_without_wishes_keeps_what_is_there() -> None:
-    assert merge(FOUND, Wishes()) == FOUND
+    assert merge(FOUND, LocalSpec()) == FOUND
 
 
 def test_topics_are_added_and_grown() -> None:
     topics = TopicSpec("orders", 9), TopicSpec("bills", 1)
-    merged = merge(FOUND, Wishes(nodes=3, topics=topics, durability=Durability.FSYNC))
+    merged = merge(FOUND, LocalSpec(nodes=3, topics=topics, durability=Durability.FSYNC))
     assert merged.topics == (TopicSpec("orders", 9), TopicSpec("bills", 1))
     assert (merged.nodes, merged.durability, merged.horizon_days) == (3, Durability.FSYNC, 100)
 
 
 def test_what_would_shrink_is_refused() -> None:
     with pytest.raises(BadSpec, match="nodes: 1 asked for, but this cluster has 2"):
-        merge(FOUND, Wishes(nodes=1))
+        merge(FOUND, LocalSpec(nodes=1))
     with pytest.raises(BadSpec, match="queues of topic orders: 7 asked for"):
-        merge(FOUND, Wishes(topics=(TopicSpec("orders", 7),)))
+        merge(FOUND, LocalSpec(topics=(TopicSpec("orders", 7),)))
     with pytest.raises(BadSpec, match="horizon days: 99"):
-        merge(FOUND, Wishes(horizon_days=99))
+        merge(FOUND, LocalSpec(horizon_days=99))
 
 
 def test_copies_delivery_and_leases_may_be_wished_for_anew() -> None:
-    asked = Wishes(replicas=2, min_in_sync=2, delivery=Delivery.MASTER_AND_SLAVE, lease_seconds=5)
+    asked = LocalSpec(replicas=2, min_in_sync=2, delivery=Delivery.MASTER_AND_SLAVE, lease_seconds=5)
     merged = merge(FOUND, asked)
     assert (merged.replicas, merged.min_in_sync, merged.lease_seconds) == (2, 2, 5)
     assert merged.delivery is Delivery.MASTER_AND_SLAVE
-    assert merge(merged, Wishes(min_in_sync=1, replicas=1)).replicas == 1
+    assert merge(merged, LocalSpec(min_in_sync=1, replicas=1)).replicas == 1
     with pytest.raises(BadSpec, match="replicas is 3; allowed: 1 to 2"):
-        merge(FOUND, Wishes(replicas=3))
+        merge(FOUND, LocalSpec(replicas=3))
 
 
 def test_a_lease_that_living_nodes_could_not_keep_up_is_refused() -> None:
     with pytest.raises(BadSpec, match="lease seconds: 1 asked for; allowed: at least 2, since a node renews its lease"):
-        merge(None, Wishes(lease_seconds=1))
-    assert merge(None, Wishes(lease_seconds=2)).lease_seconds == 2
+        merge(None, LocalSpec(lease_seconds=1))
+    assert merge(None, LocalSpec(lease_seconds=2)).lease_seconds == 2
     run = CliRunner().invoke(main, ["local", "--topic", "orders", "--lease-seconds", "1"])
     assert run.exit_code == 2
     assert "1 is not in the range 2<=x<=3600" in run.output

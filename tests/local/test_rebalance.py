@@ -21,10 +21,10 @@ import pytest
 from click.testing import CliRunner, Result
 from delayctl.main import main
 from delaylocal.rebalance import APPROVE
-from delaylocal.rebalance_file import FileTrouble, Kept, RebalanceFile
-from delayoperator.plan import Liveness, NodeView
+from delaylocal.rebalance_file import FileTrouble, RebalanceFile, StoredRebalance
+from delayoperator.plan import Liveness, ObservedNode
 from delayrebalance import run
-from delayrebalance.model import FoundMove, LoadFigures, RebalanceError, Settings, Study
+from delayrebalance.model import FoundMove, LoadFigures, RebalanceError, SearchSettings, Study
 from delayregistry.sqlite import SqliteRegistry
 
 from tests.local.rebalanceworld import A_MOVE, World, await_true, kept, plan_of
@@ -134,7 +134,9 @@ def test_a_verb_that_came_meanwhile_is_not_taken_for_the_answered_one(
     world.approve()
     edit = RebalanceFile.edit
 
-    def meddled(self: RebalanceFile, change: Callable[[Kept | None], Kept | None]) -> Kept | None:
+    def meddled(
+        self: RebalanceFile, change: Callable[[StoredRebalance | None], StoredRebalance | None]
+    ) -> StoredRebalance | None:
         done = edit(self, change)
         patch.undo()  # once: after the status was kept
         edit(self, lambda now: now and replace(now, annotations={APPROVE: "newer"}))
@@ -192,7 +194,7 @@ class Command:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = world
         self.found = study(FOUND)
-        self.asked: list[Settings] = []
+        self.asked: list[SearchSettings] = []
         monkeypatch.setattr(run, "look", self._look)
         self._lock = (world.directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -211,7 +213,7 @@ class Command:
     def stop_cluster(self) -> None:
         self._lock.close()
 
-    def _look(self, cluster: object, settings: Settings) -> Study:
+    def _look(self, cluster: object, settings: SearchSettings) -> Study:
         self.asked.append(settings)
         return self.found
 
@@ -267,11 +269,11 @@ def test_stopping_leaves_the_rest_of_the_plan_for_an_approval(command: Command) 
     plan = plan_of([("t-0", "n0", "n1", ("n0",)), ("t-1", "n0", "n1", ("n0",))])
     command.world.file.edit(lambda now: kept(plan))
     await_true(lambda: command.world.state() == "ProposalReady")
-    command.world.nodes["n1"] = NodeView(Liveness.DEAD)  # so that nothing can begin
+    command.world.nodes["n1"] = ObservedNode(Liveness.DEAD)  # so that nothing can begin
     assert command("--approve").exit_code == 0
     stopped = command("--stop", "--wait")
     assert (stopped.exit_code, command.world.state()) == (0, "Stopped"), stopped.stderr
-    command.world.nodes["n1"] = NodeView(Liveness.ALIVE, "i1")
+    command.world.nodes["n1"] = ObservedNode(Liveness.ALIVE, "i1")
     assert command("--approve").exit_code == 0
     await_true(lambda: command.world.target() == ("n1",))
 

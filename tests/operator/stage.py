@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from delayoperator.__main__ import Operator, Options
-from delayoperator.kube.worker import Settings
+from delayoperator.kube.worker import WorkerSettings
 from delayregistry.kube import Credentials
 from kubernetes import client
 
@@ -112,7 +112,7 @@ class Stage:
                 options = Options(namespaces, IMAGE, "127.0.0.1:0")
                 made = Operator(
                     options, lambda event: events.append(dict(event)), Credentials(configuration),
-                    Settings(IMAGE, resync_s=resync_s),
+                    WorkerSettings(IMAGE, resync_s=resync_s),
                 )  # fmt: skip
                 thread, loop = threading.current_thread(), asyncio.get_running_loop()
                 running.append(RunningOperator(made, thread, loop, stop, events))

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayregistry.model import ClusterSpec, NodeLease, TopicSpec
 from delayregistry.sqlite import SqliteRegistry
 
@@ -14,7 +14,7 @@ from delayregistry.sqlite import SqliteRegistry
 def test_a_paused_loop_chooses_masters_and_makes_nothing(tmp_path: Path) -> None:
     registry = SqliteRegistry(tmp_path / "registry.db", create=True)
     now_ms, paused = [1_000], [False]
-    clock = Clock(lambda: now_ms[0], lambda: now_ms[0])
+    clock = LoopClock(lambda: now_ms[0], lambda: now_ms[0])
     loop = ControlLoop(registry, lambda: 7, lambda event: None, clock, paused=lambda: paused[0])
 
     def pass_time(rounds: int) -> None:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.cluster.conditions import MOST_CHARS, Picture, Problem, Said, conditions
+from delayoperator.cluster.conditions import MOST_CHARS, ClusterProblem, ConditionUpdate, Picture, conditions
 from delayoperator.cluster.reasons import DEGRADED, NEEDS_PAGE, Reason
 from delayoperator.cluster.restart import RestartWaits
 from delayoperator.cluster.sizes import Sizes
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.cluster.world import SWITCHING_MS, Census, PodView, census, patient, unserved_since
 from delayoperator.kube.status import changed, status_of, transitions, was_ready
-from delayoperator.plan import Liveness, NodeView
+from delayoperator.plan import Liveness, ObservedNode
 from delayregistry.model import (
     ClusterSpec,
     Condition,
@@ -31,14 +31,14 @@ WELL = Picture(
     3,
     census=Census(wanted=6, existing=6, served=6, in_sync=6),
     pods=PODS,
-    nodes={f"n{n}": NodeView(Liveness.ALIVE, f"i{n}") for n in range(3)},
+    nodes={f"n{n}": ObservedNode(Liveness.ALIVE, f"i{n}") for n in range(3)},
     sizes=Sizes(3, 3),
     was_ready=True,
 )
 STOPPED = replace(PODS[2], ready=False, stopped="CrashLoopBackOff: exit code 1")
 
 
-def said(seen: Picture, kind: str) -> Said:
+def said(seen: Picture, kind: str) -> ConditionUpdate:
     return next(it for it in conditions(seen) if it.type == kind)
 
 
@@ -80,14 +80,14 @@ CASES = {
         "1 of 6 shards without all copies in sync: orders-1 has 1 of 2 copies in sync",
     ),
     "silent": (
-        replace(WELL, nodes={**WELL.nodes, "n1": NodeView(Liveness.DEAD, "i1")}),
+        replace(WELL, nodes={**WELL.nodes, "n1": ObservedNode(Liveness.DEAD, "i1")}),
         "Degraded",
         True,
         Reason.NODE_SILENT,
         "no sign of life from n1 (pod shop-1 on machine-1)",
     ),
     "silent, and gone for good by scale-in": (
-        replace(WELL, nodes={**WELL.nodes, "n7": NodeView(Liveness.DEAD, "i7")}),
+        replace(WELL, nodes={**WELL.nodes, "n7": ObservedNode(Liveness.DEAD, "i7")}),
         "Degraded",
         False,
         Reason.HEALTHY,
@@ -168,7 +168,7 @@ def test_what_is_said(case: str) -> None:
 
 def test_the_worst_comes_first_and_the_others_are_named() -> None:
     seen = replace(
-        with_census(blocked=("a-0: NodeAway, ...",)), problems=(Problem(Reason.APPLY_FAILED, "Service shop"),)
+        with_census(blocked=("a-0: NodeAway, ...",)), problems=(ClusterProblem(Reason.APPLY_FAILED, "Service shop"),)
     )
     found = said(seen, "Degraded")
     assert found.reason is Reason.SHARDS_BLOCKED
@@ -190,7 +190,7 @@ def test_every_reason_of_degraded_is_ordered_and_has_a_page() -> None:
 
 # ---------------------------------------------------------------- counting shards
 DESIRED = ClusterSpec("shop", 3, (TopicSpec("orders", 3),), replicas=2)
-ALIVE = {f"n{n}": NodeView(Liveness.ALIVE, f"i{n}") for n in range(3)}
+ALIVE = {f"n{n}": ObservedNode(Liveness.ALIVE, f"i{n}") for n in range(3)}
 
 
 def shard(queue: int, **changes: Any) -> ShardObject:
@@ -202,9 +202,9 @@ def shard(queue: int, **changes: Any) -> ShardObject:
 def test_shards_are_counted_by_what_clients_have_of_them() -> None:
     whole = [shard(0), shard(1), shard(2)]
     assert census(DESIRED, whole, ALIVE).sound
-    dead = {**ALIVE, "n0": NodeView(Liveness.DEAD, "i0")}
+    dead = {**ALIVE, "n0": ObservedNode(Liveness.DEAD, "i0")}
     assert census(DESIRED, whole, dead).unserved[0] == "orders-0 waits for a new master: n0 is not there"
-    again = {**ALIVE, "n0": NodeView(Liveness.ALIVE, "other")}
+    again = {**ALIVE, "n0": ObservedNode(Liveness.ALIVE, "other")}
     assert "started again" in census(DESIRED, whole, again).unserved[0]
     short = census(DESIRED, [*whole[:2], shard(2, status=ShardStatus(4, "i0", ("a",)))], ALIVE)
     assert (short.served, short.in_sync, short.sound) == (3, 2, False)

@@ -15,8 +15,8 @@ from delayoperator.plan import (
     CopyView,
     CreateShard,
     Liveness,
-    NodeView,
     Observed,
+    ObservedNode,
     SetConditions,
     StartReign,
 )
@@ -98,7 +98,7 @@ class Cluster:
 
     def observed(self) -> Observed:
         views = {
-            name: NodeView(node.seen, node.incarnation, stopping=node.stopping, gone=node.gone, zone=node.zone)
+            name: ObservedNode(node.seen, node.incarnation, stopping=node.stopping, gone=node.gone, zone=node.zone)
             for name, node in self.nodes.items()
         }
         heard = {name: node.incarnation for name, node in self.nodes.items() if node.runs and node.answers}

@@ -11,9 +11,9 @@ from delayoperator.plan import (
     CopyView,
     CreateShard,
     Liveness,
-    NodeView,
     NotBegun,
     Observed,
+    ObservedNode,
     SetConditions,
     StartReign,
     plan,
@@ -36,16 +36,16 @@ THREE = replace(SOLE, replicas=("n0", "n1", "n2"))
 NONE: Mapping[str, CopyView] = {}
 
 
-def alive(incarnation: str) -> NodeView:
-    return NodeView(Liveness.ALIVE, incarnation)
+def alive(incarnation: str) -> ObservedNode:
+    return ObservedNode(Liveness.ALIVE, incarnation)
 
 
-def dead(incarnation: str) -> NodeView:
-    return NodeView(Liveness.DEAD, incarnation)
+def dead(incarnation: str) -> ObservedNode:
+    return ObservedNode(Liveness.DEAD, incarnation)
 
 
-def unsure(incarnation: str | None = None) -> NodeView:
-    return NodeView(Liveness.UNCERTAIN, incarnation)
+def unsure(incarnation: str | None = None) -> ObservedNode:
+    return ObservedNode(Liveness.UNCERTAIN, incarnation)
 
 
 def copy(entry: str, log_epoch: int, log_end: int, **more: Any) -> CopyView:
@@ -61,7 +61,7 @@ def shard(spec: ShardSpec, *in_sync: str, conditions: tuple[Condition, ...] = ()
 
 def planned(
     it: ShardObject,
-    nodes: Mapping[str, NodeView],
+    nodes: Mapping[str, ObservedNode],
     copies: Mapping[str, CopyView] = NONE,
     *,
     answered: Iterable[str] = (),

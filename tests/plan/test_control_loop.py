@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayregistry.model import ClusterSpec, NodeLease, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
-from delayregistry.port import Conflict, OutcomeUnknown, Registry, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 
@@ -29,7 +29,7 @@ class Faulty:
 
         def faulty(*args: Any) -> Any:
             if self.writes_fail and name in ("probe", "renew_lease"):
-                raise Unavailable("no writes")
+                raise RegistryUnavailable("no writes")
             if name.startswith(("write", "create", "put")):
                 if self.writes_fail:
                     raise OutcomeUnknown("not done")
@@ -37,7 +37,7 @@ class Faulty:
                     call(*args)
                     raise OutcomeUnknown("done, but who knows")
             elif self.reads_fail:
-                raise Unavailable("no reads")
+                raise RegistryUnavailable("no reads")
             return call(*args)
 
         return faulty
@@ -55,7 +55,7 @@ class World:
         self.loop = self.new_loop()
 
     def new_loop(self) -> ControlLoop:
-        clock = Clock(monotonic_ms=lambda: self.now_ms, wall_ms=lambda: 5_000_000 + self.now_ms)
+        clock = LoopClock(monotonic_ms=lambda: self.now_ms, wall_ms=lambda: 5_000_000 + self.now_ms)
         uids = itertools.count(1)
         registry: Any = self.faulty
         return ControlLoop(registry, lambda: next(uids), self.events.append, clock)
@@ -82,7 +82,7 @@ class World:
                 self.renew(*living)
             try:
                 self.loop.round()
-            except Unavailable:
+            except RegistryUnavailable:
                 assert self.faulty.writes_fail or self.faulty.reads_fail
 
     def shard(self, name: str = "orders-0") -> ShardObject:

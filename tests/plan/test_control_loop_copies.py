@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from delayoperator.control_loop.asking import PATROL_MS
-from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayoperator.control_loop.probe import NodeAnswer
 from delayoperator.control_loop.take_up import TAKE_UP_MS
 from delayoperator.plan import CopyView
@@ -44,7 +44,7 @@ class World:
         self.leases: dict[str, NodeLease] = {}
         self.empty = True
         uids = itertools.count(1)
-        clock = Clock(lambda: self.now_ms, lambda: self.now_ms)
+        clock = LoopClock(lambda: self.now_ms, lambda: self.now_ms)
         self.ended: frozenset[str] = frozenset()
         self.loop = ControlLoop(
             self.registry, lambda: next(uids), self.events.append, clock, self, ended=lambda: self.ended
@@ -310,7 +310,7 @@ def test_a_thousand_reigns_begin_in_one_round(tmp_path: Path) -> None:
     registry = SqliteRegistry(tmp_path / "registry.db", create=True)
     registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1_000),)), None)
     uids = itertools.count(1)
-    loop = ControlLoop(registry, lambda: next(uids), lambda event: None, Clock(lambda: 0, lambda: 0), writers=32)
+    loop = ControlLoop(registry, lambda: next(uids), lambda event: None, LoopClock(lambda: 0, lambda: 0), writers=32)
     registry.renew_lease(NodeLease("n0", "a", "n0:1", "h"))
     registry.renew_lease(NodeLease("n1", "a", "n1:1", "h"))
     assert loop.round().applied == 1_000

@@ -7,7 +7,7 @@ from delaynode.node.membership import RENEW_SECONDS
 from delayoperator.control_loop.liveness import LeaseWatch
 from delayoperator.control_loop.loop import PROBE_MS
 from delayoperator.kube.shards import LOOK_MS
-from delayoperator.plan import Liveness, NodeView
+from delayoperator.plan import Liveness, ObservedNode
 from delayregistry.model import LEAST_LEASE_SECONDS, NodeLease
 
 
@@ -79,7 +79,7 @@ def test_a_new_process_is_seen_at_once_even_with_the_same_count() -> None:
     watcher = Watcher()
     watcher.sees(lease(1, "a"), 0)
     seen = watcher.watch.look([lease(1, "b")], 100, 100)
-    assert seen == {"n0": NodeView(Liveness.ALIVE, "b", settled=False)}
+    assert seen == {"n0": ObservedNode(Liveness.ALIVE, "b", settled=False)}
 
 
 def test_a_process_is_settled_when_it_was_there_for_ten_seconds() -> None:

@@ -11,9 +11,9 @@ from delayoperator.plan import (
     ChangeSpec,
     CopyView,
     Liveness,
-    NodeView,
     Observed,
-    Role,
+    ObservedNode,
+    ObservedRole,
     SetConditions,
     StartReign,
     plan,
@@ -23,10 +23,10 @@ from delayregistry.model import ClusterSpec, Handover, ShardObject, ShardSpec, S
 
 PAIR = ShardSpec(1, "orders", 0, ("n1", "n2"), master="n1", epoch=4, incarnation="first")
 SOLE = replace(PAIR, replicas=("n1",))
-FRESH = {"n1": NodeView(Liveness.ALIVE, "first"), "n2": NodeView(Liveness.ALIVE, "x")}
-RESTARTED = {**FRESH, "n1": NodeView(Liveness.UNCERTAIN, "second")}
+FRESH = {"n1": ObservedNode(Liveness.ALIVE, "first"), "n2": ObservedNode(Liveness.ALIVE, "x")}
+RESTARTED = {**FRESH, "n1": ObservedNode(Liveness.UNCERTAIN, "second")}
 SLAVE = {"n2": CopyView("c2", "x", 4, 4, 100)}
-MASTER = {"n1": CopyView("c1", "first", 4, 4, 120, role=Role.MASTER, serving_epoch=4)}
+MASTER = {"n1": CopyView("c1", "first", 4, 4, 120, role=ObservedRole.MASTER, serving_epoch=4)}
 
 
 def shard(spec: ShardSpec, *in_sync: str, serving_epoch: int = 4, incarnation: str = "first") -> ShardObject:
@@ -36,7 +36,7 @@ def shard(spec: ShardSpec, *in_sync: str, serving_epoch: int = 4, incarnation: s
 
 def planned(
     it: ShardObject,
-    nodes: Mapping[str, NodeView],
+    nodes: Mapping[str, ObservedNode],
     copies: Mapping[str, CopyView],
     ended: Iterable[str] = ("first",),
 ) -> list[Action]:
@@ -54,7 +54,7 @@ def reign(actions: list[Action]) -> StartReign:
 
 @pytest.mark.parametrize("nodes", [FRESH, RESTARTED])
 def test_a_master_whose_process_has_ended_is_followed_at_once_and_its_reign_is_vacant(
-    nodes: Mapping[str, NodeView],
+    nodes: Mapping[str, ObservedNode],
 ) -> None:
     """Whether its lease is still fresh or already another process's."""
     action = reign(planned(shard(PAIR, "c1", "c2"), nodes, SLAVE))
@@ -91,7 +91,7 @@ def test_a_reign_that_was_never_taken_up_leaves_promises_to_wait_out(status: Sha
 def test_the_next_reign_says_anew_whether_it_follows_a_vacant_one() -> None:
     """A word about one epoch's start must not be read of another's."""
     later = replace(PAIR, master="n2", incarnation="x", epoch=5, vacant=True)
-    nodes = {"n1": NodeView(Liveness.ALIVE, "second"), "n2": NodeView(Liveness.DEAD, "x")}
+    nodes = {"n1": ObservedNode(Liveness.ALIVE, "second"), "n2": ObservedNode(Liveness.DEAD, "x")}
     copies = {"n1": CopyView("c1", "second", 5, 5, 130)}
     action = reign(planned(shard(later, "c1", "c2", serving_epoch=5, incarnation="x"), nodes, copies))
     assert (action.spec.master, action.spec.epoch) == ("n1", 6)
@@ -101,14 +101,14 @@ def test_the_next_reign_says_anew_whether_it_follows_a_vacant_one() -> None:
 def test_what_else_changes_in_the_reign_leaves_the_word_about_its_start() -> None:
     """Its master may not have read it yet."""
     spec = replace(PAIR, vacant=True, target=("n1", "n0"))
-    nodes = {**FRESH, "n0": NodeView(Liveness.ALIVE, "y")}
+    nodes = {**FRESH, "n0": ObservedNode(Liveness.ALIVE, "y")}
     (action,) = planned(shard(spec, "c1", "c2"), nodes, {**MASTER, **SLAVE}, ended=[])
     assert isinstance(action, ChangeSpec)
     assert action.spec.vacant
 
 
 def test_nobody_who_has_ended_is_chosen_whatever_it_said_a_moment_ago() -> None:
-    seen = {"n1": NodeView(Liveness.DEAD, "first"), "n2": NodeView(Liveness.ALIVE, "x")}
+    seen = {"n1": ObservedNode(Liveness.DEAD, "first"), "n2": ObservedNode(Liveness.ALIVE, "x")}
     assert planned(shard(PAIR, "c1", "c2"), seen, SLAVE, ended=["first", "x"]) == []
     assert planned(shard(PAIR, "c1", "c2"), seen, {}, ended=["first", "x"]) == []
 
@@ -124,7 +124,7 @@ def test_where_nobody_else_can_lead_the_next_process_is_waited_for_without_a_wor
 ) -> None:
     """It is back before anybody could read a condition; if not, its lease runs out."""
     assert planned(it, FRESH, copies) == []
-    away = {**FRESH, "n1": NodeView(Liveness.DEAD, "first")}
+    away = {**FRESH, "n1": ObservedNode(Liveness.DEAD, "first")}
     (action,) = planned(it, away, copies)
     assert isinstance(action, SetConditions)
 
@@ -140,7 +140,7 @@ def test_a_slave_that_has_ended_changes_nothing() -> None:
 
 
 def test_nothing_is_handed_to_a_process_that_has_ended() -> None:
-    stopping = {**FRESH, "n1": NodeView(Liveness.ALIVE, "first", stopping=True)}
+    stopping = {**FRESH, "n1": ObservedNode(Liveness.ALIVE, "first", stopping=True)}
     (action,) = planned(shard(PAIR, "c1", "c2"), stopping, MASTER, ended=[])
     assert isinstance(action, ChangeSpec)
     assert planned(shard(PAIR, "c1", "c2"), stopping, MASTER, ended=["x"]) == []

@@ -8,7 +8,7 @@ import pytest
 from delayoperator.plan import (
     ChangeSpec,
     CopyView,
-    NodeView,
+    ObservedNode,
     SetConditions,
     StartReign,
 )
@@ -99,7 +99,7 @@ def test_a_switchover_to_one_that_is_not_in_sync_waits_and_says_so() -> None:
     ("to", "view"),
     [("n2", dead("x")), ("n2", replace(alive("x"), stopping=True)), ("n9", alive("z")), ("n1", alive("first"))],
 )
-def test_a_switchover_that_can_not_be_is_withdrawn(to: str, view: NodeView) -> None:
+def test_a_switchover_that_can_not_be_is_withdrawn(to: str, view: ObservedNode) -> None:
     it = shard(replace(PAIR, switchover=Switchover(to)), "c1", "c2")
     action = planned(it, {**BOTH, to: view})
     assert isinstance(action, ChangeSpec)

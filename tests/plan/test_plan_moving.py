@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from delayoperator.plan import ChangeSpec, CopyView, Liveness, NodeView, Observed, StartReign, plan
+from delayoperator.plan import ChangeSpec, CopyView, Liveness, Observed, ObservedNode, StartReign, plan
 from delayoperator.plan.planner import MAX_MOVES
 from delayregistry.model import (
     ClusterSpec,
@@ -81,7 +81,7 @@ def step(
 ) -> ChangeSpec | str | None:
     """What is planned for the shard whose copies on n0, n1, ... are c0, c1, ...; a condition by its reason."""
     nodes = {
-        node: NodeView(Liveness.DEAD if node in dead else Liveness.ALIVE, "p") for node in ("n0", "n1", "n2", "n3")
+        node: ObservedNode(Liveness.DEAD if node in dead else Liveness.ALIVE, "p") for node in ("n0", "n1", "n2", "n3")
     }
     heard = {node: "p" for node in nodes if node not in dead and node not in mute}
     seen = {("t-0", node): CopyView(f"c{node[1:]}", "p", 3, 3, 100) for node in spec.replicas if node in heard}
@@ -247,7 +247,7 @@ def test_a_new_node_takes_the_first_place_of_a_shard_that_its_donor_leads() -> N
     for queue, (first, second, master) in led.items():
         spec = ShardSpec(queue, "t", queue, (first, second), master=master, epoch=1, incarnation="p")
         shards.append(ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", ("a", "b"))))
-    nodes = {node: NodeView(Liveness.ALIVE, "p") for node in ("n0", "n1", "n2")}
+    nodes = {node: ObservedNode(Liveness.ALIVE, "p") for node in ("n0", "n1", "n2")}
     wish = ClusterSpec("local", 3, (TopicSpec("t", 4),), replicas=2)
     changes = [it for it in plan(wish, Observed(tuple(shards), nodes)) if isinstance(it, ChangeSpec)]
     assert {it.shard.name for it in changes if it.spec.target and it.spec.target[0] == "n2"} == {"t-1"}
@@ -260,7 +260,7 @@ def test_a_node_that_leads_less_than_its_share_leads_where_it_is_first_whoever_l
     for queue, (first, second, master) in led.items():
         spec = ShardSpec(queue, "t", queue, (first, second), master=master, epoch=1, incarnation="p")
         shards.append(ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", ("a", "b"))))
-    nodes = {f"n{number}": NodeView(Liveness.ALIVE, "p") for number in range(4)}
+    nodes = {f"n{number}": ObservedNode(Liveness.ALIVE, "p") for number in range(4)}
     copies = {
         (shard.name, node): CopyView("ab"[place], "p", 1, 1, 9)
         for shard in shards
@@ -344,7 +344,7 @@ def test_when_all_nodes_stop_nobody_hands_over() -> None:
 
 
 def test_a_stopping_master_with_a_slave_out_of_sync_hands_over_to_the_other() -> None:
-    nodes = {node: NodeView(Liveness.ALIVE, "p", stopping=node == "n0") for node in ("n0", "n1", "n2", "n3")}
+    nodes = {node: ObservedNode(Liveness.ALIVE, "p", stopping=node == "n0") for node in ("n0", "n1", "n2", "n3")}
     spec = replace(SPEC, replicas=("n0", "n1", "n2"))
     shard = ShardObject("t-0", Version("1"), spec, ShardStatus(3, "p", ("c0", "c2")))
     seen = {("t-0", node): CopyView(f"c{node[1:]}", "p", 3, 3, 100) for node in spec.replicas}

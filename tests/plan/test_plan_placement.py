@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from delayoperator.plan import CreateShard, Liveness, NodeView, Observed, plan
+from delayoperator.plan import CreateShard, Liveness, Observed, ObservedNode, plan
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ALIVE = NodeView(Liveness.ALIVE, "a")
+ALIVE = ObservedNode(Liveness.ALIVE, "a")
 
 
 def created(actions: list[object]) -> list[CreateShard]:
@@ -66,13 +66,13 @@ def test_a_topic_is_spread_even_when_another_one_is_not() -> None:
 
 def test_dead_nodes_get_no_new_shards_but_unseen_ones_do() -> None:
     cluster = ClusterSpec("local", 3, (TopicSpec("orders", 4),))
-    seen = Observed(nodes={"n0": ALIVE, "n1": NodeView(Liveness.DEAD, "b")})
+    seen = Observed(nodes={"n0": ALIVE, "n1": ObservedNode(Liveness.DEAD, "b")})
     assert {action.replicas[0] for action in created([*plan(cluster, seen)])} == {"n0", "n2"}
 
 
 def test_dead_nodes_are_taken_when_there_are_too_few_others() -> None:
     cluster = ClusterSpec("local", 3, (TopicSpec("orders", 1),), replicas=2)
-    dead = NodeView(Liveness.DEAD, "b")
+    dead = ObservedNode(Liveness.DEAD, "b")
     seen = Observed(nodes={"n0": dead, "n1": dead, "n2": ALIVE})
     (action,) = created([*plan(cluster, seen)])
     assert action.replicas == ("n2", "n0")

@@ -12,9 +12,9 @@ from delayoperator.plan import (
     CopyView,
     CreateShard,
     Liveness,
-    NodeView,
     Observed,
-    Role,
+    ObservedNode,
+    ObservedRole,
     SetConditions,
     plan,
 )
@@ -42,7 +42,7 @@ node_ids = st.sampled_from(NODES)
 incarnations = st.sampled_from(["a", "b", "c"])
 zones = st.sampled_from(["", "west", "east", "north"])
 node_views = st.builds(
-    lambda liveness, incarnation, stopping, gone, settled, zone: NodeView(
+    lambda liveness, incarnation, stopping, gone, settled, zone: ObservedNode(
         liveness if incarnation else Liveness.UNCERTAIN,
         incarnation,
         stopping=stopping,
@@ -114,7 +114,7 @@ def any_world(draw: st.DrawFn) -> tuple[ClusterSpec, Observed]:
             draw(st.integers(0, 9)),
             draw(st.integers(0, 3)),
             damaged=draw(st.none() | st.just("rot")),
-            role=draw(st.sampled_from(Role)),
+            role=draw(st.sampled_from(ObservedRole)),
         )
         for shard in shards
         for node in shard.spec.replicas

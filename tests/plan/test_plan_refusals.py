@@ -9,8 +9,8 @@ import pytest
 from delayoperator.plan import (
     ChangeSpec,
     CopyView,
-    NodeView,
-    Role,
+    ObservedNode,
+    ObservedRole,
     SetConditions,
     StartReign,
 )
@@ -43,7 +43,7 @@ from tests.plan.reigns import (
         (("c2",), None, copy("c2", 4, 100, damaged="rot"), "CopyDamaged"),
         (("c1", "c2"), None, copy("c2", 4, 100, damaged="rot"), "NodeAway"),
         (("c1",), copy("new", 0, 0), copy("c2", 4, 100), "NoInSyncReplica"),
-        (("c1", "c2"), None, copy("", 0, 0, role=Role.FETCHING), "NodeAway"),
+        (("c1", "c2"), None, copy("", 0, 0, role=ObservedRole.FETCHING), "NodeAway"),
         (("c1@a", "c2@b"), None, copy("c2@B", 4, 100), "NodeAway"),  # n1 may have what n2's machine lost
         (("c1@a", "c2@b"), copy("new@A", 0, 0), copy("c2@B", 4, 100), "MachineRebooted"),
         (("c1", "c2"), None, copy("c2", 5, 100), "RegistryBehind"),
@@ -120,7 +120,7 @@ def test_unclean_failover_takes_the_highest_sound_copy_once_no_member_can_be_had
     ],
 )
 def test_unclean_failover_too_waits_for_whoever_may_have_more(
-    nodes: Mapping[str, NodeView], copies: Mapping[str, CopyView]
+    nodes: Mapping[str, ObservedNode], copies: Mapping[str, CopyView]
 ) -> None:
     assert planned(shard(THREE, "c1"), nodes, copies, cluster=UNCLEAN) is None
 

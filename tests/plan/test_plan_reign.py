@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from delayoperator.plan import (
     CopyView,
-    NodeView,
     Observed,
-    Role,
+    ObservedNode,
+    ObservedRole,
     SetConditions,
     StartReign,
     plan,
@@ -144,9 +144,9 @@ def test_failover_takes_the_in_sync_replica_that_lives() -> None:
         (copy("c0", 4, 100), copy("c2", 4, 101), "n2"),
         (copy("c0", 4, 100), copy("c2", 4, 100), "n0"),  # equal: always the same one
         (copy("c0", 4, 900, damaged="rot"), copy("c2", 4, 100), "n2"),
-        (copy("c0", 4, 900, role=Role.OPENING), copy("c2", 4, 100), "n2"),  # its log's end is not known yet
+        (copy("c0", 4, 900, role=ObservedRole.OPENING), copy("c2", 4, 100), "n2"),  # its log's end is not known yet
         (copy("cX", 4, 900), copy("c2", 4, 100), "n2"),  # not in sync
-        (copy("", 0, 0, role=Role.FETCHING), copy("c2", 4, 100), "n2"),
+        (copy("", 0, 0, role=ObservedRole.FETCHING), copy("c2", 4, 100), "n2"),
         # What a copy has persisted is no measure of its log: only the reign that wrote its end is.
         (copy("c0", 3, 900, epoch=4), copy("c2", 4, 100), "n2"),
     ],
@@ -184,14 +184,14 @@ def test_a_member_that_gives_no_answer_is_chosen_when_all_are_in_sync_and_it_is_
     ],
 )
 def test_otherwise_a_member_that_gives_no_answer_is_waited_for(
-    in_sync: tuple[str, ...], view: NodeView, durability: Durability
+    in_sync: tuple[str, ...], view: ObservedNode, durability: Durability
 ) -> None:
     cluster = replace(CLUSTER, replicas=2, durability=durability)
     assert planned(shard(PAIR, *in_sync), {"n1": dead("first"), "n2": view}, cluster=cluster) is None
 
 
 def test_a_member_that_is_opening_its_log_is_waited_for() -> None:
-    opening = {"n2": copy("c2", 0, 0, role=Role.OPENING)}
+    opening = {"n2": copy("c2", 0, 0, role=ObservedRole.OPENING)}
     assert planned(shard(PAIR, "c1", "c2"), {"n1": dead("first"), "n2": alive("x")}, opening) is None
 
 
@@ -204,7 +204,7 @@ def test_a_member_that_gives_no_answer_for_long_is_said() -> None:
 
 
 def test_the_only_member_is_chosen_while_it_is_still_opening_its_log() -> None:
-    opening = {"n1": copy("c1", 0, 0, role=Role.OPENING), "n2": copy("c2", 4, 900)}
+    opening = {"n1": copy("c1", 0, 0, role=ObservedRole.OPENING), "n2": copy("c2", 4, 900)}
     assert reign(planned(shard(PAIR, "c1"), {"n1": alive("second"), "n2": alive("x")}, opening))[0] == "n1"
 
 
@@ -287,5 +287,5 @@ def test_data_without_a_status_is_not_called_new() -> None:
     assert refusal(action) == "StatusLost"
     assert action is not None
     assert "delayctl adopt" in action.reason
-    opening = {"n2": copy("c2", 0, 0, epoch=9, role=Role.OPENING)}
+    opening = {"n2": copy("c2", 0, 0, epoch=9, role=ObservedRole.OPENING)}
     assert planned(lost, nodes, opening, answered=["n1"]) is None  # a directory, of whose log nothing is known yet

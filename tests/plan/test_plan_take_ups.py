@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from delayoperator.control_loop.probe import NodeAnswer
 from delayoperator.control_loop.take_up import BLIND_MS, SHUNNED_MS, TAKE_UP_MS, TakeUps
-from delayoperator.plan import ChangeSpec, CopyView, NodeView, NotBegun, Observed, Role, SetConditions, StartReign, plan
+from delayoperator.plan import (
+    ChangeSpec,
+    CopyView,
+    NotBegun,
+    Observed,
+    ObservedNode,
+    ObservedRole,
+    SetConditions,
+    StartReign,
+    plan,
+)
 from delayregistry.model import Condition, ConditionType, ShardObject, ShardSpec
 
 from tests.plan.reigns import BOTH, CLUSTER, PAIR, SOLE, THREE, alive, copy, dead, planned, refusal, reign, shard
@@ -120,7 +130,7 @@ class Watch:
 
     def __init__(self, *shards: ShardObject) -> None:
         self.shards = shards or (UNSERVED,)
-        self.nodes: Mapping[str, NodeView] = BOTH
+        self.nodes: Mapping[str, ObservedNode] = BOTH
         self.take_ups, self.now_ms = TakeUps(), 1_000
 
     def look(self, after_ms: int = 0, *, mute: bool = False, **answer: Any) -> Observed:
@@ -152,8 +162,8 @@ def test_a_slave_that_was_chosen_is_overdue_after_its_time_and_not_before() -> N
     assert late == NotBegun(10, MISSING, ("n2",), again=True)
 
 
-@pytest.mark.parametrize("working", [{"role": Role.OPENING}, {"role": Role.CANDIDATE}, {
-    "role": Role.CANDIDATE, "over_epoch": 3, "not_serving": "what ended an earlier reign"
+@pytest.mark.parametrize("working", [{"role": ObservedRole.OPENING}, {"role": ObservedRole.CANDIDATE}, {
+    "role": ObservedRole.CANDIDATE, "over_epoch": 3, "not_serving": "what ended an earlier reign"
 }])  # fmt: skip
 def test_no_time_counts_while_it_is_at_work(working: Mapping[str, Any]) -> None:
     watch = Watch()
@@ -163,7 +173,9 @@ def test_no_time_counts_while_it_is_at_work(working: Mapping[str, Any]) -> None:
 
 
 def test_a_candidate_that_says_what_it_waits_for_is_not_at_work() -> None:
-    late = Watch().late(TAKE_UP_MS, role=Role.CANDIDATE, not_serving="the registry did not take its status: 403")
+    late = Watch().late(
+        TAKE_UP_MS, role=ObservedRole.CANDIDATE, not_serving="the registry did not take its status: 403"
+    )
     assert late is not None
     assert late.what == "the registry did not take its status: 403"
 
@@ -277,7 +289,7 @@ def test_what_it_waits_for_is_told_as_it_seems_where_it_does_not_say() -> None:
     assert told(of(copy("c2", 4, 1))) == "it seems not to have heard that it was chosen"
     earlier = copy("c2", 4, 1, over_epoch=3, not_serving="what ended an earlier reign")
     assert told(of(earlier)) == "it seems not to have heard that it was chosen"
-    assert told(of(copy("c2", 4, 1, role=Role.MASTER, serving_epoch=4))).startswith("it leads in epoch 4 still")
+    assert told(of(copy("c2", 4, 1, role=ObservedRole.MASTER, serving_epoch=4))).startswith("it leads in epoch 4 still")
     assert told(of(copy("c2", 4, 1, damaged="rot"))) == "its copy is damaged: rot"
 
 

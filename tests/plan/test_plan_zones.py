@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from delayoperator.plan import ChangeSpec, CreateShard, Liveness, NodeView, Observed, plan
+from delayoperator.plan import ChangeSpec, CreateShard, Liveness, Observed, ObservedNode, plan
 from delayoperator.plan.planner import MAX_MOVES
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
 from hypothesis import given, settings
@@ -17,17 +17,17 @@ from tests.plan.cluster import Cluster
 THREE = ("a", "b", "c")
 
 
-def views(*zones: str) -> dict[str, NodeView]:
+def views(*zones: str) -> dict[str, ObservedNode]:
     """n0, n1, ... in these zones, alive."""
-    return {f"n{number}": NodeView(Liveness.ALIVE, "p", zone=zone) for number, zone in enumerate(zones)}
+    return {f"n{number}": ObservedNode(Liveness.ALIVE, "p", zone=zone) for number, zone in enumerate(zones)}
 
 
-def placed(nodes: dict[str, NodeView], replicas: int, queues: int = 6) -> list[tuple[str, ...]]:
+def placed(nodes: dict[str, ObservedNode], replicas: int, queues: int = 6) -> list[tuple[str, ...]]:
     wish = ClusterSpec("local", len(nodes), (TopicSpec("t", queues),), replicas=replicas)
     return [action.replicas for action in plan(wish, Observed(nodes=nodes)) if isinstance(action, CreateShard)]
 
 
-def aim(nodes: dict[str, NodeView], *replicas: str, master: str = "", **wish: object) -> ChangeSpec | None:
+def aim(nodes: dict[str, ObservedNode], *replicas: str, master: str = "", **wish: object) -> ChangeSpec | None:
     """What is planned for a shard that is served, with its copies on these nodes."""
     spec = ShardSpec(1, "t", 0, replicas, master=master or replicas[0], epoch=1, incarnation="p")
     shard = ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", tuple(f"c-{node}" for node in replicas)))
@@ -97,7 +97,7 @@ def test_within_zones_new_copies_go_where_few_are() -> None:
 
 
 def test_a_dead_node_in_a_free_zone_comes_after_a_living_one_in_a_taken_zone() -> None:
-    nodes = views("a", "a", "b") | {"n2": NodeView(Liveness.DEAD, "p", zone="b")}
+    nodes = views("a", "a", "b") | {"n2": ObservedNode(Liveness.DEAD, "p", zone="b")}
     assert set(placed(nodes, 2, queues=1)[0]) == {"n0", "n1"}
 
 
@@ -110,7 +110,7 @@ def test_a_node_whose_zone_is_not_known_is_as_good_as_any() -> None:
 
 
 def test_a_copy_that_is_lost_is_made_again_in_a_zone_without_one() -> None:
-    nodes = views("a", "b", "b", "c") | {"n0": NodeView(Liveness.DEAD, "p", zone="a", gone=True)}
+    nodes = views("a", "b", "b", "c") | {"n0": ObservedNode(Liveness.DEAD, "p", zone="a", gone=True)}
     assert target(aim(nodes, "n1", "n0")) == ("n1", "n3")  # not n2, which is in n1's
 
 
@@ -164,14 +164,14 @@ def test_all_that_can_go_apart_goes_at_once() -> None:
         (views("", "", "b"), {}),
         (views("a", "b", "c"), {}),
         (views("a", "a", "b"), {"drained": ("n2",)}),
-        (views("a", "a", "b") | {"n2": NodeView(Liveness.DEAD, "p", zone="b")}, {}),
-        (views("a", "a", "b") | {"n2": NodeView(Liveness.DEAD, "p", zone="b", gone=True)}, {}),
-        (views("a", "a", "b") | {"n2": NodeView(Liveness.ALIVE, "p", zone="b", settled=False)}, {}),
-        (views("a", "a", "b", "c") | {"n3": NodeView(Liveness.ALIVE, "p", zone="c", stopping=True)}, {}),
+        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.DEAD, "p", zone="b")}, {}),
+        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.DEAD, "p", zone="b", gone=True)}, {}),
+        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.ALIVE, "p", zone="b", settled=False)}, {}),
+        (views("a", "a", "b", "c") | {"n3": ObservedNode(Liveness.ALIVE, "p", zone="c", stopping=True)}, {}),
     ],
 )
 def test_copies_stay_where_no_other_zone_can_take_one_or_all_is_not_calm(
-    nodes: dict[str, NodeView], wish: dict[str, object]
+    nodes: dict[str, ObservedNode], wish: dict[str, object]
 ) -> None:
     assert target(aim(nodes, "n0", "n1", **wish)) is None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from delayclient.sync import Producer
+from delayclient.sync import SyncProducer
 from delaylocal import LocalCluster
 from delayrebalance.model import HOUR_MS
 from delayrebalance.session import java_missing, spark_session
@@ -60,7 +60,7 @@ def hot(tmp_path: Path) -> Iterator[LocalCluster]:
         cluster.wait_ready()
         queues = [it.spec.queue for it in cluster.registry.list_shards() if it.spec.master == "n0"]
         due = int(time.time() * 1000) + 2 * HOUR_MS
-        with Producer(cluster.endpoints) as producer:
+        with SyncProducer(cluster.endpoints) as producer:
             for queue in queues[:2]:
                 key = next(f"k{n}" for n in range(1000) if zlib.crc32(f"k{n}".encode()) % 4 == queue)
                 producer.send_batch("orders", [b"x"] * 500, due_ms=due, keys=[key] * 500)

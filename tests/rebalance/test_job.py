@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from delayrebalance import job
-from delayrebalance.loads import Loads
+from delayrebalance.loads import ShardLoads
 from delayrebalance.model import (
     HOUR_MS,
     MINUTE_MS,
@@ -18,7 +18,7 @@ from delayrebalance.model import (
     MapNode,
     MapShard,
     RebalanceError,
-    Settings,
+    SearchSettings,
     Span,
     Study,
 )
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine a JVM alone may take 
 
 START_MS = 1_790_000_100_000
 SLOT_MS = 5 * MINUTE_MS
-SETTINGS = Settings(horizon_ms=2 * HOUR_MS, tolerance=0.0)
+SETTINGS = SearchSettings(horizon_ms=2 * HOUR_MS, tolerance=0.0)
 
 
 def slots_of(spark: SparkSession, load: dict[str, Sequence[int]], *more: tuple[str, int, int, int, int]) -> DataFrame:
@@ -71,7 +71,7 @@ def cluster(placed: dict[str, tuple[str, ...]], nodes: int = 3, **changed: MapNo
     )
 
 
-def studied(spark: SparkSession, slots: DataFrame, where: ClusterMap, settings: Settings = SETTINGS) -> Study:
+def studied(spark: SparkSession, slots: DataFrame, where: ClusterMap, settings: SearchSettings = SETTINGS) -> Study:
     return job.study(spark, slots, where, settings, now_ms=START_MS)
 
 
@@ -181,13 +181,13 @@ def test_a_shard_that_two_nodes_tell_of_counts_by_its_higher_epoch(spark: SparkS
 
 def test_the_driver_gets_no_more_shards_than_it_may_hold(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    vectors = Loads.vectors
+    vectors = ShardLoads.vectors
 
-    def noted(self: Loads, shards: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    def noted(self: ShardLoads, shards: np.ndarray, slots: np.ndarray) -> np.ndarray:
         asked.append(len(shards))
         return vectors(self, shards, slots)
 
-    monkeypatch.setattr(Loads, "vectors", noted)
+    monkeypatch.setattr(ShardLoads, "vectors", noted)
     rng = np.random.default_rng(5)
     load = {f"a-{n}": rng.integers(0, 30, 24).tolist() for n in range(60)}
     placed = {name: (f"n{min(2, int(name[2:]) // 25)}",) for name in load}  # 25, 25, 10
@@ -214,14 +214,16 @@ def test_what_is_said_of_the_loads_after_is_true(spark: SparkSession) -> None:
 
 
 def test_what_would_not_fit_the_driver_is_refused(spark: SparkSession) -> None:
-    far = Settings(horizon_ms=366 * 24 * HOUR_MS, slot_ms=MINUTE_MS)
+    far = SearchSettings(horizon_ms=366 * 24 * HOUR_MS, slot_ms=MINUTE_MS)
     where = ClusterMap("c", tuple(MapNode(f"n{n}") for n in range(100)), (MapShard("a-0", "n0", ("n0",)),))
     with pytest.raises(RebalanceError, match=r"100 nodes x 527,040 slots are more than"):
         studied(spark, slots_of(spark, HOT), where, far)
 
 
 def test_sums_are_by_node_and_slot(spark: SparkSession) -> None:
-    loads = Loads(spark, slots_of(spark, {"a-0": [1, 2], "a-1": [3, 4]}), ["a-0", "a-1"], Span(START_MS, SLOT_MS, 3))
+    loads = ShardLoads(
+        spark, slots_of(spark, {"a-0": [1, 2], "a-1": [3, 4]}), ["a-0", "a-1"], Span(START_MS, SLOT_MS, 3)
+    )
     sums = loads.node_sums(np.array([1, 1]), 2)
     loads.close()
     assert sums.messages.tolist() == [[0, 0, 0], [4, 6, 0]]
@@ -231,7 +233,7 @@ def test_sums_are_by_node_and_slot(spark: SparkSession) -> None:
 
 def test_more_large_shards_than_nodes_have_to_share_one(spark: SparkSession) -> None:
     load = {"a-0": [0, 9], "a-1": [5, 10], "a-2": [5, 8], "a-3": [5, 7], "a-4": [1, 1]}
-    loads = Loads(spark, slots_of(spark, load), list(load), Span(START_MS, SLOT_MS, 3))
+    loads = ShardLoads(spark, slots_of(spark, load), list(load), Span(START_MS, SLOT_MS, 3))
     loads.node_sums(np.zeros(5, dtype=np.int64), 3)
     crowded = [loads.crowded(nodes, above) for nodes, above in ((3, 12.0), (3, 15.0), (2, 12.0), (5, 0.0))]
     loads.close()
@@ -240,7 +242,7 @@ def test_more_large_shards_than_nodes_have_to_share_one(spark: SparkSession) -> 
 
 def test_a_shard_told_of_in_pieces_shares_with_others_only(spark: SparkSession) -> None:
     load = {"a-0": [4, 4], "a-1": [1, 1]}
-    loads = Loads(spark, slots_of(spark, load), list(load), Span(START_MS, 2 * SLOT_MS, 1))
+    loads = ShardLoads(spark, slots_of(spark, load), list(load), Span(START_MS, 2 * SLOT_MS, 1))
     loads.node_sums(np.zeros(2, dtype=np.int64), 2)
     crowded = loads.crowded(1, 0.0)
     loads.close()

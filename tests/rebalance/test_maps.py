@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.crds.rebalance import DelayRebalance, Plan
+from delayoperator.crds.rebalance import DelayRebalance, PlanModel
 from delayoperator.kube.api import ApiError
-from delayoperator.kube.kinds import Kind
+from delayoperator.kube.kinds import ObjectKind
 from delayoperator.rebalance_plan import digest
 from delayrebalance.maps import ZONE, as_map, zones_of
 from delayrebalance.model import DAY_MS, HOUR_MS, MINUTE_MS, RebalanceError
@@ -86,20 +86,20 @@ class FakeApi:
     def __init__(self, objects: dict[tuple[str, str], dict[str, Any]], conflicts: int = 0) -> None:
         self.objects, self.conflicts = objects, conflicts
 
-    def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+    def get(self, kind: ObjectKind, namespace: str, name: str) -> dict[str, Any] | None:
         if kind.name == "Node":
             raise ApiError("get Node", 403, "Forbidden", "not yours")
         return self.objects.get((kind.name, name))
 
-    def list(self, kind: Kind, namespace: str, selector: str = "") -> list[dict[str, Any]]:
+    def list(self, kind: ObjectKind, namespace: str, selector: str = "") -> list[dict[str, Any]]:
         return [it for (known, _), it in self.objects.items() if known == kind.name]
 
-    def create(self, kind: Kind, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+    def create(self, kind: ObjectKind, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
         DelayRebalance.model_validate(body)
         made = {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
         return self.objects.setdefault((kind.name, body["metadata"]["name"]), made)
 
-    def merge(self, kind: Kind, namespace: str, name: str, body: dict[str, Any], sub: str = "") -> dict[str, Any]:
+    def merge(self, kind: ObjectKind, namespace: str, name: str, body: dict[str, Any], sub: str = "") -> dict[str, Any]:
         assert sub == "status"
         found = self.objects[kind.name, name]
         if self.conflicts or body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
@@ -115,13 +115,13 @@ CLUSTER: dict[str, Any] = {
 }
 
 
-def plan(*moves: tuple[str, str, str]) -> Plan:
-    made = Plan.model_validate({"moves": [{"shard": s, "from": a, "to": b} for s, a, b in moves], "movedBytes": 7})
+def plan(*moves: tuple[str, str, str]) -> PlanModel:
+    made = PlanModel.model_validate({"moves": [{"shard": s, "from": a, "to": b} for s, a, b in moves], "movedBytes": 7})
     return made.model_copy(update={"hash": digest(made)})
 
 
-def written(api: FakeApi) -> Plan:
-    return Plan.model_validate(api.objects[DELAY_REBALANCE.name, "shop-rebalance"]["status"]["plan"])
+def written(api: FakeApi) -> PlanModel:
+    return PlanModel.model_validate(api.objects[DELAY_REBALANCE.name, "shop-rebalance"]["status"]["plan"])
 
 
 def test_the_first_plan_makes_the_object_without_wishes_of_its_own() -> None:
@@ -193,7 +193,7 @@ def test_zones_that_may_not_be_read_are_said_to_be_unknown_and_the_others_are_re
 
 def test_of_nodes_whose_leases_say_their_zones_nothing_is_said() -> None:
     class Closed(FakeApi):
-        def list(self, kind: Kind, namespace: str, selector: str = "") -> list[dict[str, Any]]:
+        def list(self, kind: ObjectKind, namespace: str, selector: str = "") -> list[dict[str, Any]]:
             raise ApiError("list Pods", 403, "Forbidden", "not yours")
 
     said: list[str] = []
@@ -208,7 +208,7 @@ def test_of_nodes_whose_leases_say_their_zones_nothing_is_said() -> None:
 
 def test_zones_come_from_the_pods_else_from_their_machines() -> None:
     class Allowed(FakeApi):
-        def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        def get(self, kind: ObjectKind, namespace: str, name: str) -> dict[str, Any] | None:
             return self.objects.get((kind.name, name))
 
     said: list[str] = []

@@ -17,7 +17,7 @@ from delayrebalance.model import (
     LoadFigures,
     MapNode,
     MapShard,
-    Settings,
+    SearchSettings,
     Span,
     Study,
 )
@@ -38,7 +38,7 @@ def moved(vectors: F64, before: F64) -> tuple[FoundMove, ...]:
     size = dict.fromkeys(range(len(shards)), 1_000)
     return found_moves(
         where, [(row, 1) for row in range(len(shards))], holds, vectors, size, size, before,
-        np.ones(len(before), dtype=bool), SPAN, Settings(), START_MS,
+        np.ones(len(before), dtype=bool), SPAN, SearchSettings(), START_MS,
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_the_largest_plan_with_all_of_its_moves_refused_is_well_below_what_an_ob
     study = Study(
         "", figures, figures, 1e12 / 7, (move,) * 1_000, START_MS, SPAN.slot_ms, (), np.zeros((0, 0)), np.zeros((0, 0))
     )
-    plan = to_plan(study, ClusterMap("c", (), (), 1 << 30, "0" * 12), Settings(max_moves=1_000), now_ms=START_MS)
+    plan = to_plan(study, ClusterMap("c", (), (), 1 << 30, "0" * 12), SearchSettings(max_moves=1_000), now_ms=START_MS)
     ended = {
         "state": MoveState.REFUSED, "reason": "x" * 200, "started_at": text_of(START_MS), "ended_at": text_of(START_MS),
     }  # fmt: skip

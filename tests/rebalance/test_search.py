@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delayrebalance.model import F64, I64
-from delayrebalance.search import Problem, destinations, lower_bound, search
+from delayrebalance.search import SearchProblem, destinations, lower_bound, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ def made(
     least_copies: int = 0,
     max_moves: int = 1_000,
     target: float | None = None,
-) -> Problem:
+) -> SearchProblem:
     """Shards with these loads on these nodes; with `second`, each has another copy there."""
     loads_of, at = np.array(vectors, dtype=float), np.array(home)
     loads = np.zeros((nodes, loads_of.shape[1]))
@@ -39,21 +39,21 @@ def made(
     may = np.array(usable or [True] * nodes)
     allowed = destinations(at, holds, may, np.array(zones or [-1] * nodes), np.ones(nodes, dtype=bool))
     bound = lower_bound(loads, may, loads_of.max(axis=0)).max()
-    return Problem(
+    return SearchProblem(
         loads=loads, vectors=loads_of, home=at, at=at.copy(), allowed=allowed, holds=holds,
         bytes=np.array(sizes or [GIB] * len(at)), copies=holds.sum(axis=0), least_copies=least_copies,
         target=float(bound if target is None else target), max_moves=max_moves,
     )  # fmt: skip
 
 
-def loads_after(problem: Problem, at: I64) -> F64:
+def loads_after(problem: SearchProblem, at: I64) -> F64:
     loads = problem.loads.copy()
     np.subtract.at(loads, problem.at, problem.vectors)
     np.add.at(loads, at, problem.vectors)
     return loads
 
 
-def best_peak(problem: Problem) -> float:
+def best_peak(problem: SearchProblem) -> float:
     """By trying every assignment that is allowed."""
     choices = [np.flatnonzero(row) for row in problem.allowed]
     return min(
@@ -64,7 +64,7 @@ def best_peak(problem: Problem) -> float:
 
 
 @st.composite
-def small_cases(draw: st.DrawFn) -> Problem:
+def small_cases(draw: st.DrawFn) -> SearchProblem:
     nodes, shards, slots = draw(st.integers(2, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 3))
     loads = draw(
         st.lists(st.lists(st.integers(0, 30), min_size=slots, max_size=slots), min_size=shards, max_size=shards)
@@ -87,7 +87,9 @@ def small_cases(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=120, deadline=None)
 @given(small_cases())
-def test_no_assignment_is_below_the_lower_bound_and_the_search_is_never_above_where_it_began(problem: Problem) -> None:
+def test_no_assignment_is_below_the_lower_bound_and_the_search_is_never_above_where_it_began(
+    problem: SearchProblem,
+) -> None:
     best = best_peak(replace(problem, max_moves=1_000))
     peak = loads_after(problem, search(problem)).max(initial=0)
     assert problem.target <= best + 1e-9
@@ -96,7 +98,7 @@ def test_no_assignment_is_below_the_lower_bound_and_the_search_is_never_above_wh
 
 @settings(max_examples=120, deadline=None)
 @given(small_cases())
-def test_every_constraint_is_kept(problem: Problem) -> None:
+def test_every_constraint_is_kept(problem: SearchProblem) -> None:
     at = search(problem)
     moved = np.flatnonzero(at != problem.home)
     assert problem.allowed[np.arange(len(at)), at].all()
@@ -112,7 +114,7 @@ def test_every_constraint_is_kept(problem: Problem) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(small_cases())
-def test_no_move_is_made_that_could_be_left_out(problem: Problem) -> None:
+def test_no_move_is_made_that_could_be_left_out(problem: SearchProblem) -> None:
     at = search(problem)
     peak = max(loads_after(problem, at).max(), problem.target)
     for shard in np.flatnonzero(at != problem.home):

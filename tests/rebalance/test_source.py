@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
-from delayclient.sync import Producer
+from delayclient.sync import SyncProducer
 from delaylocal import LocalCluster
 from delayrebalance.model import HOUR_MS, MINUTE_MS
 from delayrebalance.source import NAME, PUSHDOWN
@@ -137,7 +137,7 @@ def test_without_pushdown_the_session_says_what_to_set(spark: SparkSession) -> N
 def test_real_nodes_tell_what_waits_in_them(spark: SparkSession, local: LocalCluster) -> None:
     now_ms = int(time.time() * 1000)
     dues = [now_ms + HOUR_MS + n * 10_000 for n in range(600)] + [now_ms + 10 * 24 * HOUR_MS] * 5
-    with Producer(local.endpoints) as producer:
+    with SyncProducer(local.endpoints) as producer:
         producer.send_batch("orders", [b"x" * 100] * len(dues), due_ms=dues)
     rows = read(spark, registry=f"sqlite:{local.data / 'registry.db'}")
     near = rows.where(F.col("slot_start") < F.lit(at(now_ms + 24 * HOUR_MS)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from delayrebalance.model import HOUR_MS, MINUTE_MS
-from delayrebalance.wheels import LAST_MS, NoAnswer, ShardSlots, ask, folded, silent
+from delayrebalance.wheels import LAST_MS, NodeUnanswered, ShardSlots, ask, folded, silent
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,12 +40,15 @@ def test_a_slot_that_begins_before_the_range_is_not_in_it() -> None:
 
 def test_a_node_that_is_too_slow_is_named_with_the_time_it_had() -> None:
     node = WheelNode("n0", [], delay_s=5.0)
-    with serving(node), pytest.raises(NoAnswer, match=rf"{node.endpoint} gave no answer to GetWheel within 0.2 s"):
+    with (
+        serving(node),
+        pytest.raises(NodeUnanswered, match=rf"{node.endpoint} gave no answer to GetWheel within 0.2 s"),
+    ):
         list(ask(node.endpoint, timeout_s=0.2))
 
 
 def test_a_node_that_is_not_there_is_named() -> None:
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1:1 did not answer"):
+    with pytest.raises(NodeUnanswered, match=r"127\.0\.0\.1:1 did not answer"):
         list(ask("127.0.0.1:1", timeout_s=5))
 
 

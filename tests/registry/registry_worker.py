@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from delayregistry.model import NodeLease, ShardStatus
-from delayregistry.port import Conflict, OutcomeUnknown, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 
@@ -59,7 +59,7 @@ def renew(registry: SqliteRegistry, node: str) -> None:
         lease = replace(lease, renewals=lease.renewals + 1)
         try:
             registry.renew_lease(lease)
-        except Unavailable:
+        except RegistryUnavailable:
             say("unavailable")
         time.sleep(0.02)
 

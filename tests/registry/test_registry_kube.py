@@ -24,7 +24,7 @@ from delayregistry.model import (
     Switchover,
     Version,
 )
-from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
 from kubernetes.client import Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
@@ -103,7 +103,7 @@ def test_an_answer_that_speaks_of_no_object_leaves_the_outcome_open(
         with pytest.raises(OutcomeUnknown, match=str(code)):
             write()
     for read in (lambda: registry.get_shard("orders-0"), registry.list_leases, registry.probe):
-        with pytest.raises(Unavailable, match=str(code)):
+        with pytest.raises(RegistryUnavailable, match=str(code)):
             read()
 
 
@@ -123,9 +123,9 @@ def test_a_frozen_api_server_costs_each_call_a_bounded_time_and_is_no_loss(
     seen = registry.list_shards()
     world.server.freeze()
     began_s = time.monotonic()
-    with pytest.raises(Unavailable):
+    with pytest.raises(RegistryUnavailable):
         registry.probe()
-    with pytest.raises(Unavailable):
+    with pytest.raises(RegistryUnavailable):
         registry.get_shard("orders-0")
     with pytest.raises(OutcomeUnknown):
         registry.write_status("orders-0", STATUS, version)
@@ -281,7 +281,7 @@ def test_a_shard_that_somebody_broke_is_said_once_and_stays_as_it_last_was(
     assert registry.list_shards()[0] == before[0]
     (said,) = [event for event in world.events if event["event"] == "object-unreadable"]
     assert (said["name"], said["cluster"]) == (NAME, CLUSTER)
-    with pytest.raises(Unavailable, match=fault):
+    with pytest.raises(RegistryUnavailable, match=fault):
         registry.get_shard("orders-0")
     with pytest.raises(Conflict):
         registry.write_spec("orders-0", SPEC, version)
@@ -341,14 +341,14 @@ def test_a_nodes_registry_opens_at_once_and_says_what_is_missing_until_the_wishe
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(world.server.write_kubeconfig(tmp_path / "config")))
     registry = open_registry("kube:default/c")
-    with pytest.raises(Unavailable, match=r"default: ConfigMap c-cluster is missing; the operator writes it"):
+    with pytest.raises(RegistryUnavailable, match=r"default: ConfigMap c-cluster is missing; the operator writes it"):
         registry.read_cluster()
     world.open().put_cluster(ClusterSpec(CLUSTER, 3), None)
     until(lambda: not raises(registry.read_cluster))
     registry.close()
     world.server.freeze()
     registry = open_registry("kube:default/c")
-    with pytest.raises(Unavailable, match="nothing was heard from the API server"):
+    with pytest.raises(RegistryUnavailable, match="nothing was heard from the API server"):
         registry.read_cluster()
     registry.close()
     world.server.thaw()
@@ -373,7 +373,7 @@ def test_closing_ends_a_call_that_waits_for_the_first_answer(
 def raises(call: Callable[[], object]) -> bool:
     try:
         call()
-    except Unavailable:
+    except RegistryUnavailable:
         return True
     return False
 
@@ -401,9 +401,9 @@ def test_only_a_404_that_names_the_object_says_that_it_is_gone(world: KubeWorld,
     version = registry.create_shard(SPEC)
     assert registry.get_shard("orders-7") is None
     world.server.fault(path="/(delayshards|leases)/", code=404, times=None)
-    with pytest.raises(Unavailable, match="404"):
+    with pytest.raises(RegistryUnavailable, match="404"):
         registry.get_shard("orders-0")
-    with pytest.raises(Unavailable, match="404"):
+    with pytest.raises(RegistryUnavailable, match="404"):
         registry.probe()
     with pytest.raises(OutcomeUnknown, match="404"):
         registry.write_status("orders-0", STATUS, version)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from delayregistry.kube import KubeRegistry
 from delayregistry.model import ClusterSpec, NodeLease, ShardSpec
-from delayregistry.port import Unavailable
+from delayregistry.port import RegistryUnavailable
 
 from tests.kube.fakekinds import find
 from tests.kube.wishes import WritingRegistry
@@ -75,7 +75,7 @@ def test_a_lease_of_before_there_were_zones_is_read_and_a_process_in_none_takes_
 
 
 def test_a_lease_that_is_missing_is_not_made_by_its_node(world: KubeWorld, node: KubeRegistry) -> None:
-    with pytest.raises(Unavailable, match=r"n9 not renewed: 404 .*the operator creates it"):
+    with pytest.raises(RegistryUnavailable, match=r"n9 not renewed: 404 .*the operator creates it"):
         node.renew_lease(replace(LEASE, node="n9"))
     assert world.server.requests("POST", since_s=time.monotonic() - 1)[3:] == []  # the world's three
 

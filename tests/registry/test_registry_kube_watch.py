@@ -13,7 +13,7 @@ from delayregistry.codec import BadRecord
 from delayregistry.kube import KubeRegistry
 from delayregistry.kube.mirror import Mirror
 from delayregistry.model import ClusterSpec, ShardSpec
-from delayregistry.port import Unavailable
+from delayregistry.port import RegistryUnavailable
 
 from tests.kube.fakekinds import find
 from tests.kube.wishes import WritingRegistry
@@ -192,7 +192,7 @@ def test_while_the_watch_is_out_the_version_is_not_to_be_had(
     fault = world.server.fault(method="WATCH", code=503, times=None)
     world.server.break_watches()
     until(lambda: node._watches[0].out_s() > 0.3)
-    with pytest.raises(Unavailable, match=r"watch has been out for .*503"):
+    with pytest.raises(RegistryUnavailable, match=r"watch has been out for .*503"):
         node.version()
     world.server.faults.take_back(fault)
     until(lambda: node._watches[0].out_s() == 0.0)
@@ -205,7 +205,7 @@ def test_without_an_api_server_nothing_is_known_and_that_is_said(monkeypatch: py
     world = KubeWorld()
     world.server.close()
     registry = world.open()
-    with pytest.raises(Unavailable, match="nothing was heard from the API server yet"):
+    with pytest.raises(RegistryUnavailable, match="nothing was heard from the API server yet"):
         registry.list_shards()
     registry.close()
 

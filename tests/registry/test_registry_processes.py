@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from delayregistry.model import NodeLease, ShardSpec, ShardStatus, Version
-from delayregistry.port import Conflict, OutcomeUnknown, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 Worker = subprocess.Popen[str]
@@ -159,9 +159,9 @@ def test_a_process_stopped_inside_a_transaction_is_an_outage_with_bounds(
         registry.write_spec("orders-0", SPEC, version)
     with pytest.raises(OutcomeUnknown):
         registry.create_shard(ShardSpec(2, "orders", 1, ("n0",)))
-    with pytest.raises(Unavailable):
+    with pytest.raises(RegistryUnavailable):
         registry.renew_lease(NodeLease("n0", "a", "e", "h", 1))
-    with pytest.raises(Unavailable):
+    with pytest.raises(RegistryUnavailable):
         registry.probe()
     assert time.monotonic() - started_s < 10  # four times the busy timeout of 0.3 s, generously
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 from delaynode.replication import shipping
 from delaynode.replication.catch_up import LEAST_BYTES, CatchingUp
-from delaynode.replication.protocol import Ack, Frames, Message, State
-from delaynode.replication.shipping import READ_BYTES, Shipping, Snapshot
+from delaynode.replication.protocol import Ack, FollowerState, Frames, Message
+from delaynode.replication.shipping import READ_BYTES, Shipping, SnapshotSource
 from delaynode.replication.transport.until import until
 from delaynode.store.log.commit_log import CommitLog
-from delaynode.store.log.frames import Kind
+from delaynode.store.log.frames import FrameKind
 
 from tests.store.memory_files import MemoryFiles
 
@@ -59,13 +59,13 @@ class SlowNode:
 
 def log_of(uid: int, size: int) -> CommitLog:
     log = CommitLog.open(MemoryFiles(random.Random(uid)), "/log", uid, 64 * MIB)
-    write(log, Kind.EPOCH)
+    write(log, FrameKind.EPOCH)
     while log.end < size:
-        write(log, Kind.TICK)
+        write(log, FrameKind.TICK)
     return log
 
 
-def write(log: CommitLog, kind: Kind, master: Shipping | None = None) -> None:
+def write(log: CommitLog, kind: FrameKind, master: Shipping | None = None) -> None:
     log.propose(kind, EPOCH, 1, 0, 0, (bytes(FRAME_BYTES),))
     batch = log.take(sync=True)
     assert batch is not None
@@ -75,7 +75,7 @@ def write(log: CommitLog, kind: Kind, master: Shipping | None = None) -> None:
     log.finish(batch)
 
 
-async def no_snapshot() -> Snapshot:
+async def no_snapshot() -> SnapshotSource:
     raise AssertionError("nobody needs a whole copy")
 
 
@@ -100,7 +100,7 @@ def test_many_shards_that_catch_up_share_a_budget_and_all_finish() -> None:
         node, budget = SlowNode(), CatchingUp(4 * MIB)
         with masters(node, [3 * MIB] * 40, budget) as logs:
             for uid, master in node.masters.items():
-                master.received("away", State(uid, EPOCH, "copy", 0, 0, ()))
+                master.received("away", FollowerState(uid, EPOCH, "copy", 0, 0, ()))
             await asyncio.sleep(0.5)  # nothing is stored yet: this is all that comes
             assert node.held >= 4 * MIB - READ_BYTES, "the budget is used"
             while any(node.ends.get(uid) != log.end for uid, log in enumerate(logs)):
@@ -120,13 +120,13 @@ def test_a_shard_that_is_up_to_date_does_not_wait_for_those_that_catch_up() -> N
         node = SlowNode()
         with masters(node, [3 * MIB, 3 * MIB, 100], CatchingUp(MIB)) as logs:
             live, log = node.masters[2], logs[2]
-            live.received("away", State(2, EPOCH, "copy", log.end, 0, ((EPOCH, 0),)))
+            live.received("away", FollowerState(2, EPOCH, "copy", log.end, 0, ((EPOCH, 0),)))
             live.received("away", Ack(2, EPOCH, log.end, 0))
             for uid in (0, 1):
-                node.masters[uid].received("away", State(uid, EPOCH, "copy", 0, 0, ()))
+                node.masters[uid].received("away", FollowerState(uid, EPOCH, "copy", 0, 0, ()))
             await asyncio.sleep(0.2)  # the budget is used up, and nothing of it is stored
             for _ in range(20):
-                write(log, Kind.TICK, live)
+                write(log, FrameKind.TICK, live)
                 live.wrote()
                 await until(lambda: live.members["away"].next == log.end, 0.001)
 
@@ -139,7 +139,7 @@ def test_what_a_link_that_is_gone_had_on_its_way_is_given_back() -> None:
         with masters(node, [3 * MIB] * 4, budget) as logs:
             for again in range(3):
                 for uid, master in node.masters.items():
-                    master.received("away", State(uid, EPOCH, "copy", 0, 0, ()))
+                    master.received("away", FollowerState(uid, EPOCH, "copy", 0, 0, ()))
                 await asyncio.sleep(0.01 * again)  # also while it reads
                 for master in node.masters.values():
                     master.link_down("away")

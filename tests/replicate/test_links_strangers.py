@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from delaynode.replication.protocol import MAX_MESSAGE_BYTES, Ack, Commit, Frames, Piece, encode
+from delaynode.replication.protocol import MAX_MESSAGE_BYTES, Ack, Commit, Frames, SnapshotChunk, encode
 from delaynode.replication.transport import connection
 from delaynode.replication.transport.connection import HELLO_BYTES, Hello, decode_answer, encode_answer
 
@@ -143,7 +143,11 @@ async def test_fuzzed_connections_never_disturb_the_others() -> None:
     rng = random.Random(11)
     async with pair() as made:
         address = made.addresses["n1"]
-        valid = [encode(Frames(1, 1, 0, 0, (bytes(500),))), encode(Ack(1, 1, 1, 1)), encode(Piece(1, 1, 0, 0, b"x"))]
+        valid = [
+            encode(Frames(1, 1, 0, 0, (bytes(500),))),
+            encode(Ack(1, 1, 1, 1)),
+            encode(SnapshotChunk(1, 1, 0, 0, b"x")),
+        ]
 
         async def attack() -> None:
             _reader, writer = await stranger(address)
@@ -188,7 +192,7 @@ async def test_whoever_reads_none_of_the_replies_is_cut_off_before_they_fill_the
         _, writer = await stranger(address)
         writer.write(hello_to(address))
         slave = made.handlers["n1"]
-        slave.on_master = lambda origin, message: origin.reply(Piece(1, 1, 0, 0, bytes(1 << 20)))
+        slave.on_master = lambda origin, message: origin.reply(SnapshotChunk(1, 1, 0, 0, bytes(1 << 20)))
         for _ in range(64):
             writer.write(b"".join(encode(Commit(1, 1, 1))))
         await until("it is cut off", lambda: slave.count("lost", "stranger") == 1)

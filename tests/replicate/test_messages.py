@@ -17,14 +17,14 @@ from delaynode.replication.protocol import (
     Bootstrap,
     Commit,
     Follow,
+    FollowerState,
+    FollowRefused,
     Frames,
     Message,
-    Piece,
     Pull,
-    Refused,
     Release,
+    SnapshotChunk,
     Start,
-    State,
     decode,
     decode_beacon,
     encode,
@@ -43,14 +43,14 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Frames, **HEAD, offset=I64, commit=I64, data=st.tuples(BLOB)),
     st.builds(Commit, **HEAD, commit=I64),
     st.builds(Bootstrap, **HEAD, manifest=BLOB),
-    st.builds(Piece, **HEAD, file=I64, offset=I64, data=BLOB),
+    st.builds(SnapshotChunk, **HEAD, file=I64, offset=I64, data=BLOB),
     st.builds(Release, **HEAD, beacon=I64),
     st.builds(
-        State, **HEAD, entry=st.text(max_size=60), log_end=I64, committed=I64,
+        FollowerState, **HEAD, entry=st.text(max_size=60), log_end=I64, committed=I64,
         epochs=st.lists(st.tuples(U32, I64), max_size=5).map(tuple),
     ),
     st.builds(Ack, **HEAD, durable=I64, applied=I64),
-    st.builds(Refused, **HEAD, known_epoch=U32, damaged=st.booleans(), reason=st.text(max_size=60)),
+    st.builds(FollowRefused, **HEAD, known_epoch=U32, damaged=st.booleans(), reason=st.text(max_size=60)),
     st.builds(Pull, **HEAD, file=I64, offset=I64, length=I64),
 )  # fmt: skip
 BEACONS: st.SearchStrategy[Beacon | BeaconReply] = st.one_of(
@@ -74,7 +74,7 @@ def plain(message: Message) -> object:
     match message:
         case Frames():
             return ("frames", message.uid, message.epoch, message.offset, message.commit, b"".join(message.data))
-        case Piece():
+        case SnapshotChunk():
             return ("piece", message.uid, message.epoch, message.file, message.offset, bytes(message.data))
     return message
 

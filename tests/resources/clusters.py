@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayoperator.resources import ClusterView, Json, PodWishes, Storage, build
+from delayoperator.resources import ClusterView, Json, PodWishes, VolumeRequest, build
 from delayoperator.resources.view import RebalanceWishes
 from delayregistry.model import DAY_MS, ClusterSpec, TopicSpec
 
@@ -28,7 +28,7 @@ PRODUCTION = ClusterView(
         min_in_sync=2,
     ),
     image="registry.example.com/delaycluster/delaycluster:0.1.0",
-    storage=Storage("200Gi", "fast", delete_with_cluster=True),
+    storage=VolumeRequest("200Gi", "fast", delete_with_cluster=True),
     resources={"requests": {"cpu": 2, "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
     pod=PodWishes(
         labels={"team": "payments"},

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.resources import ClusterView, Storage, build, claim_names, foreign, grown
+from delayoperator.resources import ClusterView, VolumeRequest, build, claim_names, foreign, grown
 from delayregistry.codec import from_json
 from delayregistry.model import ClusterSpec
 
@@ -133,7 +133,7 @@ def test_a_stateful_set_that_somebody_scaled_down_by_hand_loses_no_claim() -> No
 
 def test_a_larger_volume_leaves_the_template_as_it_is_and_grows_the_claims() -> None:
     live = served(stateful_set(MINIMAL))
-    view = replace(MINIMAL, storage=Storage("50Gi", "other"))
+    view = replace(MINIMAL, storage=VolumeRequest("50Gi", "other"))
     claims = stateful_set(view, live)["spec"]["volumeClaimTemplates"]
     assert [(it["spec"]["resources"]["requests"]["storage"], it["spec"].get("storageClassName")) for it in claims] == [
         ("10Gi", None)

@@ -11,7 +11,7 @@ from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
-from delayoperator.resources import EFFECTS, ClusterView, Effect, PodWishes, Storage, effect
+from delayoperator.resources import EFFECTS, ClusterView, Effect, PodWishes, VolumeRequest, effect
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
 from delayregistry.model import Durability
 from pydantic import BaseModel
@@ -210,8 +210,8 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "failover.lagSeconds": wishes(lag_seconds=5),
     "failover.replaceAfterSeconds": wishes(replace_after_seconds=60),
     "failover.allowUnclean": wishes(allow_unclean_failover=True),
-    "storage.size": lambda view: replace(view, storage=Storage("300Gi", "fast")),
-    "storage.deleteWithCluster": lambda view: replace(view, storage=Storage("200Gi", "fast")),
+    "storage.size": lambda view: replace(view, storage=VolumeRequest("300Gi", "fast")),
+    "storage.deleteWithCluster": lambda view: replace(view, storage=VolumeRequest("200Gi", "fast")),
     "resources": lambda view: replace(view, resources={"limits": {"memory": "5Gi"}}),
     "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
     "monitoring": lambda view: replace(view, pod_monitor=False),
@@ -232,7 +232,7 @@ def test_the_table_is_tested_as_a_whole() -> None:
 
 def test_the_table_knows_every_field_that_people_can_write() -> None:
     """Of some the parts are named, since they differ in effect."""
-    parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.Storage}
+    parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.StorageModel}
     for name in written(DelayClusterSpec):
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
         assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below

@@ -17,7 +17,7 @@ from delaynode.replica.maintenance import Intervals
 from delaynode.replica.master import ShardHost, Workshop
 from delaynode.replica.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import ShardConfig
 
@@ -52,7 +52,7 @@ class Node:
         n, zeros = len(dues), np.zeros(len(dues), np.uint32)
         flags = np.full(n * relative, 1, np.uint8)
         host = self.hosts[name]
-        appended = host.enqueue(Batch(np.array(dues), flags, zeros + 10, zeros, zeros, bytes(10 * n)))
+        appended = host.enqueue(IncomingBatch(np.array(dues), flags, zeros + 10, zeros, zeros, bytes(10 * n)))
         assert appended.due is not None
         keys = list(zip(appended.due.tolist(), range(appended.first_seq, appended.first_seq + n), strict=True))
         self.offered.setdefault(name, set()).update(keys)

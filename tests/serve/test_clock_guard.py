@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from delaynode.clock import GuardedClock, Trust, boot_ms, wall_ms
 from delaynode.node.clock_watch import ClockWatch, read_trust
-from delaynode.node.conditions import Condition, ConditionLog
+from delaynode.node.conditions import ConditionLog, NodeCondition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -279,8 +279,8 @@ def test_the_file_is_left_alone_while_nothing_changes(machine: Machine, process:
 def test_a_condition_is_logged_when_it_begins_and_when_it_ends() -> None:
     events: list[tuple[str, str]] = []
     log = ConditionLog(lambda event, text="": events.append((event, text)))
-    slow, behind = Condition("disk-slow", "11 s"), Condition("clock-behind", "5 s")
-    for found in ([], [slow], [slow, behind], [Condition("disk-slow", "12 s")], [], []):
+    slow, behind = NodeCondition("disk-slow", "11 s"), NodeCondition("clock-behind", "5 s")
+    for found in ([], [slow], [slow, behind], [NodeCondition("disk-slow", "12 s")], [], []):
         log.look(found)
     assert events == [("disk-slow", "11 s"), ("clock-behind", "5 s"), ("clock-behind-over", ""), ("disk-slow-over", "")]
 

@@ -13,7 +13,7 @@ import pytest
 from delaynode.replica import maintenance
 from delaynode.replica.maintenance import Intervals
 from delaynode.replica.master import ShardHost
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.shard import CANCELLED
 from delaynode.store.timer.scan import Folds
@@ -52,7 +52,7 @@ async def send(host: ShardHost, number: int, near: int, far: int) -> list[tuple[
     n = far + near
     zeros = np.zeros(n, np.uint32)
     bodies = b"".join(b"%08d" % (number * 1000 + at) + b"x" * (BODY - 8) for at in range(n))
-    appended = host.enqueue(Batch(due, np.empty(0, np.uint8), zeros + BODY, zeros, zeros, bodies))
+    appended = host.enqueue(IncomingBatch(due, np.empty(0, np.uint8), zeros + BODY, zeros, zeros, bodies))
     await host.committed(appended.log_end)
     return [(int(due[at]), appended.first_seq + at) for at in range(far)]
 

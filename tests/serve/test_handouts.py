@@ -14,12 +14,12 @@ from delaynode.replica.master import ShardHost
 from delaynode.replication.transport.until import until
 from delaynode.server.consume import ConsumeCalls
 from delaynode.store.maintenance import cleaning
-from delaynode.store.queue.consumers import Delivery
+from delaynode.store.queue.consumers import ConsumerDelivery
 
 from tests.serve.hosts import Node, node
 
 
-async def receive(host: ShardHost, invisible_ms: int = 60_000, wait_ms: int = 0) -> Delivery:
+async def receive(host: ShardHost, invisible_ms: int = 60_000, wait_ms: int = 0) -> ConsumerDelivery:
     return await host.receive("g", (), 1, 1 << 20, wait_ms, invisible_ms, False)
 
 
@@ -123,7 +123,9 @@ def test_a_letter_that_is_being_moved_is_handed_out_once_it_can_be_read(
     asyncio.run(main())
 
 
-async def waiting_for_a_retry(made: Node, monkeypatch: pytest.MonkeyPatch, invisible_ms: int) -> asyncio.Task[Delivery]:
+async def waiting_for_a_retry(
+    made: Node, monkeypatch: pytest.MonkeyPatch, invisible_ms: int
+) -> asyncio.Task[ConsumerDelivery]:
     """A Receive of host "a" that was handed a message which rests on a RETRY under way."""
     host = await with_two_released(made)
     _, second = await receive(host), await receive(host)

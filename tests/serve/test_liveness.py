@@ -12,7 +12,7 @@ import pytest
 from delaynode.node.node import Node
 from delaynode.server.http import serve_http
 from delayregistry.model import Condition, ConditionType, TopicSpec
-from delayregistry.port import Unavailable
+from delayregistry.port import RegistryUnavailable
 
 from tests.serve.fuzz_inside import Inside, OneNode
 
@@ -50,7 +50,7 @@ def test_a_registry_that_is_away_is_no_reason_to_end_the_process(
         inside = await Inside.start(tmp_path, registry)
         try:
             for call in ("renew_lease", "version", "list_leases"):
-                monkeypatch.setattr(registry, call, raising(Unavailable("no answer")), raising=False)
+                monkeypatch.setattr(registry, call, raising(RegistryUnavailable("no answer")), raising=False)
             await until(lambda: {"lease-not-renewed", "registry-unreachable"} <= {event for event, _ in inside.log})
             assert await asked(inside.node) == (200, "ok")
         finally:

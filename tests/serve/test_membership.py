@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from delaynode.node.membership import Member, Membership
+from delaynode.node.membership import LeaseHolder, Membership
 from delaynode.node.routes import Routes
 from delayregistry.model import NodeLease, ShardSpec, ShardStatus, Version
 from delayregistry.port import Registry
@@ -59,9 +59,9 @@ class SlowRegistry:
         pass
 
 
-def stub_member() -> Member:
+def stub_member() -> LeaseHolder:
     return cast(
-        Member,
+        LeaseHolder,
         SimpleNamespace(
             lease=lambda renewals: replace(LEASE, renewals=renewals),
             leases_read=lambda: None,

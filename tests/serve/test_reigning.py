@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 from delaynode.replica.context import Yard
-from delaynode.replica.leadership import Copy, Reigning
-from delaynode.replica.role import Role
+from delaynode.replica.leadership import LedReplica, Reigning
+from delaynode.replica.role import ReplicaRole
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
-from delayregistry.port import Unavailable
+from delayregistry.port import RegistryUnavailable
 
 UNCLEAN = ClusterSpec("c", 2, replicas=2, allow_unclean_failover=True)
 CLEAN = replace(UNCLEAN, allow_unclean_failover=False)
@@ -31,10 +31,10 @@ class Chosen:
             release_rate=lambda _: None,
         )  # fmt: skip
         self.copy = SimpleNamespace(
-            uid=1, name="orders-0", object=OUTSIDE, role=Role.SLAVE, holding=SimpleNamespace(entry="c2"),
+            uid=1, name="orders-0", object=OUTSIDE, role=ReplicaRole.SLAVE, holding=SimpleNamespace(entry="c2"),
             shard=SimpleNamespace(identity=SimpleNamespace(epoch=4)),
         )  # fmt: skip
-        self.reigning = Reigning(cast(Copy, self.copy), cast(Yard, yard), lambda *_, **__: None, lambda: None)
+        self.reigning = Reigning(cast(LedReplica, self.copy), cast(Yard, yard), lambda *_, **__: None, lambda: None)
 
     async def get_shard(self, name: str) -> ShardObject | None:
         self.reads += 1
@@ -76,7 +76,7 @@ def test_a_refusal_is_told(refusing: Chosen) -> None:
     ("registry", "told"),
     [
         (None, "the registry has no such shard, by what this node is told"),
-        (Unavailable("403 Forbidden"), "the registry did not show it the shard: 403 Forbidden"),
+        (RegistryUnavailable("403 Forbidden"), "the registry did not show it the shard: 403 Forbidden"),
     ],
 )
 def test_what_keeps_a_chosen_copy_from_looking_at_the_object_is_told_while_it_lasts(

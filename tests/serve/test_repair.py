@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from delaylocal import LocalCluster
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.frames import Kind, Trim
+from delaynode.store.log.frames import FrameKind, Trim
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import ShardConfig
 from delayregistry.model import ShardObject, TopicSpec
@@ -34,7 +34,7 @@ def poison(directory: Path) -> int:
     files = DiskFiles()
     shard, _ = persist.recover(files, str(directory), ShardConfig())
     trim = Trim(shard.queue.start, np.array([77], np.int64))
-    at = shard.log.propose(Kind.TRIM, shard.epoch, 1, 0, shard.wall_ms, trim.payload()).offset
+    at = shard.log.propose(FrameKind.TRIM, shard.epoch, 1, 0, shard.wall_ms, trim.payload()).offset
     batch = shard.take_writes(sync=True)
     assert batch is not None
     batch.run()

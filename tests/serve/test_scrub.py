@@ -19,7 +19,7 @@ from delaynode.replica.master import ShardHost, Workshop
 from delaynode.replica.scrub import Scrubber
 from delaynode.replica.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.maintenance.scrub import size_of
@@ -29,10 +29,12 @@ EVENTS = list[tuple[str, dict[str, Any]]]
 SECOND_DAYS = 1 / 86_400
 
 
-def batch_of(count: int, delay_ms: int) -> Batch:
+def batch_of(count: int, delay_ms: int) -> IncomingBatch:
     size = np.full(count, 100, np.uint32)
     zeros = np.zeros(count, np.uint32)
-    return Batch(np.full(count, delay_ms), np.ones(count, np.uint8), size, zeros, zeros, random.randbytes(100 * count))
+    return IncomingBatch(
+        np.full(count, delay_ms), np.ones(count, np.uint8), size, zeros, zeros, random.randbytes(100 * count)
+    )
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delaynode.replication.protocol import Ack
 from delaynode.replication.shipping import Phase
 from delayregistry.model import Durability
@@ -330,7 +330,7 @@ def a2_master_that_only_its_registry_has_lost_is_told_by_its_slave(seed: int) ->
         run.world.machines[master].weather.down = True
         run.until(lambda: run.master() == slave, 20, "the slave is chosen")
         run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 5, "it serves")
-        run.until(lambda: run.replica(master).role is not Role.MASTER, 2, "the former master knows")
+        run.until(lambda: run.replica(master).role is not ReplicaRole.MASTER, 2, "the former master knows")
 
 
 @attack

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 from delaynode.replica.maintenance import Intervals
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import MAGIC, BadFrame, Frame, parse
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delayregistry.model import ConditionType, Durability, ShardObject
 
 from tests.simulation.frontdoor import Work, cancel, enqueue
@@ -22,11 +22,11 @@ from tests.simulation.workload import Message, ShardView, Timeout
 from tests.store.memory_files import MemoryFile
 
 
-def batch_of(body: bytes, due_ms: int, producer: int, number: int) -> Batch:
+def batch_of(body: bytes, due_ms: int, producer: int, number: int) -> IncomingBatch:
     """One message."""
     zero = np.zeros(1, np.uint32)
     size = np.array([len(body)], np.uint32)
-    return Batch(np.array([due_ms]), np.zeros(0, np.uint8), size, zero, zero, body, producer, number)
+    return IncomingBatch(np.array([due_ms]), np.zeros(0, np.uint8), size, zero, zero, body, producer, number)
 
 
 def log_files(run: Run, node: str) -> dict[str, MemoryFile]:
@@ -130,7 +130,7 @@ def b5_bit_flip_in_what_was_synced_is_no_torn_tail(seed: int) -> None:
         run.world.start(slave)
         epoch = run.shard().spec.epoch
         run.world.run(0.5)
-        run.until(lambda: run.replica(slave).role is Role.DAMAGED, 10, "it sees that a frame is missing")
+        run.until(lambda: run.replica(slave).role is ReplicaRole.DAMAGED, 10, "it sees that a frame is missing")
         run.world.run(6.0)
         assert run.shard().spec.epoch == epoch, "nobody leads from a damaged copy"
         assert [it.reason for it in run.shard().conditions], "and that is said"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from delaynode.replica.replica import Replica, Role
+from delaynode.replica.replica import Replica, ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication import leader
 from delaynode.replication.leader import APPLIED_MS
@@ -172,7 +172,9 @@ def frozen_master_has_not_ended(seed: int) -> None:
             run.world.run(2.0)
         assert run.shard().spec.epoch == 1, "its reign goes on"
         run.world.freeze(master)
-        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 20, "the slave serves")
+        run.until(
+            lambda: run.master() == slave and run.replica(slave).role is ReplicaRole.MASTER, 20, "the slave serves"
+        )
         run.world.thaw(master)
         run.world.run(1.0)
 
@@ -186,7 +188,7 @@ def master_that_only_its_supervisor_takes_for_ended_would_serve_on(seed: int) ->
         run.restart(slave)
         run.until(run.healthy, 10, "it follows again")
         run.switch("t-0", slave)
-        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 5, "it leads")
+        run.until(lambda: run.master() == slave and run.replica(slave).role is ReplicaRole.MASTER, 5, "it leads")
         epoch = run.shard().spec.epoch
 
         def trouble() -> None:

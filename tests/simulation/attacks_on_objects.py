@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from delayctl.targets.registry import Steering
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delayregistry.model import ShardSpec
 
 from tests.simulation.attacks_on_copies import batch_of
@@ -166,7 +166,7 @@ def a11_sole_copy_in_sync_is_not_replaced_however_long_its_node_is_away(seed: in
         run.world.start(slave)
         run.world.run(15.0)
         shard = run.shard()
-        assert (shard.spec.epoch, shard.spec.target, run.replica(slave).role) == (epoch, None, Role.SLAVE)
+        assert (shard.spec.epoch, shard.spec.target, run.replica(slave).role) == (epoch, None, ReplicaRole.SLAVE)
         assert _blocked(run) == ["NodeAway"], "it is waited for, and that is said"
         run.world.start(master)
         run.until(run.healthy, 30, "it serves again")

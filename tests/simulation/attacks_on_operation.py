@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from delaynode.replica.replica import Role
-from delaynode.store.log.intake import Batch
+from delaynode.replica.replica import ReplicaRole
+from delaynode.store.log.intake import IncomingBatch
 from delayregistry.model import Delivery
 
 from tests.simulation.loop import MILLI, SECOND
@@ -93,7 +93,9 @@ def switchover_pauses_the_shard_for_less_than_a_second(seed: int) -> None:
         run.switch("t-0", slave)
         run.until(lambda: run.status().handover is not None, 5, "the master has stopped")
         started = run.world.scheduler.now_ns
-        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 5, "the other serves")
+        run.until(
+            lambda: run.master() == slave and run.replica(slave).role is ReplicaRole.MASTER, 5, "the other serves"
+        )
         assert run.world.scheduler.now_ns - started < SECOND
 
 
@@ -108,7 +110,9 @@ def switchover_whose_old_master_hears_of_nothing_more(seed: int) -> None:
 
         run.once(lambda shard: shard.spec.master == slave, trouble)
         run.switch("t-0", slave)
-        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 10, "the other serves")
+        run.until(
+            lambda: run.master() == slave and run.replica(slave).role is ReplicaRole.MASTER, 10, "the other serves"
+        )
         run.world.run(2.0)
 
 
@@ -217,7 +221,7 @@ def m2_delay_counts_from_the_first_arrival(seed: int) -> None:
     """A retry at the next master gets the first answer, its due included."""
     with cluster(seed) as run:
         view = next(iter(run.clients.shards.values()))
-        batch = Batch(
+        batch = IncomingBatch(
             np.array([1_500]), np.ones(1, np.uint8), np.array([4], np.uint32), np.zeros(1, np.uint32),
             np.zeros(1, np.uint32), b"m2/0", 7, 0,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import errno
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import checkpoint
@@ -45,7 +45,7 @@ def chosen_copy_that_is_deposed_while_it_applies_its_log_follows(seed: int) -> N
             frames = await apply_all()
             leader = replica.leader
             assert leader is not None
-            while leader.ended is None or run.replica(other).role is Role.SLAVE:
+            while leader.ended is None or run.replica(other).role is ReplicaRole.SLAVE:
                 waited.append(leader.reign.epoch)
                 await asyncio.sleep(0.01)
             return frames
@@ -59,8 +59,8 @@ def chosen_copy_that_is_deposed_while_it_applies_its_log_follows(seed: int) -> N
         run.change_spec(
             "t-0", lambda spec: replace(spec, master=other, incarnation=heir.incarnation, epoch=spec.epoch + 1)
         )
-        run.until(lambda: run.replica(other).role is Role.MASTER, 15, "another serves")
-        run.until(lambda: run.replica(one).role is Role.SLAVE, 15, "the one that was chosen follows it")
+        run.until(lambda: run.replica(other).role is ReplicaRole.MASTER, 15, "another serves")
+        run.until(lambda: run.replica(one).role is ReplicaRole.SLAVE, 15, "the one that was chosen follows it")
         assert first in run.shard().spec.replicas
 
 
@@ -74,7 +74,7 @@ def chosen_copy_whose_disk_hangs_gives_way_to_another(seed: int) -> None:
         run.world.kill(master)
         run.until(lambda: run.master() == one, 20, "the one whose disk hangs is chosen")
         run.mend("control", other)
-        run.until(lambda: run.master() == other and run.replica(other).role is Role.MASTER, 20, "another serves")
+        run.until(lambda: run.master() == other and run.replica(other).role is ReplicaRole.MASTER, 20, "another serves")
 
 
 @attack
@@ -90,7 +90,7 @@ def chosen_copy_that_had_no_room_follows_once_there_is(seed: int) -> None:
         run.world.run(0.3)
         machine.weather.down = True
         run.mend("control", other)
-        run.until(lambda: run.master() == other and run.replica(other).role is Role.MASTER, 20, "another serves")
+        run.until(lambda: run.master() == other and run.replica(other).role is ReplicaRole.MASTER, 20, "another serves")
         machine.disk.full, machine.weather.down = False, False
         run.world.start(master)
         run.until(run.healthy, 40, "all three are in sync, and none is said to be damaged")
@@ -132,7 +132,7 @@ def chosen_copy_that_had_no_file_handle_leads_once_there_is_one(seed: int) -> No
         with patch.object(CommitLog, "cut", once):
             run.world.kill(master)
             run.until(lambda: bool(failed), 20, "it is chosen, and finds no file handle")
-            run.until(lambda: run.replica(slave).role is Role.MASTER, 10, "it serves")
+            run.until(lambda: run.replica(slave).role is ReplicaRole.MASTER, 10, "it serves")
         run.world.start(master)
         run.until(run.healthy, 40, "both are in sync")
 
@@ -153,7 +153,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
         run.world.start(slave)
         run.world.run(15.0)
         replica = run.replica(slave)
-        assert (replica.role, replica.entry(), bytes(files.files[path].data)) == (Role.DAMAGED, entry, newer)
+        assert (replica.role, replica.entry(), bytes(files.files[path].data)) == (ReplicaRole.DAMAGED, entry, newer)
         assert "a newer program wrote it" in (replica.damaged() or "")
         assert run.status().serving_epoch == run.shard().spec.epoch, "the others serve"
         run.world.kill(slave)
@@ -199,10 +199,12 @@ def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
         weather.down = True  # it can't read what became of it
         run.world.control.weather.down = True  # nor does anybody else write the object, which would refuse the late one
         run.world.machines[slave].disk.full = True
-        run.until(lambda: run.replica(slave).role is Role.DAMAGED, 20, "the new member's disk takes nothing more")
+        run.until(
+            lambda: run.replica(slave).role is ReplicaRole.DAMAGED, 20, "the new member's disk takes nothing more"
+        )
         run.until(lambda: len(run.status().in_sync) == 2, 20, "the larger set has landed")
         run.world.run(2.0)
-        assert run.replica(slave).role is Role.DAMAGED, "the copy that the registry names"
+        assert run.replica(slave).role is ReplicaRole.DAMAGED, "the copy that the registry names"
         weather.down = run.world.control.weather.down = False
         run.world.machines[slave].disk.full = False
 
@@ -269,9 +271,9 @@ def failed_slave_is_not_opened_again_beside_what_it_still_writes(seed: int) -> N
         host._jobs.add(writing)
         host.fail("No space left on device", OSError(errno.ENOSPC, "No space left on device"))
         run.world.run(10.0)
-        assert replica.role is Role.DAMAGED
+        assert replica.role is ReplicaRole.DAMAGED
         host._jobs.discard(writing)
         writing.set_result(None)
-        run.until(lambda: replica.role is Role.SLAVE, 10, "it is opened again")
+        run.until(lambda: replica.role is ReplicaRole.SLAVE, 10, "it is opened again")
         run.mend("control", slave)
         run.world.start(master)

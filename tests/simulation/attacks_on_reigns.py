@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delaynode.replication.protocol import Beacon, encode_beacon
 from delayregistry.model import ShardObject
 
@@ -76,7 +76,7 @@ def h3_404_that_stays_makes_way_for_another_master(seed: int) -> None:
         missing_for(run, master, 60.0)
         read_again(run, master)
         run.world.kill(one)
-        run.until(lambda: run.replica(master).role is not Role.MASTER, 10, "the master steps down")
+        run.until(lambda: run.replica(master).role is not ReplicaRole.MASTER, 10, "the master steps down")
         run.until(lambda: run.master() == other, UNSERVED_SECONDS, "another master is chosen")
         run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "it serves")
 
@@ -89,7 +89,7 @@ def h3_sole_copy_whose_reign_ended_leads_again(seed: int) -> None:
         missing_for(run, master, 6.0)
         read_again(run, master)
         run.world.start(slave)  # a larger set is to be written
-        run.until(lambda: run.replica(master).role is not Role.MASTER, 10, "the master steps down")
+        run.until(lambda: run.replica(master).role is not ReplicaRole.MASTER, 10, "the master steps down")
         stored = run.stored()
         run.until(lambda: run.stored() > stored, UNSERVED_SECONDS, "the shard is served again")
 
@@ -99,7 +99,7 @@ def h3_forged_epoch_makes_way_for_another_reign(seed: int) -> None:
     with cluster(seed) as run:
         master = run.master()
         run.replica(master).yard.promises.on_higher(run.shard().spec.uid, MOST_EPOCH)
-        run.until(lambda: run.replica(master).role is not Role.MASTER, 5, "the master steps down")
+        run.until(lambda: run.replica(master).role is not ReplicaRole.MASTER, 5, "the master steps down")
         stored = run.stored()
         run.until(lambda: run.stored() > stored, UNSERVED_SECONDS, "the shard is served again")
         assert run.shard().spec.epoch == 2
@@ -195,7 +195,9 @@ def m2_switchover_stops_nothing_while_the_registry_gives_no_answer(seed: int) ->
         run.world.run(30.0)
         assert run.stored() > stored + 50, "the master goes on"
         outage(run, False)
-        run.until(lambda: run.master() == slave and run.replica(slave).role is Role.MASTER, 20, "the other leads then")
+        run.until(
+            lambda: run.master() == slave and run.replica(slave).role is ReplicaRole.MASTER, 20, "the other leads then"
+        )
 
 
 @attack

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delayoperator.control_loop.take_up import TAKE_UP_MS
 from delayregistry.model import Condition, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
@@ -49,7 +49,7 @@ def h3_404_for_the_chosen_one_alone_makes_way_for_another(seed: int) -> None:
         run.mend("control", other)
         run.until(lambda: run.master() == other and served(run), PASSED_OVER_SECONDS, "another serves")
         assert met() > 1
-        assert run.replica(one).role is Role.SLAVE
+        assert run.replica(one).role is ReplicaRole.SLAVE
         stored = run.stored()
         run.until(lambda: run.stored() > stored, 5, "clients go on")
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from delaynode.replica.master import ShardHost
-from delaynode.store.log.frames import HEADER, HEADER_BYTES, MAGIC, Kind, parse, parse_tick
-from delaynode.store.queue.consume_queue import QUEUED_BYTES, Released
+from delaynode.store.log.frames import HEADER, HEADER_BYTES, MAGIC, FrameKind, parse, parse_tick
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
 from delaynode.store.shard import Shard
 from delayregistry.model import Durability, ShardObject
 
@@ -66,7 +66,7 @@ class Checker:
     def watching(self) -> Iterator[None]:
         commit = Shard.commit
 
-        def watched(shard: Shard, offset: int, /) -> list[Released]:
+        def watched(shard: Shard, offset: int, /) -> list[ReleasedRows]:
             before = shard.committed
             released = commit(shard, offset)
             self._committed(shard, before, released)
@@ -78,7 +78,7 @@ class Checker:
         finally:
             Shard.commit = commit  # type: ignore[method-assign]
 
-    def _committed(self, shard: Shard, before: int, released: list[Released]) -> None:
+    def _committed(self, shard: Shard, before: int, released: list[ReleasedRows]) -> None:
         """A copy takes [before, shard.committed) for committed."""
         files = shard.log.file.files
         if files.dead:  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ class Checker:
                 self.fail(f"invariant 3: {record.name}: {who} commits a frame of epoch {frame.epoch} in {epoch}")
             if frame.epoch == epoch and frame.wall_ms > process.latest_ms:
                 self.fail(f"invariant 2: {record.name}: {who}'s clock never showed {frame.wall_ms}")
-            if frame.kind is Kind.TICK and parse_tick(frame).due > frame.wall_ms:
+            if frame.kind is FrameKind.TICK and parse_tick(frame).due > frame.wall_ms:
                 self.fail(f"invariant 2: {record.name}: {who} ticks past its clock at {at}")
             record.wall_ms = max(record.wall_ms, frame.wall_ms)
             at = frame.end
@@ -250,7 +250,7 @@ class Checker:
             self._covered(record, 0)
 
     # ------------------------------------------------------------ the queue
-    def _released(self, record: Record, machine: Machine, shard: Shard, released: list[Released]) -> None:
+    def _released(self, record: Record, machine: Machine, shard: Shard, released: list[ReleasedRows]) -> None:
         rows = np.concatenate([one.rows for one in released]) if len(released) > 1 else released[0].rows
         start = (shard.queue.visible - len(rows)) * QUEUED_BYTES
         data = rows.tobytes()
@@ -378,7 +378,7 @@ def _frame_at(data: bytes, offset: int, at: int) -> str:
     if start < 0 or len(data) - start < HEADER_BYTES:
         return f"something at {offset + at}"
     fields = HEADER.unpack_from(data, start)
-    return f"{Kind(fields[3]).name} of epoch {fields[6]} at {fields[10]}"
+    return f"{FrameKind(fields[3]).name} of epoch {fields[6]} at {fields[10]}"
 
 
 def _check_log(checker: Checker, record: Record) -> None:
@@ -389,7 +389,7 @@ def _check_log(checker: Checker, record: Record) -> None:
         if frame.epoch < epoch:
             checker.fail(f"invariant 3: {record.name}: epoch {frame.epoch} at {at} follows {epoch}")
         epoch = frame.epoch
-        if frame.kind is Kind.APPEND:
+        if frame.kind is FrameKind.APPEND:
             producer = int.from_bytes(frame.payload[:8], "little")
             number = int.from_bytes(frame.payload[8:16], "little")
             if producer and numbers.get(producer, -1) >= number:

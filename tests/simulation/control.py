@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replica.replica import Role
+from delaynode.replica.replica import ReplicaRole
 from delaynode.server.replica_status import state_of
-from delayoperator.control_loop.loop import Clock, ControlLoop
+from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayoperator.control_loop.probe import NodeAnswer, read_answer
 from delayregistry.model import NodeLease
 from delayregistry.port import RegistryError
@@ -55,7 +55,7 @@ class SimProber:
             node=process.name, incarnation=process.incarnation, listed=process.replicas.listed, unfit=process.unfit()
         )
         for replica in process.replicas:
-            if replica.role is not Role.ABSENT:
+            if replica.role is not ReplicaRole.ABSENT:
                 answer.copies.append(state_of(replica, process.replicas.heard_ms(replica.uid)))
         return answer
 
@@ -113,7 +113,7 @@ class Control:
         """A new process: it has forgotten what it had seen of leases."""
         self._starts += 1
         registry = Access(self.world.truth, self.weather, self._rng, self._trace)
-        clock = Clock(
+        clock = LoopClock(
             monotonic_ms=lambda: self.world.scheduler.time_ns() // MILLI,
             wall_ms=lambda: self.world.true_ms(),
         )

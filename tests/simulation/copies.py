@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from delaynode.replication.epochs import common_end
-from delaynode.replication.protocol import State
-from delaynode.replication.shipping import Member, Phase, Shipping
+from delaynode.replication.protocol import FollowerState
+from delaynode.replication.shipping import PeerReplica, Phase, Shipping
 from delaynode.store.maintenance.freeing import Freeing
 from delayregistry.model import copy_id_of
 
@@ -69,7 +69,7 @@ class Copies:
     def watching(self) -> Iterator[None]:
         match = Shipping._match
 
-        def watched(shipping: Shipping, member: Member, state: State) -> None:
+        def watched(shipping: Shipping, member: PeerReplica, state: FollowerState) -> None:
             match(shipping, member, state)
             if state.entry and member.phase is not Phase.STREAMING:
                 self._not_continued(shipping, member, state)
@@ -86,7 +86,7 @@ class Copies:
         with patch.object(Shipping, "_match", watched), patch.object(Freeing, "trim", trimmed):
             yield
 
-    def _not_continued(self, shipping: Shipping, member: Member, state: State) -> None:
+    def _not_continued(self, shipping: Shipping, member: PeerReplica, state: FollowerState) -> None:
         """The master does not go on with what the member has."""
         log = shipping._log
         at = common_end(log.epochs, log.end, state.epochs, state.log_end)

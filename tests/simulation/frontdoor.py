@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from delaynode.replica.master import ShardHost
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 
 from tests.simulation.process import Process
 
@@ -25,7 +25,7 @@ class Answer:
     log_end: int
 
 
-def enqueue(batch: Batch) -> Work:
+def enqueue(batch: IncomingBatch) -> Work:
     async def work(host: ShardHost, at: Process) -> Answer:
         await host.upkeep.room()
         started = at.loop.time()

@@ -16,7 +16,7 @@ from delaynode.replication.in_sync import Entries
 from delaynode.replication.leader import Leader
 from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import Beacon, BeaconReply, Follow
-from delaynode.replication.shipping import Member, Phase, Shipping
+from delaynode.replication.shipping import PeerReplica, Phase, Shipping
 from delayregistry.model import Version
 from delayregistry.port import OutcomeUnknown
 
@@ -64,7 +64,7 @@ def records_a_slave_that_has_not_caught_up(put: Put) -> None:
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
 def takes_no_answer_for_success(put: Put) -> None:
-    write = context.Statuses.write
+    write = context.ShardStatusStore.write
 
     async def hopeful(self: Any, status: Any, version: Version) -> Version:
         try:
@@ -72,7 +72,7 @@ def takes_no_answer_for_success(put: Put) -> None:
         except OutcomeUnknown:
             return Version("hoped")
 
-    put(context.Statuses, "write", hopeful)
+    put(context.ShardStatusStore, "write", hopeful)
 
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
@@ -91,7 +91,7 @@ def takes_no_answer_for_failure(put: Put) -> None:  # B1, the second half
 
 @mutation("damaged_copy_stays_while_a_write_under_way_names_it", NOBODY)
 def spares_a_copy_that_a_write_under_way_names(put: Put) -> None:
-    def ask(self: Shipping, member: Member) -> None:
+    def ask(self: Shipping, member: PeerReplica) -> None:
         self._fall(member, Phase.ASKED)
         self._peers.send(member.node, Follow(self.uid, self.epoch, member.damaged))
 

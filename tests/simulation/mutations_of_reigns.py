@@ -8,10 +8,10 @@ from typing import Any
 from delaynode.clock import GuardedClock
 from delaynode.node.node import Node
 from delaynode.replica import leadership
-from delaynode.replica.following import Follower
+from delaynode.replica.following import ReplicaFollower
 from delaynode.replica.leadership import Reigning
 from delaynode.replica.master import ShardHost
-from delaynode.replica.replica import Replica, Role
+from delaynode.replica.replica import Replica, ReplicaRole
 from delaynode.replica.storage import Holding
 from delaynode.replication import leader, shipping
 from delaynode.replication.leader import Leader
@@ -43,7 +43,7 @@ def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
 
     def resumed(self: Reigning) -> bool:
         spec, shard = self._copy.object.spec, self._copy.shard
-        mine = spec.master == self._yard.node and self.leader is None and self._copy.role is Role.SLAVE
+        mine = spec.master == self._yard.node and self.leader is None and self._copy.role is ReplicaRole.SLAVE
         return chosen(self) or (mine and shard is not None and spec.epoch == shard.identity.epoch)
 
     def accept_again(files: Any, directory: str, shard: Shard, epoch: int) -> None:
@@ -61,9 +61,9 @@ def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
 
 @mutation("third_copy_follows_no_deposed_master", "slaves have applied everything|invariant 8: .* parts from its")
 def follows_lower_epochs(put: Put) -> None:
-    handle = Follower.handle
+    handle = ReplicaFollower.handle
 
-    async def meek(self: Follower, origin: Any, message: Any) -> None:
+    async def meek(self: ReplicaFollower, origin: Any, message: Any) -> None:
         floor = self._promises._floor.pop(self._copy.uid, 0)
         self.epoch = min(self.epoch, message.epoch)
         try:
@@ -71,7 +71,7 @@ def follows_lower_epochs(put: Put) -> None:
         finally:
             self._promises._floor[self._copy.uid] = max(floor, self._promises._floor.get(self._copy.uid, 0))
 
-    put(Follower, "handle", meek)
+    put(ReplicaFollower, "handle", meek)
 
 
 @mutation("b3_deposed_master_drops_what_was_not_committed", r"invariant 3: .* of epoch \d+ at \d+, others EPOCH")
@@ -221,9 +221,9 @@ def believes_a_registry_that_is_behind(put: Put) -> None:  # A10 c
 # ---------------------------------------------------------------- the planner
 @mutation("move_of_all_copies_under_load", "invariant 7: the planner undoes")
 def withdraws_the_switchover_that_a_move_waits_for(put: Put) -> None:
-    def withdrawn(shard: ShardObject, *_: Any) -> moves.Step | None:
+    def withdrawn(shard: ShardObject, *_: Any) -> moves.SpecStep | None:
         spec = shard.spec
-        return moves.Step(replace(spec, switchover=None), "not now") if spec.switchover is not None else None
+        return moves.SpecStep(replace(spec, switchover=None), "not now") if spec.switchover is not None else None
 
     put(moves, "_switchover", withdrawn)
 
@@ -231,13 +231,13 @@ def withdraws_the_switchover_that_a_move_waits_for(put: Put) -> None:
 # ---------------------------------------------------------------- a node that leaves
 @mutation("node_that_stops_by_itself_keeps_nobody_waiting", "as soon as others lead")
 def copy_that_leaves_follows_the_next_master(put: Put) -> None:
-    leave = Follower.leave
+    leave = ReplicaFollower.leave
 
-    def once(self: Follower, why: str) -> None:
+    def once(self: ReplicaFollower, why: str) -> None:
         leave(self, why)
         self._leaving = None
 
-    put(Follower, "leave", once)
+    put(ReplicaFollower, "leave", once)
 
 
 @mutation(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from delaynode.replication.leader import Leader
 from delayoperator.control_loop import take_up
-from delayoperator.control_loop.asking import Asking
+from delayoperator.control_loop.asking import ReplicaQueries
 from delayoperator.plan import CopyView, NotBegun, Observed, term
 from delayregistry.model import ClusterSpec, NodeLease, ShardObject
 
@@ -20,10 +20,10 @@ def believes_one_404(put: Put) -> None:
 
 @mutation("h3_forged_epoch_makes_way_for_another_reign", "not within .*: the shard is served again")
 def asks_no_master_whether_it_serves(put: Put) -> None:
-    def patrolled(self: Asking, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
+    def patrolled(self: ReplicaQueries, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
         return seen
 
-    put(Asking, "_patrolled", patrolled)
+    put(ReplicaQueries, "_patrolled", patrolled)
 
 
 @mutation(

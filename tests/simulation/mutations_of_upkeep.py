@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from delaynode.replica.following import Follower
+from delaynode.replica.following import ReplicaFollower
 from delaynode.replica.leadership import Reigning
 from delaynode.replica.maintenance import Upkeep
 from delaynode.replication.shipping import Shipping
@@ -17,7 +17,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.cleaning import EmptyJob
 from delaynode.store.maintenance.freeing import Freeing
 from delaynode.store.queue.consumers import NONE_I64, Consumers
-from delaynode.store.queue.ledger import Ledger
+from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.timer.due_window import DueWindow
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.types import Pair, Records
@@ -68,7 +68,7 @@ def relocates_and_does_not_count_the_new_place(put: Put) -> None:  # relocating 
     apply = Freeing.apply_relocate
 
     def uncounted(self: Freeing, change: Any) -> None:
-        with patch.object(Ledger, "hold", lambda *_: None):
+        with patch.object(SegmentLedger, "hold", lambda *_: None):
             apply(self, change)
 
     put(Freeing, "apply_relocate", uncounted)
@@ -161,9 +161,9 @@ def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover 
     "copy_that_follows_a_later_epoch_is_sound_after_a_restart", DAMAGED + ".*epoch .* is persisted, the log is at"
 )
 def follows_in_an_epoch_that_it_has_not_persisted(put: Put) -> None:
-    follow = Follower._follow
+    follow = ReplicaFollower._follow
 
-    async def careless(self: Follower, origin: Any, message: Any) -> None:
+    async def careless(self: ReplicaFollower, origin: Any, message: Any) -> None:
         copy = self._copy
         accept = copy.accept_epoch
 
@@ -176,4 +176,4 @@ def follows_in_an_epoch_that_it_has_not_persisted(put: Put) -> None:
         finally:
             copy.accept_epoch = accept  # type: ignore[method-assign]
 
-    put(Follower, "_follow", careless)
+    put(ReplicaFollower, "_follow", careless)

@@ -17,7 +17,7 @@ from delayregistry.model import (
     ShardStatus,
     Version,
 )
-from delayregistry.port import Conflict, OutcomeUnknown, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryUnavailable
 
 from tests.simulation.loop import MICRO, MILLI, Scheduler
 
@@ -137,7 +137,7 @@ class Access:
     def _read(self) -> None:
         if self._weather.down:
             self._spend(self._rng.randint(200, 1_500) * MILLI)
-            raise Unavailable("no answer")
+            raise RegistryUnavailable("no answer")
         self._spend(self._rng.randint(100, self._weather.latency_ns // MICRO) * MICRO)
 
     def _write(self, what: str, write: Callable[[], Version]) -> Version:

@@ -9,7 +9,7 @@ from typing import Any
 
 from delaynode.replica.replica import Replica
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.shard import Appended
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict
@@ -146,7 +146,7 @@ class Run:
     def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         self.world.run_until(done, seconds, what)
 
-    def ask(self, view: ShardView, batch: Batch, answered: Callable[[Appended], None]) -> None:
+    def ask(self, view: ShardView, batch: IncomingBatch, answered: Callable[[Appended], None]) -> None:
         """Enqueue until there is an answer."""
         done: list[Appended] = []
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from delaynode.replica.master import ShardHost
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
 from tests.simulation.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
@@ -196,7 +196,7 @@ class Clients:
         self.counts["sent"] += count
         zeros = np.zeros(count, np.uint32)
         size = np.array([len(body) for body in bodies], np.uint32)
-        batch = Batch(
+        batch = IncomingBatch(
             np.array(dues, np.int64), np.zeros(0, np.uint8), size, zeros, zeros, b"".join(bodies), producer, number
         )
         while True:

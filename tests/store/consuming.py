@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 from delaynode.store.errors import Refused
-from delaynode.store.queue.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, Delivery
+from delaynode.store.queue.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, ConsumerDelivery
 from delaynode.store.types import MAX_SEQ
 
 from tests.store import model as m
@@ -18,7 +18,7 @@ def tag_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def _records_end(delivery: Delivery) -> int:
+def _records_end(delivery: ConsumerDelivery) -> int:
     return int((delivery.rows["offset"] + delivery.rows["size"]).max(initial=0))
 
 
@@ -90,7 +90,7 @@ class World(Producing):
             self.check_bodies(delivery.rows, [self.model.queue[o].msg for o in offsets])
         return offsets
 
-    def _check_rests(self, name: str, delivery: Delivery) -> None:
+    def _check_rests(self, name: str, delivery: ConsumerDelivery) -> None:
         """A master that has got only what the hand-out rests on would have handed out the same."""
         sure = max(delivery.rests_on, self.shard.committed)
         assert delivery.rests_on <= self.shard.log_end

@@ -10,9 +10,9 @@ import numpy as np
 from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     Cancel,
+    FrameKind,
     GroupChange,
-    Kind,
-    Progress,
+    GroupProgress,
     Relocate,
     Reschedule,
     Tick,
@@ -20,7 +20,7 @@ from delaynode.store.log.frames import (
     append_prefix,
     column_bytes,
 )
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import Buffer
 
@@ -35,15 +35,15 @@ NONE = np.zeros(0, np.uint32)
 FAR = 10**6  # a queue offset
 
 
-def _progress(world: World) -> Progress:
+def _progress(world: World) -> GroupProgress:
     at, none = np.array([FAR]), np.zeros(0, np.int64)
-    return Progress("g", at, at + 3, NONE, none)
+    return GroupProgress("g", at, at + 3, NONE, none)
 
 
-def _with(progress: Progress, *, visible: bool) -> tuple[int, tuple[Buffer, ...]]:
+def _with(progress: GroupProgress, *, visible: bool) -> tuple[int, tuple[Buffer, ...]]:
     attempt, at = np.ones(1, np.uint32), progress.start
     none = np.zeros(0, np.int64)
-    return 1, Progress("g", at, progress.end, attempt, at if visible else none).payload()
+    return 1, GroupProgress("g", at, progress.end, attempt, at if visible else none).payload()
 
 
 def _append(world: World) -> tuple[int, tuple[Buffer, ...]]:
@@ -80,17 +80,17 @@ def _tick(world: World) -> tuple[int, tuple[Buffer, ...]]:
     return 0, Tick(shard.index.watermark.due - 5, 0, 0, shard.queue.end).payload()
 
 
-POISONS: dict[Kind, Poison] = {
-    Kind.APPEND: _append,
-    Kind.TICK: _tick,
-    Kind.CANCEL: _cancel,
-    Kind.RESCHEDULE: _reschedule,
-    Kind.GROUP: lambda world: (1, GroupChange("h", True, FAR, ()).payload()),
-    Kind.ACK: lambda world: (1, _progress(world).payload()),
-    Kind.RETRY: lambda world: _with(_progress(world), visible=True),
-    Kind.DEAD: lambda world: _with(_progress(world), visible=False),
-    Kind.RELOCATE: _relocate,
-    Kind.TRIM: lambda world: (1, Trim(world.shard.queue.start, np.array([77], np.int64)).payload()),
+POISONS: dict[FrameKind, Poison] = {
+    FrameKind.APPEND: _append,
+    FrameKind.TICK: _tick,
+    FrameKind.CANCEL: _cancel,
+    FrameKind.RESCHEDULE: _reschedule,
+    FrameKind.GROUP: lambda world: (1, GroupChange("h", True, FAR, ()).payload()),
+    FrameKind.ACK: lambda world: (1, _progress(world).payload()),
+    FrameKind.RETRY: lambda world: _with(_progress(world), visible=True),
+    FrameKind.DEAD: lambda world: _with(_progress(world), visible=False),
+    FrameKind.RELOCATE: _relocate,
+    FrameKind.TRIM: lambda world: (1, Trim(world.shard.queue.start, np.array([77], np.int64)).payload()),
 }
 """For each kind but EPOCH, whose effect is to be there: it can't be impossible."""
 
@@ -105,13 +105,13 @@ class Poisoned:
     after: dict[str, object]
 
 
-def forge(world: World, kind: Kind, count: int, payload: tuple[Buffer, ...]) -> int:
+def forge(world: World, kind: FrameKind, count: int, payload: tuple[Buffer, ...]) -> int:
     """Put a frame into the log that is not applied here; returns its log offset."""
     shard = world.shard
     frame = shard.log.propose(kind, shard.epoch, count, shard.next_seq, world.now, payload)
     if frame.flags & FLAG_NEW_SEGMENT:
         shard.freeing.ledger.open(frame.offset, world.now)
-    if kind is Kind.APPEND:
+    if kind is FrameKind.APPEND:
         shard.next_seq += count
     shard.applied = shard.log.end
     return frame.offset
@@ -120,10 +120,10 @@ def forge(world: World, kind: Kind, count: int, payload: tuple[Buffer, ...]) -> 
 def due_now(world: World, count: int) -> None:
     zeros, five = np.zeros(count, np.uint32), np.full(count, 5, np.uint32)
     times = np.full(count, world.now - 1)
-    world.shard.enqueue(Batch(times, np.zeros(0, np.uint8), five, zeros, zeros, bytes(5 * count)), world.now)
+    world.shard.enqueue(IncomingBatch(times, np.zeros(0, np.uint8), five, zeros, zeros, bytes(5 * count)), world.now)
 
 
-def poisoned(kind: Kind) -> Poisoned:
+def poisoned(kind: FrameKind) -> Poisoned:
     """A copy that has ended, with such a frame on its disk, and others behind it: messages, an ACK, a TICK."""
     world = prepared()
     due_now(world, 1)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.shard import (
     ALREADY_CANCELLED,
     CANCELLED,
@@ -70,7 +70,7 @@ class Producing(Tidying):
         times = [item.time if item.relative else self.now + item.time for item in items]
         dues = [self.now + item.time for item in items]
         relative = any(item.relative for item in items)
-        batch = Batch(
+        batch = IncomingBatch(
             np.array(times, np.int64),
             np.array([item.relative for item in items], np.uint8) if relative else np.empty(0, np.uint8),
             np.array([item.size for item in items], np.uint32),

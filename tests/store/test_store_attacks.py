@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged
-from delaynode.store.log.frames import Frame, Kind, Tick
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.frames import Frame, FrameKind, Tick
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
 from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
@@ -85,7 +85,7 @@ def test_b4_a_retrys_answer_waits_for_the_first_ones_frame() -> None:
     first = world.enqueue([Item(5 * MINUTE_MS)], producer=9)
     assert first == 0
     zeros = np.zeros(1, np.uint32)
-    retry = Batch(np.array([world.now + 5]), np.empty(0, np.uint8), zeros + 1, zeros, zeros, b"x", 9, 0)
+    retry = IncomingBatch(np.array([world.now + 5]), np.empty(0, np.uint8), zeros + 1, zeros, zeros, b"x", 9, 0)
     answer = world.shard.enqueue(retry, world.now)
     assert answer.duplicate
     assert answer.log_end == world.shard.log_end > world.shard.committed  # so it must not leave yet
@@ -168,7 +168,7 @@ def test_b7_a_copy_whose_queue_end_differs_from_the_ticks_stops(released: int, q
     world.enqueue([Item(0), Item(1000), Item(1000)])
     world.pump()
     payload = b"".join(Tick(world.now + 1000, 2**63 - 1, released, queue_end).payload())
-    frame = Frame(Kind.TICK, 0, 1, 2, 0, world.now + 1000, world.shard.log_end, 0, memoryview(payload))
+    frame = Frame(FrameKind.TICK, 0, 1, 2, 0, world.now + 1000, world.shard.log_end, 0, memoryview(payload))
     with pytest.raises(Damaged):
         world.shard.apply(frame)
 
@@ -177,7 +177,7 @@ def test_b7_a_watermark_never_goes_back() -> None:
     world = World(1, SMALL)
     payload = b"".join(Tick(world.now - 1, 0, 0, 0).payload())
     with pytest.raises(Damaged):
-        world.shard.apply(Frame(Kind.TICK, 0, 1, 0, 0, world.now, world.shard.log_end, 0, memoryview(payload)))
+        world.shard.apply(Frame(FrameKind.TICK, 0, 1, 0, 0, world.now, world.shard.log_end, 0, memoryview(payload)))
 
 
 # ---------------------------------------------------------------- B8: the order within a slot

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Impossible, Unappliable
-from delaynode.store.log.frames import Kind, Unsealed
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.frames import FrameKind, Unsealed
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.cleaning import _as_units
 from delaynode.store.shard import Lookup, Shard
@@ -63,7 +63,7 @@ def look_up(world: World) -> Lookup:
 
 
 def enqueue(world: World) -> object:
-    batch = Batch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
+    batch = IncomingBatch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
     return world.shard.enqueue(batch, world.now)
 
 
@@ -162,25 +162,25 @@ def broken(*args: object, **kwargs: object) -> None:
     raise Fault
 
 
-EFFECTS: dict[Kind, tuple[Operation, Callable[[Shard], object], str]] = {
-    Kind.APPEND: (enqueue, lambda shard: shard.index, "insert"),
-    Kind.TICK: (tick, lambda shard: shard.queue, "stage"),
-    Kind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
-    Kind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),
-    Kind.GROUP: (join, lambda shard: shard.consumers, "_add"),
-    Kind.ACK: (ack, lambda shard: shard.consumers.groups["g"], "_raise_floor"),
-    Kind.RETRY: (redrive, lambda shard: shard.consumers.groups["g"].letters, "redrive"),
-    Kind.DEAD: (nack, lambda shard: shard.consumers.groups["g"].letters, "bury"),
-    Kind.RELOCATE: (relocate, lambda shard: shard.consumers, "relocate"),
-    Kind.TRIM: (trim, lambda shard: shard.consumers, "forget_below"),
-    Kind.EPOCH: (begin_reign, lambda shard: shard.freeing.ledger, "open"),
+EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
+    FrameKind.APPEND: (enqueue, lambda shard: shard.index, "insert"),
+    FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
+    FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
+    FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),
+    FrameKind.GROUP: (join, lambda shard: shard.consumers, "_add"),
+    FrameKind.ACK: (ack, lambda shard: shard.consumers.groups["g"], "_raise_floor"),
+    FrameKind.RETRY: (redrive, lambda shard: shard.consumers.groups["g"].letters, "redrive"),
+    FrameKind.DEAD: (nack, lambda shard: shard.consumers.groups["g"].letters, "bury"),
+    FrameKind.RELOCATE: (relocate, lambda shard: shard.consumers, "relocate"),
+    FrameKind.TRIM: (trim, lambda shard: shard.consumers, "forget_below"),
+    FrameKind.EPOCH: (begin_reign, lambda shard: shard.freeing.ledger, "open"),
 }
 """For each kind: an operation that proposes it, and a part of its effect that is made to fail."""
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", FrameKind, ids=lambda kind: kind.name)
 def test_a_frame_whose_effect_failed_on_its_master_is_never_written(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    kind: FrameKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed among the log's pending frames and went out with the next batch, to the disk and to every slave."""
     operation, owner, part = EFFECTS[kind]
@@ -237,7 +237,7 @@ def test_a_frame_that_can_not_be_applied_is_named_by_the_recovery() -> None:
     """Whatever error its effect ends with: an operator, and `delaynode repair`, must learn which frame it is."""
     world = prepared()
     at = world.shard.log.propose(
-        Kind.TRIM, world.shard.epoch, 1, 0, world.now, (np.array([2, 77], "<i8").tobytes(),)
+        FrameKind.TRIM, world.shard.epoch, 1, 0, world.now, (np.array([2, 77], "<i8").tobytes(),)
     ).offset
     flush(world)
     world.disk.kill()

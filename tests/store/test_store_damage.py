@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.log.frames import BadFrame, Frame, Kind, parse, parse_group, parse_progress
+from delaynode.store.log.frames import BadFrame, Frame, FrameKind, parse, parse_group, parse_progress
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
 from delaynode.store.timer.index import HOUR_MS
@@ -141,9 +141,9 @@ def test_random_bytes_are_no_frame_and_random_payloads_no_crash() -> None:
             parse(data, 0, 0, UID)
     for _ in range(times(2000)):
         payload = memoryview(rng.randbytes(rng.randint(0, 60)))
-        for kind in (Kind.GROUP, Kind.ACK, Kind.RETRY, Kind.DEAD):
+        for kind in (FrameKind.GROUP, FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD):
             frame = Frame(kind, 0, 1, rng.randint(0, 3), 0, START_MS, 0, 0, payload)
             try:
-                (parse_group if kind is Kind.GROUP else parse_progress)(frame)
+                (parse_group if kind is FrameKind.GROUP else parse_progress)(frame)
             except Damaged:
                 continue

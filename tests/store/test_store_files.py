@@ -21,7 +21,7 @@ from delaynode.store.log import commit_log, files
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import DiskFiles, Files
-from delaynode.store.log.frames import MAX_FRAME_BYTES, Kind
+from delaynode.store.log.frames import MAX_FRAME_BYTES, FrameKind
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.maintenance.marker import outlasts_a_restart
 from delaynode.store.timer.units import DEFAULT, units
@@ -158,7 +158,7 @@ def test_an_fsync_error_told_to_the_checkpoints_thread_is_told_to_the_thread_tha
     """Linux reports a writeback error once for each open file, and both threads use the same one."""
     disk = MemoryFiles(random.Random(1))
     log = CommitLog.open(disk, "/d/log", 1, 1 << 20)
-    log.propose(Kind.EPOCH, 1, 1, 0, 0, (b"acknowledged",))
+    log.propose(FrameKind.EPOCH, 1, 1, 0, 0, (b"acknowledged",))
     batch = log.take(sync=True)
     assert batch is not None
     with patch.object(log.file, "append", partial(append_then_fail, log.file)), pytest.raises(Unsynced, match="EIO"):
@@ -272,7 +272,7 @@ def test_a_record_that_is_not_there_is_damage() -> None:
 def test_a_frame_too_long_to_be_read_back_is_refused() -> None:
     log = CommitLog.open(MemoryFiles(random.Random(1)), "/d/log", 1, 1 << 20)
     with pytest.raises(Refused, match="at most"):
-        log.propose(Kind.CANCEL, 1, 1, 0, 0, (bytes(MAX_FRAME_BYTES),))
+        log.propose(FrameKind.CANCEL, 1, 1, 0, 0, (bytes(MAX_FRAME_BYTES),))
     assert (log.end, log.pending) == (0, [])
 
 

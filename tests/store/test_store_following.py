@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import pytest
 from delaynode.store.errors import Damaged, Trimmed
-from delaynode.store.log.batches import ReceivedBatch, WriteBatch
+from delaynode.store.log.batches import ReceivedFrames, WriteBatch
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.following import FLOOR, write_floor
-from delaynode.store.log.frames import BadFrame, Frame, Kind, Tick, Unsealed
+from delaynode.store.log.frames import BadFrame, Frame, FrameKind, Tick, Unsealed
 from delaynode.store.maintenance import persist
 from delaynode.store.timer.due_window import before
 from delaynode.store.types import Buffer
@@ -45,9 +45,9 @@ def batches_of(count: int, *, segment_bytes: int = 900) -> tuple[CommitLog, list
     sealed: list[bytes] = []
     for number in range(count):
         if number % 7 == 0:
-            log.propose(Kind.EPOCH, 1 + number // 7, 1, 0, 5, (b"n0",))
+            log.propose(FrameKind.EPOCH, 1 + number // 7, 1, 0, 5, (b"n0",))
         for size in (3, 40)[: 1 + number % 2]:
-            log.propose(Kind.ACK, log.last_epoch, 0, 0, 5, (bytes([number]) * size,))
+            log.propose(FrameKind.ACK, log.last_epoch, 0, 0, 5, (bytes([number]) * size,))
         batch = log.take(sync=True)
         assert batch is not None
         batch.on_sealed = lambda _, parts: sealed.append(b"".join(parts))
@@ -151,14 +151,14 @@ def test_a_slave_that_loses_power_has_all_that_it_acknowledged_and_is_not_damage
 
 @contextmanager
 def trusting_what_frames_say() -> Iterator[None]:
-    def run(self: ReceivedBatch) -> None:
+    def run(self: ReceivedFrames) -> None:
         for piece in self.pieces:
             for data, roll in piece.runs():
                 self.log.file.append([data], len(data), roll=roll)
         if self.sync:
             self.log.file.sync()
 
-    with patch.object(ReceivedBatch, "run", run):
+    with patch.object(ReceivedFrames, "run", run):
         yield
 
 
@@ -265,19 +265,19 @@ def changed(piece: bytes, at: int) -> bytes:
     return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
 
 
-def sealed_frame(kind: Kind, epoch: int, offset: int, *, uid: int = UID, synced: int = 0, flags: int = 0) -> bytes:
+def sealed_frame(kind: FrameKind, epoch: int, offset: int, *, uid: int = UID, synced: int = 0, flags: int = 0) -> bytes:
     return Unsealed(kind, flags, uid, epoch, 0, 0, 5, offset, (), 64).seal(synced)
 
 
 BAD: dict[str, Callable[[int], bytes]] = {
-    "of another place": lambda end: sealed_frame(Kind.ACK, 1, end + 64),
-    "of another shard": lambda end: sealed_frame(Kind.ACK, 1, end, uid=UID + 1),
-    "of a lower epoch": lambda end: sealed_frame(Kind.ACK, 0, end),
-    "of an epoch that has not begun": lambda end: sealed_frame(Kind.ACK, 2, end),
-    "begins the epoch again": lambda end: sealed_frame(Kind.EPOCH, 1, end),
-    "says that itself is on disk": lambda end: sealed_frame(Kind.ACK, 1, end, synced=end + 1),
-    "changed on its way": lambda end: changed(sealed_frame(Kind.ACK, 1, end), 50),
-    "cut short": lambda end: sealed_frame(Kind.ACK, 1, end)[:-1],
+    "of another place": lambda end: sealed_frame(FrameKind.ACK, 1, end + 64),
+    "of another shard": lambda end: sealed_frame(FrameKind.ACK, 1, end, uid=UID + 1),
+    "of a lower epoch": lambda end: sealed_frame(FrameKind.ACK, 0, end),
+    "of an epoch that has not begun": lambda end: sealed_frame(FrameKind.ACK, 2, end),
+    "begins the epoch again": lambda end: sealed_frame(FrameKind.EPOCH, 1, end),
+    "says that itself is on disk": lambda end: sealed_frame(FrameKind.ACK, 1, end, synced=end + 1),
+    "changed on its way": lambda end: changed(sealed_frame(FrameKind.ACK, 1, end), 50),
+    "cut short": lambda end: sealed_frame(FrameKind.ACK, 1, end)[:-1],
     "no frame": lambda end: b"no frame",
 }
 
@@ -292,13 +292,13 @@ def test_frames_that_may_not_follow_are_refused_and_nothing_is_taken(what: str) 
     with pytest.raises(BadFrame):
         slave.receive(good + BAD[what](before[0] + len(good)))
     assert (slave.log.end, slave.log.epochs, slave.log.segment, slave.log.pending) == before
-    slave.receive(good + sealed_frame(Kind.ACK, 1, before[0] + len(good), synced=before[0]))  # and this is right
+    slave.receive(good + sealed_frame(FrameKind.ACK, 1, before[0] + len(good), synced=before[0]))  # and this is right
     slave.write()
 
 
 def test_a_log_begins_with_a_segment() -> None:
     with pytest.raises(BadFrame):
-        Receiver().receive(sealed_frame(Kind.EPOCH, 1, 0))
+        Receiver().receive(sealed_frame(FrameKind.EPOCH, 1, 0))
 
 
 # ---------------------------------------------------------------- cutting
@@ -389,7 +389,7 @@ def test_raw_reads_are_whole_frames_that_join_up(most: int) -> None:
 def test_raw_reads_end_where_all_is_written() -> None:
     log, _ = batches_of(3)
     end = log.end
-    log.propose(Kind.ACK, 1, 0, 0, 5, ())
+    log.propose(FrameKind.ACK, 1, 0, 0, 5, ())
     assert log.read_raw(end, 1000) == b""
     batch = log.take(sync=True)
     assert batch is not None
@@ -485,9 +485,9 @@ def test_a_tick_beyond_the_loaded_window_is_known_before_it_is_applied() -> None
     bound = shard.index.window.bound  # the first that is not loaded
     for mark, needs in ((bound, True), (before(bound), False)):
         payload = b"".join(bytes(part) for part in Tick(mark.due, mark.seq, 0, 0).payload())
-        frame = Frame(Kind.TICK, 0, 1, 0, 0, 0, shard.applied, 0, memoryview(payload))
+        frame = Frame(FrameKind.TICK, 0, 1, 0, 0, 0, shard.applied, 0, memoryview(payload))
         assert shard.needs_load(frame) == needs
-        assert not shard.needs_load(replace(frame, kind=Kind.ACK))
+        assert not shard.needs_load(replace(frame, kind=FrameKind.ACK))
 
 
 def test_the_list_of_reigns_is_as_long_as_the_log_or_the_last_few() -> None:

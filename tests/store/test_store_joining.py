@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store.maintenance import cleaning
-from delaynode.store.queue.ledger import SEGMENT, Ledger
+from delaynode.store.queue.ledger import SEGMENT, SegmentLedger
 from delaynode.store.types import Records
 
 from tests.store import model as m
@@ -20,11 +20,11 @@ LARGE = replace(FREE, log_segment_bytes=64_000, keep=replace(FREE.keep, relocate
 SMALL = 100
 
 
-def ledger(*sizes: int, count: int = 1) -> Ledger:
+def ledger(*sizes: int, count: int = 1) -> SegmentLedger:
     """Closed segments of these sizes with a message each, and an open one."""
     end = np.cumsum(sizes).tolist()
     rows = [(to - size, to, count, 1, 0) for to, size in zip(end, sizes, strict=True)]
-    return Ledger(np.array([*rows, (end[-1], 0, 0, 0, 0)], SEGMENT))
+    return SegmentLedger(np.array([*rows, (end[-1], 0, 0, 0, 0)], SEGMENT))
 
 
 @pytest.mark.parametrize(

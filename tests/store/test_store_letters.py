@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from delaynode.store.log.commit_log import CommitLog
-from delaynode.store.log.frames import Frame, Kind, Progress
+from delaynode.store.log.frames import Frame, FrameKind, GroupProgress
 from delaynode.store.maintenance import persist
 from delaynode.store.queue import dead_letters, groups
 from delaynode.store.queue.consume_queue import QUEUED
@@ -175,8 +175,8 @@ def test_a_retry_names_the_attempt_that_it_ends_so_a_second_one_ends_nothing() -
     world.resolve("g", None, redrive=True)
     one, first = np.array([0]), np.array([1], np.uint32)
     for _ in range(2):
-        progress = Progress("g", one, one + 1, first, np.array([world.now]))
-        world.shard.consumers.apply_progress(Kind.RETRY, 0, progress, world.now)
+        progress = GroupProgress("g", one, one + 1, first, np.array([world.now]))
+        world.shard.consumers.apply_progress(FrameKind.RETRY, 0, progress, world.now)
     table = letters_of(world)
     assert table.attempts(table.places(one)[0]).tolist() == [2]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
 from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
 
@@ -19,7 +19,7 @@ from tests.store.world import SMALL
 def refused(world: World, dues: list[int]) -> str:
     n = len(dues)
     zeros = np.zeros(n, np.uint32)
-    batch = Batch(np.array(dues), np.empty(0, np.uint8), zeros + 1, zeros, zeros, bytes(n))
+    batch = IncomingBatch(np.array(dues), np.empty(0, np.uint8), zeros + 1, zeros, zeros, bytes(n))
     before = world.shard.log_end
     with pytest.raises(Refused) as caught:
         world.shard.enqueue(batch, world.now)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from delaynode import verify
 from delaynode.store.errors import NewerFormat
-from delaynode.store.log.frames import HEADER_BYTES, Kind, Unsealed
+from delaynode.store.log.frames import HEADER_BYTES, FrameKind, Unsealed
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.marker import outlasts_a_restart
@@ -51,7 +51,7 @@ def frame_of_an_unknown_kind(disk: MemoryFiles) -> None:
     """The last one of the log: a torn tail would be cut off there."""
     shard, _ = persist.recover(disk.copy(), ROOT, SMALL)
     end = shard.log.end
-    frame = Unsealed(Kind.TICK, 0, shard.identity.uid, shard.epoch, 0, 0, 0, end, (b"",), HEADER_BYTES)
+    frame = Unsealed(FrameKind.TICK, 0, shard.identity.uid, shard.epoch, 0, 0, 0, end, (b"",), HEADER_BYTES)
     header = bytearray(frame.seal(end))
     header[12:14] = (99).to_bytes(2, "little")
     header[4:8] = zlib.crc32(header[8:]).to_bytes(4, "little")

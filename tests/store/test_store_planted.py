@@ -91,7 +91,7 @@ def copies_without_a_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_no_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(freeing.Ledger, "kept_from", lambda self, end, now, size, age: end)
+    patch.setattr(freeing.SegmentLedger, "kept_from", lambda self, end, now, size, age: end)
 
 
 CAUGHT_BY: dict[Plant, Callable[[], None]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.queue.producers import ROW, FirstAnswer, Producers
 from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
@@ -168,7 +168,7 @@ def test_a_retrys_delays_count_from_the_first_arrival_also_when_its_frame_is_gon
     world.shard.log.file.read = unread  # type: ignore[method-assign]
     zeros = np.zeros(3, np.uint32)
     times = np.array([5, first_ms + 7 * MINUTE_MS, MINUTE_MS])
-    again = Batch(times, np.array([1, 0, 1], np.uint8), zeros + 1, zeros, zeros, b"abc", 9, 0)
+    again = IncomingBatch(times, np.array([1, 0, 1], np.uint8), zeros + 1, zeros, zeros, b"abc", 9, 0)
     answered = world.shard.enqueue(again, world.now)
     assert (answered.duplicate, answered.first_seq, answered.count) == (True, 0, 3)
     assert answered.due is not None

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Unappliable
-from delaynode.store.log.frames import Kind, Progress, append_prefix, column_bytes
+from delaynode.store.log.frames import FrameKind, GroupProgress, append_prefix, column_bytes
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.marker import is_marked, mark_damaged
 from delaynode.store.verify import Finding, repair, verify_shard
-from delaynode.store.verify.repair import Plan
+from delaynode.store.verify.repair import RepairPlan
 
 from tests.store.consuming import World
 from tests.store.damaging import content_of
@@ -23,17 +23,18 @@ from tests.store.world import ROOT
 KINDS = pytest.mark.parametrize("kind", POISONS, ids=lambda kind: kind.name)
 
 SKIPPED = {
-    Kind.APPEND: "what it was to do can't be read (frame at {at}: its records are not as long as its column of sizes "
-    "says); its header counts 1",
-    Kind.TICK: "0 messages due by 2023-11-14 22:13:24.995 UTC are released later, by the next master",
-    Kind.CANCEL: "1 message that were cancelled will be delivered, due 2023-11-17 22:13:20.000 UTC",
-    Kind.RESCHEDULE: "its header counts 1",
-    Kind.GROUP: "group 'h' is not made: its first Receive makes it, from what the queue holds then",
-    Kind.ACK: "up to 3 messages that group 'g' had acknowledged are delivered to it again",
-    Kind.RETRY: "3 messages of group 'g' that were to be tried again later are handed out again at the same attempt",
-    Kind.DEAD: "3 messages of group 'g' that were to become dead letters are handed out again at the same attempt",
-    Kind.RELOCATE: "nothing: the records of 40 messages stay where they were",
-    Kind.TRIM: "nothing: 1 segments, and what lies below queue offset 2, are kept",
+    FrameKind.APPEND: "what it was to do can't be read (frame at {at}: its records are not as long as its column of "
+    "sizes says); its header counts 1",
+    FrameKind.TICK: "0 messages due by 2023-11-14 22:13:24.995 UTC are released later, by the next master",
+    FrameKind.CANCEL: "1 message that were cancelled will be delivered, due 2023-11-17 22:13:20.000 UTC",
+    FrameKind.RESCHEDULE: "its header counts 1",
+    FrameKind.GROUP: "group 'h' is not made: its first Receive makes it, from what the queue holds then",
+    FrameKind.ACK: "up to 3 messages that group 'g' had acknowledged are delivered to it again",
+    FrameKind.RETRY: "3 messages of group 'g' that were to be tried again later are handed out again at the same "
+    "attempt",
+    FrameKind.DEAD: "3 messages of group 'g' that were to become dead letters are handed out again at the same attempt",
+    FrameKind.RELOCATE: "nothing: the records of 40 messages stay where they were",
+    FrameKind.TRIM: "nothing: 1 segments, and what lies below queue offset 2, are kept",
 }
 
 
@@ -43,13 +44,13 @@ def opens(world: World) -> dict[str, object]:
     return state_of(shard)
 
 
-def carry_out(world: World, plan: Plan) -> str:
+def carry_out(world: World, plan: RepairPlan) -> str:
     assert plan.stuck is None, plan.stuck
     return repair.carry_out(world.disk, ROOT, plan)
 
 
 @KINDS
-def test_the_frame_is_named_and_nothing_is_changed_by_looking(kind: Kind) -> None:
+def test_the_frame_is_named_and_nothing_is_changed_by_looking(kind: FrameKind) -> None:
     bad = poisoned(kind)
     disk, before = bad.world.disk, content_of(bad.world.disk)
     with pytest.raises(Unappliable, match=f"frame at {bad.at}, {kind.name}"):
@@ -64,7 +65,7 @@ def test_the_frame_is_named_and_nothing_is_changed_by_looking(kind: Kind) -> Non
 
 
 @KINDS
-def test_a_skipped_frame_has_no_effect_and_all_others_have(kind: Kind) -> None:
+def test_a_skipped_frame_has_no_effect_and_all_others_have(kind: FrameKind) -> None:
     bad = poisoned(kind)
     mark_damaged(bad.world.disk, ROOT, "it failed", 1, 0)
     plan = repair.propose_skip(bad.world.disk, ROOT, bad.at)
@@ -81,11 +82,11 @@ def test_a_skipped_frame_has_no_effect_and_all_others_have(kind: Kind) -> None:
 
 
 @KINDS
-def test_a_cut_ends_the_log_before_the_frame_and_says_what_was_behind_it(kind: Kind) -> None:
+def test_a_cut_ends_the_log_before_the_frame_and_says_what_was_behind_it(kind: FrameKind) -> None:
     bad = poisoned(kind)
     log = {path: data for path, data in content_of(bad.world.disk).items() if "/log/" in path}
     plan = repair.plan_cut(bad.world.disk, ROOT, bad.at)
-    acked = 5 if kind is Kind.ACK else 2  # the bad frame says so
+    acked = 5 if kind is FrameKind.ACK else 2  # the bad frame says so
     assert "4 messages that were released are released again: delivered once more to those who had them" in plan.loses
     assert f"up to {acked} messages that group 'g' had acknowledged are delivered to it again" in plan.loses
     assert any(loss.startswith("LOST: 1 message that may have been acknowledged, due 20") for loss in plan.loses)
@@ -98,7 +99,7 @@ def test_a_cut_ends_the_log_before_the_frame_and_says_what_was_behind_it(kind: K
 
 
 @KINDS
-def test_the_copy_goes_on_after_a_skip_and_is_well_for_ever(kind: Kind) -> None:
+def test_the_copy_goes_on_after_a_skip_and_is_well_for_ever(kind: FrameKind) -> None:
     """Later checkpoints must not forget that the frame was skipped while it is in the log."""
     bad = poisoned(kind)
     carry_out(bad.world, repair.propose_skip(bad.world.disk, ROOT, bad.at))
@@ -128,7 +129,7 @@ def test_an_epoch_is_not_skipped() -> None:
 
 def test_two_frames_that_can_not_be_applied_are_skipped_together() -> None:
     world = prepared()
-    offsets = [forge(world, kind, *POISONS[kind](world)) for kind in (Kind.TRIM, Kind.ACK)]
+    offsets = [forge(world, kind, *POISONS[kind](world)) for kind in (FrameKind.TRIM, FrameKind.ACK)]
     flush(world)
     world.disk.kill()
     found = repair.diagnose(world.disk, ROOT)
@@ -139,10 +140,10 @@ def test_two_frames_that_can_not_be_applied_are_skipped_together() -> None:
     assert opens(world) == state_of(world.shard)
 
 
-def broken_append(world: World, due: int) -> tuple[Kind, int, tuple[bytes, ...]]:
+def broken_append(world: World, due: int) -> tuple[FrameKind, int, tuple[bytes, ...]]:
     """A batch whose sizes don't add up."""
     columns = column_bytes(np.array([due]), np.array([5], np.uint32), *[np.zeros(1, np.uint32)] * 2)
-    return Kind.APPEND, 1, (append_prefix(0, 0), *map(bytes, columns), b"123")
+    return FrameKind.APPEND, 1, (append_prefix(0, 0), *map(bytes, columns), b"123")
 
 
 def test_skipping_what_later_releases_count_on_is_said_to_be_no_way_out() -> None:
@@ -169,8 +170,8 @@ def test_a_skip_that_would_turn_an_acknowledgement_to_another_message_is_refused
     end = world.shard.queue.end
     at = forge(world, *broken_append(world, world.now - 1))
     due_now(world, 1)  # at the offset after it, on the master
-    progress = Progress("g", np.array([end]), np.array([end + 1]), np.zeros(0, np.uint32), np.zeros(0, np.int64))
-    forge(world, Kind.ACK, 1, progress.payload())
+    progress = GroupProgress("g", np.array([end]), np.array([end + 1]), np.zeros(0, np.uint32), np.zeros(0, np.int64))
+    forge(world, FrameKind.ACK, 1, progress.payload())
     flush(world)
     world.disk.kill()
     plan = repair.propose_skip(world.disk, ROOT, at)
@@ -179,14 +180,14 @@ def test_a_skip_that_would_turn_an_acknowledgement_to_another_message_is_refused
 
 
 def test_a_plan_of_another_moment_has_another_word() -> None:
-    bad = poisoned(Kind.TRIM)
+    bad = poisoned(FrameKind.TRIM)
     word = repair.propose_skip(bad.world.disk, ROOT, bad.at).word
     assert repair.propose_skip(bad.world.disk, ROOT, bad.at).word == word
     assert repair.plan_cut(bad.world.disk, ROOT, bad.at).word != word
     carry_out(bad.world, repair.plan_cut(bad.world.disk, ROOT, bad.at))
     world = bad.world
     world.shard, _ = persist.recover(world.disk, ROOT, world.config)
-    forge(world, Kind.TRIM, *POISONS[Kind.TRIM](world))
+    forge(world, FrameKind.TRIM, *POISONS[FrameKind.TRIM](world))
     flush(world)
     world.disk.kill()
     assert repair.propose_skip(world.disk, ROOT, bad.at).word != word
@@ -194,11 +195,11 @@ def test_a_plan_of_another_moment_has_another_word() -> None:
 
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("way", [repair.propose_skip, repair.plan_cut], ids=["skip", "cut"])
-def test_half_a_repair_never_opens_and_can_be_repeated(way: Callable[..., Plan], marked: bool) -> None:
+def test_half_a_repair_never_opens_and_can_be_repeated(way: Callable[..., RepairPlan], marked: bool) -> None:
     """A power cut at any write."""
     number = 0
     while True:
-        bad = poisoned(Kind.TRIM)
+        bad = poisoned(FrameKind.TRIM)
         disk, done = bad.world.disk, bad.after if way is repair.propose_skip else bad.before
         if marked:
             mark_damaged(disk, ROOT, "it failed", 1, 0)

@@ -13,7 +13,7 @@ import pytest
 from delaynode.store.errors import Damaged
 from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.maintenance import persist, snapshot
-from delaynode.store.maintenance.snapshot import Incoming, Snapshot
+from delaynode.store.maintenance.snapshot import CheckpointSnapshot, Incoming
 from delaynode.store.shard import Shard
 
 from tests.store.consuming import World
@@ -31,7 +31,7 @@ def disk_of(seed: int = 1) -> MemoryFiles:
     return MemoryFiles(random.Random(seed), 64)
 
 
-def fetch(held: Snapshot, files: Files, directory: str = ROOT, epoch: int = 100) -> None:
+def fetch(held: CheckpointSnapshot, files: Files, directory: str = ROOT, epoch: int = 100) -> None:
     incoming = Incoming(files, directory, held.manifest)
     for file, offset, length in incoming.wanted():
         incoming.write(file, offset, held.read(file, offset, length))
@@ -91,7 +91,7 @@ def test_what_was_taken_stays_while_the_copy_goes_on(chunk: int) -> None:
         check_well(here)
 
 
-def incoming_log(held: Snapshot) -> list[tuple[int, int]]:
+def incoming_log(held: CheckpointSnapshot) -> list[tuple[int, int]]:
     return [(int(path[4:]), length) for path, length in held.parts if path.startswith("log/")]
 
 

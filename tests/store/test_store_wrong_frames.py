@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import CommitLog
-from delaynode.store.log.frames import Frame, Kind
+from delaynode.store.log.frames import Frame, FrameKind
 from delaynode.store.maintenance import persist
 from delaynode.store.types import Buffer
 
@@ -26,7 +26,7 @@ FLIPS = times(60)  # of each kind
 Fate = dict[int, tuple[object, ...]]
 
 
-def with_a_flip(kind: Kind, bit: int | None) -> tuple[World, int, int]:
+def with_a_flip(kind: FrameKind, bit: int | None) -> tuple[World, int, int]:
     """A copy with a frame of that kind behind its checkpoint, one bit of its payload flipped; the frame's messages and
     the bits of its payload.
     """
@@ -35,8 +35,8 @@ def with_a_flip(kind: Kind, bit: int | None) -> tuple[World, int, int]:
     propose, seen = CommitLog.propose, [0, 0]
 
     def flipped(
-        log: CommitLog, of: Kind, epoch: int, count: int, first_seq: int, wall_ms: int, payload: tuple[Buffer, ...],
-        flags: int = 0,
+        log: CommitLog, of: FrameKind, epoch: int, count: int, first_seq: int, wall_ms: int,
+        payload: tuple[Buffer, ...], flags: int = 0,
     ) -> Frame:  # fmt: skip
         if of is kind:
             data = bytearray(b"".join(payload))
@@ -46,7 +46,7 @@ def with_a_flip(kind: Kind, bit: int | None) -> tuple[World, int, int]:
             payload = (bytes(data),)
         return propose(log, of, epoch, count, first_seq, wall_ms, payload, flags)
 
-    if kind is Kind.EPOCH:
+    if kind is FrameKind.EPOCH:
         persist.accept_epoch(world.disk, ROOT, world.shard, world.shard.epoch + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CommitLog, "propose", flipped)
@@ -73,12 +73,17 @@ def split(bodies: object, rows: np.ndarray) -> list[bytes]:  # type: ignore[type
     return [data[end - size : end] for end, size in zip(ends, rows["size"].tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
-def test_a_wrong_frame_is_refused_or_changes_only_what_it_names(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind, ids=lambda kind: kind.name)
+def test_a_wrong_frame_is_refused_or_changes_only_what_it_names(kind: FrameKind) -> None:
     sound, count, bits = with_a_flip(kind, None)
     expected = fate(sound)
     rng, refused, changed = random.Random(kind.name), 0, 0
-    most = {Kind.APPEND: count, Kind.CANCEL: 2 * count, Kind.RESCHEDULE: 2 * count, Kind.RELOCATE: count}.get(kind, 0)
+    most = {
+        FrameKind.APPEND: count,
+        FrameKind.CANCEL: 2 * count,
+        FrameKind.RESCHEDULE: 2 * count,
+        FrameKind.RELOCATE: count,
+    }.get(kind, 0)
     for bit in sorted(rng.sample(range(bits), min(FLIPS, bits))):
         world, _, _ = with_a_flip(kind, bit)
         try:
@@ -86,7 +91,7 @@ def test_a_wrong_frame_is_refused_or_changes_only_what_it_names(kind: Kind) -> N
         except (Damaged, Refused):
             refused += 1
             continue
-        seqs = found.keys() & expected.keys() if kind is Kind.TRIM else found.keys() | expected.keys()
+        seqs = found.keys() & expected.keys() if kind is FrameKind.TRIM else found.keys() | expected.keys()
         differ = {seq for seq in seqs if found.get(seq) != expected.get(seq)}
         assert len(differ) <= most, f"bit {bit}: {sorted(differ)[:5]}"
         changed += bool(differ)

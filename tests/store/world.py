@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.frames import Kind, Unsealed
+from delaynode.store.log.frames import FrameKind, Unsealed
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.freeing import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
@@ -35,10 +35,10 @@ ROOT = "/data/t-0"
 UID = 0xFEEDFACECAFEBEEF
 
 KIND_OF = {
-    m.Epoch: Kind.EPOCH, m.Append: Kind.APPEND, m.Tick: Kind.TICK, m.Cancel: Kind.CANCEL,
-    m.Reschedule: Kind.RESCHEDULE, m.GroupMade: Kind.GROUP, m.GroupGone: Kind.GROUP, m.Ack: Kind.ACK,
-    m.Retry: Kind.RETRY, m.Dead: Kind.DEAD, m.Redrive: Kind.RETRY, m.Drop: Kind.DEAD, m.Trim: Kind.TRIM,
-    m.Relocate: Kind.RELOCATE,
+    m.Epoch: FrameKind.EPOCH, m.Append: FrameKind.APPEND, m.Tick: FrameKind.TICK, m.Cancel: FrameKind.CANCEL,
+    m.Reschedule: FrameKind.RESCHEDULE, m.GroupMade: FrameKind.GROUP, m.GroupGone: FrameKind.GROUP,
+    m.Ack: FrameKind.ACK, m.Retry: FrameKind.RETRY, m.Dead: FrameKind.DEAD, m.Redrive: FrameKind.RETRY,
+    m.Drop: FrameKind.DEAD, m.Trim: FrameKind.TRIM, m.Relocate: FrameKind.RELOCATE,
 }  # fmt: skip
 
 SMALL = ShardConfig(

@@ -21,7 +21,7 @@ MAX_BATCH_MESSAGES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class EnqueueColumns:
     """An EnqueueRequest's columns (delay.proto has shapes and units); empty buffers are left out."""
 
     count: int
@@ -33,13 +33,19 @@ class Columns:
     records: Buffer
 
 
-class Batch(ABC):
+class ShardBatch(ABC):
     """Messages for one shard. `release` is called once when they are acknowledged or failed."""
 
     __slots__ = ("_columns", "_encoded", "_encoded_as", "count", "deadline_s", "nbytes", "queue", "release", "topic")
 
     def __init__(
-        self, topic: str, queue: int, columns: Columns, nbytes: int, deadline_s: float, release: Callable[[Batch], None]
+        self,
+        topic: str,
+        queue: int,
+        columns: EnqueueColumns,
+        nbytes: int,
+        deadline_s: float,
+        release: Callable[[ShardBatch], None],
     ) -> None:
         self.topic = topic
         self.queue = queue
@@ -47,7 +53,7 @@ class Batch(ABC):
         self.nbytes = nbytes
         self.deadline_s = deadline_s
         self.release = release
-        self._columns: Columns | None = columns
+        self._columns: EnqueueColumns | None = columns
         self._encoded = b""
         self._encoded_as = (0, 0)
 
@@ -112,7 +118,7 @@ class Batch(ABC):
         return np.frombuffer(request.time, "<i8")
 
 
-class Part(Batch):
+class Part(ShardBatch):
     """A part of a send_batch(): `rows` i64[n] says which of its messages."""
 
     __slots__ = ("future", "rows")
@@ -121,10 +127,10 @@ class Part(Batch):
         self,
         topic: str,
         queue: int,
-        columns: Columns,
+        columns: EnqueueColumns,
         nbytes: int,
         deadline_s: float,
-        release: Callable[[Batch], None],
+        release: Callable[[ShardBatch], None],
         rows: NDArray[np.int64],
     ) -> None:
         super().__init__(topic, queue, columns, nbytes, deadline_s, release)
@@ -141,7 +147,7 @@ class Part(Batch):
             self.future.set_exception(error)
 
 
-class Gathered(Batch):
+class PendingBatch(ShardBatch):
     """Messages that were sent one at a time, each with its own future."""
 
     __slots__ = ("futures",)
@@ -150,10 +156,10 @@ class Gathered(Batch):
         self,
         topic: str,
         queue: int,
-        columns: Columns,
+        columns: EnqueueColumns,
         nbytes: int,
         deadline_s: float,
-        release: Callable[[Batch], None],
+        release: Callable[[ShardBatch], None],
         futures: Sequence[asyncio.Future[SendResult]],
     ) -> None:
         super().__init__(topic, queue, columns, nbytes, deadline_s, release)
@@ -182,7 +188,7 @@ class Gathered(Batch):
         request = decode_enqueue_request(self._encoded)
         ends = np.concatenate(([0], np.cumsum(np.frombuffer(request.size, "<u4"), dtype=np.int64)))
         first, last = int(ends[start]), int(ends[stop])
-        columns = Columns(
+        columns = EnqueueColumns(
             stop - start,
             request.time[8 * start : 8 * stop],
             request.relative[start:stop],
@@ -209,10 +215,10 @@ class Collector:
         """Rows of time ms, relative, record bytes, key hash, tag hash, future."""
         self.records: list[bytes] = []
 
-    def seal(self, topic: str, queue: int, release: Callable[[Batch], None]) -> Gathered:
+    def seal(self, topic: str, queue: int, release: Callable[[ShardBatch], None]) -> PendingBatch:
         """The batch of all that was gathered."""
         time, relative, size, key_hash, tag_hash, futures = zip(*self.messages, strict=True)
-        columns = Columns(
+        columns = EnqueueColumns(
             len(time),
             np.array(time, "<i8"),
             bytes(relative) if any(relative) else b"",
@@ -221,4 +227,4 @@ class Collector:
             np.array(tag_hash, "<u4") if any(tag_hash) else b"",
             b"".join(self.records),
         )
-        return Gathered(topic, queue, columns, self.nbytes, self.deadline_s, release, futures)
+        return PendingBatch(topic, queue, columns, self.nbytes, self.deadline_s, release, futures)

@@ -24,7 +24,7 @@ from delayclient.errors import Closed, DelayError, SendTimeout
 from delayclient.producer.batch import MAX_RECORD_BYTES, Part
 from delayclient.producer.requests import Messages, Times, too_large, too_long
 from delayclient.producer.results import BatchFailed, BatchPart, BatchResult, SendResult
-from delayclient.producer.topic_sender import Budget, TopicSender
+from delayclient.producer.topic_sender import SendBudget, TopicSender
 from delayclient.records import Bodies, record_head, record_tail
 from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster
 
@@ -50,7 +50,7 @@ class Producer:
         self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
         self._timeout_s = duration_ms(timeout) / 1000
         self._linger_s = linger_ms / 1000
-        self._budget = Budget(max_buffered_bytes, self._drain_waiting)
+        self._budget = SendBudget(max_buffered_bytes, self._drain_waiting)
         self._topics: dict[str, TopicSender] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.TimerHandle | None = None

@@ -16,7 +16,7 @@ import grpc.aio
 from delayapi.codec import WireError, decode_enqueue_response
 
 from delayclient.errors import Busy, Closed, DelayError, Unavailable, from_rpc, from_stream
-from delayclient.producer.batch import Batch
+from delayclient.producer.batch import ShardBatch
 from delayclient.producer.numbering import After, SendWindow
 from delayclient.routing.reachability import PATIENCE_S
 from delayclient.routing.routing import Cluster, QueueRoute, backoff_s
@@ -38,7 +38,7 @@ class Lane:
         """`drained` is called with the queue when no batch waits to be sent."""
         self.topic = topic
         self.queue = queue
-        self.window: SendWindow[Batch] = SendWindow(new_producer_id)
+        self.window: SendWindow[ShardBatch] = SendWindow(new_producer_id)
         self.failures = 0
         """Failed streams since the last stored batch."""
         self._cluster = cluster
@@ -76,7 +76,7 @@ class Lane:
             return False
         return not self.window.outstanding or self._loop.time() - self._last_sign_s < PATIENCE_S
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: ShardBatch) -> None:
         """Sends a batch after all that were added before."""
         self.window.add(batch)
         self._work.set()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayTooLong, TooLarge
-from delayclient.producer.batch import MAX_RECORD_BYTES, Columns
+from delayclient.producer.batch import MAX_RECORD_BYTES, EnqueueColumns
 from delayclient.records import Bodies, encode_records
 
 Times: TypeAlias = NDArray[np.integer[Any]] | Sequence[int] | int
@@ -85,13 +85,13 @@ class Messages:
         for number, rows in zip(*_groups(queue[order], order), strict=True):
             yield from ((None if number < 0 else number, part) for part in _cut(rows, sizes[rows]))
 
-    def columns(self, rows: NDArray[np.int64], born_ms: int) -> tuple[Columns, int]:
+    def columns(self, rows: NDArray[np.int64], born_ms: int) -> tuple[EnqueueColumns, int]:
         """One request's columns and the bytes of its records."""
         tags = self.tags if self.tags is None or isinstance(self.tags, str) else _pick(self.tags, rows)
         keys = None if self.keys is None else _pick(self.keys, rows)
         bodies = _rows_of(self.bodies, rows) if isinstance(self.bodies, np.ndarray) else _pick(self.bodies, rows)
         records = encode_records(bodies, born_ms, keys, tags)
-        columns = Columns(
+        columns = EnqueueColumns(
             len(rows),
             _rows_of(self.time, rows),
             b"\x01" * len(rows) if self.relative else b"",

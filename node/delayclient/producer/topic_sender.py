@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError, SendTimeout
-from delayclient.producer.batch import Batch, Collector, Part
+from delayclient.producer.batch import Collector, Part, ShardBatch
 from delayclient.producer.queue_sender import Lane
 from delayclient.producer.requests import Messages
 from delayclient.producer.results import SendResult
@@ -36,7 +36,7 @@ Record: TypeAlias = tuple[bytes, bytes, bytes]
 
 
 @dataclass(slots=True)
-class Budget:
+class SendBudget:
     """What a producer holds, over all topics."""
 
     max_bytes: int
@@ -62,7 +62,7 @@ class TopicSender:
         self,
         cluster: Cluster,
         topic: str,
-        budget: Budget,
+        budget: SendBudget,
         timeout_s: float,
         linger_s: float,
         on_failure: Callable[[TopicSender], None],
@@ -235,7 +235,7 @@ class TopicSender:
                 future.set_exception(error)
             self._budget.progress.set()
 
-    def _release(self, batch: Batch) -> None:
+    def _release(self, batch: ShardBatch) -> None:
         self._budget.buffered_bytes -= batch.nbytes
         self._budget.unresolved -= batch.count
         if self._budget.waiting:

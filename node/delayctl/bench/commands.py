@@ -80,7 +80,7 @@ def w1(batch: int, at_once: int | None, one_by_one: bool, **options: Any) -> Non
     """Enqueue messages that are due within half an hour."""
     from delayctl.bench import w1 as workload
 
-    settings = workload.Settings(
+    settings = workload.W1Settings(
         messages=options["messages"],
         body_bytes=options["body_bytes"],
         batch=0 if one_by_one else batch,
@@ -101,7 +101,7 @@ def w2(each: bool, timeout: float, **options: Any) -> None:
     """Herd: all due at one instant, delivered to this process."""
     from delayctl.bench import w2 as workload
 
-    settings = workload.Settings(
+    settings = workload.W2Settings(
         messages=options["messages"],
         body_bytes=options["body_bytes"],
         each=each,
@@ -123,7 +123,7 @@ def w3(seconds: float, rate: int, **options: Any) -> None:
     from delayctl.bench import w3 as workload
 
     messages = options["messages"] or round(rate * seconds)
-    settings = workload.Settings(
+    settings = workload.W3Settings(
         messages=messages,
         body_bytes=options["body_bytes"],
         rate=rate,
@@ -143,7 +143,7 @@ def w4(settle: float, timeout: float, **options: Any) -> None:
     """Restart after kill -9 with many messages pending."""
     from delayctl.bench import w4 as workload
 
-    settings = workload.Settings(
+    settings = workload.W4Settings(
         messages=options["messages"],
         body_bytes=options["body_bytes"],
         settle_seconds=settle,
@@ -166,7 +166,7 @@ def w5(settle: float, **options: Any) -> None:
     from delayctl.bench import w5 as workload
 
     steps = tuple(sorted(set(options["messages"])))
-    settings = workload.Settings(messages=steps, body_bytes=options["body_bytes"], settle_seconds=settle)
+    settings = workload.W5Settings(messages=steps, body_bytes=options["body_bytes"], settle_seconds=settle)
 
     async def run(target: Target, done: Progress) -> Fields:
         result = await workload.run(settings, target, done)

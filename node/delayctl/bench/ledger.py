@@ -48,7 +48,7 @@ class NothingCame(TimeoutError):
     """Not one message was delivered."""
 
 
-class Ledger:
+class DeliveryRecord:
     """Counts messages stored and messages delivered. What it was not told of as stored is not counted as delivered."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ Progress: TypeAlias = Callable[[int], None]
 """Told how many more messages are done."""
 
 
-class Load:
+class LoadGenerator:
     """Bodies u8[n, body_bytes] and random times. One block of bodies serves all batches: making more would be the
     client's work, and a log does not compress."""
 
@@ -60,7 +60,9 @@ async def in_flight(sizes: Iterator[int], send: Callable[[int], Awaitable[None]]
     await asyncio.gather(*(work() for _ in range(at_once)))
 
 
-async def fill(producer: Producer, topic: str, messages: int, load: Load, idle_s: float, done: Progress) -> None:
+async def fill(
+    producer: Producer, topic: str, messages: int, load: LoadGenerator, idle_s: float, done: Progress
+) -> None:
     """Stores a backlog, due over half an hour. Its first message becomes due a minute after the `idle_s` that the node
     is then left alone: so it stays pending as long as needed, and the coming minute is in the node's memory already."""
     first_ms = int(now_ms() + 1000 * (messages / FILL_PER_S + idle_s)) + MINUTE_MS

@@ -15,7 +15,7 @@ from delayclient.consumer.consumer import Consumer
 from delayclient.errors import NotFound
 from delayclient.routing.routing import Cluster
 
-from delayctl.bench.ledger import Ledger
+from delayctl.bench.ledger import DeliveryRecord
 from delayctl.bench.load import Progress, now_ms
 from delayctl.bench.target import Target
 
@@ -27,7 +27,7 @@ QUIET_S = 0.5  # after the last message: time for a duplicate to show
 
 
 @asynccontextmanager
-async def receiving(target: Target, ledger: Ledger, *, each: bool = False) -> AsyncIterator[Receiver]:
+async def receiving(target: Target, ledger: DeliveryRecord, *, each: bool = False) -> AsyncIterator[Receiver]:
     """A consumer of a new group at work, in columns or a message at a time."""
     group = f"bench-{secrets.token_hex(4)}"
     async with Cluster(target.endpoint) as cluster:
@@ -44,7 +44,9 @@ async def receiving(target: Target, ledger: Ledger, *, each: bool = False) -> As
             await _delete(cluster, target.topic, group)
 
 
-async def delivered(receiver: Receiver, ledger: Ledger, messages: int, timeout_s: float, done: Progress) -> None:
+async def delivered(
+    receiver: Receiver, ledger: DeliveryRecord, messages: int, timeout_s: float, done: Progress
+) -> None:
     """Returns once the `messages` that are stored have come, whatever else comes of the topic, and a little more time
     has passed; or at the timeout. Raises what ended the receiver."""
     deadline_s = time.monotonic() + timeout_s
@@ -62,13 +64,13 @@ async def _left_alone(receiver: Receiver, seconds: float) -> None:
         receiver.result()
 
 
-async def _columns(consumer: Consumer, ledger: Ledger) -> None:
+async def _columns(consumer: Consumer, ledger: DeliveryRecord) -> None:
     while (batch := await consumer.receive_batch()) is not None:
         ledger.received(batch.queue, batch.seq, batch.due_ms, now_ms())
         await batch.ack()
 
 
-async def _each(consumer: Consumer, ledger: Ledger) -> None:
+async def _each(consumer: Consumer, ledger: DeliveryRecord) -> None:
     take = ledger.one_by_one.append
     async for message in consumer:
         take((message.queue, message.seq, message.due_ms, now_ms(), len(message.body)))

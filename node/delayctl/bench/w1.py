@@ -11,7 +11,7 @@ from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 
 from delayctl.bench import machine
-from delayctl.bench.load import Load, Progress, batches, in_flight, now_ms
+from delayctl.bench.load import LoadGenerator, Progress, batches, in_flight, now_ms
 from delayctl.bench.target import OwnNode, Target
 
 WARM_UP_SHARE = 20  # one in so many, before the clock starts: connections, first segments, caches
@@ -21,7 +21,7 @@ BATCH = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class W1Settings:
     """batch: messages a send_batch(), `at_once` of them unanswered; 0: one Producer.send() a message."""
 
     messages: int
@@ -31,7 +31,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class W1Result:
     """Rates of acknowledged messages; bytes are those of the bodies. None: not this machine's disk, or not our node.
 
     node_written_bytes_per_second: what the node's process wrote to the disk, its indexes included. cpu: processor time
@@ -53,8 +53,8 @@ def at_once(batch: int) -> int:
     return max(4, min(256, 4 * BATCH // batch))
 
 
-async def run(settings: Settings, target: Target, done: Progress) -> Result:
-    load = Load(settings.body_bytes, settings.batch or BATCH)
+async def run(settings: W1Settings, target: Target, done: Progress) -> W1Result:
+    load = LoadGenerator(settings.body_bytes, settings.batch or BATCH)
     disk = _Disk(target, settings.messages * settings.body_bytes)
     await disk.measure()
     async with Producer(target.endpoint) as producer:
@@ -67,7 +67,7 @@ async def run(settings: Settings, target: Target, done: Progress) -> Result:
     await disk.measure()
     rate = settings.messages / used.seconds
     body_rate = rate * settings.body_bytes
-    return Result(
+    return W1Result(
         seconds=used.seconds,
         messages_per_second=rate,
         bytes_per_second=body_rate,
@@ -80,7 +80,7 @@ async def run(settings: Settings, target: Target, done: Progress) -> Result:
 
 
 async def _send_batches(
-    producer: Producer, topic: str, messages: int, settings: Settings, load: Load, done: Progress
+    producer: Producer, topic: str, messages: int, settings: W1Settings, load: LoadGenerator, done: Progress
 ) -> None:
     async def send(n: int) -> None:
         await producer.send_batch(topic, load.bodies(n), due_ms=int(now_ms()) + load.spread_ms(n))
@@ -90,7 +90,7 @@ async def _send_batches(
 
 
 async def _send_each(
-    producer: Producer, topic: str, messages: int, settings: Settings, load: Load, done: Progress
+    producer: Producer, topic: str, messages: int, settings: W1Settings, load: LoadGenerator, done: Progress
 ) -> None:
     bodies = list(map(bytes, load.bodies(BATCH)))
     unanswered: deque[asyncio.Future[SendResult]] = deque()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from delayclient.producer.producer import Producer
 
-from delayctl.bench.ledger import Ledger, Verdict
-from delayctl.bench.load import FILL_BATCH, Load, Progress, batches, in_flight, now_ms
+from delayctl.bench.ledger import DeliveryRecord, Verdict
+from delayctl.bench.load import FILL_BATCH, LoadGenerator, Progress, batches, in_flight, now_ms
 from delayctl.bench.receive import delivered, receiving
 from delayctl.bench.target import Target
 
@@ -20,7 +20,7 @@ class TooSlow(TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class W2Settings:
     """each: through the Consumer, a message at a time; else receive_batch(), columns."""
 
     messages: int
@@ -29,9 +29,9 @@ class Settings:
     timeout_seconds: float
 
 
-async def run(settings: Settings, target: Target, done: Progress) -> Verdict:
-    ledger = Ledger()
-    load = Load(settings.body_bytes, FILL_BATCH)
+async def run(settings: W2Settings, target: Target, done: Progress) -> Verdict:
+    ledger = DeliveryRecord()
+    load = LoadGenerator(settings.body_bytes, FILL_BATCH)
     lead_ms = (LEAST_LEAD_S + settings.messages / STORED_PER_S) * 1000
     async with Producer(target.endpoint) as producer, receiving(target, ledger, each=settings.each) as receiver:
         due_ms = int(now_ms() + lead_ms)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 
-from delayctl.bench.ledger import Ledger, Verdict
-from delayctl.bench.load import Load, Progress, now_ms
+from delayctl.bench.ledger import DeliveryRecord, Verdict
+from delayctl.bench.load import LoadGenerator, Progress, now_ms
 from delayctl.bench.receive import delivered, receiving
 from delayctl.bench.target import Target
 
@@ -20,7 +20,7 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class W3Settings:
     """`rate` messages/s are sent, each due 1 .. 2 s later, and come out at the same rate."""
 
     messages: int
@@ -28,9 +28,9 @@ class Settings:
     rate: int
 
 
-async def run(settings: Settings, target: Target, done: Progress) -> Verdict:
-    ledger = Ledger()
-    load = Load(settings.body_bytes, 1)
+async def run(settings: W3Settings, target: Target, done: Progress) -> Verdict:
+    ledger = DeliveryRecord()
+    load = LoadGenerator(settings.body_bytes, 1)
     body = bytes(load.bodies(1)[0])
     async with Producer(target.endpoint) as producer, receiving(target, ledger, each=True) as receiver:
         futures: list[asyncio.Future[SendResult]] = []

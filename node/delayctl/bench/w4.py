@@ -17,8 +17,8 @@ from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster
 
 from delayctl.bench import machine
-from delayctl.bench.ledger import Ledger
-from delayctl.bench.load import FILL_BATCH, Load, Progress, fill, now_ms
+from delayctl.bench.ledger import DeliveryRecord
+from delayctl.bench.load import FILL_BATCH, LoadGenerator, Progress, fill, now_ms
 from delayctl.bench.receive import receiving
 from delayctl.bench.target import NODE, Target
 
@@ -26,7 +26,7 @@ PROBE_AHEAD_MS = 500  # after the last acknowledgement before the kill, and soon
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class W4Settings:
     """settle_seconds: how long the node is left alone before the kill. 0 is the hardest: what the last checkpoint has
     not is read from the log."""
 
@@ -37,7 +37,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class W4Result:
     """Seconds from the kill. lost: stored, but neither pending nor released afterwards.
 
     accepting_seconds: every queue has acknowledged a new message. recovery_seconds: and delivered every probe.
@@ -58,13 +58,13 @@ class NotRecovered(TimeoutError):
     """The node did not come back in time."""
 
 
-async def run(settings: Settings, target: Target, done: Progress) -> Result:
+async def run(settings: W4Settings, target: Target, done: Progress) -> W4Result:
     own = target.own
     if own is None:
         raise ValueError("w4 kills a node of its own")
-    load = Load(settings.body_bytes, FILL_BATCH)
+    load = LoadGenerator(settings.body_bytes, FILL_BATCH)
     keys = _key_of_each_queue(target.queues)
-    probes = Ledger()
+    probes = DeliveryRecord()
     async with (
         Producer(target.endpoint, timeout=int(settings.timeout_seconds * 1000)) as producer,
         receiving(target, probes),
@@ -89,7 +89,7 @@ async def run(settings: Settings, target: Target, done: Progress) -> Result:
         recovered_s = time.monotonic()
         pending_after, released = await _pending_and_released(cluster, target.endpoint)
     memory = machine.memory(own.pid)
-    return Result(
+    return W4Result(
         pending=pending,
         recovery_seconds=recovered_s - killed_s,
         accepting_seconds=accepting_s - killed_s,

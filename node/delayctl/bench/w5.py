@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from delayclient.producer.producer import Producer
 
 from delayctl.bench import machine
-from delayctl.bench.load import FILL_BATCH, FILL_PER_S, Load, Progress, fill
+from delayctl.bench.load import FILL_BATCH, FILL_PER_S, LoadGenerator, Progress, fill
 from delayctl.bench.target import OwnNode, Target
 
 LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class W5Settings:
     """messages: how many pending to measure at, ascending. settle_seconds: how long the node is left alone first; its
     checkpoint comes every 30 s."""
 
@@ -26,7 +26,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class W5Step:
     """With `pending` messages. peak: while they came and until now. overhead: what is not body."""
 
     pending: int
@@ -38,20 +38,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class W5Result:
     """idle: the node before the first message."""
 
     idle_rss_bytes: int
-    steps: tuple[Step, ...]
+    steps: tuple[W5Step, ...]
 
 
-async def run(settings: Settings, target: Target, done: Progress) -> Result:
+async def run(settings: W5Settings, target: Target, done: Progress) -> W5Result:
     own = target.own
     if own is None:
         raise ValueError("w5 measures a node of its own")
-    load = Load(settings.body_bytes, FILL_BATCH)
+    load = LoadGenerator(settings.body_bytes, FILL_BATCH)
     idle = machine.memory(own.pid).rss_bytes
-    steps: list[Step] = []
+    steps: list[W5Step] = []
     async with Producer(target.endpoint) as producer:
         stored = 0
         last = settings.messages[-1]
@@ -62,7 +62,7 @@ async def run(settings: Settings, target: Target, done: Progress) -> Result:
             stored = messages
             await _settle(own, settings.settle_seconds)
             steps.append(await asyncio.to_thread(_measure, own, settings.body_bytes))
-    return Result(idle, tuple(steps))
+    return W5Result(idle, tuple(steps))
 
 
 async def _settle(own: OwnNode, seconds: float) -> None:
@@ -77,8 +77,8 @@ async def _settle(own: OwnNode, seconds: float) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _measure(own: OwnNode, body_bytes: int) -> Step:
+def _measure(own: OwnNode, body_bytes: int) -> W5Step:
     pending = int(own.metric("delay_messages_pending"))
     memory = machine.memory(own.pid)
     disk = machine.disk_bytes(own.directory) / pending
-    return Step(pending, disk, disk - body_bytes, memory.rss_bytes, memory.anon_bytes, memory.peak_bytes)
+    return W5Step(pending, disk, disk - body_bytes, memory.rss_bytes, memory.anon_bytes, memory.peak_bytes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from delayctl.common import FAILED, USAGE, Settings, common_options, fail, put_json
+from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json
 from delayctl.targets.options import data_option, steered
 
 
@@ -16,7 +16,7 @@ from delayctl.targets.options import data_option, steered
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @data_option
 @common_options
-def adopt(settings: Settings, data: Path, shards: tuple[str, ...], yes: bool) -> None:
+def adopt(settings: CommandSettings, data: Path, shards: tuple[str, ...], yes: bool) -> None:
     """Bring a registry up to what its shards' copies know: after it was restored from an older state, or lost some.
 
     For shards whose condition says StatusLost or RegistryBehind. Every node has to answer: the copy with the highest

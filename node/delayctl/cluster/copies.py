@@ -19,7 +19,7 @@ METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ReplicaRow:
     node: str
     role: str  # master, slave, candidate, opening, fetching, damaged, leaving
     entry: str
@@ -38,10 +38,10 @@ class Copy:
 class Copies:
     """A shard's copies. master: the one that serves, in the highest epoch. in_sync: node ids; None: nobody says."""
 
-    of: tuple[Copy, ...] = ()
+    of: tuple[ReplicaRow, ...] = ()
 
     @property
-    def master(self) -> Copy | None:
+    def master(self) -> ReplicaRow | None:
         serving = (copy for copy in self.of if copy.role == "master" and copy.serving_epoch)
         return max(serving, key=lambda copy: copy.serving_epoch, default=None)
 
@@ -51,7 +51,7 @@ class Copies:
             return None
         return tuple(copy.node for copy in self.of if copy.entry and copy.entry in self.master.kept_in_sync)
 
-    def lag_bytes(self, copy: Copy) -> int | None:
+    def lag_bytes(self, copy: ReplicaRow) -> int | None:
         return None if self.master is None else max(0, self.master.log_end - copy.log_end)
 
 
@@ -62,7 +62,7 @@ async def all_copies(admin: Admin, seconds: float) -> Mapping[int, Copies]:
     except DelayError:
         return {}
     answers = await asyncio.gather(*(_ask(admin.cluster, endpoint, seconds) for endpoint in endpoints.values()))
-    found: dict[int, list[Copy]] = {}
+    found: dict[int, list[ReplicaRow]] = {}
     for node, answer in zip(endpoints, answers, strict=True):
         for state in answer.copies if answer is not None else ():
             found.setdefault(state.uid, []).append(_copy(node, state))
@@ -77,8 +77,8 @@ async def _ask(cluster: Cluster, endpoint: str, seconds: float) -> delay_pb2.Rep
         return None
 
 
-def _copy(node: str, state: delay_pb2.ReplicaState) -> Copy:
-    return Copy(
+def _copy(node: str, state: delay_pb2.ReplicaState) -> ReplicaRow:
+    return ReplicaRow(
         node=node,
         role=delay_pb2.ReplicaState.Role.Name(state.role).lower(),
         entry=state.entry,

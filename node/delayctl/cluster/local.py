@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 import click
 from delaylocal import LocalCluster, LocalClusterError
-from delaylocal.events import Events
+from delaylocal.events import EventFile
 from delaynode.config import zone
 from delayregistry.model import LEAST_LEASE_SECONDS, Delivery, Durability, TopicSpec
 
@@ -128,7 +128,7 @@ def local(
     if not topics and not (data / "registry.db").exists():
         raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
     signals = _Signals()
-    events = Events(sys.stderr)
+    events = EventFile(sys.stderr)
     cluster = LocalCluster(
         data,
         nodes=nodes,
@@ -172,7 +172,7 @@ def _await_ready(cluster: LocalCluster, signals: _Signals, *, quiet: bool) -> No
         signals.next(pause_s)
 
 
-def _restart_each(cluster: LocalCluster, signals: _Signals, events: Events) -> None:
+def _restart_each(cluster: LocalCluster, signals: _Signals, events: EventFile) -> None:
     try:
         cluster.restart_each(
             lambda node: events({"event": "node-back", "node": node}), given_up=lambda: signals.stopping

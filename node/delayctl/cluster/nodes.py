@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, USAGE, Settings, common_options, fail, put_json, run
-from delayctl.targets.options import Progress, data_option, steered
+from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json, run
+from delayctl.targets.options import ProgressBar, data_option, steered
 
 if TYPE_CHECKING:
     from delayclient.admin.views import NodeView
@@ -29,7 +29,7 @@ def nodes() -> None:
 
 @nodes.command("list")
 @common_options
-def list_(settings: Settings) -> None:
+def list_(settings: CommandSettings) -> None:
     """List the nodes that have registered."""
 
     async def listed(cluster: Cluster) -> None:
@@ -53,7 +53,7 @@ def list_(settings: Settings) -> None:
 @click.option("--timeout", type=DURATION, default="1h", show_default=True, help="How long to wait.")
 @data_option
 @common_options
-def drain(settings: Settings, data: Path, node: str, undo: bool, wait: bool, timeout: int) -> None:
+def drain(settings: CommandSettings, data: Path, node: str, undo: bool, wait: bool, timeout: int) -> None:
     """Empty NODE: its copies move to the others, its masters hand over, and nothing new is placed there."""
     with steered(settings, data) as at:
         started_s = time.monotonic()
@@ -73,8 +73,8 @@ def _copies_on(at: Steering, node: str) -> int:
     return sum(node in shard.spec.replicas for shard in at.shards())
 
 
-def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: Settings) -> int:
-    with Progress(f"drain {node}", settings) as progress:
+def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: CommandSettings) -> int:
+    with ProgressBar(f"drain {node}", settings) as progress:
         while left := _copies_on(at, node):
             progress.show(f"{left} copies left", total - left, total)
             if time.monotonic() > until_s:
@@ -88,7 +88,7 @@ def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: 
 @click.option("--timeout", type=DURATION, default="15m", show_default=True, help="How long to wait for all of them.")
 @data_option
 @common_options
-def restart(settings: Settings, data: Path, timeout: int) -> None:
+def restart(settings: CommandSettings, data: Path, timeout: int) -> None:
     """Restart the nodes, one at a time.
 
     Each hands its masters over first, and the next one has its turn once every shard has all its copies in sync again:
@@ -100,7 +100,7 @@ def restart(settings: Settings, data: Path, timeout: int) -> None:
         before = at.incarnations()
         wanted = at.cluster().node_ids
         at.restart()
-        with Progress("restart", settings) as progress:
+        with ProgressBar("restart", settings) as progress:
             while True:
                 now = at.incarnations()
                 back = [node for node in wanted if now.get(node) != before.get(node)]
@@ -121,7 +121,7 @@ def restart(settings: Settings, data: Path, timeout: int) -> None:
 @click.argument("node")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @common_options
-def accept_clock(settings: Settings, node: str, yes: bool) -> None:
+def accept_clock(settings: CommandSettings, node: str, yes: bool) -> None:
     """Let NODE believe its wall clock, which went ahead while it ran.
 
     Right after the clock was corrected from a wrong, earlier time. What became due in between is released at once;

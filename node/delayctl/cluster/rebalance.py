@@ -12,8 +12,8 @@ import click
 from delayapi.durations import format_ms
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, Settings, common_options, put_json
-from delayctl.targets.options import Progress, data_option
+from delayctl.common import FAILED, CommandSettings, common_options, put_json
+from delayctl.targets.options import ProgressBar, data_option
 from delayctl.targets.rebalances import (
     APPROVE,
     MOVING,
@@ -22,8 +22,8 @@ from delayctl.targets.rebalances import (
     STOPPED,
     VERB,
     Ask,
-    Rebalances,
-    Refused,
+    RebalanceRefused,
+    RebalanceTarget,
     View,
     rebalances,
 )
@@ -58,7 +58,7 @@ PENDING = "(the one that is proposed)"
 @data_option
 @common_options
 def rebalance(
-    settings: Settings,
+    settings: CommandSettings,
     data: Path,
     dry_run: bool,
     approve: str | None,
@@ -109,74 +109,74 @@ def rebalance(
                 sys.exit(FAILED)
 
 
-def _there(at: Rebalances) -> View:
+def _there(at: RebalanceTarget) -> View:
     found = at.look()
     if found is None:
-        raise Refused(f"nothing was proposed yet: `delayctl rebalance{at.place}` makes a plan")
+        raise RebalanceRefused(f"nothing was proposed yet: `delayctl rebalance{at.place}` makes a plan")
     return found
 
 
-def _approved(at: Rebalances, given: str) -> View:
+def _approved(at: RebalanceTarget, given: str) -> View:
     seen = _there(at)
     if seen.state not in (READY, STOPPED) or not seen.hash:
-        raise Refused(f"there is nothing to approve: {_described(seen)}")
+        raise RebalanceRefused(f"there is nothing to approve: {_described(seen)}")
     if given not in (PENDING, seen.hash):
-        raise Refused(f"the plan is {seen.hash}, not {given}: look at it with --status")
+        raise RebalanceRefused(f"the plan is {seen.hash}, not {given}: look at it with --status")
     over = seen.expired()
     if over is not None:
-        raise Refused(f"plan {seen.hash} expired at {over}: `delayctl rebalance{at.place}` makes another")
+        raise RebalanceRefused(f"plan {seen.hash} expired at {over}: `delayctl rebalance{at.place}` makes another")
     at.annotate({APPROVE: seen.hash})
     taken = _await_taken_up(at, APPROVE)
     if taken.status.get("approved") != seen.hash or taken.state in (READY, STOPPED):
-        raise Refused(f"plan {seen.hash} was not approved: {_described(taken)}")
+        raise RebalanceRefused(f"plan {seen.hash} was not approved: {_described(taken)}")
     return taken
 
 
-def _stopped(at: Rebalances) -> View:
+def _stopped(at: RebalanceTarget) -> View:
     seen = _there(at)
     if seen.state not in (MOVING, "PendingProposal"):
-        raise Refused(f"there is nothing to stop: {_described(seen)}")
+        raise RebalanceRefused(f"there is nothing to stop: {_described(seen)}")
     at.annotate({VERB: "stop"})
     return _await_taken_up(at, VERB)
 
 
-def _await_taken_up(at: Rebalances, verb: str) -> View:
+def _await_taken_up(at: RebalanceTarget, verb: str) -> View:
     until_s = time.monotonic() + TAKEN_UP_S
     while True:
         seen = _there(at)
         if verb not in seen.annotations:
             return seen
         if time.monotonic() > until_s:
-            raise Refused(
+            raise RebalanceRefused(
                 f"it is asked for, and nobody has taken it up within {TAKEN_UP_S:g} s: {at.carried_out_by} does that"
             )
         time.sleep(POLL_S)
 
 
-def _await_proposal(at: Rebalances, settings: Settings, until_s: float) -> View:
-    with Progress("rebalance", settings) as progress:
+def _await_proposal(at: RebalanceTarget, settings: CommandSettings, until_s: float) -> View:
+    with ProgressBar("rebalance", settings) as progress:
         while True:
             seen = at.look() or View()
             if seen.state not in ("New", "PendingProposal") and VERB not in seen.annotations:
                 return seen
             progress.show("the job looks at the load to come", 0, 0)
             if time.monotonic() > until_s:
-                raise Refused(f"no proposal came in time: {_described(seen)}; {at.carried_out_by} has it made")
+                raise RebalanceRefused(f"no proposal came in time: {_described(seen)}; {at.carried_out_by} has it made")
             time.sleep(POLL_S)
 
 
-def _await_over(at: Rebalances, settings: Settings, until_s: float) -> View:
-    with Progress("rebalance", settings) as bar:
+def _await_over(at: RebalanceTarget, settings: CommandSettings, until_s: float) -> View:
+    with ProgressBar("rebalance", settings) as bar:
         while True:
             seen = _there(at)
             if seen.state in OVER:
                 return seen
             if seen.state != MOVING:
-                raise Refused(f"nothing is under way: {_described(seen)}")
+                raise RebalanceRefused(f"nothing is under way: {_described(seen)}")
             done = seen.status.get("progress") or {}
             bar.show(str(done.get("current") or "starts"), int(done.get("percent") or 0), 100)
             if time.monotonic() > until_s:
-                raise Refused(f"not over yet: {_described(seen)}; it goes on")
+                raise RebalanceRefused(f"not over yet: {_described(seen)}; it goes on")
             time.sleep(POLL_S)
 
 
@@ -185,7 +185,7 @@ def _described(seen: View) -> str:
     return f"{seen.state}{f' ({reason})' if reason else ''}{f': {message}' if message else ''}"
 
 
-def _show(settings: Settings, seen: View, why: str, at: Rebalances) -> None:
+def _show(settings: CommandSettings, seen: View, why: str, at: RebalanceTarget) -> None:
     reason, message = seen.said
     if settings.as_json:
         put_json({"state": seen.status.get("state"), "reason": reason, "message": why or message, **_figures(seen)})

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, Settings, common_options, fail, put_json, run
-from delayctl.targets.options import Progress, data_option, steered
+from delayctl.common import FAILED, CommandSettings, common_options, fail, put_json, run
+from delayctl.targets.options import ProgressBar, data_option, steered
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
     from delayclient.admin.views import Wheel
     from delayclient.routing.routing import Cluster, QueueRoute
 
-    from delayctl.cluster.copies import Copies, Copy
+    from delayctl.cluster.copies import Copies, ReplicaRow
     from delayctl.targets.registry import Steering
 
 POLL_S = 0.1
@@ -55,7 +55,7 @@ def shards() -> None:
 @shards.command("list")
 @click.argument("topic", required=False)
 @common_options
-def list_(settings: Settings, topic: str | None) -> None:
+def list_(settings: CommandSettings, topic: str | None) -> None:
     """List the shards of TOPIC, or of all topics: who has them, how far each copy is, and what they hold."""
 
     async def listed(cluster: Cluster) -> None:
@@ -91,7 +91,9 @@ def list_(settings: Settings, topic: str | None) -> None:
 @click.option("--timeout", type=DURATION, default="10m", show_default=True, help="How long to wait.")
 @data_option
 @common_options
-def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None, wait: bool, timeout: int) -> None:
+def move(
+    settings: CommandSettings, data: Path, shard: str, to: str, origin: str | None, wait: bool, timeout: int
+) -> None:
     """Move SHARD, or with --from another copy of it, to another node.
 
     The new copy is fetched and catches up while the shard goes on; a master that is to go hands over, a pause well
@@ -101,7 +103,7 @@ def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None
         started_s = time.monotonic()
         target = at.move(shard, to, origin)
         if wait:
-            with Progress(f"{shard} to {to}", settings) as progress:
+            with ProgressBar(f"{shard} to {to}", settings) as progress:
                 _await_move(at, shard, to, target, started_s + timeout / 1000, progress)
         seconds = round(time.monotonic() - started_s, 3)
         if settings.as_json:
@@ -118,7 +120,7 @@ def move(settings: Settings, data: Path, shard: str, to: str, origin: str | None
 @click.option("--timeout", type=DURATION, default="15s", show_default=True, help="Then it is withdrawn.")
 @data_option
 @common_options
-def switchover(settings: Settings, data: Path, shard: str, to: str | None, timeout: int) -> None:
+def switchover(settings: CommandSettings, data: Path, shard: str, to: str | None, timeout: int) -> None:
     """Let another in-sync copy of SHARD be its master. Clients wait for a moment; nothing is lost."""
     with steered(settings, data) as at:
         started_s = time.monotonic()
@@ -143,7 +145,9 @@ def _leads(at: Steering, name: str, node: str) -> bool:
     return serving and shard.spec.master == node
 
 
-def _await_move(at: Steering, name: str, to: str, target: tuple[str, ...], until_s: float, progress: Progress) -> None:
+def _await_move(
+    at: Steering, name: str, to: str, target: tuple[str, ...], until_s: float, progress: ProgressBar
+) -> None:
     while True:
         shard = at.shard(name)
         spec = shard.spec
@@ -212,7 +216,7 @@ def _print_json(shard: _Shard) -> None:
     )
 
 
-def _copy_json(copies: Copies, copy: Copy) -> dict[str, Any]:
+def _copy_json(copies: Copies, copy: ReplicaRow) -> dict[str, Any]:
     fetching = copy.role == "fetching"
     return {
         "node": copy.node,
@@ -258,7 +262,7 @@ def _print_table(found: list[_Shard]) -> None:
     Console().print(table)
 
 
-def _remark(copy: Copy) -> str:
+def _remark(copy: ReplicaRow) -> str:
     if copy.damaged:
         return f"{copy.node} is damaged: {copy.damaged}"
     if copy.role == "fetching":

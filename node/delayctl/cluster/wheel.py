@@ -14,7 +14,7 @@ from delayapi.options import DURATION, INSTANT
 from delayapi.slots import spread_slots
 from numpy.typing import NDArray
 
-from delayctl.common import USAGE, Settings, common_options, fail, put_json, run
+from delayctl.common import USAGE, CommandSettings, common_options, fail, put_json, run
 from delayctl.heat_map import cells
 from delayctl.targets.options import data_option
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayclient.admin.views import Wheel
     from delayclient.routing.routing import Cluster
 
-    from delayctl.cluster.wheel_nodes import Move
+    from delayctl.cluster.wheel_nodes import CopyMove
 
 _WIDTHS_MS = tuple(
     seconds * 1000
@@ -49,7 +49,7 @@ _DAY_MS = 86_400_000
 @data_option
 @common_options
 def wheel(
-    settings: Settings,
+    settings: CommandSettings,
     topic: str | None,
     from_ms: int | None,
     to_ms: int | None,
@@ -72,7 +72,7 @@ def wheel(
     _show_nodes(settings, topic, from_ms, to_ms, slot, _planned(settings, data, plan, proposed))
 
 
-def _show_shards(settings: Settings, topic: str | None, from_ms: int | None, to_ms: int | None) -> None:
+def _show_shards(settings: CommandSettings, topic: str | None, from_ms: int | None, to_ms: int | None) -> None:
     async def shown(cluster: Cluster) -> None:
         from delayclient.admin.admin import Admin
 
@@ -87,7 +87,7 @@ def _show_shards(settings: Settings, topic: str | None, from_ms: int | None, to_
     run(settings, shown)
 
 
-def _planned(settings: Settings, data: Path, plan: Path | None, proposed: bool) -> tuple[Move, ...] | None:
+def _planned(settings: CommandSettings, data: Path, plan: Path | None, proposed: bool) -> tuple[CopyMove, ...] | None:
     from delayctl.cluster.wheel_nodes import BadPlan, plan_moves, read_plan
 
     try:
@@ -103,12 +103,12 @@ def _planned(settings: Settings, data: Path, plan: Path | None, proposed: bool) 
 
 
 def _show_nodes(
-    settings: Settings,
+    settings: CommandSettings,
     topic: str | None,
     from_ms: int | None,
     to_ms: int | None,
     slot_ms: int,
-    moves: Sequence[Move] | None,
+    moves: Sequence[CopyMove] | None,
 ) -> None:
     from delayctl.cluster.wheel_nodes import BadPlan, loads_of, print_nodes
 

@@ -33,7 +33,7 @@ class BadPlan(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CopyMove:
     """One copy of a shard goes from a node to another."""
 
     shard: str
@@ -42,7 +42,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loads:
+class SlotLoads:
     """What falls due in s slots. messages, bytes: f64[n shards, s]; homes: the node that the load of each is on."""
 
     edges_ms: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Loads:
         spread = self.messages.sum(axis=0) / len(self.nodes)
         return float(np.maximum(spread, self.messages.max(axis=0)).max())
 
-    def moved(self, moves: Sequence[Move]) -> Loads:
+    def moved(self, moves: Sequence[CopyMove]) -> SlotLoads:
         """As the moves leave it. Raises BadPlan for a shard that is not here."""
         homes = dict(zip(self.shards, self.homes, strict=True))
         for move in moves:
@@ -92,7 +92,7 @@ class Peak:
     mean: float
 
 
-def loads_of(wheels: Sequence[Wheel], nodes: Sequence[str], from_ms: int, to_ms: int, slot_ms: int) -> Loads:
+def loads_of(wheels: Sequence[Wheel], nodes: Sequence[str], from_ms: int, to_ms: int, slot_ms: int) -> SlotLoads:
     """The wheels cut into slots of one width, whose edges are multiples of it."""
     first, last = from_ms // slot_ms * slot_ms, -(-to_ms // slot_ms) * slot_ms
     if last - first > MAX_SLOTS * slot_ms:
@@ -107,10 +107,10 @@ def loads_of(wheels: Sequence[Wheel], nodes: Sequence[str], from_ms: int, to_ms:
         size[row] = spread_slots(it.slot_start, it.slot_width, it.bytes, edges)
     homes = tuple(it.node for it in wheels)
     known = tuple(sorted({*nodes, *homes}, key=_by_number))
-    return Loads(edges, tuple(f"{it.topic}-{it.queue}" for it in wheels), homes, known, messages, size)
+    return SlotLoads(edges, tuple(f"{it.topic}-{it.queue}" for it in wheels), homes, known, messages, size)
 
 
-def peak_of(loads: Loads) -> Peak:
+def peak_of(loads: SlotLoads) -> Peak:
     """Zeros when there is nothing."""
     by_node = loads.by_node(loads.messages)
     if not by_node.size:
@@ -120,7 +120,7 @@ def peak_of(loads: Loads) -> Peak:
     return Peak(float(by_node[row, slot]), loads.nodes[int(row)], start, float(by_node[:, slot].mean()))
 
 
-def read_plan(path: Path) -> tuple[Move, ...]:
+def read_plan(path: Path) -> tuple[CopyMove, ...]:
     """The moves of a plan's JSON, or of a DelayRebalance's that has one. `-`: standard input. Raises BadPlan."""
     where = "standard input" if str(path) == "-" else str(path)
     try:
@@ -137,7 +137,7 @@ def read_plan(path: Path) -> tuple[Move, ...]:
     return plan_moves(value, where)
 
 
-def plan_moves(value: Any, where: str) -> tuple[Move, ...]:
+def plan_moves(value: Any, where: str) -> tuple[CopyMove, ...]:
     """The moves of a plan, or of an object with a plan in `plan` or `status.plan`. Raises BadPlan."""
     for name in ("status", "plan"):
         if isinstance(value, dict) and isinstance(value.get(name), dict):
@@ -148,14 +148,14 @@ def plan_moves(value: Any, where: str) -> tuple[Move, ...]:
     return tuple(_move(move, number, where) for number, move in enumerate(moves))
 
 
-def _move(move: Any, number: int, where: str) -> Move:
+def _move(move: Any, number: int, where: str) -> CopyMove:
     fields = [move.get(name) if isinstance(move, dict) else None for name in ("shard", "from", "to")]
     if not all(isinstance(field, str) and field for field in fields):
         raise BadPlan(f"{where}: move {number}: expected shard, from and to, each a name")
-    return Move(*(str(field) for field in fields))
+    return CopyMove(*(str(field) for field in fields))
 
 
-def print_nodes(before: Loads, moves: Sequence[Move] | None, as_json: bool) -> None:
+def print_nodes(before: SlotLoads, moves: Sequence[CopyMove] | None, as_json: bool) -> None:
     """Both pictures, where there is a plan. Raises BadPlan."""
     after = None if moves is None else before.moved(moves)
     if after is not None:
@@ -179,7 +179,7 @@ def print_nodes(before: Loads, moves: Sequence[Move] | None, as_json: bool) -> N
         _print_table(before, after, 0 if moves is None else len(moves), bound)
 
 
-def _picture(loads: Loads) -> Mapping[str, Any]:
+def _picture(loads: SlotLoads) -> Mapping[str, Any]:
     messages, size, peak = loads.by_node(loads.messages), loads.by_node(loads.bytes), peak_of(loads)
     return {
         "peak_messages": round(peak.messages, 1),
@@ -207,7 +207,7 @@ def _picture(loads: Loads) -> Mapping[str, Any]:
     }
 
 
-def _print_table(before: Loads, after: Loads | None, moves: int, bound: float) -> None:
+def _print_table(before: SlotLoads, after: SlotLoads | None, moves: int, bound: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -244,7 +244,7 @@ def _print_table(before: Loads, after: Loads | None, moves: int, bound: float) -
     console.print(table)
 
 
-def _summary(before: Loads, after: Loads | None, moves: int, bound: float) -> str:
+def _summary(before: SlotLoads, after: SlotLoads | None, moves: int, bound: float) -> str:
     def told(peak: Peak) -> str:
         at = format_instant(peak.start_ms)[:16]
         return f"{peak.messages:,.0f} on {peak.node} at {at}, where the mean of the nodes is {peak.mean:,.0f}"

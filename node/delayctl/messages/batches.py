@@ -21,7 +21,7 @@ _FIELDS: Final = frozenset({"body", "due", "key", "tag"})
 class BadLine(ValueError):
     """A line of input that is no message. `before` has the messages between the last chunk and it."""
 
-    def __init__(self, number: int, why: str, before: Chunk) -> None:
+    def __init__(self, number: int, why: str, before: InputChunk) -> None:
         super().__init__(f"line {number}: {why}")
         self.before = before
 
@@ -43,7 +43,7 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SendArguments:
     """The arguments of one send_batch()."""
 
     bodies: Bodies
@@ -54,7 +54,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class InputChunk:
     """Some messages; `due_ms` has a None for each that takes its time from `when`."""
 
     bodies: Bodies
@@ -67,11 +67,11 @@ class Chunk:
     def count(self) -> int:
         return len(self.bodies)
 
-    def batches(self) -> Iterator[tuple[range | list[int], Batch]]:
+    def batches(self) -> Iterator[tuple[range | list[int], SendArguments]]:
         """(rows, batch): one batch, or two when some messages have their own time and others do not."""
         if self.due_ms is None:
             due, delay = self.when.times(self.count)
-            yield range(self.count), Batch(self.bodies, due, delay, self.keys, self.tags)
+            yield range(self.count), SendArguments(self.bodies, due, delay, self.keys, self.tags)
             return
         own = [row for row, due_ms in enumerate(self.due_ms) if due_ms is not None]
         other = [row for row, due_ms in enumerate(self.due_ms) if due_ms is None]
@@ -81,13 +81,13 @@ class Chunk:
         if other:
             yield other, self._some(other, *self.when.times(len(other)))
 
-    def _some(self, rows: list[int], due_ms: Any, delay_ms: Any) -> Batch:
+    def _some(self, rows: list[int], due_ms: Any, delay_ms: Any) -> SendArguments:
         tags = [self.tags[row] for row in rows] if isinstance(self.tags, list) else self.tags
         keys = None if self.keys is None else [self.keys[row] for row in rows]
-        return Batch([self.bodies[row] for row in rows], due_ms, delay_ms, keys, tags)
+        return SendArguments([self.bodies[row] for row in rows], due_ms, delay_ms, keys, tags)
 
 
-def made_up(n: int, size: int, body: str | None, when: When, key: str | None, tag: str | None) -> Iterator[Chunk]:
+def made_up(n: int, size: int, body: str | None, when: When, key: str | None, tag: str | None) -> Iterator[InputChunk]:
     """n messages; a body that is made up is its number, padded with dots to `size` bytes."""
     fixed = None if body is None else body.encode()
     width = size if fixed is None else len(fixed)
@@ -95,7 +95,7 @@ def made_up(n: int, size: int, body: str | None, when: When, key: str | None, ta
     for start in range(0, n, step):
         rows = min(step, n - start)
         bodies = _numbered(start, rows, size) if fixed is None else np.tile(np.frombuffer(fixed, np.uint8), (rows, 1))
-        yield Chunk(bodies, None, [key] * rows if key else None, tag, when)
+        yield InputChunk(bodies, None, [key] * rows if key else None, tag, when)
 
 
 def _numbered(start: int, n: int, size: int) -> NDArray[np.uint8]:
@@ -107,7 +107,7 @@ def _numbered(start: int, n: int, size: int) -> NDArray[np.uint8]:
     return bodies
 
 
-def read_lines(lines: IO[bytes], when: When, key: str | None, tag: str | None) -> Iterator[Chunk]:
+def read_lines(lines: IO[bytes], when: When, key: str | None, tag: str | None) -> Iterator[InputChunk]:
     """Messages from JSON lines; empty lines are passed over. Raises BadLine."""
     bodies: list[bytes] = []
     due: list[int | None] = []
@@ -115,9 +115,9 @@ def read_lines(lines: IO[bytes], when: When, key: str | None, tag: str | None) -
     tags: list[str] = []
     nbytes = 0
 
-    def taken() -> Chunk:
+    def taken() -> InputChunk:
         nonlocal bodies, due, keys, tags, nbytes
-        chunk = Chunk(bodies, due, keys if any(keys) else None, tags if any(tags) else None, when)
+        chunk = InputChunk(bodies, due, keys if any(keys) else None, tags if any(tags) else None, when)
         bodies, due, keys, tags, nbytes = [], [], [], [], 0
         return chunk
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import INSTANT
 
-from delayctl.common import Settings, common_options, progress, put_json, run
+from delayctl.common import CommandSettings, common_options, progress, put_json, run
 
 if TYPE_CHECKING:
     from delayclient.routing.routing import Cluster
@@ -28,7 +28,7 @@ _FOREVER_MS = (1 << 63) - 1
 @click.option("--to", "to_ms", type=INSTANT, help="Only those due before this time.")
 @common_options
 def cancel(
-    settings: Settings,
+    settings: CommandSettings,
     handles: tuple[str, ...],
     file: Path | None,
     key: str | None,
@@ -56,7 +56,7 @@ def cancel(
     run(settings, lambda cluster: _by_handle(settings, cluster, texts))
 
 
-async def _by_handle(settings: Settings, cluster: Cluster, texts: list[str]) -> None:
+async def _by_handle(settings: CommandSettings, cluster: Cluster, texts: list[str]) -> None:
     from delayclient.admin.admin import Admin
     from delayclient.handle import Handle
 
@@ -72,7 +72,7 @@ async def _by_handle(settings: Settings, cluster: Cluster, texts: list[str]) -> 
                 advance(len(outcomes))
 
 
-async def _by_key(settings: Settings, cluster: Cluster, topic: str, key: str, from_ms: int, to_ms: int) -> None:
+async def _by_key(settings: CommandSettings, cluster: Cluster, topic: str, key: str, from_ms: int, to_ms: int) -> None:
     from delayclient.admin.admin import Admin
 
     async with Admin(cluster) as admin:
@@ -80,7 +80,7 @@ async def _by_key(settings: Settings, cluster: Cluster, topic: str, key: str, fr
             _print(settings, found.outcome.name, found.handle)
 
 
-def _print(settings: Settings, outcome: str, handle: str) -> None:
+def _print(settings: CommandSettings, outcome: str, handle: str) -> None:
     if settings.as_json:
         put_json({"handle": handle, "outcome": outcome})
     else:

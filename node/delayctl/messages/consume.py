@@ -10,7 +10,7 @@ import click
 from delayapi.durations import format_instant
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, Settings, common_options, put_json, run, text_of
+from delayctl.common import FAILED, CommandSettings, common_options, put_json, run, text_of
 
 if TYPE_CHECKING:
     from delayclient.consumer.received import ReceivedMessage
@@ -30,7 +30,7 @@ _PREFETCH = 65_536
 @click.option("--invisible", type=DURATION, default="30s", show_default=True, help="How long a message is ours.")
 @common_options
 def consume(
-    settings: Settings,
+    settings: CommandSettings,
     topic: str,
     group: str,
     count: int | None,
@@ -80,7 +80,7 @@ def consume(
     run(settings, consumed)
 
 
-def _print(settings: Settings, message: ReceivedMessage) -> None:
+def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
     if settings.as_json:
         put_json(
             {

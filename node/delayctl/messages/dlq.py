@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from delayapi.durations import format_instant
 
-from delayctl.common import Settings, common_options, put_json, run, text_of
+from delayctl.common import CommandSettings, common_options, put_json, run, text_of
 
 if TYPE_CHECKING:
     from delayclient.consumer.received import ReceivedMessage
@@ -28,7 +28,7 @@ def dlq() -> None:
 @click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="At most so many; 0: all.")
 @common_options
-def list_(settings: Settings, topic: str, group: str, queue: int | None, limit: int) -> None:
+def list_(settings: CommandSettings, topic: str, group: str, queue: int | None, limit: int) -> None:
     """List a group's dead letters in TOPIC."""
 
     async def listed(cluster: Cluster) -> None:
@@ -51,7 +51,7 @@ def list_(settings: Settings, topic: str, group: str, queue: int | None, limit: 
 @click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 @click.option("--offset", "offsets", type=click.IntRange(0), multiple=True, help="One of --queue; may be repeated.")
 @common_options
-def redrive(settings: Settings, topic: str, group: str, queue: int | None, offsets: tuple[int, ...]) -> None:
+def redrive(settings: CommandSettings, topic: str, group: str, queue: int | None, offsets: tuple[int, ...]) -> None:
     """Hand a group's dead letters out again; their attempts start anew."""
     _resolve(settings, "redriven", topic, group, queue, offsets)
 
@@ -62,13 +62,13 @@ def redrive(settings: Settings, topic: str, group: str, queue: int | None, offse
 @click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 @click.option("--offset", "offsets", type=click.IntRange(0), multiple=True, help="One of --queue; may be repeated.")
 @common_options
-def drop(settings: Settings, topic: str, group: str, queue: int | None, offsets: tuple[int, ...]) -> None:
+def drop(settings: CommandSettings, topic: str, group: str, queue: int | None, offsets: tuple[int, ...]) -> None:
     """Give a group's dead letters up."""
     _resolve(settings, "dropped", topic, group, queue, offsets)
 
 
 def _resolve(
-    settings: Settings, what: str, topic: str, group: str, queue: int | None, offsets: tuple[int, ...]
+    settings: CommandSettings, what: str, topic: str, group: str, queue: int | None, offsets: tuple[int, ...]
 ) -> None:
     if offsets and queue is None:
         raise click.UsageError("--offset needs its --queue")
@@ -88,7 +88,7 @@ def _resolve(
     run(settings, resolved)
 
 
-def _print(settings: Settings, message: ReceivedMessage) -> None:
+def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
     if settings.as_json:
         put_json(
             {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.durations import format_ms
 
-from delayctl.common import Settings, common_options, put_json, run
+from delayctl.common import CommandSettings, common_options, put_json, run
 
 if TYPE_CHECKING:
     from delayclient.admin.views import GroupQueue
@@ -26,7 +26,7 @@ def groups() -> None:
 @groups.command("list")
 @click.argument("topic")
 @common_options
-def list_(settings: Settings, topic: str) -> None:
+def list_(settings: CommandSettings, topic: str) -> None:
     """List the groups of TOPIC, their queues added up."""
 
     async def listed(cluster: Cluster) -> None:
@@ -61,7 +61,7 @@ def list_(settings: Settings, topic: str) -> None:
 @click.argument("topic")
 @click.option("--group", required=True, help="The group.")
 @common_options
-def describe(settings: Settings, topic: str, group: str) -> None:
+def describe(settings: CommandSettings, topic: str, group: str) -> None:
     """Show a group's progress on each queue of TOPIC."""
 
     async def described(cluster: Cluster) -> None:
@@ -93,7 +93,7 @@ def describe(settings: Settings, topic: str, group: str) -> None:
 @click.argument("topic")
 @click.option("--group", required=True, help="The group.")
 @common_options
-def delete(settings: Settings, topic: str, group: str) -> None:
+def delete(settings: CommandSettings, topic: str, group: str) -> None:
     """Delete a group of TOPIC on all queues, its progress and its dead letters.
 
     Deleting one that is not there is no failure: it says so. Stop the group's consumers first: one that goes on
@@ -125,7 +125,7 @@ def _lag(states: Sequence[GroupQueue]) -> dict[str, object]:
     return {"lag": sum(state.lag for state in states), "oldest_ms": max(ages, default=None)}
 
 
-def _warn(settings: Settings, states: Sequence[GroupQueue]) -> None:
+def _warn(settings: CommandSettings, states: Sequence[GroupQueue]) -> None:
     """Say where dead letters are at their limit."""
     for state in states:
         if state.dead_full and not settings.as_json:
@@ -136,7 +136,7 @@ def _warn(settings: Settings, states: Sequence[GroupQueue]) -> None:
             )
 
 
-def _print(settings: Settings, rows: Sequence[dict[str, object]], columns: Sequence[str]) -> None:
+def _print(settings: CommandSettings, rows: Sequence[dict[str, object]], columns: Sequence[str]) -> None:
     if settings.as_json:
         for row in rows:
             put_json(row)

@@ -9,7 +9,7 @@ import click
 from delayapi.durations import format_instant, format_ms
 from delayapi.options import INSTANT
 
-from delayctl.common import Settings, common_options, put_json, run, text_of
+from delayctl.common import CommandSettings, common_options, put_json, run, text_of
 
 if TYPE_CHECKING:
     from delayclient.admin.views import Pending
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--bodies", is_flag=True, help="Read keys, tags and bodies too.")
 @common_options
 def pending(
-    settings: Settings,
+    settings: CommandSettings,
     topic: str,
     queue: int | None,
     from_ms: int | None,
@@ -57,7 +57,7 @@ def pending(
     run(settings, listed)
 
 
-def _print(settings: Settings, row: Pending, bodies: bool) -> None:
+def _print(settings: CommandSettings, row: Pending, bodies: bool) -> None:
     message = row.decode() if bodies else None
     if settings.as_json:
         value: dict[str, Any] = {

@@ -15,14 +15,14 @@ import click
 from delayapi.durations import LEVELS_MS, level_ms
 from delayapi.options import DURATION, INSTANT, SPREAD
 
-from delayctl.common import FAILED, USAGE, Settings, common_options, progress, put_json, run
+from delayctl.common import FAILED, USAGE, CommandSettings, common_options, progress, put_json, run
 
 if TYPE_CHECKING:
     from delayclient.errors import DelayError
     from delayclient.producer.producer import Producer
     from delayclient.routing.routing import Cluster
 
-    from delayctl.messages.batches import Chunk
+    from delayctl.messages.batches import InputChunk
 
 _AT_ONCE = 3
 
@@ -42,7 +42,7 @@ _AT_ONCE = 3
 @click.option("--handles", type=click.Path(dir_okay=False, path_type=Path), help="Write the handles here, one a line.")
 @common_options
 def produce(
-    settings: Settings,
+    settings: CommandSettings,
     topic: str,
     delay: int | None,
     at: int | None,
@@ -97,7 +97,12 @@ class _Tally:
 
 
 async def _produce(
-    settings: Settings, cluster: Cluster, topic: str, chunks: Iterator[Chunk], total: int | None, out: IO[str] | None
+    settings: CommandSettings,
+    cluster: Cluster,
+    topic: str,
+    chunks: Iterator[InputChunk],
+    total: int | None,
+    out: IO[str] | None,
 ) -> int:
     from delayclient.producer.producer import Producer
 
@@ -128,7 +133,7 @@ async def _produce(
 
 
 async def _send_all(
-    producer: Producer, topic: str, chunks: Iterator[Chunk], tally: _Tally, advance: Any, with_handles: bool
+    producer: Producer, topic: str, chunks: Iterator[InputChunk], tally: _Tally, advance: Any, with_handles: bool
 ) -> AsyncIterator[list[str]]:
     """Sends the chunks, a few at once; gives each one's handles, in order."""
     from delayctl.messages.batches import BadLine
@@ -152,7 +157,7 @@ async def _send_all(
 
 
 async def _send_chunk(
-    producer: Producer, topic: str, chunk: Chunk, tally: _Tally, advance: Any, with_handles: bool
+    producer: Producer, topic: str, chunk: InputChunk, tally: _Tally, advance: Any, with_handles: bool
 ) -> list[str]:
     from delayclient.errors import DelayError
     from delayclient.producer.results import BatchFailed
@@ -184,7 +189,7 @@ async def _send_chunk(
     return handles
 
 
-def _report(settings: Settings, tally: _Tally, seconds: float) -> None:
+def _report(settings: CommandSettings, tally: _Tally, seconds: float) -> None:
     failed = tally.sent - tally.acknowledged
     per_second = tally.acknowledged / seconds if seconds else 0.0
     if settings.as_json:

@@ -8,10 +8,10 @@ from typing import Any
 
 from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayctl.targets.kube_route import accessed
-from delayctl.targets.rebalances import MOVING, VERB, Ask, Rebalances, Refused, View
+from delayctl.targets.rebalances import MOVING, VERB, Ask, RebalanceRefused, RebalanceTarget, View
 
 
-class KubeRebalances(Rebalances):
+class KubeRebalances(RebalanceTarget):
     """name: of the object. Raises KubeError too."""
 
     def __init__(self, access: KubeAccess, name: str) -> None:
@@ -24,14 +24,14 @@ class KubeRebalances(Rebalances):
         return None if found is None else View.of(found)
 
     def study(self, ask: Ask) -> tuple[Mapping[str, Any] | None, str]:
-        raise Refused(
+        raise RebalanceRefused(
             "--dry-run is for a local cluster: in Kubernetes the job runs beside the nodes, and what it proposes is "
             f"carried out only when approved; `delayctl rebalance{self.place}` has it made"
         )
 
     def propose(self, ask: Ask) -> tuple[bool, str]:
         if ask.given:
-            raise Refused(
+            raise RebalanceRefused(
                 f"{', '.join(ask.given)}: in Kubernetes that is spec.rebalance of the DelayCluster "
                 f"{self._access.cluster!r}"
             )
@@ -49,7 +49,7 @@ class KubeRebalances(Rebalances):
                 patch["spec"] = wanted
             self._access.patch_delayrebalance(self._name, patch)
         except KubeInvalid as error:
-            raise Refused(str(error)) from error
+            raise RebalanceRefused(str(error)) from error
         return True, ""
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
@@ -57,7 +57,7 @@ class KubeRebalances(Rebalances):
 
     def _may_ask_again(self, found: Mapping[str, Any] | None) -> None:
         if found is not None and View.of(found).state == MOVING:
-            raise Refused(
+            raise RebalanceRefused(
                 f"DelayRebalance {self._name!r} is being carried out: --status shows how far, --stop stops it"
             )
 
@@ -65,7 +65,7 @@ class KubeRebalances(Rebalances):
         found = self._access.delayrebalance(self._name)
         cluster = ((found or {}).get("spec") or {}).get("cluster")
         if found is not None and cluster != self._access.cluster:
-            raise Refused(f"DelayRebalance {self._name!r} is about the cluster {cluster!r}")
+            raise RebalanceRefused(f"DelayRebalance {self._name!r} is about the cluster {cluster!r}")
         return found
 
 

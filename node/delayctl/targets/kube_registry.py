@@ -20,7 +20,7 @@ from delayregistry.port import RegistryError
 from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayctl.targets.kube_route import accessed
 from delayctl.targets.port_forward import Forwards
-from delayctl.targets.registry import TRIES, Refused, Steering, Unreachable, drained_with
+from delayctl.targets.registry import TRIES, RegistryRefused, RegistryUnreachable, Steering, drained_with
 
 RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 """The annotation that `kubectl rollout restart` uses; a new value is a new revision of the pods."""
@@ -44,10 +44,12 @@ class KubeSteering(Steering):
             wished = tuple((found.get("spec") or {}).get("drained") or ())
             drained = drained_with(replace(self.cluster(), drained=wished), node, undo=undo)
             if undo and node not in wished and node in self.cluster().drained:
-                raise Refused(f"{node} is being emptied because spec.nodes leaves it out: scale out again to keep it")
+                raise RegistryRefused(
+                    f"{node} is being emptied because spec.nodes leaves it out: scale out again to keep it"
+                )
             if drained == wished or self._patched(found, {"drained": list(drained)}):
                 return
-        raise Unreachable(f"{self._access} changes all the time: it could not be written")
+        raise RegistryUnreachable(f"{self._access} changes all the time: it could not be written")
 
     def restart(self) -> None:
         for _ in range(TRIES):
@@ -56,7 +58,7 @@ class KubeSteering(Steering):
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             if self._patched(found, {"podTemplate": {"annotations": {RESTARTED: now}}}):
                 return
-        raise Unreachable(f"{self._access} changes all the time: it could not be written")
+        raise RegistryUnreachable(f"{self._access} changes all the time: it could not be written")
 
     def _patched(self, found: Mapping[str, Any], spec: dict[str, Any]) -> bool:
         """False: somebody else has written it meanwhile. Raises Refused where a rule of the schema forbids it."""
@@ -64,11 +66,11 @@ class KubeSteering(Steering):
         try:
             return self._access.patch_delaycluster({"metadata": {"resourceVersion": version}, "spec": spec})
         except KubeInvalid as error:
-            raise Refused(str(error)) from error
+            raise RegistryRefused(str(error)) from error
 
     def _not_paused(self, found: Mapping[str, Any]) -> None:
         if (found.get("spec") or {}).get("paused"):
-            raise Refused(
+            raise RegistryRefused(
                 f"{self._access} is paused: the operator moves and restarts nothing until spec.paused is false"
             )
 
@@ -89,6 +91,6 @@ def kube_steering(target: KubeTarget) -> Iterator[KubeSteering]:
                 finally:
                     steering.close()
         except RegistryError as error:
-            raise Unreachable(str(error)) from error
+            raise RegistryUnreachable(str(error)) from error
         finally:
             client.close()

@@ -12,21 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delayctl.targets.rebalances import Ask, Rebalances, Refused, Unreachable, View
+from delayctl.targets.rebalances import Ask, RebalanceRefused, RebalanceTarget, RebalanceUnreachable, View
 
 if TYPE_CHECKING:
-    from delaylocal.rebalance_file import Kept, RebalanceFile
-    from delayoperator.crds.rebalance import Plan
+    from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
+    from delayoperator.crds.rebalance import PlanModel
 
 _EXTRA = "pip install 'delaycluster[spark]'"
 
 
-class LocalRebalances(Rebalances):
+class LocalRebalances(RebalanceTarget):
     """Of the cluster in `data`. Raises Unreachable where there is none."""
 
     def __init__(self, data: Path) -> None:
         if not (data / "registry.db").exists():
-            raise Unreachable(f"no local cluster in {data}: name its directory, --data DIR")
+            raise RebalanceUnreachable(f"no local cluster in {data}: name its directory, --data DIR")
         self._data = data
         self._file = _file(data)
         self.place = "" if data == Path(".delaycluster") else f" --data {data}"
@@ -41,27 +41,27 @@ class LocalRebalances(Rebalances):
         return None if plan is None else plan.model_dump(mode="json", by_alias=True, exclude_none=True), why
 
     def propose(self, ask: Ask) -> tuple[bool, str]:
-        from delaylocal.rebalance_file import FileTrouble, Kept
-        from delayoperator.crds.rebalance import DelayRebalance, State
+        from delaylocal.rebalance_file import FileTrouble, StoredRebalance
+        from delayoperator.crds.rebalance import DelayRebalance, RebalanceState
 
         self._not_moving()
         plan, why = self._made(ask)
         if plan is None:
             return False, why
 
-        def proposed(kept: Kept | None) -> Kept:
+        def proposed(kept: StoredRebalance | None) -> StoredRebalance:
             self._not_moving(kept)  # somebody else's plan may have been approved while the job ran
             # A proposal begins anew: what became of the last one ends here.
             body = {
                 "spec": {"cluster": "local", "threshold": ask.threshold},
-                "status": {"plan": plan, "state": State.PENDING_PROPOSAL},
+                "status": {"plan": plan, "state": RebalanceState.PENDING_PROPOSAL},
             }
-            return Kept(DelayRebalance.model_validate(body), 1 if kept is None else kept.generation + 1)
+            return StoredRebalance(DelayRebalance.model_validate(body), 1 if kept is None else kept.generation + 1)
 
         try:
             self._file.edit(proposed)
         except FileTrouble as error:
-            raise Refused(str(error)) from error
+            raise RebalanceRefused(str(error)) from error
         return True, why
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
@@ -69,51 +69,51 @@ class LocalRebalances(Rebalances):
 
         self._runs()
 
-        def annotated(kept: Kept | None) -> Kept | None:
+        def annotated(kept: StoredRebalance | None) -> StoredRebalance | None:
             return None if kept is None else replace(kept, annotations={**kept.annotations, **annotations})
 
         try:
             self._file.edit(annotated)
         except FileTrouble as error:
-            raise Refused(str(error)) from error
+            raise RebalanceRefused(str(error)) from error
 
-    def _made(self, ask: Ask) -> tuple[Plan | None, str]:
+    def _made(self, ask: Ask) -> tuple[PlanModel | None, str]:
         """A plan, or None where no move is worth its cost; and why."""
         try:
             from delayrebalance.maps import read_map
-            from delayrebalance.model import RebalanceError, Settings
+            from delayrebalance.model import RebalanceError, SearchSettings
             from delayrebalance.proposal import to_plan
             from delayrebalance.run import look
         except ImportError as error:
-            raise Refused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
+            raise RebalanceRefused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
         self._runs()
         given: dict[str, Any] = {
             "slot_ms": ask.slot_ms, "horizon_ms": ask.horizon_ms, "threshold": ask.threshold,
             "max_moves": ask.max_moves,
         }  # fmt: skip
         try:
-            settings = replace(Settings(), **{name: value for name, value in given.items() if value is not None})
+            settings = replace(SearchSettings(), **{name: value for name, value in given.items() if value is not None})
             cluster = read_map(f"sqlite:{self._data / 'registry.db'}")
             with _errors_into(self._data / "logs" / "rebalance.log"):
                 found = look(cluster, settings)
         except RebalanceError as error:
-            raise Refused(str(error)) from error
+            raise RebalanceRefused(str(error)) from error
         if not found.moves:
             return None, found.why
         return to_plan(found, cluster, settings, now_ms=time.time_ns() // 1_000_000), found.why
 
-    def _read(self) -> Kept | None:
+    def _read(self) -> StoredRebalance | None:
         from delaylocal.rebalance_file import FileTrouble
 
         try:
             return self._file.read()
         except FileTrouble as error:
-            raise Refused(str(error)) from error
+            raise RebalanceRefused(str(error)) from error
 
-    def _not_moving(self, kept: Kept | None = None) -> None:
+    def _not_moving(self, kept: StoredRebalance | None = None) -> None:
         found = self._read() if kept is None else kept
         if found is not None and View.of(found.as_json()).state == "Rebalancing":
-            raise Refused(
+            raise RebalanceRefused(
                 f"a plan is being carried out: `delayctl rebalance{self.place} --status` shows how far, --stop stops it"
             )
 
@@ -126,7 +126,9 @@ class LocalRebalances(Rebalances):
             return
         except OSError:
             pass
-        raise Unreachable(f"no cluster runs on {self._data}: start it with `delayctl local --data {self._data}`")
+        raise RebalanceUnreachable(
+            f"no cluster runs on {self._data}: start it with `delayctl local --data {self._data}`"
+        )
 
 
 @contextmanager
@@ -152,5 +154,5 @@ def _file(data: Path) -> RebalanceFile:
     try:
         from delaylocal.rebalance_file import RebalanceFile
     except ImportError as error:
-        raise Refused(f"a rebalance needs more packages ({error}): {_EXTRA}") from error
+        raise RebalanceRefused(f"a rebalance needs more packages ({error}): {_EXTRA}") from error
     return RebalanceFile(data)

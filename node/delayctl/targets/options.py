@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from delayctl.common import FAILED, UNREACHABLE, Settings, fail
+from delayctl.common import FAILED, UNREACHABLE, CommandSettings, fail
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -36,10 +36,10 @@ def data_option(command: F) -> F:
 
 
 @contextmanager
-def steered(settings: Settings, data: Path) -> Iterator[Steering]:
+def steered(settings: CommandSettings, data: Path) -> Iterator[Steering]:
     """The registry of the cluster: --kube's, or the one in `data`. What it refuses ends the process with a line and
     an exit code."""
-    from delayctl.targets.registry import Refused, Unreachable, steering
+    from delayctl.targets.registry import RegistryRefused, RegistryUnreachable, steering
 
     try:
         if settings.kube is None:
@@ -52,21 +52,21 @@ def steered(settings: Settings, data: Path) -> Iterator[Steering]:
 
             with kube_steering(settings.kube) as at:
                 yield at
-    except Refused as error:
+    except RegistryRefused as error:
         fail(str(error), FAILED)
-    except Unreachable as error:
+    except RegistryUnreachable as error:
         fail(str(error), UNREACHABLE)
 
 
-class Progress:
+class ProgressBar:
     """A bar on stderr when that is a terminal, with words for what happens and a total that may still change."""
 
-    def __init__(self, what: str, settings: Settings) -> None:
+    def __init__(self, what: str, settings: CommandSettings) -> None:
         self._what = what
         self._shown = not settings.as_json and sys.stderr.isatty()
         self._bar: RichProgress | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if self._shown:
             from rich.console import Console
             from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from delayctl.common import FAILED, UNREACHABLE, Settings, fail
+from delayctl.common import FAILED, UNREACHABLE, CommandSettings, fail
 
 APPROVE: Final = "delaycluster.io/approve"
 VERB: Final = "delaycluster.io/rebalance"
@@ -27,11 +27,11 @@ STOPPED: Final = "Stopped"
 OVER: Final = frozenset(("Ready", STOPPED, "NotReady"))
 
 
-class Refused(Exception):
+class RebalanceRefused(Exception):
     """What was asked for can't be done; says why, and what can."""
 
 
-class Unreachable(Exception):
+class RebalanceUnreachable(Exception):
     """There is no cluster here, or it does not answer."""
 
 
@@ -94,8 +94,8 @@ class View:
         return str(until) if over else None
 
 
-class Rebalances(ABC):
-    """Raises Refused and Unreachable."""
+class RebalanceTarget(ABC):
+    """Raises RebalanceRefused and RebalanceUnreachable."""
 
     place: str
     """What to call the cluster with, as options: ` --data DIR`."""
@@ -120,7 +120,7 @@ class Rebalances(ABC):
 
 
 @contextmanager
-def rebalances(settings: Settings, data: Path, name: str | None) -> Iterator[Rebalances]:
+def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Iterator[RebalanceTarget]:
     """--kube's, or those of the cluster in `data`. What is refused ends the process with a line and an exit code."""
     try:
         if settings.kube is None:
@@ -136,17 +136,17 @@ def rebalances(settings: Settings, data: Path, name: str | None) -> Iterator[Reb
 
             with kube_rebalances(settings.kube, name) as at:
                 yield at
-    except Refused as error:
+    except RebalanceRefused as error:
         fail(str(error), FAILED)
-    except Unreachable as error:
+    except RebalanceUnreachable as error:
         fail(str(error), UNREACHABLE)
 
 
-def proposal(settings: Settings, data: Path) -> Mapping[str, Any]:
+def proposal(settings: CommandSettings, data: Path) -> Mapping[str, Any]:
     """The plan that is proposed or under way; ends the process where there is none."""
     with rebalances(settings, data, None) as at:
         found = at.look()
         if found is None or not found.plan:
-            raise Refused(f"nothing is proposed: `delayctl rebalance{at.place}` makes a plan")
+            raise RebalanceRefused(f"nothing is proposed: `delayctl rebalance{at.place}` makes a plan")
         return found.plan
     raise AssertionError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
-from delayoperator.plan import CopyView, Role
+from delayoperator.plan import CopyView, ObservedRole
 from delayoperator.plan.zones import Zones
 from delayregistry.model import ClusterObject, ClusterSpec, NodeLease, ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
@@ -26,11 +26,11 @@ from delayregistry.sqlite import SqliteRegistry
 TRIES = 20  # a write may meet the master's or the operator's
 
 
-class Refused(Exception):
+class RegistryRefused(Exception):
     """What was asked for can't be done; says why."""
 
 
-class Unreachable(Exception):
+class RegistryUnreachable(Exception):
     """There is no cluster here, or its registry does not answer."""
 
 
@@ -61,10 +61,10 @@ class Steering(ABC):
         return self._cluster().spec
 
     def shard(self, name: str) -> ShardObject:
-        """Raises Refused when there is none."""
+        """Raises RegistryRefused when there is none."""
         found = self._registry.get_shard(name)
         if found is None:
-            raise Refused(f"no shard {name!r}; `delayctl shards` lists them")
+            raise RegistryRefused(f"no shard {name!r}; `delayctl shards` lists them")
         return found
 
     def shards(self) -> tuple[ShardObject, ...]:
@@ -95,17 +95,17 @@ class Steering(ABC):
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
         """The copy on `origin`, or the master's, is to be on `to`. Returns the nodes that are to have the copies.
 
-        Raises Refused.
+        Raises RegistryRefused.
         """
         self._fit(to)
 
         def edit(shard: ShardObject) -> ShardSpec:
             nodes = shard.spec.replicas if shard.spec.target is None else shard.spec.target
             if to in nodes:
-                raise Refused(f"{to} has, or is about to have, a copy of {name}")
+                raise RegistryRefused(f"{to} has, or is about to have, a copy of {name}")
             source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
             if source not in nodes:
-                raise Refused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
+                raise RegistryRefused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
             self._look_at_zones(to, source, [node for node in nodes if node != source])
             target = tuple(to if node == source else node for node in nodes)
             return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
@@ -113,23 +113,23 @@ class Steering(ABC):
         return self._edit(name, edit).target or ()
 
     def switch(self, name: str, to: str | None) -> tuple[str, str]:
-        """`to`, or any that is in sync, is to be the master; (former master, new one). Raises Refused."""
+        """`to`, or any that is in sync, is to be the master; (former master, new one). Raises RegistryRefused."""
         shard = self.shard(name)
         master = shard.spec.master
         if master is None:
-            raise Refused(f"{name} has no master that could hand over")
+            raise RegistryRefused(f"{name} has no master that could hand over")
         ready = self.in_sync(shard) - {master, *shard.spec.leaving}
         if to is None:
             to = next((node for node in shard.spec.replicas if node in ready), None)
             if to is None:
-                raise Refused(f"no other copy of {name} is in sync")
+                raise RegistryRefused(f"no other copy of {name} is in sync")
         self._fit(to)
         if to == master:
-            raise Refused(f"{to} is the master of {name} already")
+            raise RegistryRefused(f"{to} is the master of {name} already")
         if to not in shard.spec.replicas:
-            raise Refused(f"{to} has no copy of {name}; they are on {', '.join(shard.spec.replicas)}")
+            raise RegistryRefused(f"{to} has no copy of {name}; they are on {', '.join(shard.spec.replicas)}")
         if to not in ready:
-            raise Refused(f"{to} is not in sync: it could not take over without losing something")
+            raise RegistryRefused(f"{to} is not in sync: it could not take over without losing something")
         chosen = to
 
         def edit(shard: ShardObject) -> ShardSpec:
@@ -153,55 +153,59 @@ class Steering(ABC):
 
     @abstractmethod
     def drain(self, node: str, *, undo: bool) -> None:
-        """The node is to be emptied, or may be used again. Raises Refused where the others could not hold all."""
+        """Drain the node, or use it again. Raises RegistryRefused where the others could not hold all."""
 
     @abstractmethod
     def restart(self) -> None:
-        """All nodes are to be restarted, one by one. Raises Refused, Unreachable."""
+        """All nodes are to be restarted, one by one. Raises RegistryRefused, RegistryUnreachable."""
 
     def adoptions(self, names: Sequence[str] = ()) -> list[Adoption]:
         """The shards whose objects know less than their copies do, and what they would become.
 
-        Raises Refused unless every node answers: whoever is silent might have the most.
+        Raises RegistryRefused unless every node answers: whoever is silent might have the most.
         """
         nodes = self.cluster().node_ids
         answers = {node: answer for node, answer in self.answers(nodes).items() if answer.listed}
         silent = [node for node in nodes if node not in answers]
         if silent:
-            raise Refused(f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to")
+            raise RegistryRefused(
+                f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to"
+            )
         chosen = [self.shard(name) for name in names] or list(self.shards())
         found = [_adoption(shard, answers) for shard in chosen]
         return [it for it in found if it is not None]
 
     def adopt(self, adoption: Adoption) -> None:
-        """Raises Refused when the shard's object has changed meanwhile."""
+        """Raises RegistryRefused when the shard's object has changed meanwhile."""
         name = adoption.shard.name
         try:
             # The epoch first: without a status nobody can be chosen yet.
             version = self._registry.write_spec(name, adoption.spec, adoption.shard.version)
             self._registry.write_status(name, adoption.status, version)
         except Conflict as error:
-            raise Refused(f"{name} has changed meanwhile; try again") from error
+            raise RegistryRefused(f"{name} has changed meanwhile; try again") from error
 
     def _cluster(self) -> ClusterObject:
         found = self._registry.read_cluster()
         if found is None:
-            raise Unreachable("the registry holds no cluster yet")
+            raise RegistryUnreachable("the registry holds no cluster yet")
         return found
 
     def _fit(self, node: str) -> NodeLease:
         spec = self.cluster()
         if node not in spec.node_ids:
-            raise Refused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+            raise RegistryRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
         if node in spec.drained:
-            raise Refused(f"{node} is being drained; `delayctl nodes drain {node} --undo` lets it be used again")
+            raise RegistryRefused(
+                f"{node} is being drained; `delayctl nodes drain {node} --undo` lets it be used again"
+            )
         lease = next((lease for lease in self._registry.list_leases() if lease.node == node), None)
         if lease is None or lease.stopping or node not in self.answers([node]):
-            raise Refused(f"{node} does not run, or gives no answer")
+            raise RegistryRefused(f"{node} does not run, or gives no answer")
         return lease
 
     def _look_at_zones(self, to: str, source: str, others: Sequence[str]) -> None:
-        """Raises Refused where two copies would come into one zone, and the operator would take one out again."""
+        """Raises RegistryRefused where two copies in one zone would result; the operator would undo that."""
         leases, spec = self._registry.list_leases(), self.cluster()
         zones = Zones({lease.node: lease.zone for lease in leases})
         if not zones.shared(to, others):
@@ -209,7 +213,7 @@ class Steering(ABC):
         may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
         living = self.answers(zones.elsewhere([to, *others], may))
         if living:
-            raise Refused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
+            raise RegistryRefused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
 
     def _edit(self, name: str, edit: Callable[[ShardObject], ShardSpec]) -> ShardSpec:
         fault: Exception | None = None
@@ -226,7 +230,7 @@ class Steering(ABC):
             except OutcomeUnknown as error:
                 fault = error
                 time.sleep(0.2)  # looked at again: it may have happened
-        raise Unreachable(f"{name} could not be written: {fault}")
+        raise RegistryUnreachable(f"{name} could not be written: {fault}")
 
 
 class LocalSteering(Steering):
@@ -247,7 +251,7 @@ class LocalSteering(Steering):
                 return
             except (Conflict, OutcomeUnknown):
                 continue
-        raise Unreachable("the registry takes no writes")
+        raise RegistryUnreachable("the registry takes no writes")
 
     def restart(self) -> None:
         _ask_supervisor(self._data)
@@ -259,12 +263,12 @@ def steering(data: Path) -> Iterator[Steering]:
     try:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
-        raise Unreachable(f"{error}: name the cluster's directory, --data DIR") from error
+        raise RegistryUnreachable(f"{error}: name the cluster's directory, --data DIR") from error
     steering = LocalSteering(registry, data, PatientProber())
     try:
         yield steering
     except RegistryError as error:
-        raise Unreachable(str(error)) from error
+        raise RegistryUnreachable(str(error)) from error
     finally:
         steering.close()
 
@@ -279,21 +283,21 @@ def _ask_supervisor(data: Path) -> None:
                 os.kill(int(lock.read()), signal.SIGUSR1)
                 return
     except (OSError, ValueError) as error:
-        raise Unreachable(f"no cluster runs on {data}: {error}") from error
-    raise Unreachable(f"no cluster runs on {data}: start it with `delayctl local --data {data}`")
+        raise RegistryUnreachable(f"no cluster runs on {data}: {error}") from error
+    raise RegistryUnreachable(f"no cluster runs on {data}: start it with `delayctl local --data {data}`")
 
 
 def drained_with(spec: ClusterSpec, node: str, *, undo: bool) -> tuple[str, ...]:
-    """The nodes to be emptied, with or without `node`. Raises Refused where the others could not hold all."""
+    """The nodes to be emptied, with or without `node`. Raises RegistryRefused where the others could not hold all."""
     if node not in spec.node_ids:
-        raise Refused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+        raise RegistryRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
     others = tuple(it for it in spec.drained if it != node)
     if undo:
         return others
     left = len(spec.node_ids) - len(others) - 1
     if left < spec.replicas:
         copies = "copy is" if spec.replicas == 1 else "copies are"
-        raise Refused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
+        raise RegistryRefused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
     return (*others, node)
 
 
@@ -311,16 +315,18 @@ def _first(node: str, nodes: Sequence[str]) -> tuple[str, ...]:
 def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption | None:
     spec = shard.spec
     found = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
-    copies = {node: copy for node, copy in found.items() if copy.role is not Role.FETCHING}
-    if any(copy.role is Role.OPENING for copy in copies.values()):
-        raise Refused(f"{shard.name}: a copy is still being opened; try again in a moment")
+    copies = {node: copy for node, copy in found.items() if copy.role is not ObservedRole.FETCHING}
+    if any(copy.role is ObservedRole.OPENING for copy in copies.values()):
+        raise RegistryRefused(f"{shard.name}: a copy is still being opened; try again in a moment")
     highest = max((copy.epoch for copy in copies.values()), default=0)
     lost = shard.status is None and any(copy.log_end > 0 for copy in copies.values())
     if not lost and highest <= spec.epoch:
         return None
-    sound = {node: copy for node, copy in copies.items() if copy.damaged is None and copy.role is not Role.DAMAGED}
+    sound = {
+        node: copy for node, copy in copies.items() if copy.damaged is None and copy.role is not ObservedRole.DAMAGED
+    }
     if not sound:
-        raise Refused(f"{shard.name}: every copy is damaged")
+        raise RegistryRefused(f"{shard.name}: every copy is damaged")
     ends = {node: (copy.log_epoch, copy.log_end) for node, copy in sound.items()}
     end = max(ends.values())
     best = [node for node, it in ends.items() if it == end]
@@ -337,7 +343,7 @@ def _known_in_sync(shard: ShardObject, copies: Mapping[str, CopyView], best: Seq
     """What the copies remember of the in-sync set must not speak against the choice."""
     newest = max(copies.values(), key=lambda copy: copy.kept_epoch)
     if newest.kept_epoch and not any(copies[node].entry in newest.kept_in_sync for node in best):
-        raise Refused(
+        raise RegistryRefused(
             f"{shard.name}: {', '.join(best)} has the highest log end, but was not in sync in epoch "
             f"{newest.kept_epoch}; the copy that was is not on any node"
         )

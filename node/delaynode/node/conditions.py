@@ -16,7 +16,7 @@ SLOW_SECONDS = 10.0  # of a write: longer than a disk ever takes that is well
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class NodeCondition:
     """kind: the event that says so in the log; text: with the figures of the moment."""
 
     kind: str
@@ -37,26 +37,28 @@ def state(node: Node) -> NodeState:
     return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(node.stopped()), oldest)
 
 
-def conditions(node: Node) -> list[Condition]:
+def conditions(node: Node) -> list[NodeCondition]:
     """Empty when all is well."""
     now = state(node)
     found = []
     if ahead := now.clock_disbelieved_ms:
         text = f"{ahead / 1000:.1f} s ahead of what is believed; correct it, or accept it with delayctl nodes"
-        found.append(Condition("clock-disbelieved", f"clock: {text}"))
+        found.append(NodeCondition("clock-disbelieved", f"clock: {text}"))
     if node.skew is not None:
         text = f"{node.skew}; nothing is released by it and no master is chosen here until they agree"
-        found.append(Condition("clock-differs", f"clock: {text}"))
+        found.append(NodeCondition("clock-differs", f"clock: {text}"))
     if (behind := now.clock_behind_ms) > MAX_CLOCK_SKEW_MS:
         text = f"{behind / 1000:.1f} s behind what was released; releases pause until it has caught up"
-        found.append(Condition("clock-behind", f"clock: {text}"))
+        found.append(NodeCondition("clock-behind", f"clock: {text}"))
     if now.disk_free_bytes < now.disk_reserve_bytes:
         free, reserve = now.disk_free_bytes >> 20, now.disk_reserve_bytes >> 20
         text = f"{free:,} MiB free, {reserve:,} MiB are kept for what is stored already; new messages are refused"
-        found.append(Condition("disk-nearly-full", f"disk: {text}"))
+        found.append(NodeCondition("disk-nearly-full", f"disk: {text}"))
     if now.oldest_write_seconds > SLOW_SECONDS:
-        found.append(Condition("disk-slow", f"disk: a write takes {now.oldest_write_seconds:.0f} s already"))
-    found += (Condition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.stopped().items())
+        found.append(NodeCondition("disk-slow", f"disk: a write takes {now.oldest_write_seconds:.0f} s already"))
+    found += (
+        NodeCondition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.stopped().items()
+    )
     return found
 
 
@@ -67,7 +69,7 @@ class ConditionLog:
         self._log = log
         self._last: frozenset[str] = frozenset()
 
-    def look(self, found: list[Condition]) -> None:
+    def look(self, found: list[NodeCondition]) -> None:
         text = {condition.kind: condition.text for condition in found}
         for kind in sorted(text.keys() - self._last):
             self._log(kind, text=text[kind])

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from delayregistry.model import ClusterSpec, NodeLease, ShardObject, ShardStatus, Version
-from delayregistry.port import Registry, RegistryError, Unavailable
+from delayregistry.port import Registry, RegistryError, RegistryUnavailable
 
 from delaynode.node.routes import Routes
 
@@ -23,7 +23,7 @@ REQUESTS = 32  # of the shards, sent to the registry at once
 T = TypeVar("T")
 
 
-class Member(Protocol):
+class LeaseHolder(Protocol):
     """Who is told."""
 
     def lease(self, renewals: int) -> NodeLease:
@@ -44,7 +44,7 @@ class Membership:
     node that was taking over for a dead one.
     """
 
-    def __init__(self, registry: Registry, routes: Routes, member: Member, log: Callable[..., None]) -> None:
+    def __init__(self, registry: Registry, routes: Routes, member: LeaseHolder, log: Callable[..., None]) -> None:
         self._registry, self._routes, self._member, self._log = registry, routes, member, log
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="registry")
         self._renewing = ThreadPoolExecutor(1, thread_name_prefix="registry-lease")
@@ -72,7 +72,7 @@ class Membership:
         while True:
             try:
                 found = await _run(pool, call)
-            except Unavailable as error:
+            except RegistryUnavailable as error:
                 self.waiting_for = str(error)
                 if time.monotonic() > said + SAID_SECONDS:
                     said = time.monotonic()

@@ -64,7 +64,7 @@ class Yard:
 
 
 @dataclass(frozen=True, slots=True)
-class Statuses:
+class ShardStatusStore:
     """One shard's object, as its leader needs it."""
 
     registry: ShardRegistry

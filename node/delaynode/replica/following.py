@@ -15,14 +15,14 @@ from delaynode.replication.protocol import (
     Bootstrap,
     Commit,
     Follow,
+    FollowerState,
+    FollowRefused,
     Frames,
     Message,
-    Piece,
     Pull,
-    Refused,
     Release,
+    SnapshotChunk,
     Start,
-    State,
 )
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged, NewerFormat
@@ -32,7 +32,7 @@ from delaynode.store.maintenance.snapshot import Incoming
 PULLS = 8  # pieces of a transfer that are asked for at once
 
 
-class Copy(Protocol):
+class FollowedReplica(Protocol):
     """What the follower needs of the replica that it speaks for."""
 
     uid: int
@@ -55,13 +55,13 @@ class Copy(Protocol):
     async def end_fetch(self, epoch: int) -> None:
         """The files are complete: open the copy."""
 
-    async def write_piece(self, incoming: Incoming, piece: Piece) -> None: ...
+    async def write_piece(self, incoming: Incoming, piece: SnapshotChunk) -> None: ...
 
 
-class Follower:
+class ReplicaFollower:
     """Owned by the replica's worker: one message at a time."""
 
-    def __init__(self, copy: Copy, promises: Promises, note: Callable[..., None]) -> None:
+    def __init__(self, copy: FollowedReplica, promises: Promises, note: Callable[..., None]) -> None:
         self._copy, self._promises, self._note = copy, promises, note
         self.epoch = 0  # the epoch in which it follows
         self.origin: Origin | None = None
@@ -90,7 +90,7 @@ class Follower:
         known = max(self._promises.floor(uid), self.epoch)
         if message.epoch < known:
             if isinstance(message, Follow):
-                origin.reply(Refused(uid, message.epoch, known, False, f"epoch {known} is known"))
+                origin.reply(FollowRefused(uid, message.epoch, known, False, f"epoch {known} is known"))
             return
         if isinstance(message, Follow):
             await self._follow(origin, message)
@@ -106,7 +106,7 @@ class Follower:
                 await self._start(message)
             case Bootstrap():
                 await self._bootstrap(message)
-            case Piece():
+            case SnapshotChunk():
                 await self._piece(message)
             case Release():
                 pass  # see Replica: it must not wait for what is before it
@@ -121,16 +121,16 @@ class Follower:
         why = self._why_not()
         self.spared = message.spared and why is not None
         if why is not None:
-            origin.reply(Refused(uid, message.epoch, message.epoch, True, why))
+            origin.reply(FollowRefused(uid, message.epoch, message.epoch, True, why))
             return
         if copy.host is None:
-            origin.reply(State(uid, message.epoch, "", 0, 0, ()))
+            origin.reply(FollowerState(uid, message.epoch, "", 0, 0, ()))
             return
         try:
             await copy.accept_epoch(message.epoch)
         except (OSError, Damaged) as error:
             copy.host.fail(f"epoch {message.epoch} not persisted: {error}", error)
-            origin.reply(Refused(uid, message.epoch, message.epoch, True, str(error)))
+            origin.reply(FollowRefused(uid, message.epoch, message.epoch, True, str(error)))
             return
         self._state()
 
@@ -145,7 +145,7 @@ class Follower:
         log = copy.host.shard.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs)
         committed = max(copy.host.known, copy.host.shard.committed)
-        self.origin.reply(State(copy.uid, self.epoch, copy.entry(), log.end, min(committed, log.end), epochs))
+        self.origin.reply(FollowerState(copy.uid, self.epoch, copy.entry(), log.end, min(committed, log.end), epochs))
 
     async def _start(self, message: Start) -> None:
         host = self._copy.host
@@ -209,7 +209,7 @@ class Follower:
         why = self._why_not()
         if self.origin is not None and why is not None:
             self._streaming = False
-            self.origin.reply(Refused(self._copy.uid, self.epoch, self.epoch, True, why))
+            self.origin.reply(FollowRefused(self._copy.uid, self.epoch, self.epoch, True, why))
 
     # ------------------------------------------------------------ a whole copy
     async def _bootstrap(self, message: Bootstrap) -> None:
@@ -229,7 +229,7 @@ class Follower:
             self.origin.reply(Pull(self._copy.uid, self.epoch, *self._wanted.pop()))
             self._owed += 1
 
-    async def _piece(self, piece: Piece) -> None:
+    async def _piece(self, piece: SnapshotChunk) -> None:
         incoming = self._copy.fetching
         if incoming is None:
             return
@@ -255,4 +255,4 @@ class Follower:
         """The master asks again after a while."""
         self._note("transfer-failed", reason=why)
         if self.origin is not None:
-            self.origin.reply(Refused(self._copy.uid, self.epoch, self.epoch, False, why))
+            self.origin.reply(FollowRefused(self._copy.uid, self.epoch, self.epoch, False, why))

@@ -33,7 +33,7 @@ DRAIN_SECONDS = 0.002
 T = TypeVar("T")
 
 
-class Clock(Protocol):
+class WallClock(Protocol):
     def now_ms(self) -> int: ...
 
 
@@ -48,7 +48,7 @@ class Syncing(Protocol):
 
 
 @dataclass(slots=True)
-class Kept:
+class FrameMemory:
     """Bytes of frames that the node's slaves keep in memory until they are applied; others are read again then."""
 
     limit: int = 64 << 20
@@ -60,7 +60,7 @@ class Workshop:
     """What the copies of one node share."""
 
     files: Files
-    clock: Clock
+    clock: WallClock
     syncer: Syncing
     pool: ThreadPoolExecutor
     metrics: NodeMetrics
@@ -72,7 +72,7 @@ class Workshop:
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
     intervals: Intervals = field(default_factory=Intervals)  # of upkeep
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
-    kept: Kept = field(default_factory=Kept)
+    kept: FrameMemory = field(default_factory=FrameMemory)
 
 
 class CopyHost(ABC):

@@ -16,13 +16,13 @@ from typing import Protocol
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, copy_id_of
 from delayregistry.port import RegistryError
 
-from delaynode.replica.context import Statuses, Yard
+from delaynode.replica.context import ShardStatusStore, Yard
 from delaynode.replica.master import ShardHost
-from delaynode.replica.role import Role
+from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replica.storage import Holding
 from delaynode.replication.leader import Leader, Reign
-from delaynode.replication.shipping import Shipping, Snapshot
+from delaynode.replication.shipping import Shipping, SnapshotSource
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.maintenance.marker import outlasts_a_restart
 from delaynode.store.shard import Shard
@@ -30,13 +30,13 @@ from delaynode.store.shard import Shard
 RETRY_SECONDS = 1.0
 
 
-class Copy(Protocol):
+class LedReplica(Protocol):
     """What it needs of the replica whose copy it leads."""
 
     uid: int
     name: str
     object: ShardObject
-    role: Role
+    role: ReplicaRole
     holding: Holding
     host: SlaveHost | None
 
@@ -66,7 +66,7 @@ class Reigning:
     the worker to depose().
     """
 
-    def __init__(self, copy: Copy, yard: Yard, note: Callable[..., None], wake: Callable[[], None]) -> None:
+    def __init__(self, copy: LedReplica, yard: Yard, note: Callable[..., None], wake: Callable[[], None]) -> None:
         self.leader: Leader | None = None
         self.master: ShardHost | None = None
         self.refused: str | None = None  # why the reign in the spec is not taken up
@@ -133,8 +133,12 @@ class Reigning:
         if (spec.master, spec.incarnation) != (self._yard.node, self._yard.incarnation) or self.leader is not None:
             return False
         if self._copy.shard is None:
-            return self._copy.role is Role.ABSENT and self._copy.object.status is None and self.refused is None
-        return self._copy.role is Role.SLAVE and spec.epoch > self._copy.shard.identity.epoch and self.refused is None
+            return self._copy.role is ReplicaRole.ABSENT and self._copy.object.status is None and self.refused is None
+        return (
+            self._copy.role is ReplicaRole.SLAVE
+            and spec.epoch > self._copy.shard.identity.epoch
+            and self.refused is None
+        )
 
     async def take_up(self) -> None:
         """Take up the reign in the spec."""
@@ -164,7 +168,7 @@ class Reigning:
             self.refused = f"copy {holding.entry} is not in sync: {', '.join(status.in_sync)} are"
             self._note("reign-refused", reason=self.refused)
             return
-        copy.role = Role.CANDIDATE
+        copy.role = ReplicaRole.CANDIDATE
         if self._candidate_ms is None:
             self._candidate_ms = yard.boot_ms()
         slave = copy.host
@@ -215,7 +219,7 @@ class Reigning:
             return
         if leader.ended is not None:
             return  # the next step ends what is left of it
-        copy.role, self.refused = Role.MASTER, None
+        copy.role, self.refused = ReplicaRole.MASTER, None
         metrics = yard.shop.metrics
         metrics.recovery_seconds = max(metrics.recovery_seconds, (yard.boot_ms() - self._made_ms) / 1000)
         self._note("reign-started", in_sync=sorted(leader.in_sync.written), frames=frames)
@@ -232,7 +236,7 @@ class Reigning:
         if self._copy.shard is not None:
             self._copy.follow()
         else:
-            self._copy.role = Role.ABSENT  # what is half made is no copy
+            self._copy.role = ReplicaRole.ABSENT  # what is half made is no copy
         await asyncio.sleep(RETRY_SECONDS)
 
     def _missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
@@ -263,13 +267,13 @@ class Reigning:
             copy.uid, spec.epoch, shard.log, yard.peers, yard.shop.pool, yard.boot_ms, self._snapshot, self._note,
             yard.catching_up,
         )  # fmt: skip
-        statuses = Statuses(yard.registry, copy.name)
+        statuses = ShardStatusStore(yard.registry, copy.name)
         leader = Leader(reign, shard.log, shipping, yard.peers, yard.promises, statuses, yard.boot_ms, self._note)
         self.leader = leader
         leader.over = self._reign_over
         return leader
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> SnapshotSource:
         return await self._copy.holding.hold_snapshot(self.master)
 
     # ------------------------------------------------------------ the end of a reign
@@ -319,7 +323,7 @@ class Reigning:
         if master is None and shard is not None and shard.applied <= shard.committed:
             self._copy.follow()  # it has applied nothing that may have to be undone
         else:
-            self._copy.role = Role.OPENING
+            self._copy.role = ReplicaRole.OPENING
             await self._copy.open()
 
     async def stop(self) -> None:

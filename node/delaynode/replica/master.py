@@ -11,19 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from delaynode.replica.host import Clock, CopyHost, Workshop
+from delaynode.replica.host import CopyHost, WallClock, Workshop
 from delaynode.replication.transport.until import until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 from delaynode.store.queue import consumers
-from delaynode.store.queue.consume_queue import Released
-from delaynode.store.queue.consumers import Delivery
-from delaynode.store.queue.rate_limit import Pace
+from delaynode.store.queue.consume_queue import ReleasedRows
+from delaynode.store.queue.consumers import ConsumerDelivery
+from delaynode.store.queue.rate_limit import RateLimit
 from delaynode.store.shard import Appended, Shard
 from delaynode.store.types import Buffer
 
-__all__ = ["Clock", "Replication", "ShardHost", "Workshop"]
+__all__ = ["Replication", "ShardHost", "WallClock", "Workshop"]
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
 STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
@@ -79,7 +79,7 @@ class ShardHost(CopyHost):
         self._ended: str | None = None  # why nothing more is committed here, for good
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
         self._arrivals = itertools.count()
-        self._pace: Pace | None = None  # of releases, where the topic has a cap
+        self._pace: RateLimit | None = None  # of releases, where the topic has a cap
         self._paced_end = 0  # queue offset: the pace knows of the releases before it
         self._alarm = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
@@ -240,7 +240,7 @@ class ShardHost(CopyHost):
         self.shop.syncer.mark(self)
         await future
 
-    def _count(self, released: list[Released]) -> None:
+    def _count(self, released: list[ReleasedRows]) -> None:
         """A message that was due when it came is late by the time since then."""
         now = self.shop.clock.now_ms()
         metrics = self.shop.metrics
@@ -291,7 +291,7 @@ class ShardHost(CopyHost):
         self._paced_end = self.shard.queue.end
         return released
 
-    def _note_passed(self, pace: Pace, now_ms: int) -> None:
+    def _note_passed(self, pace: RateLimit, now_ms: int) -> None:
         """Count what producers' own frames have released."""
         pace.owe(self.shard.queue.end - self._paced_end, now_ms)
         self._paced_end = self.shard.queue.end
@@ -304,7 +304,7 @@ class ShardHost(CopyHost):
         if rate is None:
             self._pace = None
         else:
-            self._pace = Pace(rate, now) if self._pace is None else self._pace.changed(rate, now)
+            self._pace = RateLimit(rate, now) if self._pace is None else self._pace.changed(rate, now)
             self._paced_end = self.shard.queue.end
         self._alarm.set()
 
@@ -324,7 +324,7 @@ class ShardHost(CopyHost):
         self._alarm.set()
 
     # ------------------------------------------------------------ what callers ask for
-    def enqueue(self, batch: Batch) -> Appended:
+    def enqueue(self, batch: IncomingBatch) -> Appended:
         """Append; the caller waits for stored(log_end) before it answers."""
         self.check_serving()
         self.check_in_sync()
@@ -341,7 +341,7 @@ class ShardHost(CopyHost):
         self.shop.syncer.mark(self)
         return appended
 
-    def _check_not_passed(self, batch: Batch, now_ms: int) -> None:
+    def _check_not_passed(self, batch: IncomingBatch, now_ms: int) -> None:
         """Raises Refused where a due would be released on arrival only because this node's clock has passed it."""
         dues = batch.time[batch.relative == 0] if len(batch.relative) else batch.time
         if bool(((dues > self.shard.index.watermark.due) & (dues <= now_ms)).any()):
@@ -358,7 +358,7 @@ class ShardHost(CopyHost):
         wait_ms: int,
         invisible_ms: int,
         from_end: bool,
-    ) -> Delivery:
+    ) -> ConsumerDelivery:
         """Hand messages out, waiting up to `wait_ms` for the first."""
         self.check_serving()
         shard, clock = self.shard, self.shop.clock
@@ -385,7 +385,7 @@ class ShardHost(CopyHost):
             left = deadline - time.monotonic()
             if left <= 0:
                 await self.committed(found.rests.last)  # what took the last one away
-                return Delivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
+                return ConsumerDelivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
             # A master that is cut off must not keep its consumers waiting while another delivers.
             await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))
 
@@ -397,7 +397,7 @@ class ShardHost(CopyHost):
             await asyncio.sleep(0)
             self.check_serving()
 
-    def give_back(self, group: str, delivery: Delivery) -> None:
+    def give_back(self, group: str, delivery: ConsumerDelivery) -> None:
         """Nobody was sent it."""
         found = self.shard.consumers.groups.get(group)
         if found is not None:

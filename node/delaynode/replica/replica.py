@@ -19,21 +19,21 @@ from delayregistry.model import ShardObject
 from delayregistry.port import RegistryError
 
 from delaynode.replica.context import Yard
-from delaynode.replica.following import Follower
+from delaynode.replica.following import ReplicaFollower
 from delaynode.replica.host import CopyHost
 from delaynode.replica.leadership import Reigning
 from delaynode.replica.master import ShardHost
-from delaynode.replica.role import Role
+from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replica.storage import Holding
 from delaynode.replication.leader import Leader
-from delaynode.replication.protocol import Message, Piece
+from delaynode.replication.protocol import Message, SnapshotChunk
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance.snapshot import Incoming
 from delaynode.store.shard import Shard
 
-__all__ = ["Replica", "Role", "Yard"]
+__all__ = ["Replica", "ReplicaRole", "Yard"]
 
 RETRY_SECONDS = 1.0
 REOPEN_MS = 3_000  # a master that failed for want of room, or of file handles, is not opened again before
@@ -48,7 +48,7 @@ class Replica:
         self.uid, self.name = spec.uid, spec.name
         self.object = object_
         self.yard = yard
-        self.role = Role.OPENING
+        self.role = ReplicaRole.OPENING
         self.holding = Holding(spec, yard, self.note)
         self.host: SlaveHost | None = None
         self.reigning = Reigning(self, yard, self.note, self._wake)
@@ -56,7 +56,7 @@ class Replica:
         self._told_ms: int | None = None  # when the master was heard last while it streamed, as far as was looked
         self._inbox: deque[tuple[Origin, Message]] = deque()
         self._news = asyncio.Event()
-        self._follower = Follower(self, yard.promises, self.note)
+        self._follower = ReplicaFollower(self, yard.promises, self.note)
         self._stopping = False
         self._withdrawn = False
         self._learning: asyncio.Task[None] | None = None
@@ -198,10 +198,10 @@ class Replica:
         incoming = await self.holding.begin_fetch(manifest)  # first: a newer master's manifest may be refused
         if self.shard is not None or self.holding.damage is not None:
             await self._discard("a whole copy is fetched")
-        self.role, self.holding.fetching = Role.FETCHING, incoming
+        self.role, self.holding.fetching = ReplicaRole.FETCHING, incoming
         return incoming
 
-    async def write_piece(self, incoming: Incoming, piece: Piece) -> None:
+    async def write_piece(self, incoming: Incoming, piece: SnapshotChunk) -> None:
         await self.holding.write_piece(incoming, piece)
 
     async def end_fetch(self, epoch: int) -> None:
@@ -220,7 +220,7 @@ class Replica:
             raise
         except Exception as error:  # no one else would learn of it
             self.holding.damage = f"{type(error).__name__}: {error}"
-            self.role = Role.DAMAGED
+            self.role = ReplicaRole.DAMAGED
             self.note("internal-error", reason=self.holding.damage, where=traceback.format_exc(limit=-5))
             self._follower.refuse_damaged()
             if self.leader is not None:  # else the shard would stand still: its lease goes on, and so do its promises
@@ -236,7 +236,7 @@ class Replica:
         elif self._inbox and self.leader is None:
             await self._follower.handle(*self._inbox.popleft())
             await asyncio.sleep(0)  # many may wait, and others too
-        elif self._unwanted() or self.role is Role.DAMAGED:
+        elif self._unwanted() or self.role is ReplicaRole.DAMAGED:
             try:
                 if self._unwanted():
                     await self._leave()
@@ -274,13 +274,13 @@ class Replica:
         elif self.holding.damage is not None:
             self.broken(self.holding.damage, lasting=self.holding.lasting)
         else:
-            self.role = Role.ABSENT
+            self.role = ReplicaRole.ABSENT
 
     def follow(self) -> None:
         """The copy is there: follow whoever comes."""
         assert self.shard is not None
         self._keep_status()
-        self.role, self._told_ms = Role.SLAVE, None  # a copy that is opened again knows less than it did
+        self.role, self._told_ms = ReplicaRole.SLAVE, None  # a copy that is opened again knows less than it did
         host = self.host = SlaveHost(self.shard, self.holding.directory, self.yard.shop)
         host.stored = self._follower.acknowledge
         host.readable, host.unheard_ms = self.unreadable, self.unheard_ms
@@ -296,7 +296,7 @@ class Replica:
 
     def broken(self, why: str, *, lasting: bool = True) -> None:
         """The copy is of no use. lasting: to no later process either."""
-        self.holding.damage, self.role = why, Role.DAMAGED
+        self.holding.damage, self.role = why, ReplicaRole.DAMAGED
         self._reopen_ms = None if lasting else self.yard.boot_ms() + REOPEN_MS
         self.note("copy-newer" if self.holding.newer else "copy-damaged", reason=why)
         self._news.set()
@@ -349,7 +349,7 @@ class Replica:
     async def _discard(self, why: str) -> None:
         await self.end_following(why)
         await self.holding.discard(why)
-        self.role = Role.ABSENT
+        self.role = ReplicaRole.ABSENT
 
     def withdraw(self) -> bool:
         """The node is stopping: follow nobody any more, so that the shard goes on without this copy, also once another

@@ -9,8 +9,8 @@ from delayregistry.model import ClusterSpec, ShardObject
 
 from delaynode.replica.context import Yard
 from delaynode.replica.master import ShardHost
-from delaynode.replica.replica import Replica, Role
-from delaynode.replication.protocol import Follow, Message, Refused, Release
+from delaynode.replica.replica import Replica, ReplicaRole
+from delaynode.replication.protocol import Follow, FollowRefused, Message, Release
 from delaynode.replication.transport.peers import Origin
 
 LOOK_SECONDS = 0.25
@@ -162,7 +162,9 @@ class Replicas:
         if replica is not None and not replica.gone:
             replica.from_master(origin, message)
         elif isinstance(message, Follow):  # its registry is ahead of this one's
-            origin.reply(Refused(message.uid, message.epoch, 0, False, "this node does not know of the shard yet"))
+            origin.reply(
+                FollowRefused(message.uid, message.epoch, 0, False, "this node does not know of the shard yet")
+            )
 
     def origin_lost(self, origin: Origin) -> None:
         for replica in self:
@@ -174,4 +176,4 @@ class Replicas:
         return self._yard.promises.heard_ms(uid)
 
     def leading(self) -> list[Replica]:
-        return [replica for replica in self if replica.role is Role.MASTER]
+        return [replica for replica in self if replica.role is ReplicaRole.MASTER]

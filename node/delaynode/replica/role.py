@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Role(StrEnum):
+class ReplicaRole(StrEnum):
     OPENING = "opening"
     ABSENT = "absent"  # there is no copy here
     SLAVE = "slave"

@@ -14,8 +14,8 @@ from delayregistry.model import ShardSpec, in_sync_entry
 
 from delaynode.replica.context import Yard
 from delaynode.replica.host import CopyHost
-from delaynode.replication.protocol import Piece
-from delaynode.replication.shipping import Snapshot
+from delaynode.replication.protocol import SnapshotChunk
+from delaynode.replication.shipping import SnapshotSource
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.marker import outlasts_a_restart
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class _Held:
     """A snapshot that counts among the transfers under way."""
 
-    def __init__(self, taken: Snapshot, transfers: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, taken: SnapshotSource, transfers: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
         self._taken, self._transfers, self._loop = taken, transfers, loop
         self.manifest, self.log_offset = taken.manifest, taken.log_offset
         self.read = taken.read
@@ -146,7 +146,7 @@ class Holding:
         self._note("fetching", total_bytes=incoming.total_bytes)
         return incoming
 
-    async def write_piece(self, incoming: snapshot.Incoming, piece: Piece) -> None:
+    async def write_piece(self, incoming: snapshot.Incoming, piece: SnapshotChunk) -> None:
         """Raises ValueError, OSError."""
         await self.off_loop(lambda: incoming.write(piece.file, piece.offset, piece.data))
 
@@ -157,14 +157,14 @@ class Holding:
             raise ValueError("nothing is being fetched")
         await self.off_loop(lambda: incoming.finish(spec.uid, spec.topic, spec.queue, epoch))
 
-    async def hold_snapshot(self, master: CopyHost | None) -> Snapshot:
+    async def hold_snapshot(self, master: CopyHost | None) -> SnapshotSource:
         """The copy's files for a transfer; a few at once. Raises OSError, Damaged."""
         transfers = self.yard.transfers.place(self.shard.log_end if self.shard is not None else 0)
         await transfers.acquire()
         try:
             take = partial(snapshot.take, self._files, self.directory, f"{self.yard.boot_ms()}")
             async with self.yard.shop.checkpoints:  # files come and go with checkpoints
-                taken: Snapshot = await (master.off_loop(take) if master is not None else self.off_loop(take))
+                taken: SnapshotSource = await (master.off_loop(take) if master is not None else self.off_loop(take))
         except BaseException:
             transfers.release()
             raise

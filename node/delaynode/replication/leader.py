@@ -20,7 +20,7 @@ from delayregistry.port import Conflict, RegistryError
 from delaynode.replication.in_sync import Entries, InSync
 from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import Release
-from delaynode.replication.shipping import Member, Phase, Shipping
+from delaynode.replication.shipping import PeerReplica, Phase, Shipping
 from delaynode.replication.transport.peers import Peers
 from delaynode.replication.transport.until import until
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
@@ -54,7 +54,7 @@ class Reign:
     fsync: bool
 
 
-class Statuses(Protocol):
+class StatusStore(Protocol):
     """The shard's object in the registry. Raises RegistryError."""
 
     async def get(self) -> ShardObject | None:
@@ -88,7 +88,7 @@ class Leader:
         shipping: Shipping,
         peers: Peers,
         promises: Promises,
-        statuses: Statuses,
+        statuses: StatusStore,
         boot_ms: Callable[[], int],
         note: Callable[..., None],
     ) -> None:
@@ -136,7 +136,7 @@ class Leader:
                 self._promises.lead(self.reign.uid, self.reign.epoch, others)
             self._settle()
 
-    def member_of(self, entry: str) -> Member | None:
+    def member_of(self, entry: str) -> PeerReplica | None:
         for member in self.shipping.members.values():
             if member.entry == entry:
                 return member
@@ -199,7 +199,7 @@ class Leader:
         nodes = self._counted_nodes()
         return not nodes or self._promises.live(self.reign.uid, nodes)
 
-    def _member_changed(self, member: Member) -> None:
+    def _member_changed(self, member: PeerReplica) -> None:
         if self.host is not None:
             self.host.advance()
         self._settle()
@@ -217,13 +217,13 @@ class Leader:
                 good.add(entry)
         return frozenset(good)
 
-    def _fit(self, member: Member) -> bool:
+    def _fit(self, member: PeerReplica) -> bool:
         if member.damaged or member.node in self.leaving or self._promises.silent(member.node):
             return False
         behind = member.durable < max(member.next, self.own_durable())
         return not (behind and self._boot_ms() - member.moved_ms > self.reign.lag_ms)
 
-    def _abreast(self, member: Member) -> bool:
+    def _abreast(self, member: PeerReplica) -> bool:
         """Whether commits may wait for it: they would for as long as it is behind, and one that has much to apply,
         as after a start, is slow to store what comes."""
         now = self._boot_ms()
@@ -540,7 +540,7 @@ class Leader:
             return
         self._switching = self._loop.create_task(self._hand_over(member))
 
-    async def _hand_over(self, member: Member) -> None:
+    async def _hand_over(self, member: PeerReplica) -> None:
         assert self.host is not None
         answered = await self.answered()
         wanted = self._successor == member.node and member.entry in self.in_sync.written

@@ -39,7 +39,7 @@ class Given:
 
 
 @dataclass(slots=True)
-class Asking:
+class LeaseRequest:
     """A reign of this node: whom it asks."""
 
     epoch: int
@@ -88,7 +88,7 @@ class Promises:
         self._ahead_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
         self._given: dict[int, Given] = {}
         self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, beacon
-        self._asking: dict[int, Asking] = {}
+        self._asking: dict[int, LeaseRequest] = {}
         self._held: dict[tuple[int, str], int] = {}  # (uid, node) -> until
         self._peers: dict[str, Peer] = {}
         self._acquainted: tuple[str, ...] = ()  # nodes that get beacons for their clocks' sake alone
@@ -190,7 +190,7 @@ class Promises:
             before = self._asking.get(uid)
             goes_on = before is not None and before.epoch == epoch
             since = before.since if before is not None and goes_on else self._next_id
-            now = self._asking[uid] = Asking(epoch, tuple(nodes), since)
+            now = self._asking[uid] = LeaseRequest(epoch, tuple(nodes), since)
             if not goes_on:
                 self._drop_held(uid)
         if now != before:

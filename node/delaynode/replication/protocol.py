@@ -88,7 +88,7 @@ class Bootstrap:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SnapshotChunk:
     """Bytes of a file of the manifest, from `offset` on. `file` is its place in the manifest."""
 
     uid: int
@@ -108,7 +108,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FollowerState:
     """What a slave has: its in-sync entry ("" without a copy), its log. epochs: (epoch, start offset), ascending."""
 
     uid: int
@@ -131,7 +131,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class FollowRefused:
     """The slave does not follow. known_epoch: the highest it knows of; damaged: its copy is of no use any more."""
 
     uid: int
@@ -152,7 +152,9 @@ class Pull:
     length: int
 
 
-Message = Follow | Start | Frames | Commit | Bootstrap | Piece | Release | State | Ack | Refused | Pull
+Message = (
+    Follow | Start | Frames | Commit | Bootstrap | SnapshotChunk | Release | FollowerState | Ack | FollowRefused | Pull
+)
 
 FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE, STATE, ACK, REFUSED, PULL = range(1, 12)
 _FLAG = struct.Struct("<?")
@@ -176,15 +178,15 @@ def encode(message: Message) -> list[Buffer]:
             kind, body = START, [_OFFSETS.pack(message.cut, message.commit)]
         case Bootstrap():
             kind, body = BOOTSTRAP, [message.manifest]
-        case Piece():
+        case SnapshotChunk():
             kind, body = PIECE, [_PIECE.pack(message.file, message.offset), message.data]
         case Release():
             kind, body = RELEASE, [_OFFSET.pack(message.beacon)]
-        case State():
+        case FollowerState():
             entry = message.entry.encode()
             head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(entry))
             kind, body = STATE, [head, entry, *(_EPOCH.pack(*pair) for pair in message.epochs)]
-        case Refused():
+        case FollowRefused():
             known = _REFUSED.pack(message.known_epoch, message.damaged)
             kind, body = REFUSED, [known, message.reason.encode()]
         case Pull():
@@ -227,7 +229,7 @@ def _decode(data: memoryview) -> Message:
             return Bootstrap(uid, epoch, bytes(body))
         case 6:
             file, offset = _PIECE.unpack_from(body)
-            return Piece(uid, epoch, file, offset, body[_PIECE.size :])
+            return SnapshotChunk(uid, epoch, file, offset, body[_PIECE.size :])
         case 7:
             return Release(uid, epoch, *_OFFSET.unpack(body))
         case 8:
@@ -237,10 +239,10 @@ def _decode(data: memoryview) -> Message:
             if len(body) != at + count * _EPOCH.size:
                 raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
             epochs = tuple((e, start) for e, start in _EPOCH.iter_unpack(body[at:]))
-            return State(uid, epoch, entry, log_end, committed, epochs)
+            return FollowerState(uid, epoch, entry, log_end, committed, epochs)
         case 10:
             known, damaged = _REFUSED.unpack_from(body)
-            return Refused(uid, epoch, known, bool(damaged), bytes(body[_REFUSED.size :]).decode())
+            return FollowRefused(uid, epoch, known, bool(damaged), bytes(body[_REFUSED.size :]).decode())
         case 11:
             return Pull(uid, epoch, *_PULLED.unpack(body))
         case _:

@@ -25,13 +25,13 @@ from delaynode.replication.protocol import (
     Bootstrap,
     Commit,
     Follow,
+    FollowerState,
+    FollowRefused,
     Frames,
     Message,
-    Piece,
     Pull,
-    Refused,
+    SnapshotChunk,
     Start,
-    State,
 )
 from delaynode.replication.transport.peers import Peers
 from delaynode.store.errors import Damaged, Trimmed
@@ -57,7 +57,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class Member:
+class PeerReplica:
     """Another node that has, or is to have, a replica. Offsets are of the log, in bytes."""
 
     node: str
@@ -74,10 +74,10 @@ class Member:
     damaged: bool = False
     near_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
     moved_ms: int = 0  # when it last had everything it was sent, or stored more of it
-    snapshot: Snapshot | None = None
+    snapshot: SnapshotSource | None = None
 
 
-class Snapshot(Protocol):
+class SnapshotSource(Protocol):
     """The files of a copy as of its last checkpoint, held for a transfer."""
 
     @property
@@ -95,7 +95,7 @@ class Snapshot(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class LogChunk:
     start: int
     end: int
     parts: tuple[Buffer, ...]
@@ -116,20 +116,20 @@ class Shipping:
         peers: Peers,
         pool: Executor,
         boot_ms: Callable[[], int],
-        snapshot: Callable[[], Coroutine[Any, Any, Snapshot]],
+        snapshot: Callable[[], Coroutine[Any, Any, SnapshotSource]],
         note: Callable[..., None],
         catching_up: CatchingUp,
     ) -> None:
         self.uid, self.epoch = uid, epoch
-        self.members: dict[str, Member] = {}
-        self.changed: Callable[[Member], None] = lambda member: None
+        self.members: dict[str, PeerReplica] = {}
+        self.changed: Callable[[PeerReplica], None] = lambda member: None
         self.deposed: Callable[[int], None] = lambda epoch: None
         self.replaceable: Callable[[str], bool] = lambda entry: True
         self.commit = log.committed
         self._log, self._peers, self._pool, self._boot_ms, self._note = log, peers, pool, boot_ms, note
         self._snapshot, self._catching_up = snapshot, catching_up
         self._loop = asyncio.get_running_loop()
-        self._recent: deque[Chunk] = deque()
+        self._recent: deque[LogChunk] = deque()
         self._recent_bytes = 0
         self._sealed = log.written  # frames before it may be sent
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,7 +141,7 @@ class Shipping:
         wanted = list(nodes)
         for node in wanted:
             if node not in self.members:
-                self.members[node] = Member(node)
+                self.members[node] = PeerReplica(node)
                 self._ask(self.members[node])
         for node in [node for node in self.members if node not in wanted]:
             self._fall(self.members.pop(node), Phase.DOWN)
@@ -157,18 +157,18 @@ class Shipping:
             self._fall(member, Phase.DOWN)
             self.changed(member)
 
-    def _ask(self, member: Member) -> None:
+    def _ask(self, member: PeerReplica) -> None:
         """A FOLLOW without a link is dropped; link_up() asks again."""
         self._fall(member, Phase.ASKED)
         spared = member.damaged and self.replaceable(member.entry)
         self._peers.send(member.node, Follow(self.uid, self.epoch, spared))
 
-    def _fall(self, member: Member, phase: Phase) -> None:
+    def _fall(self, member: PeerReplica, phase: Phase) -> None:
         member.phase = phase  # first: what is given back may go to another shard, not to this member
         self._let_go(member)
         member.moved_ms = self._boot_ms()
 
-    def _let_go(self, member: Member) -> None:
+    def _let_go(self, member: PeerReplica) -> None:
         member.session += 1
         drawn, member.drawn, member.reading = member.drawn + member.reading, 0, 0
         self._catching_up.give(member.node, drawn)
@@ -192,16 +192,16 @@ class Shipping:
         match message:
             case Ack():
                 self._acked(member, message)
-            case State():
+            case FollowerState():
                 self._match(member, message)
-            case Refused():
+            case FollowRefused():
                 self._refused(member, message)
             case Pull():
                 self._pulled(member, message)
             case _:
                 self._note("bad-message", peer=node, what=type(message).__name__)
 
-    def _acked(self, member: Member, ack: Ack) -> None:
+    def _acked(self, member: PeerReplica, ack: Ack) -> None:
         if member.phase is not Phase.STREAMING or not ack.durable <= member.next:
             return
         member.heard = True
@@ -215,7 +215,7 @@ class Shipping:
         self.changed(member)
         self._pump(member)
 
-    def _refused(self, member: Member, refused: Refused) -> None:
+    def _refused(self, member: PeerReplica, refused: FollowRefused) -> None:
         if refused.known_epoch > self.epoch:
             self.deposed(refused.known_epoch)
             return
@@ -225,14 +225,14 @@ class Shipping:
         self.changed(member)
         self._later(member)
 
-    def _later(self, member: Member) -> None:
+    def _later(self, member: PeerReplica) -> None:
         self._loop.call_later(ASK_AGAIN_SECONDS, self._ask_again, member, member.session)
 
-    def _ask_again(self, member: Member, session: int) -> None:
+    def _ask_again(self, member: PeerReplica, session: int) -> None:
         if not self._stopped and member.session == session and self.members.get(member.node) is member:
             self._ask(member)
 
-    def _match(self, member: Member, state: State) -> None:
+    def _match(self, member: PeerReplica, state: FollowerState) -> None:
         """The member says what it has: go on from where both logs are the same."""
         self._fall(member, Phase.ASKED)
         if state.entry != member.entry or state.entry == "":
@@ -270,7 +270,7 @@ class Shipping:
         if self._recent and self._recent[-1].end != start:
             self._recent.clear()
             self._recent_bytes = 0
-        self._recent.append(Chunk(start, end, parts))
+        self._recent.append(LogChunk(start, end, parts))
         self._recent_bytes += end - start
         self._sealed = end
         self._pump_all()
@@ -289,7 +289,7 @@ class Shipping:
         for member in self.members.values():
             self._pump(member)
 
-    def _pump(self, member: Member) -> None:
+    def _pump(self, member: PeerReplica) -> None:
         while (
             member.phase is Phase.STREAMING
             and not member.reading
@@ -304,7 +304,7 @@ class Shipping:
                 return
             self._send(member, chunk.start, chunk.end, chunk.parts)
 
-    def _catch_up(self, member: Member) -> None:
+    def _catch_up(self, member: PeerReplica) -> None:
         """Read the next piece of the file for it, or wait for others that catch up."""
         budget, size = self._catching_up, READ_BYTES
         if not budget.has_room(member.node, size):
@@ -316,12 +316,12 @@ class Shipping:
         member.reading = size
         self._spawn(self._read(member, member.session))
 
-    def _takes_more(self, member: Member) -> bool:
+    def _takes_more(self, member: PeerReplica) -> bool:
         """What is on its way to one that stores nothing is memory, there and here, and there are many shards."""
         waits = member.next - member.durable
         return waits < WINDOW_BYTES and (not waits or self._boot_ms() - member.moved_ms < STALLED_MS)
 
-    def _recent_from(self, offset: int) -> Chunk | None:
+    def _recent_from(self, offset: int) -> LogChunk | None:
         if not self._recent or not self._recent[0].start <= offset < self._recent[-1].end:
             return None
         if self._recent[-1].start == offset:
@@ -329,13 +329,13 @@ class Shipping:
         chunk = self._recent[bisect_right(self._recent, offset, key=lambda chunk: chunk.start) - 1]
         return chunk if chunk.start == offset else None
 
-    def _send(self, member: Member, start: int, end: int, parts: tuple[Buffer, ...]) -> None:
+    def _send(self, member: PeerReplica, start: int, end: int, parts: tuple[Buffer, ...]) -> None:
         if member.next == member.durable:
             member.moved_ms = self._boot_ms()
         member.next, member.told = end, self.commit
         self._peers.send(member.node, Frames(self.uid, self.epoch, start, self.commit, parts))
 
-    async def _read(self, member: Member, session: int) -> None:
+    async def _read(self, member: PeerReplica, session: int) -> None:
         """Send the member a piece of the file."""
         start = member.next
         try:
@@ -376,7 +376,7 @@ class Shipping:
         return needed
 
     # ------------------------------------------------------------ the whole copy
-    async def _offer(self, member: Member, session: int) -> None:
+    async def _offer(self, member: PeerReplica, session: int) -> None:
         try:
             snapshot = await self._snapshot()
         except (OSError, Damaged) as error:
@@ -391,7 +391,7 @@ class Shipping:
         self._peers.send(member.node, Bootstrap(self.uid, self.epoch, snapshot.manifest))
         self._note("copy-offered", peer=member.node, log_offset=snapshot.log_offset)
 
-    def _pulled(self, member: Member, pull: Pull) -> None:
+    def _pulled(self, member: PeerReplica, pull: Pull) -> None:
         if member.phase is not Phase.FETCHING or member.snapshot is None:
             return
         if not 0 < pull.length <= MAX_PULL_BYTES:
@@ -399,7 +399,7 @@ class Shipping:
             return
         self._spawn(self._piece(member, member.session, member.snapshot, pull))
 
-    async def _piece(self, member: Member, session: int, snapshot: Snapshot, pull: Pull) -> None:
+    async def _piece(self, member: PeerReplica, session: int, snapshot: SnapshotSource, pull: Pull) -> None:
         try:
             data = await self._loop.run_in_executor(self._pool, snapshot.read, pull.file, pull.offset, pull.length)
         except (OSError, ValueError) as error:
@@ -408,7 +408,7 @@ class Shipping:
                 self._ask(member)
             return
         if member.session == session:
-            self._peers.send(member.node, Piece(self.uid, self.epoch, pull.file, pull.offset, data))
+            self._peers.send(member.node, SnapshotChunk(self.uid, self.epoch, pull.file, pull.offset, data))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -49,7 +49,7 @@ class CallContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedCall:
     """An answer, and what it holds until the client has it."""
 
     answer: pb.Answer
@@ -85,14 +85,14 @@ class _Stream:
 
     def __init__(self, dispatch: Dispatch, calls: Mapping[str, Serve], context: Context) -> None:
         self._dispatch, self._calls, self._context = dispatch, calls, context
-        self._done: list[Done] = []
+        self._done: list[FinishedCall] = []
         self._tasks: dict[asyncio.Task[None], Hold] = {}
         self._news = asyncio.Event()  # something is done
         self._room = asyncio.Event()  # fewer calls are under way
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: self._news.set())
 
-    async def next(self) -> Sequence[Done]:
+    async def next(self) -> Sequence[FinishedCall]:
         """What is done by now, at least one answer; nothing once the client has ended its side and has all answers.
         Raises Refused: the stream is not one of calls."""
         while not self._done:
@@ -106,7 +106,7 @@ class _Stream:
         done, self._done = self._done[:fits], self._done[fits:]
         return done
 
-    def sent(self, done: Sequence[Done]) -> None:
+    def sent(self, done: Sequence[FinishedCall]) -> None:
         """The client has them, or soon will."""
         for one in done:
             one.answers.sent()
@@ -161,9 +161,9 @@ class _Stream:
             raise
         except Exception as error:  # a fault of this program: the client need not wait for an answer
             answer.error.code, answer.error.message = code_pb2.INTERNAL, f"{type(error).__name__}: {error}"
-            self._done.append(Done(answer, answers))
+            self._done.append(FinishedCall(answer, answers))
             raise
-        self._done.append(Done(answer, answers))
+        self._done.append(FinishedCall(answer, answers))
 
     def _find(self, call: pb.Call) -> Serve:
         serve = self._calls.get(call.method)

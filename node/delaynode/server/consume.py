@@ -16,7 +16,7 @@ from delaynode.server.dispatch import Body, Context, Dispatch, end, without_trai
 from delaynode.server.forward import Passed
 from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting
 from delaynode.store.errors import Refused
-from delaynode.store.queue.consumers import Delivery
+from delaynode.store.queue.consumers import ConsumerDelivery
 
 MAX_WAIT_MS = 60_000
 MAX_INVISIBLE_MS = 12 * 3_600_000
@@ -41,7 +41,7 @@ class ConsumeCalls:
         most = min(request.max_messages or 1024, MAX_RECEIVE)
         offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
         await host.committed(host.shard.applied)
-        delivery = Delivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
+        delivery = ConsumerDelivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
         return await self._message_batch(host, delivery, answers)
 
     async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers) -> Body:
@@ -78,7 +78,7 @@ class ConsumeCalls:
         if ended is not None:
             await end(context, ended)
 
-    async def _message_batch(self, host: ShardHost | SlaveHost, delivery: Delivery, answers: Answers) -> Body:
+    async def _message_batch(self, host: ShardHost | SlaveHost, delivery: ConsumerDelivery, answers: Answers) -> Body:
         rows = delivery.rows
         await answers.room(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
         records = await host.read_records(rows)
@@ -163,7 +163,7 @@ class ConsumeCalls:
         )
         await host.committed(host.shard.log_end)
         fits = fitting(letters.rows["size"])
-        delivery = Delivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
+        delivery = ConsumerDelivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
         return await self._message_batch(host, delivery, answers)
 
     async def resolve_dead_letters(

@@ -19,7 +19,7 @@ from delaynode.server.forward import Passed
 from delaynode.server.rpc import as_error
 from delaynode.server.topic_type import check_type
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch, columns_of
+from delaynode.store.log.intake import IncomingBatch, columns_of
 from delaynode.store.types import I64
 
 UNANSWERED_IN_STREAM = 16
@@ -180,7 +180,7 @@ def _view(data: Body) -> EnqueueRequestView:
         raise Refused("BAD_REQUEST", str(error)) from error
 
 
-def _batch(view: EnqueueRequestView) -> Batch:
+def _batch(view: EnqueueRequestView) -> IncomingBatch:
     return columns_of(
         view.count, view.time, view.relative, view.size, view.key_hash, view.tag_hash, view.records,
         view.producer_id, view.number,

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from delaynode.replica.host import Clock
+from delaynode.replica.host import WallClock
 from delaynode.replica.master import ShardHost
 from delaynode.store.log.intake import MAX_BATCH_MESSAGES
 from delaynode.store.shard import MOVED_NOW, Lookup, Outcomes
@@ -25,7 +25,7 @@ ABSOLUTE = np.empty(0, np.uint8)  # no time is a delay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class LookupRequest:
     """A request: its messages, by (due, seq), and the new due of each, or None: they are to be cancelled."""
 
     due: I64
@@ -35,19 +35,19 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
+class LookupBatch:
     """Requests that wait for the same scan."""
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[LookupRequest] = field(default_factory=list)
     count: int = 0  # messages
 
 
 class Lookups:
     """Owned by the event loop; one for a node. scans: how many may run at once."""
 
-    def __init__(self, scans: asyncio.Semaphore, folds: Folds, clock: Clock) -> None:
+    def __init__(self, scans: asyncio.Semaphore, folds: Folds, clock: WallClock) -> None:
         self._scans, self._folds, self._clock = scans, folds, clock
-        self._gathering: dict[tuple[ShardHost, bool], Gathered] = {}
+        self._gathering: dict[tuple[ShardHost, bool], LookupBatch] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     async def change(self, host: ShardHost, due: I64, seq: I64, time: I64 | None) -> Outcomes:
@@ -57,7 +57,7 @@ class Lookups:
         await host.upkeep.room()
         if host.shard.in_window(due, seq):
             return self._act(host, Lookup(due, seq, None), time)
-        asked = Asked(due, seq, time, asyncio.get_running_loop().create_future())
+        asked = LookupRequest(due, seq, time, asyncio.get_running_loop().create_future())
         self._join(host, asked)
         return await asked.done
 
@@ -72,18 +72,18 @@ class Lookups:
             host.changed(int(moved.min()) if len(moved) else None)
         return outcomes
 
-    def _join(self, host: ShardHost, asked: Asked) -> None:
+    def _join(self, host: ShardHost, asked: LookupRequest) -> None:
         key = host, asked.time is None
         gathered = self._gathering.get(key)
         if gathered is None or gathered.count + len(asked.due) > MAX_BATCH_MESSAGES:
-            gathered = self._gathering[key] = Gathered()
+            gathered = self._gathering[key] = LookupBatch()
             task = asyncio.create_task(self._scan(key, gathered))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         gathered.asked.append(asked)
         gathered.count += len(asked.due)
 
-    async def _scan(self, key: tuple[ShardHost, bool], gathered: Gathered) -> None:
+    async def _scan(self, key: tuple[ShardHost, bool], gathered: LookupBatch) -> None:
         async with self._scans:
             if self._gathering.get(key) is gathered:
                 del self._gathering[key]
@@ -103,7 +103,7 @@ class Lookups:
                 if not one.done.done():
                     one.done.set_result(Outcomes(outcomes.outcome[low:high], outcomes.due[low:high]))
 
-    async def _change_all(self, host: ShardHost, wanted: Sequence[Asked]) -> Outcomes:
+    async def _change_all(self, host: ShardHost, wanted: Sequence[LookupRequest]) -> Outcomes:
         due, seq = (np.concatenate(parts) for parts in zip(*((one.due, one.seq) for one in wanted), strict=True))
         times = [one.time for one in wanted if one.time is not None]
         host.check_serving()

@@ -8,16 +8,16 @@ import grpc
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from delaynode.node.node import Node
-from delaynode.replica.replica import Replica, Role
+from delaynode.replica.replica import Replica, ReplicaRole
 
 REPLICATION_SERVICE = "delay.v1.ReplicationService"
 _ROLES = {
-    Role.OPENING: pb.ReplicaState.OPENING,
-    Role.SLAVE: pb.ReplicaState.SLAVE,
-    Role.FETCHING: pb.ReplicaState.FETCHING,
-    Role.CANDIDATE: pb.ReplicaState.CANDIDATE,
-    Role.MASTER: pb.ReplicaState.MASTER,
-    Role.DAMAGED: pb.ReplicaState.DAMAGED,
+    ReplicaRole.OPENING: pb.ReplicaState.OPENING,
+    ReplicaRole.SLAVE: pb.ReplicaState.SLAVE,
+    ReplicaRole.FETCHING: pb.ReplicaState.FETCHING,
+    ReplicaRole.CANDIDATE: pb.ReplicaState.CANDIDATE,
+    ReplicaRole.MASTER: pb.ReplicaState.MASTER,
+    ReplicaRole.DAMAGED: pb.ReplicaState.DAMAGED,
 }
 
 
@@ -65,6 +65,6 @@ class ReplicationService:
             node=node.config.node, incarnation=node.incarnation, listed=node.replicas.listed, unfit=node.unfit() or ""
         )
         for replica in node.replicas:
-            if (not wanted or replica.uid in wanted) and replica.role is not Role.ABSENT:
+            if (not wanted or replica.uid in wanted) and replica.role is not ReplicaRole.ABSENT:
                 answer.copies.append(state_of(replica, node.replicas.heard_ms(replica.uid)))
         return answer

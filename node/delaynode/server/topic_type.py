@@ -7,10 +7,10 @@ from delayregistry.model import TopicType
 from numpy.typing import NDArray
 
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import Batch
+from delaynode.store.log.intake import IncomingBatch
 
 
-def check_type(topic: str, kind: TopicType, batch: Batch, now_ms: int) -> None:
+def check_type(topic: str, kind: TopicType, batch: IncomingBatch, now_ms: int) -> None:
     """Raises Refused WRONG_TOPIC_TYPE for a batch with a message that the topic does not take.
 
     Delay: what has neither delay nor due (time 0). A due that has passed meanwhile is one still, so a late retry is

@@ -26,7 +26,7 @@ from delaynode.store.log.frames import (
     Append,
     Cancel,
     Frame,
-    Kind,
+    FrameKind,
     Reschedule,
     Tick,
     append_prefix,
@@ -41,13 +41,13 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.intake import Batch, resolve_due
+from delaynode.store.log.intake import IncomingBatch, resolve_due
 from delaynode.store.maintenance.freeing import Freeing, KeepConfig
-from delaynode.store.queue.consume_queue import ConsumeQueue, Released
+from delaynode.store.queue.consume_queue import ConsumeQueue, ReleasedRows
 from delaynode.store.queue.consumers import Consumers, GroupLimits
 from delaynode.store.queue.producers import FirstAnswer, Producers
 from delaynode.store.timer.cascade import PIECE_UNITS
-from delaynode.store.timer.due_window import Released as Taken
+from delaynode.store.timer.due_window import ReleasedColumns as Taken
 from delaynode.store.timer.due_window import Run, before
 from delaynode.store.timer.index import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
 from delaynode.store.timer.scan import Folds, ScanJob
@@ -190,7 +190,7 @@ class Shard:
     def finish_writes(self, batch: WriteBatch) -> None:
         self.log.finish(batch)
 
-    def commit(self, offset: int) -> list[Released]:
+    def commit(self, offset: int) -> list[ReleasedRows]:
         """Frames up to log offset `offset` are committed. Returns what became visible, by frame."""
         self.committed = self.log.committed = max(self.committed, offset)
         return self.queue.commit(self.committed)
@@ -200,7 +200,7 @@ class Shard:
 
     @contextmanager
     def _propose(
-        self, kind: Kind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int = 0, first_seq: int = 0
+        self, kind: FrameKind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int = 0, first_seq: int = 0
     ) -> Iterator[int]:
         """Append a frame, whose end is given; the body applies it at once.
 
@@ -232,7 +232,7 @@ class Shard:
         if self.applied != self.log.end:
             raise Damaged(f"a reign begins at {self.log.end}, the log is applied up to {self.applied}")
         self.epochs.append([epoch, self.log.end])
-        with self._propose(Kind.EPOCH, 1, (node.encode(),), now_ms):
+        with self._propose(FrameKind.EPOCH, 1, (node.encode(),), now_ms):
             pass  # the next frames carry the epoch, and so does this one
 
     # ------------------------------------------------------------ messages in
@@ -241,7 +241,7 @@ class Shard:
         own = self.config.max_delay_ms
         return self.config.horizon_ms if own is None else min(own, self.config.horizon_ms)
 
-    def enqueue(self, batch: Batch, now_ms: int) -> Appended:
+    def enqueue(self, batch: IncomingBatch, now_ms: int) -> Appended:
         """Store a batch whole, or raise Refused and store nothing."""
         if batch.producer:
             first = self.producers.check(batch.producer, batch.number, now_ms)
@@ -256,7 +256,7 @@ class Shard:
         columns = column_bytes(due, batch.size, batch.key, batch.tag)
         first_seq = self.next_seq
         payload = prefix, *columns, batch.records
-        with self._propose(Kind.APPEND, n, payload, now_ms, first_seq=first_seq) as end:
+        with self._propose(FrameKind.APPEND, n, payload, now_ms, first_seq=first_seq) as end:
             at = end - len(batch.records)
             append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, batch.records, at)
             self._apply_append(append, first_seq, now_ms, end)
@@ -312,7 +312,7 @@ class Shard:
         rows = self.config.max_tick if most is None else min(self.config.max_tick, max(FEW_ROWS, 4 * most))
         taken = index.release(target, rows, most)
         tick = Tick(taken.watermark.due, taken.watermark.seq, len(taken), self.queue.end + len(taken))
-        with self._propose(Kind.TICK, len(taken), tick.payload(), now_ms) as end:
+        with self._propose(FrameKind.TICK, len(taken), tick.payload(), now_ms) as end:
             self._release(taken, now_ms, end)
         return len(taken)
 
@@ -409,7 +409,7 @@ class Shard:
             chosen = rows[first]
             cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "offset", "size")))
             self.freeing.ledger.check_release(cancel.offset, cancel.size)
-            with self._propose(Kind.CANCEL, len(chosen), cancel.payload(), now_ms):
+            with self._propose(FrameKind.CANCEL, len(chosen), cancel.payload(), now_ms):
                 self._apply_cancel(cancel)
         why[live] = ALREADY_CANCELLED
         why[first] = CANCELLED
@@ -437,7 +437,7 @@ class Shard:
                 columns["seq"], columns["due"], due, columns["offset"], columns["size"], columns["key"],
                 columns["tag"], columns["check"],
             )  # fmt: skip
-            with self._propose(Kind.RESCHEDULE, len(chosen), change.payload(), now_ms) as end:
+            with self._propose(FrameKind.RESCHEDULE, len(chosen), change.payload(), now_ms) as end:
                 self._apply_reschedule(change, now_ms, end)
         why[live] = RESCHEDULED
         why[first] = MOVED_NOW
@@ -458,12 +458,12 @@ class Shard:
             self.index.reinsert(rows[~over])
 
     # ------------------------------------------------------------ replay
-    def apply_committed(self, frames: Iterable[Frame]) -> list[Released]:
+    def apply_committed(self, frames: Iterable[Frame]) -> list[ReleasedRows]:
         """Apply frames that are committed and written here, in order from `applied` on; what became visible, by frame.
 
         Loads the due window on this thread where needs_load() is true. Raises Damaged.
         """
-        released: list[Released] = []
+        released: list[ReleasedRows] = []
         for frame in frames:
             released += self.commit(frame.offset)  # what a TRIM or an ACK is of must be there
             self.apply(frame)
@@ -490,7 +490,7 @@ class Shard:
         answer that its producer was given.
         """
         self._begin(frame)
-        if frame.kind is Kind.APPEND:
+        if frame.kind is FrameKind.APPEND:
             self.next_seq = max(self.next_seq, frame.first_seq + frame.count)
             with suppress(Damaged):
                 producer, number = parse_append_prefix(frame)
@@ -509,21 +509,21 @@ class Shard:
     def _apply(self, frame: Frame) -> None:
         kind = frame.kind
         self._begin(frame)
-        if kind is Kind.APPEND:
+        if kind is FrameKind.APPEND:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
-        elif kind is Kind.TICK:
+        elif kind is FrameKind.TICK:
             self._apply_tick(parse_tick(frame), frame)
-        elif kind is Kind.CANCEL:
+        elif kind is FrameKind.CANCEL:
             self._apply_cancel(parse_cancel(frame))
-        elif kind is Kind.RESCHEDULE:
+        elif kind is FrameKind.RESCHEDULE:
             self._apply_reschedule(parse_reschedule(frame), frame.wall_ms, frame.end)
-        elif kind is Kind.GROUP:
+        elif kind is FrameKind.GROUP:
             self.consumers.apply_group(parse_group(frame))
-        elif kind is Kind.RELOCATE:
+        elif kind is FrameKind.RELOCATE:
             self.freeing.apply_relocate(parse_relocate(frame))
-        elif kind is Kind.TRIM:
+        elif kind is FrameKind.TRIM:
             self.freeing.apply_trim(parse_trim(frame))
-        elif kind is Kind.EPOCH:
+        elif kind is FrameKind.EPOCH:
             self.epochs.append([frame.epoch, frame.offset])
         else:
             self.consumers.apply_progress(kind, frame.flags, parse_progress(frame), frame.wall_ms)
@@ -545,7 +545,7 @@ class Shard:
 
     def needs_load(self, frame: Frame) -> bool:
         """Whether apply() would have to load the due window first: a TICK, above what is loaded."""
-        if frame.kind is not Kind.TICK:
+        if frame.kind is not FrameKind.TICK:
             return False
         tick = parse_tick(frame)
         return self.index.window.bound <= Pair(tick.due, tick.seq)

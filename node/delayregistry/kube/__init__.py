@@ -39,7 +39,7 @@ from delayregistry.kube.adapter import KubeRegistry
 from delayregistry.kube.client import Credentials, KubeClient
 from delayregistry.kube.names import NODE_MANAGER, OwnerReference
 from delayregistry.model import ClusterObject
-from delayregistry.port import RegistryError, Unavailable
+from delayregistry.port import RegistryError, RegistryUnavailable
 
 __all__ = ["Credentials", "KubeClient", "KubeRegistry", "OwnerReference", "open_for_node"]
 
@@ -50,7 +50,7 @@ class _NodesRegistry(KubeRegistry):
     def read_cluster(self) -> ClusterObject:
         found = super().read_cluster()
         if found is None:
-            raise Unavailable(f"{self.missing_wishes}; the operator writes it")
+            raise RegistryUnavailable(f"{self.missing_wishes}; the operator writes it")
         return found
 
     def close(self) -> None:

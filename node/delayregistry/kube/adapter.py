@@ -11,13 +11,13 @@ from typing import Any
 
 from delayregistry.codec import BadRecord
 from delayregistry.kube import objects
-from delayregistry.kube.client import KubeClient, NoAnswer, Rejected
+from delayregistry.kube.client import KubeClient, Rejected, RequestUnanswered
 from delayregistry.kube.mirror import Mirror
 from delayregistry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names, OwnerReference
 from delayregistry.kube.objects import at_version
-from delayregistry.kube.watch import GRACE_S, WATCH_S, Follower
+from delayregistry.kube.watch import GRACE_S, WATCH_S, ObjectWatch
 from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
-from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
 
 SYNC_S = 3.0  # how long a call waits for the first list
 OUT_S = 5.0  # a watch that has not run for so long is an outage
@@ -57,11 +57,11 @@ class KubeRegistry:
         self._shards = Mirror(lambda obj: objects.read_shard(names, obj), self._unreadable("DelayShard"))
         self._settings = Mirror(objects.read_settings, self._unreadable("ConfigMap"))
         self._watches = (
-            Follower(
+            ObjectWatch(
                 client, names.shards, {"labelSelector": names.selector}, self._shards, self._say,
                 watch_s=watch_s, grace_s=grace_s,
             ),
-            Follower(
+            ObjectWatch(
                 client, names.config_maps, {"fieldSelector": f"metadata.name={names.settings}"}, self._settings,
                 self._say, fetch=self._fetch_settings, watch_s=watch_s, grace_s=grace_s,
             ),
@@ -79,7 +79,9 @@ class KubeRegistry:
         self._start()
         for watch in self._watches:
             if watch.out_s() > OUT_S and not watch.wait_well(BACK_S):
-                raise Unavailable(f"the API server's watch has been out for {watch.out_s():.0f} s: {watch.fault}")
+                raise RegistryUnavailable(
+                    f"the API server's watch has been out for {watch.out_s():.0f} s: {watch.fault}"
+                )
         return self._shards.changes + self._settings.changes
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
@@ -106,13 +108,13 @@ class KubeRegistry:
         except Rejected as error:
             if error.missing == self._names.object(name):
                 return None
-            raise Unavailable(f"shard {name} not read: {error}") from error
-        except NoAnswer as error:
-            raise Unavailable(f"shard {name} not read: {error}") from error
+            raise RegistryUnavailable(f"shard {name} not read: {error}") from error
+        except RequestUnanswered as error:
+            raise RegistryUnavailable(f"shard {name} not read: {error}") from error
         try:
             shard = objects.read_shard(self._names, found)
         except BadRecord as error:
-            raise Unavailable(f"DelayShard {self._names.object(name)} can't be read: {error}") from error
+            raise RegistryUnavailable(f"DelayShard {self._names.object(name)} can't be read: {error}") from error
         self._shards.wrote(found)
         return shard
 
@@ -135,7 +137,7 @@ class KubeRegistry:
                 patch = at_version({"metadata": {"labels": labels}}, objects.version_of(found))
                 self._client.merge(path, patch, self._by)
                 self._say({"event": "shard-labelled-again", "name": objects.name_of(found)})
-        except (NoAnswer, Rejected):
+        except (RequestUnanswered, Rejected):
             pass  # it is created again with the next round, in vain
 
     def write_spec(self, name: str, spec: ShardSpec, version: Version) -> Version:
@@ -156,14 +158,14 @@ class KubeRegistry:
         try:
             try:
                 self._renew(lease.node, path, patch)
-            except (NoAnswer, _Moved):
+            except (RequestUnanswered, _Moved):
                 # It may have been done, and a conditional write that comes late can undo nothing.
                 self._renew(lease.node, path, patch)
         except Rejected as error:
             hint = ": the operator creates it" if error.code == 404 else ""
-            raise Unavailable(f"lease of {lease.node} not renewed: {error}{hint}") from error
-        except (NoAnswer, _Moved) as error:
-            raise Unavailable(f"lease of {lease.node} not renewed: {error}") from error
+            raise RegistryUnavailable(f"lease of {lease.node} not renewed: {error}{hint}") from error
+        except (RequestUnanswered, _Moved) as error:
+            raise RegistryUnavailable(f"lease of {lease.node} not renewed: {error}") from error
 
     def _renew(self, node: str, path: str, patch: Json) -> None:
         # Conditional, though whatever was there is replaced: a late renewal of a process that is gone must not look
@@ -188,8 +190,8 @@ class KubeRegistry:
             query["resourceVersion"] = "0"  # from the API server's memory
         try:
             answer = self._client.get(self._names.leases, query)
-        except (NoAnswer, Rejected) as error:
-            raise Unavailable(f"leases not read: {error}") from error
+        except (RequestUnanswered, Rejected) as error:
+            raise RegistryUnavailable(f"leases not read: {error}") from error
         found = [lease for obj in answer.get("items") or () if (lease := self._lease(obj)) is not None]
         leases = tuple(sorted(found, key=lambda lease: lease.node))
         self._leases = now_s, leases
@@ -211,9 +213,9 @@ class KubeRegistry:
             self._client.get(f"{self._names.leases}/{self._names.object('n0')}")
         except Rejected as error:
             if not error.missing:
-                raise Unavailable(f"the API server does not answer for its store: {error}") from error
-        except NoAnswer as error:
-            raise Unavailable(f"the API server does not answer: {error}") from error
+                raise RegistryUnavailable(f"the API server does not answer for its store: {error}") from error
+        except RequestUnanswered as error:
+            raise RegistryUnavailable(f"the API server does not answer: {error}") from error
 
     def close(self) -> None:
         with self._starting:
@@ -242,7 +244,7 @@ class KubeRegistry:
         self._start()
         for watch in self._watches:
             if not watch.wait_synced(SYNC_S):
-                raise Unavailable(f"nothing was heard from the API server yet: {watch.fault}")
+                raise RegistryUnavailable(f"nothing was heard from the API server yet: {watch.fault}")
 
     def _fetch_settings(self) -> list[Json]:
         """One object by its name, which a node may read, where it may list none."""
@@ -260,7 +262,7 @@ class KubeRegistry:
             if error.code == 409:
                 raise Conflict(f"{what} exists already") from error
             raise _not_written(what, error) from error
-        except NoAnswer as error:
+        except RequestUnanswered as error:
             raise OutcomeUnknown(f"creation of {what}: {error}") from error
         return _taken(what, answer, mirror)
 
@@ -281,7 +283,7 @@ class KubeRegistry:
             if error.code == 409:
                 raise Conflict(f"{what} is not at version {version}") from error
             raise _not_written(what, error) from error
-        except NoAnswer as error:
+        except RequestUnanswered as error:
             raise OutcomeUnknown(f"write of {what}: {error}") from error
         return _taken(what, answer, mirror)
 

@@ -29,7 +29,7 @@ MERGE_PATCH = "application/merge-patch+json"
 _KEEPALIVE_S, _PROBE_S, _PROBES, _UNACKNOWLEDGED_MS = 5, 2, 3, 10_000
 
 
-class NoAnswer(Exception):
+class RequestUnanswered(Exception):
     """The request may have been done or not, or may even be done later."""
 
 
@@ -104,7 +104,7 @@ class KubeClient:
         self._pool.clear()
 
     def get(self, path: str, query: Mapping[str, str] | None = None, read_s: float = READ_S) -> dict[str, Any]:
-        """Raises NoAnswer, Rejected."""
+        """Raises RequestUnanswered, Rejected."""
         return self._answer("GET", path, query, None, JSON, read_s)
 
     def post(self, path: str, body: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
@@ -115,7 +115,7 @@ class KubeClient:
         return self._answer("PATCH", path, query, patch, MERGE_PATCH, read_s)
 
     def watch(self, path: str, query: Mapping[str, str], read_s: float) -> WatchStream:
-        """read_s: so long without a word, then NoAnswer. Raises NoAnswer, Rejected."""
+        """read_s: so long without a word, then NoAnswer. Raises RequestUnanswered, Rejected."""
         response = self._request("GET", path, {**query, "watch": "1"}, None, JSON, read_s, stream=True)
         if response.status != 200:
             with response:
@@ -132,9 +132,9 @@ class KubeClient:
         try:
             answer = json.loads(data)
         except ValueError as error:
-            raise NoAnswer(f"{method} {path}: the answer is no JSON") from error
+            raise RequestUnanswered(f"{method} {path}: the answer is no JSON") from error
         if not isinstance(answer, dict):
-            raise NoAnswer(f"{method} {path}: the answer is no object")
+            raise RequestUnanswered(f"{method} {path}: the answer is no object")
         return answer
 
     def _request(
@@ -174,14 +174,14 @@ class KubeClient:
                 preload_content=not stream,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise NoAnswer(f"{method} {path}: {error}") from error
+            raise RequestUnanswered(f"{method} {path}: {error}") from error
 
     @staticmethod
     def _read(response: urllib3.BaseHTTPResponse) -> bytes:
         try:
             return response.data
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise NoAnswer(f"the answer broke off: {error}") from error
+            raise RequestUnanswered(f"the answer broke off: {error}") from error
 
 
 class WatchStream:
@@ -191,15 +191,15 @@ class WatchStream:
         self._response = response
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Raises NoAnswer."""
+        """Raises RequestUnanswered."""
         try:
             for line in self._response:
                 event = json.loads(line)
                 if not isinstance(event, dict):
-                    raise NoAnswer("watch: an event is no object")
+                    raise RequestUnanswered("watch: an event is no object")
                 yield event
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise NoAnswer(f"watch: {error}") from error
+            raise RequestUnanswered(f"watch: {error}") from error
 
     def abort(self) -> None:
         """Ends it from another thread."""

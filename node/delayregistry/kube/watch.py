@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from delayregistry.kube.client import KubeClient, NoAnswer, Rejected, WatchStream
+from delayregistry.kube.client import KubeClient, Rejected, RequestUnanswered, WatchStream
 from delayregistry.kube.mirror import Mirror
 
 WATCH_S = 10.0
@@ -29,10 +29,10 @@ PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of f
 
 Json = dict[str, Any]
 Fetch = Callable[[], list[Json]]
-"""The objects. Raises NoAnswer, Rejected."""
+"""The objects. Raises RequestUnanswered, Rejected."""
 
 
-class Follower:
+class ObjectWatch:
     """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Follower:
                 self._filled = self._filled and not gone
                 if not gone or not self._first_in_a_while():
                     self._failed(str(error))
-            except NoAnswer as error:
+            except RequestUnanswered as error:
                 self._failed(str(error))
             except Exception as error:  # a watch that ended for good would be a node that hears of nothing
                 self._filled = False

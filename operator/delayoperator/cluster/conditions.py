@@ -16,19 +16,19 @@ from delayoperator.cluster.restart import RestartPod, RestartWaits
 from delayoperator.cluster.sizes import Sizes
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.cluster.world import Census, PodView, counted_of, some
-from delayoperator.plan import Liveness, NodeView
+from delayoperator.plan import Liveness, ObservedNode
 
 MOST_CHARS = 1_500  # of a message: a describe has to stay readable, and an object small
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ClusterProblem:
     reason: Reason  # of DEGRADED
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ConditionUpdate:
     """One condition, without its times."""
 
     type: str
@@ -50,7 +50,7 @@ class Picture:
     wanted_nodes: int
     census: Census = field(default_factory=Census)
     pods: Sequence[PodView] = ()
-    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    nodes: Mapping[str, ObservedNode] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=lambda: Sizes(0, 0))
     restart: RestartPod | RestartWaits | None = None
     volumes: Volumes = field(default_factory=Volumes)
@@ -58,54 +58,54 @@ class Picture:
     invalid: Sequence[str] = ()
     standing: bool = True
     was_ready: bool = False
-    problems: Sequence[Problem] = ()
+    problems: Sequence[ClusterProblem] = ()
     rebalancing: str = ""
 
 
-def conditions(seen: Picture) -> tuple[Said, ...]:
+def conditions(seen: Picture) -> tuple[ConditionUpdate, ...]:
     return tuple(finished(it) for it in (_ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen)))
 
 
-def finished(said: Said) -> Said:
+def finished(said: ConditionUpdate) -> ConditionUpdate:
     """As it is written: not too long, and with the page that says what to do."""
     message = said.message if len(said.message) <= MOST_CHARS else said.message[: MOST_CHARS - 3] + "..."
-    return Said(said.type, said.status, said.reason, with_page(said.reason, message))
+    return ConditionUpdate(said.type, said.status, said.reason, with_page(said.reason, message))
 
 
-def _ready(seen: Picture) -> Said:
+def _ready(seen: Picture) -> ConditionUpdate:
     counted = seen.census
     if not seen.standing:
-        return Said("Ready", False, Reason.INVALID_SPEC, "; ".join(seen.invalid))
+        return ConditionUpdate("Ready", False, Reason.INVALID_SPEC, "; ".join(seen.invalid))
     ready = sum(pod.ready for pod in seen.pods)
     nodes = f"ready: {ready} of {counted_of(seen.wanted_nodes, 'node')}"
     served = f"{counted.served} of {counted_of(counted.wanted, 'shard')}"
     surplus = f"; {counted_of(counted.surplus, 'shard')} that nobody asks for: kept" if counted.surplus else ""
     if counted.unserved:
         reason = Reason.SHARDS_NOT_SERVED if seen.was_ready else Reason.STARTING
-        return Said("Ready", False, reason, f"served: {served}; {nodes}: {some(counted.unserved)}")
+        return ConditionUpdate("Ready", False, reason, f"served: {served}; {nodes}: {some(counted.unserved)}")
     if not ready and not seen.was_ready:
-        return Said("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
+        return ConditionUpdate("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
     if not counted.wanted:
-        return Said("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
-    return Said("Ready", True, Reason.SERVING, f"served: {served}; {nodes}{surplus}")
+        return ConditionUpdate("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
+    return ConditionUpdate("Ready", True, Reason.SERVING, f"served: {served}; {nodes}{surplus}")
 
 
-def _progressing(seen: Picture) -> Said:
+def _progressing(seen: Picture) -> ConditionUpdate:
     if seen.invalid:
         stands = "; the last good wishes stand" if seen.standing else ""
-        return Said("Progressing", False, Reason.INVALID_SPEC, f"{'; '.join(seen.invalid)}{stands}")
+        return ConditionUpdate("Progressing", False, Reason.INVALID_SPEC, f"{'; '.join(seen.invalid)}{stands}")
     if seen.paused:
         message = "spec.paused is set: nothing is changed and no shard is made or moved; masters still fail over"
-        return Said("Progressing", False, Reason.PAUSED, message)
+        return ConditionUpdate("Progressing", False, Reason.PAUSED, message)
     for reason, message in _under_way(seen):
-        return Said("Progressing", True, reason, message)
-    return Said("Progressing", False, Reason.SETTLED, "what was asked for is in place")
+        return ConditionUpdate("Progressing", True, reason, message)
+    return ConditionUpdate("Progressing", False, Reason.SETTLED, "what was asked for is in place")
 
 
-def _rebalancing(seen: Picture) -> Said:
+def _rebalancing(seen: Picture) -> ConditionUpdate:
     if seen.rebalancing:
-        return Said("Rebalancing", True, Reason.REBALANCING, seen.rebalancing)
-    return Said("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced")
+        return ConditionUpdate("Rebalancing", True, Reason.REBALANCING, seen.rebalancing)
+    return ConditionUpdate("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced")
 
 
 def _under_way(seen: Picture) -> Iterator[tuple[Reason, str]]:
@@ -129,46 +129,46 @@ def _under_way(seen: Picture) -> Iterator[tuple[Reason, str]]:
         yield Reason.MOVING_SHARDS, f"copies of {counted_of(counted.moving, 'shard')} are on their way to other nodes"
 
 
-def _degraded(seen: Picture) -> Said:
+def _degraded(seen: Picture) -> ConditionUpdate:
     problems = sorted(_problems(seen), key=lambda problem: DEGRADED.index(problem.reason))
     if not problems:
-        return Said("Degraded", False, Reason.HEALTHY, "nothing needs a look")
+        return ConditionUpdate("Degraded", False, Reason.HEALTHY, "nothing needs a look")
     worst = problems[0]
     also = [f"also {it.reason}: {it.message}" for it in problems[1:]]
-    return Said("Degraded", True, worst.reason, "; ".join([worst.message, *also]))
+    return ConditionUpdate("Degraded", True, worst.reason, "; ".join([worst.message, *also]))
 
 
-def _problems(seen: Picture) -> Iterator[Problem]:
+def _problems(seen: Picture) -> Iterator[ClusterProblem]:
     yield from seen.problems
     counted = seen.census
     if seen.invalid:
-        yield Problem(Reason.INVALID_SPEC, "; ".join(seen.invalid))
+        yield ClusterProblem(Reason.INVALID_SPEC, "; ".join(seen.invalid))
     if counted.blocked:
-        yield Problem(Reason.SHARDS_BLOCKED, some(counted.blocked))
+        yield ClusterProblem(Reason.SHARDS_BLOCKED, some(counted.blocked))
     if counted.risked:
-        yield Problem(Reason.ACKNOWLEDGED_AT_RISK, some(counted.risked))
+        yield ClusterProblem(Reason.ACKNOWLEDGED_AT_RISK, some(counted.risked))
     stopped = [f"{pod.name} ({pod.stopped})" for pod in seen.pods if _is_failing(pod)]
     if isinstance(seen.restart, RestartWaits) and seen.restart.stuck:
-        yield Problem(Reason.ROLLOUT_STUCK, seen.restart.message)
+        yield ClusterProblem(Reason.ROLLOUT_STUCK, seen.restart.message)
     elif stopped:
-        yield Problem(Reason.POD_NOT_STARTING, some(stopped))
+        yield ClusterProblem(Reason.POD_NOT_STARTING, some(stopped))
     # What a restart of ours brings with it, and what a new cluster has not got yet, is told by Progressing and Ready.
     if seen.restart is None and seen.was_ready:
         silent = [_where(node, seen.pods) for node, view in sorted(seen.nodes.items()) if _is_silent(node, view, seen)]
         if silent:
-            yield Problem(Reason.NODE_SILENT, f"no sign of life from {', '.join(silent)}")
+            yield ClusterProblem(Reason.NODE_SILENT, f"no sign of life from {', '.join(silent)}")
         if counted.unsynced:
             short = len(counted.unsynced)
             all_of_them = counted.wanted + counted.surplus
             message = (
                 f"{short} of {counted_of(all_of_them, 'shard')} without all copies in sync: {some(counted.unsynced)}"
             )
-            yield Problem(Reason.COPIES_OUT_OF_SYNC, message)
+            yield ClusterProblem(Reason.COPIES_OUT_OF_SYNC, message)
     if counted.held:
-        yield Problem(Reason.MOVES_HELD, some(counted.held))
+        yield ClusterProblem(Reason.MOVES_HELD, some(counted.held))
     if seen.volumes.refused:
         message = f"volumes are to grow and may not: {some(seen.volumes.refused)}"
-        yield Problem(Reason.VOLUMES_CANNOT_GROW, message)
+        yield ClusterProblem(Reason.VOLUMES_CANNOT_GROW, message)
 
 
 def _is_failing(pod: PodView) -> bool:
@@ -176,7 +176,7 @@ def _is_failing(pod: PodView) -> bool:
     return pod.stopped is not None and not pod.deleting and not pod.stopped.startswith(("Pending", "ContainerCreating"))
 
 
-def _is_silent(node: str, view: NodeView, seen: Picture) -> bool:
+def _is_silent(node: str, view: ObservedNode, seen: Picture) -> bool:
     return view.liveness is Liveness.DEAD and int(node[1:]) < seen.sizes.nodes
 
 

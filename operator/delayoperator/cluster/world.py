@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from delayregistry.model import ClusterSpec, ConditionType, ShardObject, shard_name
 
-from delayoperator.plan import Liveness, NodeView
+from delayoperator.plan import Liveness, ObservedNode
 
 SWITCHING_MS = 2_000  # a switchover's pause, seen from here
 STUCK_MS = 120_000  # a shard that is Blocked for longer is not waited for by a restart
@@ -74,7 +74,7 @@ class Census:
 def census(
     desired: ClusterSpec,
     shards: Sequence[ShardObject],
-    nodes: Mapping[str, NodeView],
+    nodes: Mapping[str, ObservedNode],
     without: Collection[str] = (),
 ) -> Census:
     """nodes: by node id, as their leases show them; one that is missing has not been seen. without: names of shards
@@ -139,7 +139,7 @@ def unserved_since(counted: Census, before_ms: Mapping[str, int], now_ms: int) -
     return {name: before_ms.get(name, now_ms) for name in _names(counted.unserved)}
 
 
-def _unserved(shard: ShardObject | None, nodes: Mapping[str, NodeView]) -> str | None:
+def _unserved(shard: ShardObject | None, nodes: Mapping[str, ObservedNode]) -> str | None:
     if shard is None:
         return "does not exist yet"
     spec, status = shard.spec, shard.status

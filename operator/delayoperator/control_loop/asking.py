@@ -9,7 +9,7 @@ from delayregistry.model import NodeLease
 
 from delayoperator.control_loop.probe import NodeAnswer, Prober
 from delayoperator.control_loop.take_up import TakeUps
-from delayoperator.plan import CopyView, NodeView, Observed, Questions, masters, questions
+from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, masters, questions
 
 AGAIN_MS = 100  # somebody waits for a master and the world looks as before: a copy may have been opened since
 # Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
@@ -24,7 +24,7 @@ class _Heard:
     at_ms: int
 
 
-class Asking:
+class ReplicaQueries:
     """Remembers what was said a moment ago, and since when a node has been asked in vain."""
 
     def __init__(self, prober: Prober) -> None:
@@ -115,7 +115,7 @@ class Asking:
         )
         return answered, answers
 
-    def _silent(self, nodes: Mapping[str, NodeView], asked: Set[str]) -> Mapping[str, NodeView]:
+    def _silent(self, nodes: Mapping[str, ObservedNode], asked: Set[str]) -> Mapping[str, ObservedNode]:
         latest_ms = self._asked_ms or 0
         silent = {node for node, since_ms in self._in_vain_since_ms.items() if latest_ms - since_ms >= SILENT_MS}
         return {node: replace(view, silent=node in silent) for node, view in nodes.items()}

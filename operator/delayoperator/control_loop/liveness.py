@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from delayregistry.model import NodeLease
 
-from delayoperator.plan import Liveness, NodeView
+from delayoperator.plan import Liveness, ObservedNode
 
 SETTLED_MS = 10_000  # a process this old has its copies open and its clients back
 
@@ -43,7 +43,7 @@ class LeaseWatch:
         self._seen: dict[str, _Sight] = {}
         self._last_look_ms: int | None = None
 
-    def look(self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int) -> Mapping[str, NodeView]:
+    def look(self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int) -> Mapping[str, ObservedNode]:
         """One view per lease. The leases were asked for and answered at these monotonic times."""
         blind = self._last_look_ms is None or asked_ms - self._last_look_ms > self._max_gap_ms
         self._last_look_ms = answered_ms
@@ -67,10 +67,10 @@ class LeaseWatch:
         """The registry did not answer, or took no write: what the leases did meanwhile is not known."""
         self._last_look_ms = None
 
-    def _view(self, sight: _Sight, asked_ms: int) -> NodeView:
+    def _view(self, sight: _Sight, asked_ms: int) -> ObservedNode:
         gone = asked_ms - sight.since_ms >= self._gone_ms
         settled = asked_ms - sight.started_ms >= SETTLED_MS
-        return NodeView(
+        return ObservedNode(
             self._liveness(sight, asked_ms),
             sight.incarnation,
             stopping=sight.stopping,

@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from delayregistry.model import ClusterSpec, Condition, ShardObject, ShardSpec
-from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError, Unavailable
+from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError, RegistryUnavailable
 
-from delayoperator.control_loop.asking import Asking
+from delayoperator.control_loop.asking import ReplicaQueries
 from delayoperator.control_loop.liveness import LeaseWatch
 from delayoperator.control_loop.probe import NobodyAnswers, Prober
 from delayoperator.plan import (
     Action,
     ChangeSpec,
     CreateShard,
-    NodeView,
     Observed,
+    ObservedNode,
     SetConditions,
     StartReign,
     plan_sparing,
@@ -41,7 +41,7 @@ Log = Callable[[Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class LoopClock:
     """Where the loop's times come from."""
 
     monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
@@ -72,7 +72,7 @@ class ControlLoop:
         registry: Registry,
         new_uid: Callable[[], int],
         log: Log,
-        clock: Clock | None = None,
+        clock: LoopClock | None = None,
         prober: Prober | None = None,
         ended: Callable[[], frozenset[str]] = frozenset,
         writers: int = 1,
@@ -81,9 +81,9 @@ class ControlLoop:
         self._registry = registry
         self._new_uid = new_uid
         self._log = log
-        self._clock = clock or Clock()
+        self._clock = clock or LoopClock()
         self._prober: Prober = prober or NobodyAnswers()
-        self._asking = Asking(self._prober)
+        self._asking = ReplicaQueries(self._prober)
         self._ended = ended
         self._writers = writers
         self._paused = paused
@@ -94,12 +94,12 @@ class ControlLoop:
         self._read_at: int | None = None  # the registry's version at which _cluster and _shards were read
         self._cluster: ClusterSpec | None = None
         self._shards: tuple[ShardObject, ...] = ()
-        self._nodes: Mapping[str, NodeView] = {}
+        self._nodes: Mapping[str, ObservedNode] = {}
         # What the last plan found in order: the registry's version, the nodes, who has ended, whether it was paused.
-        self._settled: tuple[int | None, Mapping[str, NodeView], frozenset[str], bool] | None = None
+        self._settled: tuple[int | None, Mapping[str, ObservedNode], frozenset[str], bool] | None = None
 
     @property
-    def nodes(self) -> Mapping[str, NodeView]:
+    def nodes(self) -> Mapping[str, ObservedNode]:
         """By node id, as their leases showed them when they were last looked at. From any thread."""
         return self._nodes
 
@@ -148,17 +148,17 @@ class ControlLoop:
     def _has_news(self) -> bool:
         try:
             return self._registry.version() != self._read_at
-        except Unavailable:
+        except RegistryUnavailable:
             return False  # the next round says so
 
     def round(self) -> Round:
-        """Observes, plans and applies once. Raises Unavailable when there was nothing to observe."""
+        """Observes, plans and applies once. Raises RegistryUnavailable when there was nothing to observe."""
         try:
             self._probe()
             self._read()
             asked_ms = self._clock.monotonic_ms()
             leases = self._registry.list_leases()
-        except Unavailable:
+        except RegistryUnavailable:
             self._lost_contact()
             raise
         if self._cluster is None:

@@ -12,7 +12,7 @@ import grpc
 from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.model import NodeLease, ShardObject
 
-from delayoperator.plan import CopyView, Role
+from delayoperator.plan import CopyView, ObservedRole
 
 METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 DEADLINE_S = 1.0
@@ -21,13 +21,13 @@ TERMINAL_S = 5.0  # whoever sits at a terminal waits for a node that is slow, or
 MAX_ANSWER_BYTES = 64 << 20  # 10,000 copies are a few MiB
 
 _ROLES = {
-    delay_pb2.ReplicaState.OPENING: Role.OPENING,
-    delay_pb2.ReplicaState.SLAVE: Role.SLAVE,
-    delay_pb2.ReplicaState.CANDIDATE: Role.CANDIDATE,
-    delay_pb2.ReplicaState.MASTER: Role.MASTER,
-    delay_pb2.ReplicaState.FETCHING: Role.FETCHING,
-    delay_pb2.ReplicaState.DAMAGED: Role.DAMAGED,
-    delay_pb2.ReplicaState.LEAVING: Role.LEAVING,
+    delay_pb2.ReplicaState.OPENING: ObservedRole.OPENING,
+    delay_pb2.ReplicaState.SLAVE: ObservedRole.SLAVE,
+    delay_pb2.ReplicaState.CANDIDATE: ObservedRole.CANDIDATE,
+    delay_pb2.ReplicaState.MASTER: ObservedRole.MASTER,
+    delay_pb2.ReplicaState.FETCHING: ObservedRole.FETCHING,
+    delay_pb2.ReplicaState.DAMAGED: ObservedRole.DAMAGED,
+    delay_pb2.ReplicaState.LEAVING: ObservedRole.LEAVING,
 }
 
 
@@ -197,7 +197,7 @@ def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
         log_end=copy.log_end,
         committed=copy.committed,
         damaged=copy.damaged or None,
-        role=_ROLES.get(copy.role, Role.OPENING),  # a role of a later release: nothing is known of it
+        role=_ROLES.get(copy.role, ObservedRole.OPENING),  # a role of a later release: nothing is known of it
         serving_epoch=copy.serving_epoch,
         transfer_done=copy.transfer_done,
         transfer_total=copy.transfer_total,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from delayregistry.model import ShardObject
 
 from delayoperator.control_loop.probe import NodeAnswer
-from delayoperator.plan import CopyView, Liveness, NotBegun, Observed, Role
+from delayoperator.plan import CopyView, Liveness, NotBegun, Observed, ObservedRole
 
 # A chosen master that does nothing about it for so long is passed over. It hears of its choice and reads the object
 # within a second or two; whatever takes longer (its log, a promise to wait out, a slow disk) it does as one that is
@@ -155,9 +155,9 @@ def _to_be_begun(shard: ShardObject, seen: Observed) -> bool:
 
 def _at_work(copy: CopyView) -> bool:
     """It recovers, or is a candidate that does not say what keeps it."""
-    if copy.role is Role.CANDIDATE:
+    if copy.role is ObservedRole.CANDIDATE:
         return copy.over_epoch > 0 or not copy.not_serving  # with an epoch its reason is an earlier reign's
-    return copy.role is Role.OPENING
+    return copy.role is ObservedRole.OPENING
 
 
 def _said(answer: NodeAnswer, copy: CopyView | None, epoch: int) -> str:
@@ -168,6 +168,6 @@ def _said(answer: NodeAnswer, copy: CopyView | None, epoch: int) -> str:
         return f"its copy is damaged: {copy.damaged}"
     if copy.not_serving and copy.over_epoch in (0, epoch):
         return copy.not_serving
-    if copy.role is Role.MASTER:
+    if copy.role is ObservedRole.MASTER:
         return f"it leads in epoch {copy.serving_epoch} still, as if it had not heard of another"
     return "it seems not to have heard that it was chosen"

@@ -112,7 +112,7 @@ class Failover(Model):
     )
 
 
-class Storage(Model):
+class StorageModel(Model):
     """A volume for each node."""
 
     model_config = ConfigDict(json_schema_extra=rules(*limits.STORAGE))
@@ -217,7 +217,7 @@ class DelayClusterSpec(Model):
         "others must be left. An id that there is no node for does nothing.",
         json_schema_extra=LIST_SET,
     )
-    storage: Storage = Field(Storage.model_validate({}), description="The nodes' volumes.")
+    storage: StorageModel = Field(StorageModel.model_validate({}), description="The nodes' volumes.")
     resources: Resources | None = Field(
         None,
         description="CPU and memory of the node's container. Absent: requests of 100m and 256Mi, no limits. A memory "

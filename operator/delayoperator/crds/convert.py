@@ -21,7 +21,7 @@ from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
 from delayoperator.resources.normal import quantity
-from delayoperator.resources.view import PodWishes, Storage
+from delayoperator.resources.view import PodWishes, VolumeRequest
 
 
 class InvalidSpec(ValueError):
@@ -33,13 +33,13 @@ class InvalidSpec(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DesiredCluster:
     """A DelayCluster's spec as good values. image None: the operator's own. resources None: the operator's choice."""
 
     cluster: ClusterSpec
     image: str | None = None
     paused: bool = False
-    storage: Storage = field(default_factory=Storage)
+    storage: VolumeRequest = field(default_factory=VolumeRequest)
     resources: Mapping[str, Mapping[str, str]] | None = None
     pod: PodWishes = field(default_factory=PodWishes)
     pod_monitor: bool = False
@@ -47,7 +47,7 @@ class Wishes:
     rebalance: Rebalancing | None = None
 
 
-def wishes_of(body: object, standing: ClusterSpec | None = None) -> Wishes:
+def wishes_of(body: object, standing: ClusterSpec | None = None) -> DesiredCluster:
     """body: the DelayCluster's JSON. standing: the wishes that were granted last, which some fields may not go behind.
 
     Raises InvalidSpec.
@@ -176,12 +176,12 @@ def _taken_back(spec: DelayClusterSpec, standing: ClusterSpec) -> Iterator[Refus
             yield Refusal(f"{path}.type", f"is {topic.type}, but was {before.type}; {limits.TOPIC[1]['message']}")
 
 
-def _wishes(name: str, spec: DelayClusterSpec) -> Wishes:
-    return Wishes(
+def _wishes(name: str, spec: DelayClusterSpec) -> DesiredCluster:
+    return DesiredCluster(
         cluster=_cluster(name, spec),
         image=spec.image,
         paused=spec.paused,
-        storage=Storage(spec.storage.size, spec.storage.storage_class_name, spec.storage.delete_with_cluster),
+        storage=VolumeRequest(spec.storage.size, spec.storage.storage_class_name, spec.storage.delete_with_cluster),
         resources=None if spec.resources is None else spec.resources.model_dump(by_alias=True, exclude_none=True),
         pod=_pod(spec.pod_template or PodTemplate.model_validate({})),
         pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,

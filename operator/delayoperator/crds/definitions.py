@@ -38,7 +38,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CrdKind:
     model: type[BaseModel]
     short: str
     columns: tuple[Column, ...]
@@ -101,7 +101,7 @@ def _ready(field: str) -> str:
     return f'.status.conditions[?(@.type=="Ready")].{field}'
 
 
-CLUSTER: Final = Kind(
+CLUSTER: Final = CrdKind(
     DelayCluster,
     "dc",
     (
@@ -126,7 +126,7 @@ CLUSTER: Final = Kind(
     },
 )
 
-SHARD: Final = Kind(
+SHARD: Final = CrdKind(
     DelayShard,
     "dsh",
     (
@@ -145,7 +145,7 @@ SHARD: Final = Kind(
     ),
 )
 
-REBALANCE: Final = Kind(
+REBALANCE: Final = CrdKind(
     DelayRebalance,
     "drb",
     (

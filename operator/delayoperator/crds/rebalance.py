@@ -24,7 +24,7 @@ from delayoperator.crds.base import (
     rules,
 )
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
-from delayoperator.crds.status import Condition
+from delayoperator.crds.status import ConditionModel
 
 MAX_MOVES = 1_000
 MAX_IN_FLIGHT = 8
@@ -52,7 +52,7 @@ class Mode(StrEnum):
     REMOVE_NODES = "RemoveNodes"
 
 
-class State(StrEnum):
+class RebalanceState(StrEnum):
     """Verbs: approve (delaycluster.io/approve=HASH), refresh and stop (delaycluster.io/rebalance=VERB).
 
     New; PendingProposal (accepts stop, refresh); ProposalReady (approve, refresh); Rebalancing (stop, refresh);
@@ -75,7 +75,7 @@ class Ending(StrEnum):
     REFRESH = "Refresh"
 
 
-class Move(Model):
+class MoveModel(Model):
     """One copy of one shard goes from a node to another."""
 
     model_config = ConfigDict(json_schema_extra=rules(_ELSEWHERE))
@@ -95,7 +95,7 @@ class MoveState(StrEnum):
 DateTime = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 
-class PlannedMove(Move):
+class PlannedMove(MoveModel):
     """A move with what it costs. A node that has a copy already, as `to`, takes over from the master: a switchover."""
 
     replicas: list[NodeId] | None = Field(
@@ -123,7 +123,7 @@ class PlannedMove(Move):
     )
 
 
-class Load(Model):
+class NodeLoad(Model):
     """The load to come, over nodes and slots of time."""
 
     peak_messages: Int | None = Field(
@@ -135,7 +135,7 @@ class Load(Model):
     lower_bound_messages: Number | None = Field(None, ge=0, description="What no plan could get below.")
 
 
-class Plan(Model):
+class PlanModel(Model):
     """What is proposed: made by the job or from spec.moves, and never changed but for how far its moves are: a refresh
     makes another. The job leaves the moves' state out; a plan without moves says that none is worth its cost.
     """
@@ -160,14 +160,14 @@ class Plan(Model):
     due_in_window: Int | None = Field(
         None, ge=0, description="Messages that fall due on moving shards while they move."
     )
-    before: Load | None = Field(None, description="The load as it is.")
-    after: Load | None = Field(None, description="The load with every move done.")
+    before: NodeLoad | None = Field(None, description="The load as it is.")
+    after: NodeLoad | None = Field(None, description="The load with every move done.")
     moves: list[PlannedMove] | None = Field(
         None, max_length=MAX_MOVES, description="The moves, in their order.", json_schema_extra=ATOMIC
     )
 
 
-class Progress(Model):
+class ProgressModel(Model):
     """How far the moves are."""
 
     moves_done: Int | None = Field(None, ge=0, description="Moves that are done.")
@@ -193,7 +193,7 @@ class DelayRebalanceSpec(Model):
     nodes: list[NodeId] | None = Field(
         None, max_length=1_000, description="The nodes that came or are to go.", json_schema_extra=LIST_SET
     )
-    moves: list[Move] | None = Field(
+    moves: list[MoveModel] | None = Field(
         None,
         max_length=MAX_MOVES,
         description="Exactly these moves, by hand. Absent: the job proposes some.",
@@ -242,16 +242,16 @@ class DelayRebalanceStatus(Model):
     observed_generation: Int | None = Field(
         None, ge=0, description="The metadata.generation that this status is about."
     )
-    state: State | None = Field(
+    state: RebalanceState | None = Field(
         None,
         description="New, PendingProposal, ProposalReady (waits for approval), Rebalancing, Stopped, NotReady (the "
         "condition says why), Ready (done), ReconciliationPaused. Annotate delaycluster.io/rebalance=refresh for a new "
         "plan, =stop to stop after the move that is under way.",
     )
-    conditions: list[Condition] | None = Field(
+    conditions: list[ConditionModel] | None = Field(
         None, max_length=32, description="The state with its reason.", json_schema_extra=list_map("type")
     )
-    plan: Plan | None = Field(None, description="What is proposed, or was carried out.")
+    plan: PlanModel | None = Field(None, description="What is proposed, or was carried out.")
     requested_at: str | None = Field(
         None, description="When a proposal was asked for last.", json_schema_extra={"format": "date-time"}
     )
@@ -263,8 +263,8 @@ class DelayRebalanceStatus(Model):
     ending: Ending | None = Field(
         None, description="Stop or Refresh was asked for: no move starts, and those under way are waited for."
     )
-    paused_from: State | None = Field(None, description="While ReconciliationPaused: the state to go on from.")
-    progress: Progress | None = Field(None, description="How far the moves are.")
+    paused_from: RebalanceState | None = Field(None, description="While ReconciliationPaused: the state to go on from.")
+    progress: ProgressModel | None = Field(None, description="How far the moves are.")
     cool_down_until: str | None = Field(
         None,
         description="Until then no plan is carried out unasked.",

@@ -25,7 +25,7 @@ _FIXED = tuple(
 _GROWS = rule("self.epoch >= oldSelf.epoch", "epochs only grow", field=".epoch")
 
 
-class Switchover(Model):
+class SwitchoverModel(Model):
     """The operator asks the master to hand over."""
 
     to: NodeId = Field(description="The node that is to be master.")
@@ -51,7 +51,7 @@ class DelayShardSpec(Model):
     incarnation: Text | None = Field(
         None, description="The master's process, as its Lease names it: the reign is its alone."
     )
-    switchover: Switchover | None = Field(None, description="The master is asked to hand over.")
+    switchover: SwitchoverModel | None = Field(None, description="The master is asked to hand over.")
     target: list[NodeId] | None = Field(
         None,
         min_length=1,
@@ -78,7 +78,7 @@ class DelayShardSpec(Model):
     )
 
 
-class Handover(Model):
+class HandoverModel(Model):
     """The master's answer to a switchover: it has stopped, and the other has all of its log."""
 
     epoch: Int = Field(ge=0, description="The reign that ends.")
@@ -114,7 +114,7 @@ class DelayShardStatus(Model):
         description="The copies that have every acknowledged message, by copy id.",
         json_schema_extra=ATOMIC,
     )
-    handover: Handover | None = Field(None, description="The answer to spec.switchover.")
+    handover: HandoverModel | None = Field(None, description="The answer to spec.switchover.")
     resigned: str | None = Field(None, description="The master serves no more in this epoch, and why.")
     conditions: list[ShardCondition] | None = Field(
         None, max_length=32, description="What is wrong, in the operator's view.", json_schema_extra=list_map("type")

@@ -15,7 +15,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Condition(Model):
+class ConditionModel(Model):
     """As metav1.Condition."""
 
     type: Text = Field(description="What the condition speaks of.")
@@ -36,7 +36,7 @@ class DelayClusterStatus(Model):
     observed_generation: Int | None = Field(
         None, ge=0, description="The metadata.generation of the spec that this status is about."
     )
-    conditions: list[Condition] | None = Field(
+    conditions: list[ConditionModel] | None = Field(
         None,
         max_length=32,
         description="Ready: every shard is served. Progressing: the operator is changing something. Degraded: "

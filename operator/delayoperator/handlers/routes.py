@@ -26,7 +26,7 @@ from delayoperator.kube.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
     STATEFUL_SET,
-    Kind,
+    ObjectKind,
 )
 
 # Leases are not watched: nodes renew them each second, and the control loop lists them itself.
@@ -94,7 +94,7 @@ def _connection(credentials: Credentials) -> kopf.ConnectionInfo:
     )
 
 
-def _on(kind: Kind, registry: kopf.OperatorRegistry, *, labelled: bool = True) -> Any:
+def _on(kind: ObjectKind, registry: kopf.OperatorRegistry, *, labelled: bool = True) -> Any:
     labels = {CLUSTER_LABEL: kopf.PRESENT} if labelled else None
     where = (kind.group, kind.version, kind.plural) if kind.group else (kind.version, kind.plural)
     return kopf.on.event(*where, id=kind.plural, registry=registry, labels=labels)

@@ -18,7 +18,7 @@ import urllib3
 from delayregistry.kube import Credentials
 from kubernetes.client.rest import RESTClientObject
 
-from delayoperator.kube.kinds import Kind
+from delayoperator.kube.kinds import ObjectKind
 
 FIELD_MANAGER = "delaycluster-operator"
 CONNECT_S = 3.0
@@ -110,7 +110,7 @@ class Api:
         self._lock = threading.Lock()
         self.sent: Counter[str] = Counter()
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+    def get(self, kind: ObjectKind, namespace: str, name: str) -> Json | None:
         try:
             return self._call("get", "GET", kind.path(namespace, name), f"{kind.name} {name}")
         except ApiError as error:
@@ -118,26 +118,26 @@ class Api:
                 return None
             raise
 
-    def list(self, kind: Kind, namespace: str, selector: str = "") -> list[Json]:
+    def list(self, kind: ObjectKind, namespace: str, selector: str = "") -> list[Json]:
         return list(self._pages(kind, namespace, selector))
 
-    def apply(self, kind: Kind, body: Json) -> Json:
+    def apply(self, kind: ObjectKind, body: Json) -> Json:
         """Server-side apply: our fields become so, whoever changed them; nobody else's are touched."""
         name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
         path = f"{kind.path(namespace, name)}?fieldManager={FIELD_MANAGER}&force=true"
         return self._call("apply", "PATCH", path, f"{kind.name} {name}", body, "application/apply-patch+yaml")
 
-    def merge(self, kind: Kind, namespace: str, name: str, body: Json, subresource: str = "") -> Json:
+    def merge(self, kind: ObjectKind, namespace: str, name: str, body: Json, subresource: str = "") -> Json:
         """A JSON merge patch; conditional when `body` has a metadata.resourceVersion."""
         path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
         path += f"?fieldManager={FIELD_MANAGER}"
         return self._call("patch", "PATCH", path, f"{kind.name} {name}", body, "application/merge-patch+json")
 
-    def create(self, kind: Kind, namespace: str, body: Json) -> Json:
+    def create(self, kind: ObjectKind, namespace: str, body: Json) -> Json:
         path = f"{kind.path(namespace)}?fieldManager={FIELD_MANAGER}"
         return self._call("create", "POST", path, f"{kind.name} {body['metadata'].get('name', '')}", body)
 
-    def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    def delete(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
         """The very object with this uid; one that is gone already is as good."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         try:
@@ -146,7 +146,7 @@ class Api:
             if not error.not_found and not error.conflict:
                 raise
 
-    def evict(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    def evict(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
         """As `delete`, unless the PodDisruptionBudget says no (429)."""
         options = {"preconditions": {"uid": uid}}
         meta = {"name": name, "namespace": namespace}
@@ -157,7 +157,7 @@ class Api:
             if not error.not_found and not error.conflict:
                 raise
 
-    def _pages(self, kind: Kind, namespace: str, selector: str) -> Iterator[Json]:
+    def _pages(self, kind: ObjectKind, namespace: str, selector: str) -> Iterator[Json]:
         query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         while True:
             path = f"{kind.path(namespace)}?{urllib.parse.urlencode(query)}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from delayoperator.cluster.conditions import Problem
+from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.world import some
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.kinds import OPTIONAL, PRUNED, Kind, kind_of
+from delayoperator.kube.kinds import OPTIONAL, PRUNED, ObjectKind, kind_of
 from delayoperator.kube.observe import Live
 from delayoperator.resources import ClusterView, differences
 from delayoperator.resources.owning import foreign
@@ -19,30 +19,30 @@ Say = Callable[[Reason, str, bool], None]
 
 
 @dataclass(slots=True)
-class Outcome:
-    written: list[Kind] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+class ApplyOutcome:
+    written: list[ObjectKind] = field(default_factory=list)
+    problems: list[ClusterProblem] = field(default_factory=list)
     retry_after_s: float = 0.0
 
 
-def problem(error: ApiError) -> Problem:
+def problem(error: ApiError) -> ClusterProblem:
     """What to say of an error that came back: who can help is in its reason."""
     if error.forbidden:
-        return Problem(Reason.FORBIDDEN, f"the operator may not {error.what}: {error.message or error.reason}")
+        return ClusterProblem(Reason.FORBIDDEN, f"the operator may not {error.what}: {error.message or error.reason}")
     if error.refused:
-        return Problem(Reason.OBJECT_REFUSED, f"{error.what} is refused: {error.message or error.reason}")
-    return Problem(Reason.APPLY_FAILED, str(error))
+        return ClusterProblem(Reason.OBJECT_REFUSED, f"{error.what} is refused: {error.message or error.reason}")
+    return ClusterProblem(Reason.APPLY_FAILED, str(error))
 
 
 class Applier:
     def __init__(self, api: Api, say: Say) -> None:
         self._api, self._say = api, say
 
-    def apply(self, view: ClusterView, desired: Iterable[Json], live: Live) -> Outcome:
+    def apply(self, view: ClusterView, desired: Iterable[Json], live: Live) -> ApplyOutcome:
         """Each object by itself: one that fails holds up none of the others."""
-        outcome = Outcome()
+        outcome = ApplyOutcome()
         made: list[str] = []
-        wanted: set[tuple[Kind, str]] = set()
+        wanted: set[tuple[ObjectKind, str]] = set()
         for body in desired:
             kind, name = kind_of(body), str(body["metadata"]["name"])
             wanted.add((kind, name))
@@ -51,7 +51,7 @@ class Applier:
             except ApiError as error:
                 if kind in OPTIONAL and error.not_found:
                     said = f"{kind.name} {name} is asked for, and the cluster knows no {kind.plural}.{kind.group}"
-                    outcome.problems.append(Problem(Reason.OBJECT_REFUSED, said))
+                    outcome.problems.append(ClusterProblem(Reason.OBJECT_REFUSED, said))
                 else:
                     self._failed(error, outcome)
         if made:
@@ -70,11 +70,11 @@ class Applier:
     def _one(
         self,
         view: ClusterView,
-        kind: Kind,
+        kind: ObjectKind,
         name: str,
         body: Json,
         found: Json | None,
-        outcome: Outcome,
+        outcome: ApplyOutcome,
         made: list[str],
     ) -> None:
         if found is None:  # there, perhaps, without our label
@@ -82,7 +82,7 @@ class Applier:
         why = None if found is None else foreign(view, found)
         if why is not None:
             said = f"{kind.name} {name} is needed by this cluster and is left alone: {why}"
-            outcome.problems.append(Problem(Reason.NAME_TAKEN, said))
+            outcome.problems.append(ClusterProblem(Reason.NAME_TAKEN, said))
             return
         if found is not None and "deletionTimestamp" in found["metadata"]:
             return  # its end is a change that wakes us
@@ -97,7 +97,7 @@ class Applier:
             told = [str(it) for it in differs if not it.path.startswith("metadata.annotations[delaycluster.io/")]
             self._say(Reason.OBJECT_APPLIED, f"{kind.name} {name}: {some(told or ['ours again'])}", False)
 
-    def _failed(self, error: ApiError, outcome: Outcome) -> None:
+    def _failed(self, error: ApiError, outcome: ApplyOutcome) -> None:
         outcome.retry_after_s = max(outcome.retry_after_s, error.retry_after_s or 0.0)
         outcome.problems.append(problem(error))
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from delayoperator.control_loop.loop import Clock
+from delayoperator.control_loop.loop import LoopClock
 from delayoperator.kube.api import FIELD_MANAGER, Api, ApiError, Json
-from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT, Kind
+from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT, ObjectKind
 
 SAME_MS = 600_000  # the same words within this time are the same event, counted up
 AGAIN_MS = 60_000  # and so often is the count written at most
@@ -29,16 +29,18 @@ class _Told:
     written_ms: int
 
 
-class Events:
+class EventRecorder:
     """For one cluster, from any of its threads. An event that can't be written is lost: it is also in the log."""
 
-    def __init__(self, api: Api, clock: Clock, log: Callable[[dict[str, object]], None]) -> None:
+    def __init__(self, api: Api, clock: LoopClock, log: Callable[[dict[str, object]], None]) -> None:
         self._api, self._clock, self._log = api, clock, log
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
         self._tokens, self._filled_ms = float(BURST), clock.monotonic_ms()
 
-    def say(self, about: Json, reason: str, message: str, *, warning: bool = False, kind: Kind = DELAY_CLUSTER) -> None:
+    def say(
+        self, about: Json, reason: str, message: str, *, warning: bool = False, kind: ObjectKind = DELAY_CLUSTER
+    ) -> None:
         """about: the object's metadata."""
         namespace, name = str(about["namespace"]), str(about["name"])
         what = "cluster" if kind is DELAY_CLUSTER else "rebalance"
@@ -50,7 +52,7 @@ class Events:
         except ApiError as error:
             self._log({"event": "event-not-written", what: f"{namespace}/{name}", "error": str(error)})
 
-    def _write(self, about: Json, of: Kind, reason: str, message: str, kind: str) -> None:
+    def _write(self, about: Json, of: ObjectKind, reason: str, message: str, kind: str) -> None:
         now_ms = self._clock.monotonic_ms()
         self._told = {key: it for key, it in self._told.items() if now_ms - it.told_ms < SAME_MS}
         key = hashlib.sha256(f"{about['name']}\n{of.name}\n{kind}\n{reason}\n{message}".encode()).hexdigest()

@@ -9,7 +9,7 @@ CLUSTER_LABEL = f"{GROUP}/cluster"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ObjectKind:
     name: str
     group: str  # "" is the core group
     version: str
@@ -26,24 +26,24 @@ class Kind:
         return f"{root}{inside}/{self.plural}" + (f"/{name}" if name else "")
 
 
-DELAY_CLUSTER = Kind("DelayCluster", GROUP, VERSION, "delayclusters")
-DELAY_SHARD = Kind("DelayShard", GROUP, VERSION, "delayshards")
-DELAY_REBALANCE = Kind("DelayRebalance", GROUP, VERSION, "delayrebalances")
-STATEFUL_SET = Kind("StatefulSet", "apps", "v1", "statefulsets")
-SERVICE = Kind("Service", "", "v1", "services")
-CONFIG_MAP = Kind("ConfigMap", "", "v1", "configmaps")
-SERVICE_ACCOUNT = Kind("ServiceAccount", "", "v1", "serviceaccounts")
-ROLE = Kind("Role", "rbac.authorization.k8s.io", "v1", "roles")
-ROLE_BINDING = Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
-DISRUPTION_BUDGET = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
-LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
-POD_MONITOR = Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
-CRON_JOB = Kind("CronJob", "batch", "v1", "cronjobs")
-JOB = Kind("Job", "batch", "v1", "jobs")
-POD = Kind("Pod", "", "v1", "pods")
-CLAIM = Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
-STORAGE_CLASS = Kind("StorageClass", "storage.k8s.io", "v1", "storageclasses", namespaced=False)
-EVENT = Kind("Event", "", "v1", "events")
+DELAY_CLUSTER = ObjectKind("DelayCluster", GROUP, VERSION, "delayclusters")
+DELAY_SHARD = ObjectKind("DelayShard", GROUP, VERSION, "delayshards")
+DELAY_REBALANCE = ObjectKind("DelayRebalance", GROUP, VERSION, "delayrebalances")
+STATEFUL_SET = ObjectKind("StatefulSet", "apps", "v1", "statefulsets")
+SERVICE = ObjectKind("Service", "", "v1", "services")
+CONFIG_MAP = ObjectKind("ConfigMap", "", "v1", "configmaps")
+SERVICE_ACCOUNT = ObjectKind("ServiceAccount", "", "v1", "serviceaccounts")
+ROLE = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
+ROLE_BINDING = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
+DISRUPTION_BUDGET = ObjectKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
+LEASE = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
+POD_MONITOR = ObjectKind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
+CRON_JOB = ObjectKind("CronJob", "batch", "v1", "cronjobs")
+JOB = ObjectKind("Job", "batch", "v1", "jobs")
+POD = ObjectKind("Pod", "", "v1", "pods")
+CLAIM = ObjectKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
+STORAGE_CLASS = ObjectKind("StorageClass", "storage.k8s.io", "v1", "storageclasses", namespaced=False)
+EVENT = ObjectKind("Event", "", "v1", "events")
 
 # What a cluster owns and is compared with what it should be. PodMonitor is only there where Prometheus' operator is.
 OWNED = (
@@ -63,7 +63,7 @@ OPTIONAL = frozenset({POD_MONITOR, CRON_JOB})
 PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB, SERVICE_ACCOUNT, ROLE, ROLE_BINDING})
 
 
-def kind_of(body: dict[str, object]) -> Kind:
+def kind_of(body: dict[str, object]) -> ObjectKind:
     """Raises KeyError for a kind that no cluster owns."""
     return _BY_NAME[str(body["apiVersion"]), str(body["kind"])]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from delayoperator.cluster.world import ClaimView, PodView, SetView, ordinal
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, OPTIONAL, OWNED, POD, STATEFUL_SET, STORAGE_CLASS, Kind
+from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, OPTIONAL, OWNED, POD, STATEFUL_SET, STORAGE_CLASS, ObjectKind
 from delayoperator.kube.views import claim_view, pod_view, set_view
 
 
@@ -15,7 +15,7 @@ from delayoperator.kube.views import claim_view, pod_view, set_view
 class Live:
     """What there is. owned: everything with the cluster's label, by kind and name."""
 
-    owned: Mapping[tuple[Kind, str], Json] = field(default_factory=dict)
+    owned: Mapping[tuple[ObjectKind, str], Json] = field(default_factory=dict)
     pods: Sequence[PodView] = ()
     claims: Sequence[ClaimView] = ()
     claim_bodies: Mapping[str, Json] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Observer:
     def look(self) -> Live:
         """Raises ApiError."""
         selector = f"{CLUSTER_LABEL}={self._name}"
-        owned: dict[tuple[Kind, str], Json] = {}
+        owned: dict[tuple[ObjectKind, str], Json] = {}
         for kind in OWNED:
             for body in self._listed(kind, selector):
                 owned[kind, str(body["metadata"]["name"])] = body
@@ -57,7 +57,7 @@ class Observer:
             pod_bodies,
         )
 
-    def _listed(self, kind: Kind, selector: str) -> list[Json]:
+    def _listed(self, kind: ObjectKind, selector: str) -> list[Json]:
         try:
             return self._api.list(kind, self._namespace, selector)
         except ApiError as error:

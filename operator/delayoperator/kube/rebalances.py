@@ -14,18 +14,24 @@ from delayregistry.model import ShardObject
 from delayregistry.port import Conflict, OutcomeUnknown, Registry
 from pydantic import ValidationError
 
-from delayoperator.control_loop.loop import Clock, Log
+from delayoperator.control_loop.loop import Log, LoopClock
 from delayoperator.control_loop.probe import Prober, fetched
-from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, MoveState, PlannedMove, State
+from delayoperator.crds.rebalance import (
+    DelayRebalanceSpec,
+    DelayRebalanceStatus,
+    MoveState,
+    PlannedMove,
+    RebalanceState,
+)
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.refusal import from_pydantic
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.events import Events
+from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_REBALANCE
 from delayoperator.kube.rebalancejobs import RebalanceJobs
 from delayoperator.kube.sizes import Weighed, weigh
-from delayoperator.plan import NodeView
-from delayoperator.rebalance_plan import Asked, Edit, Outcome, World, step
+from delayoperator.plan import ObservedNode
+from delayoperator.rebalance_plan import Edit, RebalanceRequest, StepOutcome, World, step
 from delayoperator.resources import ClusterView
 
 VERBS = {"approve": "delaycluster.io/approve", "verb": "delaycluster.io/rebalance"}
@@ -65,12 +71,12 @@ class Rebalances:
         self,
         api: Api,
         registry: Registry,
-        events: Events,
+        events: EventRecorder,
         namespace: str,
         cluster: str,
         log: Log,
         prober: Callable[[], Prober],
-        clock: Clock,
+        clock: LoopClock,
     ) -> None:
         self._api, self._registry, self._events, self._log, self._clock = api, registry, events, log, clock
         self._namespace, self._cluster = namespace, cluster
@@ -83,7 +89,7 @@ class Rebalances:
             self._prober.close()
             self._prober = None
 
-    def look(self, cluster: Json, view: ClusterView, nodes: Mapping[str, NodeView], *, paused: bool) -> Rebalanced:
+    def look(self, cluster: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], *, paused: bool) -> Rebalanced:
         """cluster: the DelayCluster. view: as its objects are built. nodes: as the control loop sees them.
 
         Raises ApiError when they can't be listed, and Unavailable of the registry.
@@ -105,7 +111,7 @@ class Rebalances:
         said = {str(body["metadata"]["name"]): body for body in bodies}
         for body in bodies:
             name = str(body["metadata"]["name"])
-            others = [it for it, state in states.items() if it != name and state is State.REBALANCING]
+            others = [it for it, state in states.items() if it != name and state is RebalanceState.REBALANCING]
             try:
                 status = self._one(body, view, _with(world, busy=next(iter(others), None)), look)
             except ApiError as error:
@@ -115,7 +121,7 @@ class Rebalances:
             if status is not None:
                 states[name] = status.state
                 said[name] = {**body, "status": _json(status)}
-        going = [name for name, state in states.items() if state is State.REBALANCING]
+        going = [name for name, state in states.items() if state is RebalanceState.REBALANCING]
         sentence = "; ".join(_sentence(said[name]) for name in going)
         return Rebalanced(sentence, failed, look.again_s, look.wrote, look.errors)
 
@@ -143,8 +149,10 @@ class Rebalances:
             self._events.say(meta, INVALID, why, warning=True, kind=DELAY_REBALANCE)
             return None
         notes = meta.get("annotations") or {}
-        asked = Asked(spec, int(meta.get("generation", 1)), notes.get(VERBS["approve"]), notes.get(VERBS["verb"]))
-        if before.state is State.PENDING_PROPOSAL:
+        asked = RebalanceRequest(
+            spec, int(meta.get("generation", 1)), notes.get(VERBS["approve"]), notes.get(VERBS["verb"])
+        )
+        if before.state is RebalanceState.PENDING_PROPOSAL:
             world = _with(world, job=self._jobs.state_of(view, meta, before))
             look.again(SOON_S)
         now_ms = self._clock.wall_ms()
@@ -165,13 +173,13 @@ class Rebalances:
             return None
         for said in outcome.said:
             self._events.say(meta, said.reason, said.message, warning=said.warning, kind=DELAY_REBALANCE)
-        if outcome.wants_job or outcome.status.state is State.REBALANCING:
+        if outcome.wants_job or outcome.status.state is RebalanceState.REBALANCING:
             look.again(SOON_S)
         if outcome.look_again_ms is not None:
             look.again((outcome.look_again_ms - now_ms) / 1_000)
         return outcome.status
 
-    def _keep(self, meta: Json, before: DelayRebalanceStatus, outcome: Outcome, look: _Look) -> Json:
+    def _keep(self, meta: Json, before: DelayRebalanceStatus, outcome: StepOutcome, look: _Look) -> Json:
         """The metadata after the write."""
         old, new = _json(before), _json(outcome.status)
         patch = {key: new.get(key) for key in {*old, *new} if old.get(key) != new.get(key)}
@@ -193,7 +201,7 @@ class Rebalances:
                 look.again(0.0)
             look.wrote = True
 
-    def _consume(self, meta: Json, answered: Json, outcome: Outcome) -> None:
+    def _consume(self, meta: Json, answered: Json, outcome: StepOutcome) -> None:
         """Takes the verbs that were answered away, and at once: a stop that is still there when somebody approves the
         rest would stop that too. One that was asked for meanwhile stays."""
         for last in (*[False] * (CONSUME_TRIES - 1), True):
@@ -224,10 +232,10 @@ class Rebalances:
             self._prober = self._new_prober()
         return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
-    def _weighed(self, asked: Asked, status: DelayRebalanceStatus, world: World, now_ms: int) -> Weighed:
+    def _weighed(self, asked: RebalanceRequest, status: DelayRebalanceStatus, world: World, now_ms: int) -> Weighed:
         """Where a plan by hand is about to be made."""
         moves = asked.spec.moves
-        new = status.state in (None, State.NEW) or asked.verb is not None
+        new = status.state in (None, RebalanceState.NEW) or asked.verb is not None
         if not moves or world.paused or not (new or status.observed_generation != asked.generation):
             return Weighed()
         return weigh({move.shard for move in moves}, world.shards, self._registry.list_leases(), now_ms)
@@ -268,9 +276,9 @@ def _moves(status: DelayRebalanceStatus) -> list[PlannedMove]:
     return [] if status.plan is None else list(status.plan.moves or ())
 
 
-def _state(body: Json) -> State | None:
+def _state(body: Json) -> RebalanceState | None:
     text = (body.get("status") or {}).get("state")
-    return State(text) if text in set(State) else None
+    return RebalanceState(text) if text in set(RebalanceState) else None
 
 
 def _sentence(body: Json) -> str:

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 from delayregistry.model import ClusterSpec
 from delayregistry.port import Registry
 
-from delayoperator.cluster.conditions import Picture, Problem, conditions
+from delayoperator.cluster.conditions import ClusterProblem, Picture, conditions
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.cluster.sizes import Sizes, sizes
 from delayoperator.cluster.volumes import Volumes, volumes
 from delayoperator.cluster.world import Census, census, counted_of, patient, stuck_shards, unserved_since
-from delayoperator.control_loop.loop import Clock
+from delayoperator.control_loop.loop import LoopClock
 from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.apply import Applier, Outcome, problem
-from delayoperator.kube.events import Events
+from delayoperator.kube.apply import Applier, ApplyOutcome, problem
+from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, CONFIG_MAP, DELAY_CLUSTER, DELAY_SHARD, POD, STATEFUL_SET
 from delayoperator.kube.observe import Live, Observer
 from delayoperator.kube.rebalances import Rebalanced, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import asked, granted, view_of, with_granted
 from delayoperator.kube.status import changed, degraded_only, status_of, transitions, was_ready
-from delayoperator.plan import NodeView
+from delayoperator.plan import ObservedNode
 from delayoperator.resources import ClusterView, build, grown, names, whole_bytes
 
 TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.NAME_TAKEN})
@@ -38,7 +38,7 @@ class Tended:
 
     wrote: bool
     pods: Sequence[Json] = ()
-    problems: Sequence[Problem] = ()
+    problems: Sequence[ClusterProblem] = ()
     retry_after_s: float = 0.0
     picture: Picture | None = None
     soon: bool = False  # a shard changes hands: whether it did is to be seen
@@ -62,12 +62,12 @@ class Tending:
         self,
         api: Api,
         registry: Registry,
-        events: Events,
+        events: EventRecorder,
         namespace: str,
         name: str,
         uid: str,
         default_image: str,
-        clock: Clock,
+        clock: LoopClock,
         rebalances: Rebalances | None = None,
         rebalance_image: str = "",
     ) -> None:
@@ -81,7 +81,7 @@ class Tending:
         self._restarted: str | None = None  # the pod that was restarted last, until all is as before
         self._unserved_since_ms: dict[str, int] = {}
 
-    def round(self, body: Json, shards: ShardsThread | None, problems: Sequence[Problem]) -> Tended:
+    def round(self, body: Json, shards: ShardsThread | None, problems: Sequence[ClusterProblem]) -> Tended:
         """body: the DelayCluster, read just now. Raises ApiError, and Unavailable of the registry."""
         live = self._observer.look()
         found = self._registry.list_shards()
@@ -96,14 +96,14 @@ class Tending:
             if standing.cluster is not None:  # granted by another release: its shards are driven on, and told of
                 counted, pods = census(standing.cluster, found, nodes), len(live.pods)
                 picture = replace(picture, wanted_nodes=pods, census=counted, sizes=Sizes(pods, pods), standing=True)
-            return self._finish(body, status, picture, Outcome(), live, "")
+            return self._finish(body, status, picture, ApplyOutcome(), live, "")
         paused = is_paused(body)
         named = census(wishes.cluster, found, nodes).named
         size = self._sizes(wishes.cluster.nodes, live, named, standing.cluster, paused)
         names_of_all = tuple(shard.name for shard in found)
         view = view_of(wishes, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image)
         counted = census(view.cluster, found, nodes)
-        outcome, restart, grow = Outcome(), None, Volumes()
+        outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
             outcome = self._applier.apply(view, self._desired(view, live, wanted.written), live)
             grow = self._grow(view, live, outcome)
@@ -139,7 +139,7 @@ class Tending:
         )
 
     def _rebalance(
-        self, body: Json, view: ClusterView, nodes: Mapping[str, NodeView], outcome: Outcome, *, paused: bool
+        self, body: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], outcome: ApplyOutcome, *, paused: bool
     ) -> Rebalanced:
         if self._rebalances is None:
             return Rebalanced()
@@ -149,7 +149,7 @@ class Tending:
             rebalanced = Rebalanced(errors=[error])
         outcome.problems += [problem(error) for error in rebalanced.errors]
         if rebalanced.failed:
-            outcome.problems.append(Problem(Reason.REBALANCE_FAILED, rebalanced.failed))
+            outcome.problems.append(ClusterProblem(Reason.REBALANCE_FAILED, rebalanced.failed))
         return rebalanced
 
     def _patient(self, counted: Census, was_ready: bool) -> Census:
@@ -157,7 +157,7 @@ class Tending:
         self._unserved_since_ms = unserved_since(counted, self._unserved_since_ms, now_ms)
         return patient(counted, self._unserved_since_ms, now_ms) if was_ready else counted
 
-    def say(self, fault: Problem) -> None:
+    def say(self, fault: ClusterProblem) -> None:
         """A round that could not be done, told where people look: in Degraded; all else stands as it was said last.
 
         Raises ApiError.
@@ -199,7 +199,7 @@ class Tending:
         objects = build(view, live.stateful_set(self._name))
         return [with_granted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
 
-    def _grow(self, view: ClusterView, live: Live, outcome: Outcome) -> Volumes:
+    def _grow(self, view: ClusterView, live: Live, outcome: ApplyOutcome) -> Volumes:
         found = volumes(whole_bytes(view.storage.size), view.storage.size, live.claims)
         refused = list(found.refused)
         for it in found.grow:
@@ -219,7 +219,7 @@ class Tending:
         return _without(found, refused)
 
     def _restart(
-        self, live: Live, counted: Census, stuck: Mapping[str, frozenset[str]], outcome: Outcome
+        self, live: Live, counted: Census, stuck: Mapping[str, frozenset[str]], outcome: ApplyOutcome
     ) -> RestartPod | RestartWaits | None:
         current = live.set_view(self._name)
         if current is None:
@@ -259,7 +259,7 @@ class Tending:
         body: Json,
         before: Json,
         picture: Picture,
-        outcome: Outcome,
+        outcome: ApplyOutcome,
         live: Live,
         image: str,
     ) -> Tended:

@@ -11,9 +11,9 @@ from delayregistry.port import Registry
 
 from delayoperator.cluster.ended import Endings
 from delayoperator.cluster.world import counted_of, some
-from delayoperator.control_loop.loop import Clock, ControlLoop, Log
+from delayoperator.control_loop.loop import ControlLoop, Log, LoopClock
 from delayoperator.control_loop.probe import GrpcProber, Prober
-from delayoperator.plan import NodeView
+from delayoperator.plan import ObservedNode
 
 LOOK_MS = 500  # between consistent lists of the leases
 WRITERS = 32  # compare-and-swaps at a time
@@ -21,7 +21,7 @@ AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class LoopCounts:
     """What the loop has done since it was asked last, for an event or two instead of one a shard."""
 
     created: int = 0
@@ -41,14 +41,14 @@ class ShardsThread:
         log: Log,
         on_action: Callable[[], object],
         prober: Callable[[], Prober] = GrpcProber,
-        clock: Clock | None = None,
+        clock: LoopClock | None = None,
     ) -> None:
         self._registry, self._log, self._on_action = registry, log, on_action
         self._prober, self._clock = prober, clock
         self._endings = Endings()
         self._stop, self._wake = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        self._done = Done()
+        self._done = LoopCounts()
         self._loop: ControlLoop | None = None
         self.paused = False
         self.fault: str | None = None
@@ -69,7 +69,7 @@ class ShardsThread:
         return self._thread.is_alive()
 
     @property
-    def nodes(self) -> Mapping[str, NodeView]:
+    def nodes(self) -> Mapping[str, ObservedNode]:
         return {} if self._loop is None else self._loop.nodes
 
     def ended(self, incarnations: list[str]) -> tuple[str, ...]:
@@ -80,9 +80,9 @@ class ShardsThread:
             self._wake.set()
         return new
 
-    def taken(self) -> Done:
+    def taken(self) -> LoopCounts:
         with self._lock:
-            done, self._done = self._done, Done()
+            done, self._done = self._done, LoopCounts()
         return done
 
     def _run(self) -> None:
@@ -117,7 +117,7 @@ class ShardsThread:
             done = self._done
             created, reigns = event.get("action") == "CreateShard", event.get("action") == "StartReign"
             reasons = (*done.reasons, f"{event.get('shard')}: {event.get('reason')}")[:3] if reigns else done.reasons
-            self._done = Done(done.created + created, done.reigns + reigns, reasons)
+            self._done = LoopCounts(done.created + created, done.reigns + reigns, reasons)
         self._on_action()
 
 

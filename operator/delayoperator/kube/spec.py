@@ -11,7 +11,7 @@ from delayregistry import codec
 from delayregistry.model import ClusterSpec
 
 from delayoperator.cluster.sizes import Sizes
-from delayoperator.crds.convert import InvalidSpec, Wishes, wishes_of
+from delayoperator.crds.convert import DesiredCluster, InvalidSpec, wishes_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
 from delayoperator.resources import ClusterView, names
 from delayoperator.resources.view import RebalanceWishes
@@ -30,11 +30,11 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedSpec:
     """wishes: those to be followed; None: there are none yet. written: the spec that they were read from. invalid: why
     the present spec is not followed, a sentence each."""
 
-    wishes: Wishes | None
+    wishes: DesiredCluster | None
     written: Json
     invalid: tuple[str, ...] = ()
 
@@ -52,18 +52,18 @@ def granted(settings: Json | None) -> Granted:
     return Granted(spec if isinstance(spec, dict) else None, cluster)
 
 
-def asked(body: Json, standing: Granted) -> Asked:
+def asked(body: Json, standing: Granted) -> RequestedSpec:
     """body: the DelayCluster."""
     try:
-        return Asked(wishes_of(body, standing.cluster), dict(body.get("spec") or {}))
+        return RequestedSpec(wishes_of(body, standing.cluster), dict(body.get("spec") or {}))
     except InvalidSpec as error:
         invalid = tuple(str(refusal) for refusal in error.refusals)
     if standing.spec is None:
-        return Asked(None, {}, invalid)
+        return RequestedSpec(None, {}, invalid)
     try:
-        return Asked(wishes_of({**body, "spec": standing.spec}), standing.spec, invalid)
+        return RequestedSpec(wishes_of({**body, "spec": standing.spec}), standing.spec, invalid)
     except InvalidSpec:
-        return Asked(None, {}, invalid)
+        return RequestedSpec(None, {}, invalid)
 
 
 def with_granted(settings: Json, written: Json) -> Json:
@@ -73,7 +73,7 @@ def with_granted(settings: Json, written: Json) -> Json:
 
 
 def view_of(
-    wishes: Wishes,
+    wishes: DesiredCluster,
     size: Sizes,
     namespace: str,
     uid: str,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from delayoperator.cluster.conditions import Picture, Problem, Said, finished
+from delayoperator.cluster.conditions import ClusterProblem, ConditionUpdate, Picture, finished
 from delayoperator.cluster.reasons import Reason
 
 Json = dict[str, Any]
@@ -25,7 +25,13 @@ def was_ready(status: Json) -> bool:
 
 
 def status_of(
-    said: Sequence[Said], seen: Picture, before: Json, generation: int, selector: str, image: str, wall_ms: int
+    said: Sequence[ConditionUpdate],
+    seen: Picture,
+    before: Json,
+    generation: int,
+    selector: str,
+    image: str,
+    wall_ms: int,
 ) -> Json:
     """before: the status that is there; a condition keeps its time while its status stays the same."""
     known = _by_type(before)
@@ -43,9 +49,9 @@ def status_of(
     }
 
 
-def degraded_only(before: Json, fault: Problem, generation: int, wall_ms: int) -> Json:
+def degraded_only(before: Json, fault: ClusterProblem, generation: int, wall_ms: int) -> Json:
     """The conditions with Degraded set to this; the others as they are."""
-    said = finished(Said("Degraded", True, fault.reason, fault.message))
+    said = finished(ConditionUpdate("Degraded", True, fault.reason, fault.message))
     conditions = list(before.get("conditions") or ())
     new = _condition(said, _by_type(before).get("Degraded", {}), generation, wall_ms)
     places = [place for place, it in enumerate(conditions) if it.get("type") == "Degraded"]
@@ -56,7 +62,7 @@ def degraded_only(before: Json, fault: Problem, generation: int, wall_ms: int) -
     return {"conditions": conditions}
 
 
-def _condition(said: Said, old: Json, generation: int, wall_ms: int) -> Json:
+def _condition(said: ConditionUpdate, old: Json, generation: int, wall_ms: int) -> Json:
     status = "True" if said.status else "False"
     since = old.get("lastTransitionTime") if old.get("status") == status else None
     return {

@@ -13,16 +13,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from delayregistry.port import Registry, Unavailable
+from delayregistry.port import Registry, RegistryUnavailable
 
-from delayoperator.cluster.conditions import Problem
+from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
-from delayoperator.control_loop.loop import Clock, Log
+from delayoperator.control_loop.loop import Log, LoopClock
 from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
-from delayoperator.kube.events import Events
+from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
 from delayoperator.kube.rebalances import Rebalances
 from delayoperator.kube.reconcile import Tended, Tending
@@ -39,12 +39,12 @@ WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WorkerSettings:
     """Of the operator process, for all workers."""
 
     image: str  # of nodes whose cluster names none
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
-    clock: Clock = field(default_factory=Clock)
+    clock: LoopClock = field(default_factory=LoopClock)
     prober: Callable[[], Prober] = GrpcProber
     resync_s: float = RESYNC_S
 
@@ -58,12 +58,12 @@ class Worker:
     closed what it held, so that another one may begin."""
 
     def __init__(
-        self, namespace: str, name: str, api: Api, open_registry: OpenRegistry, settings: Settings, log: Log
+        self, namespace: str, name: str, api: Api, open_registry: OpenRegistry, settings: WorkerSettings, log: Log
     ) -> None:
         self.namespace, self.name = namespace, name
         self._api, self._open_registry, self._settings = api, open_registry, settings
         self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
-        self._events = Events(api, settings.clock, self._log)
+        self._events = EventRecorder(api, settings.clock, self._log)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._ending = threading.Lock()  # between a wake-up and the end: it is heard, or refused
         self._over = False
@@ -146,11 +146,11 @@ class Worker:
             tended = self._tend()
         except ApiError as error:
             return self._failed("api-error", problem(error), error.retry_after_s)
-        except Unavailable as error:
-            return self._failed("registry-unavailable", Problem(Reason.APPLY_FAILED, str(error)), None)
+        except RegistryUnavailable as error:
+            return self._failed("registry-unavailable", ClusterProblem(Reason.APPLY_FAILED, str(error)), None)
         except Exception as error:  # a fault of ours
             self._log({"event": "round-failed", "error": repr(error), "trace": traceback.format_exc()})
-            fault = Problem(Reason.OPERATOR_ERROR, f"a round failed: {type(error).__name__}: {error}")
+            fault = ClusterProblem(Reason.OPERATOR_ERROR, f"a round failed: {type(error).__name__}: {error}")
             return self._failed("operator-error", fault, None)
         if tended is None:
             return None
@@ -194,7 +194,7 @@ class Worker:
             self._registry = self._open_registry(self.namespace, self.name, uid)
             chosen = self._settings
             self._rebalances = Rebalances(
-                self._api, self._registry, Events(self._api, chosen.clock, self._log), self.namespace, self.name,
+                self._api, self._registry, EventRecorder(self._api, chosen.clock, self._log), self.namespace, self.name,
                 self._log, chosen.prober, chosen.clock,
             )  # fmt: skip
             self._tending = Tending(
@@ -211,11 +211,11 @@ class Worker:
         shards.start()
         self._shards = shards
 
-    def _problems(self) -> list[Problem]:
+    def _problems(self) -> list[ClusterProblem]:
         fault = None if self._shards is None else self._shards.fault
-        return [Problem(Reason.OPERATOR_ERROR, f"the shards' control loop failed: {fault}")] if fault else []
+        return [ClusterProblem(Reason.OPERATOR_ERROR, f"the shards' control loop failed: {fault}")] if fault else []
 
-    def _failed(self, event: str, fault: Problem, retry_after_s: float | None) -> float:
+    def _failed(self, event: str, fault: ClusterProblem, retry_after_s: float | None) -> float:
         """A round that was not finished, so that nobody has told of it yet."""
         if self._tending is not None and (self._faults or fault.reason is Reason.OPERATOR_ERROR):
             try:
@@ -249,7 +249,7 @@ class Worker:
             return None
         try:
             version = self._registry.version()
-        except Unavailable:
+        except RegistryUnavailable:
             return self._seen
         nodes: Mapping[str, Liveness] = {node: view.liveness for node, view in self._shards.nodes.items()}
         return version, nodes, self._shards.fault

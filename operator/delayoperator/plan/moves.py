@@ -19,7 +19,7 @@ from delayoperator.plan.world import Liveness, Observed
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SpecStep:
     spec: ShardSpec
     reason: str
 
@@ -38,12 +38,12 @@ def begins(shard: ShardObject) -> bool:
     return spec.target is not None and not set(spec.target) <= set(spec.replicas)
 
 
-def next_step(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: bool) -> Step | Held | None:
+def next_step(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: bool) -> SpecStep | Held | None:
     """What to change now; what it waits for, where that should be known; or None: there is nothing to do, or it goes
     on by itself. For a shard whose reign stands. may_begin: a move more may be in flight.
     """
     asked = _switchover(shard, seen)
-    if isinstance(asked, Step):
+    if isinstance(asked, SpecStep):
         return asked
     return _move(shard, seen, load, may_begin=may_begin) or asked
 
@@ -68,18 +68,18 @@ def successor(shard: ShardObject, seen: Observed, load: Placement, among: tuple[
     return min(fit, key=lambda node: (node != first, load.masters[node]), default=None)
 
 
-def _switchover(shard: ShardObject, seen: Observed) -> Step | Held | None:
+def _switchover(shard: ShardObject, seen: Observed) -> SpecStep | Held | None:
     spec = shard.spec
     if spec.switchover is None:
         return None
     to = spec.switchover.to
     if to == spec.master:
-        return Step(replace(spec, switchover=None), f"{to} is the master already")
+        return SpecStep(replace(spec, switchover=None), f"{to} is the master already")
     if to not in spec.replicas:
-        return Step(replace(spec, switchover=None), f"{to} has no copy: it can't take over")
+        return SpecStep(replace(spec, switchover=None), f"{to} has no copy: it can't take over")
     view = seen.node(to)
     if view.liveness is Liveness.DEAD or view.stopping:
-        return Step(replace(spec, switchover=None), f"{to} {'is stopping' if view.stopping else 'is dead'}")
+        return SpecStep(replace(spec, switchover=None), f"{to} {'is stopping' if view.stopping else 'is dead'}")
     match standings(shard, seen)[to]:
         case Standing.OUTSIDE | Standing.NOTHING | Standing.REBOOTED | Standing.DAMAGED:
             return Held("NotInSync", f"{to} is to take over and is not in sync; {spec.master} stays until it is")
@@ -89,36 +89,36 @@ def _switchover(shard: ShardObject, seen: Observed) -> Step | Held | None:
             return None
 
 
-def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: bool) -> Step | Held | None:
+def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: bool) -> SpecStep | Held | None:
     spec, status = shard.spec, shard.status
     if spec.leaving and (spec.target is None or spec.master in spec.leaving):
-        return Step(replace(spec, leaving=()), "nobody is to leave any more")
+        return SpecStep(replace(spec, leaving=()), "nobody is to leave any more")
     if spec.target is None or status is None or status.serving_epoch != spec.epoch:
         return None  # without a master at work nobody can come or leave
     missing = tuple(node for node in spec.target if node not in spec.replicas)
     if missing:
         if not may_begin:
             return None
-        return Step(replace(spec, replicas=(*spec.replicas, *missing)), f"{_list(missing)} fetch a copy")
+        return SpecStep(replace(spec, replicas=(*spec.replicas, *missing)), f"{_list(missing)} fetch a copy")
     if behind := _behind(shard, spec.target, seen):
         return behind if behind is not _COMING else None
     if spec.master not in spec.target:
         return _leave_master(shard, spec.target, seen, load)
     leaving = tuple(node for node in spec.replicas if node not in spec.target)
     if leaving != spec.leaving:
-        return Step(replace(spec, leaving=leaving), f"{_list(spec.target)} are in sync: {_list(leaving)} may leave")
+        return SpecStep(replace(spec, leaving=leaving), f"{_list(spec.target)} are in sync: {_list(leaving)} may leave")
     staying = {copy.entry for node in spec.target if (copy := answer_of(shard, node, seen)) is not None}
     if not set(status.in_sync) <= staying:
         return None  # the master is about to take the leaving ones out
     done = replace(spec, replicas=spec.target, target=None, leaving=())
     dropped = f"{_list(leaving)} left the in-sync set and is dropped" if leaving else "all wanted copies are in sync"
-    return Step(done, dropped)
+    return SpecStep(done, dropped)
 
 
 _COMING = Held("", "")  # on its way: nothing to report
 
 
-def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> Step | Held | None:
+def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> SpecStep | Held | None:
     """While a wanted copy is not known to be in sync: what to do about it or to say. None: all are in sync."""
     known = standings(shard, seen)
     late = [node for node in target if known[node] is not Standing.IN_SYNC]
@@ -127,7 +127,7 @@ def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> Step
     certain = [node for node in late if known[node] is not Standing.UNCERTAIN]
     if certain and shard.spec.leaving:
         # The others' copies are needed after all.
-        return Step(replace(shard.spec, leaving=()), f"{_list(tuple(certain))} fell out of sync: nobody leaves yet")
+        return SpecStep(replace(shard.spec, leaving=()), f"{_list(tuple(certain))} fell out of sync: nobody leaves yet")
     for node in late:
         if known[node] is Standing.AWAY:
             return Held("NodeAway", f"{node} is to have a copy and is away")
@@ -136,14 +136,18 @@ def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> Step
     return _COMING
 
 
-def _leave_master(shard: ShardObject, target: tuple[str, ...], seen: Observed, load: Placement) -> Step | Held | None:
+def _leave_master(
+    shard: ShardObject, target: tuple[str, ...], seen: Observed, load: Placement
+) -> SpecStep | Held | None:
     spec = shard.spec
     if spec.switchover is not None:
         return None
     to = successor(shard, seen, load, target)
     if to is None:
         return Held("NoSuccessor", f"{spec.master} is to give its copy away, and none of {_list(target)} can take over")
-    return Step(replace(spec, switchover=Switchover(to)), f"{spec.master} is to give its copy away: {to} takes over")
+    return SpecStep(
+        replace(spec, switchover=Switchover(to)), f"{spec.master} is to give its copy away: {to} takes over"
+    )
 
 
 def _list(nodes: tuple[str, ...]) -> str:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
 
 from delayoperator.plan import balance
-from delayoperator.plan.moves import Held, Step, begins, next_step
+from delayoperator.plan.moves import Held, SpecStep, begins, next_step
 from delayoperator.plan.placement import Placement
 from delayoperator.plan.replica_health import Standing, standings
-from delayoperator.plan.term import Decision, Keep, Promote, Refuse, Wait, decide_reign, is_vacant
+from delayoperator.plan.term import Decision, Keep, Promote, Refuse, WaitForEvidence, decide_reign, is_vacant
 from delayoperator.plan.world import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartReign
 from delayoperator.plan.zones import Zones
 
@@ -95,7 +95,7 @@ def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], obser
             yield ChangeSpec(shard, forgotten, "a node that a rebalance moved it from or to begins anew")
             continue
         step = next_step(shard, observed, load, may_begin=moves < MAX_MOVES)
-        if isinstance(step, Step):
+        if isinstance(step, SpecStep):
             moves += begins(shard)
             yield ChangeSpec(shard, step.spec, step.reason)
             continue
@@ -115,28 +115,28 @@ def _is_moving(shard: ShardObject, observed: Observed) -> bool:
     return all(observed.node(node).liveness is not Liveness.DEAD for node in target)
 
 
-def _unsure(shard: ShardObject, observed: Observed) -> Wait | None:
+def _unsure(shard: ShardObject, observed: Observed) -> WaitForEvidence | None:
     """Whether what was said about a move may still be true: somebody gave no answer."""
     spec = shard.spec
     if spec.switchover is None and spec.target is None:
         return None
-    return Wait() if Standing.UNCERTAIN in standings(shard, observed).values() else None
+    return WaitForEvidence() if Standing.UNCERTAIN in standings(shard, observed).values() else None
 
 
 def _said(
-    desired: ClusterSpec, shard: ShardObject, decision: Decision, held: Held | Wait | None
+    desired: ClusterSpec, shard: ShardObject, decision: Decision, held: Held | WaitForEvidence | None
 ) -> Iterator[SetConditions]:
     """The conditions as they should be, where they are not."""
     before = unstamped(shard)
     conditions = [it for it in before if it.type is ConditionType.RISKED and it.epoch == shard.spec.epoch]
     if isinstance(decision, Refuse):
         conditions.append(Condition(ConditionType.BLOCKED, decision.reason, decision.message))
-    elif isinstance(decision, Wait):
+    elif isinstance(decision, WaitForEvidence):
         # Nothing new is known, so what was said before stands.
         conditions += [it for it in before if it.type in (ConditionType.BLOCKED, ConditionType.HELD)]
     if isinstance(held, Held):
         conditions.append(Condition(ConditionType.HELD, held.reason, held.message))
-    elif isinstance(held, Wait):
+    elif isinstance(held, WaitForEvidence):
         conditions += [it for it in before if it.type is ConditionType.HELD]
     conditions += _surplus(desired, shard)
     if tuple(conditions) != before:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from delayregistry.model import ShardObject, copy_id_of
 
-from delayoperator.plan.world import CopyView, Liveness, Observed, Role
+from delayoperator.plan.world import CopyView, Liveness, Observed, ObservedRole
 
 
 class Standing(Enum):
@@ -62,11 +62,11 @@ def _standing(node: str, in_sync: tuple[str, ...], shard: ShardObject, seen: Obs
         return Standing.NOTHING if heard else Standing.UNCERTAIN
     named = copy.entry in in_sync
     rebooted = not named and copy_id_of(copy.entry) in map(copy_id_of, in_sync) and copy.entry != ""
-    if copy.role in (Role.FETCHING, Role.LEAVING):
+    if copy.role in (ObservedRole.FETCHING, ObservedRole.LEAVING):
         return Standing.NOTHING
-    if copy.damaged is not None or copy.role is Role.DAMAGED:
+    if copy.damaged is not None or copy.role is ObservedRole.DAMAGED:
         return Standing.DAMAGED if named or rebooted else Standing.NOTHING
-    if copy.role is Role.OPENING and not (named and len(in_sync) == 1):
+    if copy.role is ObservedRole.OPENING and not (named and len(in_sync) == 1):
         return Standing.UNCERTAIN  # where it is the only one named, its log's end does not matter
     if named:
         return Standing.IN_SYNC

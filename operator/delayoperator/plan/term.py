@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from delayregistry.model import ClusterSpec, Durability, ShardObject, ShardStatus
 
 from delayoperator.plan.replica_health import Standing, answer_of, standings
-from delayoperator.plan.world import CopyView, Liveness, NotBegun, Observed, Role
+from delayoperator.plan.world import CopyView, Liveness, NotBegun, Observed, ObservedRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Promote:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForEvidence:
     """Nothing certain is known yet. Not a fault."""
 
 
@@ -51,7 +51,7 @@ class Refuse:
     message: str
 
 
-Decision = Keep | Promote | Wait | Refuse
+Decision = Keep | Promote | WaitForEvidence | Refuse
 
 
 def decide_reign(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
@@ -64,14 +64,14 @@ def decide_reign(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> De
         return _passed_over(shard, late, seen)
     if isinstance(fault, Keep):
         return _handed_over(shard, seen) or fault
-    if isinstance(fault, Wait):
+    if isinstance(fault, WaitForEvidence):
         return fault
     if shard.status is None:
         return _first(shard, seen, fault)
     return _failover(desired, shard, shard.status, seen, fault)
 
 
-def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | Wait | str:
+def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | WaitForEvidence | str:
     """Why a new reign is needed, as the start of a sentence; or that none is, or that this can't be told."""
     spec, status = shard.spec, shard.status
     if spec.master is None:
@@ -87,7 +87,7 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | Wait | str:
         return f"{spec.master} has resigned: {status.resigned}"
     if (why := seen.given_up.get((spec.uid, spec.epoch))) is not None:
         return f"{spec.master} serves epoch {spec.epoch} no more: {why}"
-    return Keep() if view.liveness is Liveness.ALIVE else Wait()
+    return Keep() if view.liveness is Liveness.ALIVE else WaitForEvidence()
 
 
 def is_vacant(shard: ShardObject, seen: Observed) -> bool:
@@ -182,10 +182,12 @@ def _not_in_vain(nodes: Sequence[str], late: NotBegun) -> list[str]:
     return [node for node in late.in_vain[:-1] if node in nodes][:1] if late.again else []
 
 
-def _nobody_begins(known: Mapping[str, Standing], fault: str, late: NotBegun, seen: Observed) -> Wait | Refuse:
+def _nobody_begins(
+    known: Mapping[str, Standing], fault: str, late: NotBegun, seen: Observed
+) -> WaitForEvidence | Refuse:
     others = {node: standing for node, standing in known.items() if node != late.in_vain[-1]}
     if any(it is Standing.UNCERTAIN and not seen.node(node).silent for node, it in others.items()):
-        return Wait()
+        return WaitForEvidence()
     states = {node: "chosen in vain before" if node in late.in_vain else it.value for node, it in others.items()}
     also = f", or for another copy in sync ({'; '.join(f'{node}: {it}' for node, it in states.items())})"
     return Refuse("NotTakenUp", f"{fault}; waiting for it{also if others else ', which has the only copy'}")
@@ -264,7 +266,7 @@ def _sole(shard: ShardObject, known: Mapping[str, Standing], seen: Observed, fau
     if known[node] is Standing.UNCERTAIN:
         # Nobody else could be chosen, and naming its process harms nobody: its answer is not waited for.
         if incarnation is None or seen.between_processes(node):
-            return Wait()
+            return WaitForEvidence()
         return Promote(node, incarnation, f"{fault}: {node} has the only copy")
     return None
 
@@ -353,14 +355,14 @@ def _nobody(
     return Refuse("NoInSyncReplica", "all replicas answer and none has an in-sync copy (was a directory deleted?)")
 
 
-def _awaited(nodes: Sequence[str], seen: Observed) -> Wait | Refuse:
+def _awaited(nodes: Sequence[str], seen: Observed) -> WaitForEvidence | Refuse:
     if all(seen.node(node).silent for node in nodes):
         return Refuse(
             "NoAnswer",
             f"{', '.join(nodes)} {'renews its lease' if len(nodes) == 1 else 'renew their leases'} but "
             f"{'gives' if len(nodes) == 1 else 'give'} no answer; waiting, for cannot-see is not is-down",
         )
-    return Wait()
+    return WaitForEvidence()
 
 
 def _clocks_suspect(nodes: Iterable[str], seen: Observed) -> Refuse:
@@ -370,7 +372,7 @@ def _clocks_suspect(nodes: Iterable[str], seen: Observed) -> Refuse:
 
 def _promoted(node: str, seen: Observed, reason: str, risk: Risk | None = None) -> Decision:
     incarnation = seen.node(node).incarnation
-    return Wait() if incarnation is None else Promote(node, incarnation, reason, risk)
+    return WaitForEvidence() if incarnation is None else Promote(node, incarnation, reason, risk)
 
 
 def _highest(nodes: Sequence[str], copies: Mapping[str, CopyView]) -> str | None:
@@ -379,7 +381,7 @@ def _highest(nodes: Sequence[str], copies: Mapping[str, CopyView]) -> str | None
 
 def _answers(shard: ShardObject, seen: Observed) -> dict[str, CopyView]:
     found = ((node, answer_of(shard, node, seen)) for node in shard.spec.replicas)
-    return {node: copy for node, copy in found if copy is not None and copy.role is not Role.FETCHING}
+    return {node: copy for node, copy in found if copy is not None and copy.role is not ObservedRole.FETCHING}
 
 
 def _nodes(known: Mapping[str, Standing], standing: Standing) -> list[str]:

@@ -17,7 +17,7 @@ class Liveness(Enum):
     UNCERTAIN = "uncertain"  # no lease yet, or not watched for long enough
 
 
-class Role(Enum):
+class ObservedRole(Enum):
     """What a copy is in its process."""
 
     OPENING = "opening"  # of its log nothing is known yet
@@ -30,7 +30,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class ObservedNode:
     """A node as its lease shows it; without a lease the incarnation is None."""
 
     liveness: Liveness
@@ -42,7 +42,7 @@ class NodeView:
     zone: str = ""  # what may fail with its machine; "": not known
 
 
-UNSEEN = NodeView(Liveness.UNCERTAIN)
+UNSEEN = ObservedNode(Liveness.UNCERTAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CopyView:
     log_end: int  # CommitLog offset, bytes
     committed: int = 0  # known to be committed up to this log offset
     damaged: str | None = None  # why it is of no use
-    role: Role = Role.SLAVE
+    role: ObservedRole = ObservedRole.SLAVE
     serving_epoch: int = 0  # of a master
     transfer_done: int = 0  # bytes, while fetching
     transfer_total: int = 0
@@ -80,7 +80,7 @@ class NotBegun:
 @dataclass(frozen=True, slots=True)
 class Observed:
     shards: tuple[ShardObject, ...] = ()
-    nodes: Mapping[str, NodeView] = field(default_factory=dict)  # by node id
+    nodes: Mapping[str, ObservedNode] = field(default_factory=dict)  # by node id
     copies: Mapping[tuple[str, str], CopyView] = field(default_factory=dict)  # by (shard name, node id)
     # By node id, the incarnation that answered, where it named all it has: another shard has no directory there.
     answered: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Observed:
     # (uid, node): chosen in vain not long ago. It gets no switchover but one that a person asks for.
     shunned: frozenset[tuple[int, str]] = frozenset()
 
-    def node(self, node: str | None) -> NodeView:
+    def node(self, node: str | None) -> ObservedNode:
         """A node nobody has seen is uncertain."""
         return self.nodes.get(node or "", UNSEEN)
 

@@ -24,17 +24,28 @@ The rest is the planner's: an edit sets a shard's `target` (or `switchover`), an
 from delayoperator.rebalance_plan.plans import digest, made_for
 from delayoperator.rebalance_plan.states import step
 from delayoperator.rebalance_plan.times import instant, text_of
-from delayoperator.rebalance_plan.world import Asked, Coming, Edit, Job, JobState, Outcome, Said, Size, Why, World
+from delayoperator.rebalance_plan.world import (
+    Coming,
+    Edit,
+    Job,
+    JobState,
+    RebalanceEvent,
+    RebalanceRequest,
+    Size,
+    StepOutcome,
+    Why,
+    World,
+)
 
 __all__ = [
-    "Asked",
     "Coming",
     "Edit",
     "Job",
     "JobState",
-    "Outcome",
-    "Said",
+    "RebalanceEvent",
+    "RebalanceRequest",
     "Size",
+    "StepOutcome",
     "Why",
     "World",
     "digest",

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveState, Plan, PlannedMove, Progress
+from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveState, PlanModel, PlannedMove, ProgressModel
 from delayoperator.rebalance_plan import validate
 from delayoperator.rebalance_plan.plans import FINAL, moves_of, state_of
 from delayoperator.rebalance_plan.times import duration, instant, text_of
-from delayoperator.rebalance_plan.validate import BYTES_PER_SECOND, Begin, Done, Goes, Overtaken, Pace, Wait
-from delayoperator.rebalance_plan.world import Edit, Said, Why, World
+from delayoperator.rebalance_plan.validate import (
+    BYTES_PER_SECOND,
+    Begin,
+    Finished,
+    Goes,
+    MovePace,
+    Overtaken,
+    WaitForMove,
+)
+from delayoperator.rebalance_plan.world import Edit, RebalanceEvent, Why, World
 
 TELLING_BYTES = 16 << 20  # smaller moves say more of their beginning and end than of the rate
 SLOT_MS = 300_000
@@ -19,10 +27,10 @@ MOST_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ExecutedMoves:
     moves: tuple[PlannedMove, ...]
     edits: tuple[Edit, ...]
-    said: tuple[Said, ...]
+    said: tuple[RebalanceEvent, ...]
     waits: str = ""  # what the first move that waits waits for
     look_again_ms: int | None = None
 
@@ -35,7 +43,9 @@ class Carried:
         return all(move.state in FINAL for move in self.moves)
 
 
-def carry(plan: Plan, spec: DelayRebalanceSpec, world: World, now_ms: int, held: Wait | None) -> Carried:
+def carry(
+    plan: PlanModel, spec: DelayRebalanceSpec, world: World, now_ms: int, held: WaitForMove | None
+) -> ExecutedMoves:
     """held: why nothing may begin now, whatever the map; None: what may, does."""
     carrier = _Carrier(plan, spec, world, now_ms)
     carrier.look_after()
@@ -47,20 +57,22 @@ def carry(plan: Plan, spec: DelayRebalanceSpec, world: World, now_ms: int, held:
 
 
 class _Carrier:
-    def __init__(self, plan: Plan, spec: DelayRebalanceSpec, world: World, now_ms: int) -> None:
+    def __init__(self, plan: PlanModel, spec: DelayRebalanceSpec, world: World, now_ms: int) -> None:
         self._spec, self._world, self._now_ms = spec, world, now_ms
         self._moves = moves_of(plan)
         self._calm = validate.is_calm(world)
         slot_ms = SLOT_MS if plan.slot_seconds is None else plan.slot_seconds * 1_000
         lead_ms = duration(spec.lead_time, LEAD_MS)
-        self._pace = Pace(rate_of(self._moves) or BYTES_PER_SECOND, slot_ms, lead_ms)
+        self._pace = MovePace(rate_of(self._moves) or BYTES_PER_SECOND, slot_ms, lead_ms)
         self._edits: list[Edit] = []
-        self._said: list[Said] = []
+        self._said: list[RebalanceEvent] = []
         self._waits = ""
         self._look_again_ms: int | None = None
 
-    def carried(self) -> Carried:
-        return Carried(tuple(self._moves), tuple(self._edits), tuple(self._said), self._waits, self._look_again_ms)
+    def carried(self) -> ExecutedMoves:
+        return ExecutedMoves(
+            tuple(self._moves), tuple(self._edits), tuple(self._said), self._waits, self._look_again_ms
+        )
 
     def look_after(self) -> None:
         """Of what is under way: what is over, and what has to be asked for again."""
@@ -68,11 +80,11 @@ class _Carrier:
             if move.state is not MoveState.MOVING:
                 continue
             match validate.under_way(move, self._world, self._pace, self._now_ms, calm=self._calm):
-                case Done():
+                case Finished():
                     self._end(place, MoveState.DONE)
                 case Overtaken(reason):
                     self._end(place, MoveState.REFUSED, f"while it was under way: {reason}")
-                case Wait() as wait:
+                case WaitForMove() as wait:
                     self._moves[place] = move.model_copy(update={"state": MoveState.WAITING, "started_at": None})
                     self.waits(wait)
                 case Goes(edit):
@@ -86,11 +98,11 @@ class _Carrier:
                 continue
             taken.add(move.shard)  # a shard's moves go in their order
             match validate.waiting(move, self._world, self._pace, self._now_ms, calm=self._calm):
-                case Done():
+                case Finished():
                     self._end(place, MoveState.DONE)
                 case Overtaken(reason):
                     self._end(place, MoveState.REFUSED, reason)
-                case Wait() as wait:
+                case WaitForMove() as wait:
                     self.waits(wait)
                 case Begin() as begun if in_flight < self._spec.max_in_flight:
                     throttled = self._throttled(move)
@@ -102,12 +114,12 @@ class _Carrier:
                 case _:
                     pass  # its turn comes when another move is over
 
-    def waits(self, wait: Wait) -> None:
+    def waits(self, wait: WaitForMove) -> None:
         self._waits = self._waits or wait.reason
         if wait.until_ms is not None:
             self._look_again_ms = min(self._look_again_ms or wait.until_ms, wait.until_ms)
 
-    def _throttled(self, move: PlannedMove) -> Wait | None:
+    def _throttled(self, move: PlannedMove) -> WaitForMove | None:
         """Until the bytes of the moves before would have passed at the rate that is allowed."""
         rate = self._spec.throttle_bytes_per_second
         if rate is None or not move.bytes:
@@ -116,14 +128,14 @@ class _Carrier:
         begun = [(at_ms, it.bytes or 0) for it in self._moves if (at_ms := instant(it.started_at)) is not None]
         for at_ms, size_bytes in sorted(begun):
             free_ms = max(free_ms, at_ms) + size_bytes * 1_000 // rate
-        return None if free_ms <= self._now_ms else Wait(f"at most {rate} bytes/s are to be copied", free_ms)
+        return None if free_ms <= self._now_ms else WaitForMove(f"at most {rate} bytes/s are to be copied", free_ms)
 
     def _begin(self, place: int, begun: Begin) -> None:
         move = self._moves[place]
         now = {"state": MoveState.MOVING, "replicas": list(begun.nodes), "started_at": text_of(self._now_ms)}
         self._moves[place] = move.model_copy(update=now)
         self._edits.append(begun.edit)
-        self._said.append(Said(Why.MOVE_STARTED, f"{move.shard}: {move.from_} to {move.to}"))
+        self._said.append(RebalanceEvent(Why.MOVE_STARTED, f"{move.shard}: {move.from_} to {move.to}"))
 
     def _end(self, place: int, state: MoveState, reason: str | None = None) -> None:
         move = self._moves[place]
@@ -132,9 +144,9 @@ class _Carrier:
         self._moves[place] = move.model_copy(update=now)
         message = f"{move.shard}: {move.from_} to {move.to}"
         if state is MoveState.DONE:
-            self._said.append(Said(Why.MOVE_DONE, message))
+            self._said.append(RebalanceEvent(Why.MOVE_DONE, message))
         else:
-            self._said.append(Said(Why.MOVE_REFUSED, f"{message}: {reason}"))
+            self._said.append(RebalanceEvent(Why.MOVE_REFUSED, f"{message}: {reason}"))
 
 
 def rate_of(moves: Sequence[PlannedMove]) -> int | None:
@@ -149,8 +161,8 @@ def rate_of(moves: Sequence[PlannedMove]) -> int | None:
 
 
 def progress_of(
-    moves: Sequence[PlannedMove], world: World, waits: str, slots: int, before: Progress | None
-) -> Progress:
+    moves: Sequence[PlannedMove], world: World, waits: str, slots: int, before: ProgressModel | None
+) -> ProgressModel:
     """slots: moves at a time. before: what was said last, whose estimate stands until something else has changed."""
     done = [move for move in moves if move.state is MoveState.DONE]
     moving = [move for move in moves if move.state is MoveState.MOVING]
@@ -167,7 +179,7 @@ def progress_of(
     else:
         percent = 100 * (len(done) + refused) // len(moves)
     said = ", ".join(move.shard for move in moving) or (f"none: {waits}" if waits and left else "")
-    found = Progress(
+    found = ProgressModel(
         moves_done=len(done),
         moves_total=len(moves),
         moves_refused=refused,
@@ -178,6 +190,6 @@ def progress_of(
     )
     if before is not None and before.model_copy(update={"seconds_left": 0}) == found:
         return before
-    pace = Pace(rate_of(moves) or BYTES_PER_SECOND, 0, 0)
+    pace = MovePace(rate_of(moves) or BYTES_PER_SECOND, 0, 0)
     need_ms = sum(pace.move_ms(move.bytes) for move in left) - current_bytes * 1_000 // pace.bytes_per_second
     return found.model_copy(update={"seconds_left": max(0, need_ms) // 1_000 // max(1, min(slots, len(left)))})

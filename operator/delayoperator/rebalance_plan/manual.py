@@ -5,17 +5,17 @@ from __future__ import annotations
 from delayapi import hot_slots
 from delayregistry.model import shard_name
 
-from delayoperator.crds.rebalance import DelayRebalanceSpec, Move, Plan, PlannedMove
+from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveModel, PlanModel, PlannedMove
 from delayoperator.plan.placement import wanted
 from delayoperator.rebalance_plan.plans import digest, goal, impossible, made_for, takes_over
 from delayoperator.rebalance_plan.times import text_of
-from delayoperator.rebalance_plan.validate import BYTES_PER_SECOND, Pace
+from delayoperator.rebalance_plan.validate import BYTES_PER_SECOND, MovePace
 from delayoperator.rebalance_plan.world import World
 
 EXPIRES_MS = 24 * 3_600_000
 
 
-def by_hand(spec: DelayRebalanceSpec, world: World, now_ms: int) -> Plan | list[str]:
+def by_hand(spec: DelayRebalanceSpec, world: World, now_ms: int) -> PlanModel | list[str]:
     """The plan, or why its moves can't be made, a sentence each."""
     found: list[PlannedMove] = []
     faults: list[str] = []
@@ -49,7 +49,7 @@ def by_hand(spec: DelayRebalanceSpec, world: World, now_ms: int) -> Plan | list[
         maps[move.shard] = goal(move, nodes)
     if faults:
         return faults
-    plan = Plan.model_validate(
+    plan = PlanModel.model_validate(
         {
             "made_at": text_of(now_ms),
             "expires_at": text_of(now_ms + EXPIRES_MS),
@@ -69,7 +69,7 @@ class _Forecast:
 
     def __init__(self, spec: DelayRebalanceSpec, world: World, now_ms: int) -> None:
         self._world, self._at_ms, self._moves = world, now_ms, len(spec.moves or ())
-        self._pace = Pace(BYTES_PER_SECOND, 0, 0)
+        self._pace = MovePace(BYTES_PER_SECOND, 0, 0)
         coming = self._coming = world.coming
         if coming is None or not coming.whole:
             return
@@ -97,7 +97,7 @@ class _Forecast:
         return [text_of(coming.start_ms + slot * coming.slot_ms) for slot in slots.tolist()]
 
 
-def _excluded(move: Move, spec: DelayRebalanceSpec) -> str | None:
+def _excluded(move: MoveModel, spec: DelayRebalanceSpec) -> str | None:
     for topic in spec.excluded_topics or ():
         if move.shard == shard_name(topic, int(move.shard.rpartition("-")[2])):
             return f"topic {topic} is among excludedTopics"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from delayregistry.model import ClusterSpec
 
-from delayoperator.crds.rebalance import DelayRebalanceSpec, Move, MoveState, Plan, PlannedMove
+from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveModel, MoveState, PlanModel, PlannedMove
 from delayoperator.plan.balance import unplaceable
 from delayoperator.plan.world import Observed
 from delayoperator.plan.zones import Zones
@@ -17,7 +17,7 @@ from delayoperator.rebalance_plan.world import World
 FINAL = frozenset({MoveState.DONE, MoveState.REFUSED})
 
 
-def digest(plan: Plan) -> str:
+def digest(plan: PlanModel) -> str:
     """The plan's name: what it would do, to which cluster, and when it was made."""
     moves = [[it.shard, it.from_, it.to, it.replicas] for it in plan.moves or ()]
     return _named([moves, plan.made_for, plan.made_at])
@@ -34,7 +34,7 @@ def _named(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def moves_of(plan: Plan | None) -> list[PlannedMove]:
+def moves_of(plan: PlanModel | None) -> list[PlannedMove]:
     return [] if plan is None or plan.moves is None else list(plan.moves)
 
 
@@ -42,19 +42,19 @@ def state_of(move: PlannedMove) -> MoveState:
     return move.state or MoveState.WAITING
 
 
-def takes_over(move: Move, nodes: Sequence[str]) -> bool:
+def takes_over(move: MoveModel, nodes: Sequence[str]) -> bool:
     """It is a switchover: nothing is copied. nodes: the shard's, the master's first."""
     return move.to in nodes
 
 
-def goal(move: Move, nodes: Sequence[str]) -> tuple[str, ...]:
+def goal(move: MoveModel, nodes: Sequence[str]) -> tuple[str, ...]:
     """Where the copies are to be afterwards, the master's first."""
     if takes_over(move, nodes):
         return (move.to, *(node for node in nodes if node != move.to))
     return tuple(move.to if node == move.from_ else node for node in nodes)
 
 
-def impossible(move: Move, nodes: Sequence[str], world: World) -> str | None:
+def impossible(move: MoveModel, nodes: Sequence[str], world: World) -> str | None:
     """Why the move can't be made from this map, whatever time brings. nodes: the shard's, the master's first."""
     at = ", ".join(nodes)
     if move.from_ not in nodes:
@@ -71,7 +71,7 @@ def impossible(move: Move, nodes: Sequence[str], world: World) -> str | None:
     return None if takes_over(move, nodes) else _crowds(move, [node for node in nodes if node != move.from_], world)
 
 
-def _crowds(move: Move, others: Sequence[str], world: World) -> str | None:
+def _crowds(move: MoveModel, others: Sequence[str], world: World) -> str | None:
     """Why the planner would take the copy away again: it is beside another of its zone, and need not be."""
     zones = Zones({node: view.zone for node, view in world.nodes.items()})
     if not zones.shared(move.to, others):
@@ -81,7 +81,7 @@ def _crowds(move: Move, others: Sequence[str], world: World) -> str | None:
     return zones.refusal(move.to, others, better, move.from_) if better else None
 
 
-def same_moves(spec: DelayRebalanceSpec, plan: Plan) -> bool:
+def same_moves(spec: DelayRebalanceSpec, plan: PlanModel) -> bool:
     """The plan is the one that spec.moves asks for."""
     asked = [(it.shard, it.from_, it.to) for it in spec.moves or ()]
     return asked == [(it.shard, it.from_, it.to) for it in plan.moves or ()]

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, Plan, State
+from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval
-from delayoperator.crds.status import Condition, ConditionStatus
-from delayoperator.rebalance_plan.execute import Carried, carry, progress_of
+from delayoperator.crds.status import ConditionModel, ConditionStatus
+from delayoperator.rebalance_plan.execute import ExecutedMoves, carry, progress_of
 from delayoperator.rebalance_plan.manual import by_hand
 from delayoperator.rebalance_plan.plans import digest, made_for, moves_of, same_moves
 from delayoperator.rebalance_plan.times import duration, instant, text_of
-from delayoperator.rebalance_plan.validate import Wait
-from delayoperator.rebalance_plan.world import Asked, Edit, JobState, Outcome, Said, Why, World
+from delayoperator.rebalance_plan.validate import WaitForMove
+from delayoperator.rebalance_plan.world import Edit, JobState, RebalanceEvent, RebalanceRequest, StepOutcome, Why, World
 
 COOL_DOWN_MS: Final = 3_600_000
 REFRESH, STOP = "refresh", "stop"
 MOST_CHARS = 1_000
 
 # Where a verb means something. `approve` in Stopped goes on with the rest of the plan.
-ACCEPTS: Final[Mapping[str, frozenset[State]]] = {
-    "approve": frozenset({State.PROPOSAL_READY, State.STOPPED}),
-    STOP: frozenset({State.PENDING_PROPOSAL, State.REBALANCING}),
+ACCEPTS: Final[Mapping[str, frozenset[RebalanceState]]] = {
+    "approve": frozenset({RebalanceState.PROPOSAL_READY, RebalanceState.STOPPED}),
+    STOP: frozenset({RebalanceState.PENDING_PROPOSAL, RebalanceState.REBALANCING}),
     REFRESH: frozenset(
         {
-            State.PENDING_PROPOSAL, State.PROPOSAL_READY, State.REBALANCING, State.STOPPED, State.NOT_READY,
-            State.READY,
+            RebalanceState.PENDING_PROPOSAL, RebalanceState.PROPOSAL_READY, RebalanceState.REBALANCING,
+            RebalanceState.STOPPED, RebalanceState.NOT_READY, RebalanceState.READY,
         }
     ),
 }  # fmt: skip
 
 
-def step(asked: Asked, status: DelayRebalanceStatus | None, world: World, now_ms: int) -> Outcome:
+def step(asked: RebalanceRequest, status: DelayRebalanceStatus | None, world: World, now_ms: int) -> StepOutcome:
     """What has become of the rebalance, and what to do next. now_ms: wall clock, ms since 1970 UTC."""
     machine = _Machine(asked, status or DelayRebalanceStatus.model_validate({}), world, now_ms)
     machine.run()
@@ -40,23 +40,23 @@ def step(asked: Asked, status: DelayRebalanceStatus | None, world: World, now_ms
 
 
 class _Machine:
-    def __init__(self, asked: Asked, status: DelayRebalanceStatus, world: World, now_ms: int) -> None:
+    def __init__(self, asked: RebalanceRequest, status: DelayRebalanceStatus, world: World, now_ms: int) -> None:
         self._asked, self._spec, self._world, self._now_ms = asked, asked.spec, world, now_ms
         self._status = status
-        self._state = status.state or State.NEW
-        self._said: list[Said] = []
+        self._state = status.state or RebalanceState.NEW
+        self._said: list[RebalanceEvent] = []
         self._edits: tuple[Edit, ...] = ()
         self._consumed: set[str] = set()
         self._look_again_ms: int | None = None
         self._asked_in = self._state  # before a plan came
 
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> StepOutcome:
+        return StepOutcome(
             self._status,
             self._edits,
             frozenset(self._consumed),
             tuple(self._said),
-            wants_job=self._state is State.PENDING_PROPOSAL and self._world.job.state is JobState.NONE,
+            wants_job=self._state is RebalanceState.PENDING_PROPOSAL and self._world.job.state is JobState.NONE,
             look_again_ms=self._look_again_ms,
         )
 
@@ -64,42 +64,42 @@ class _Machine:
         if self._world.paused:
             self._pause()
             return
-        if self._state is State.RECONCILIATION_PAUSED:
-            self._state = self._status.paused_from or State.NEW
+        if self._state is RebalanceState.RECONCILIATION_PAUSED:
+            self._state = self._status.paused_from or RebalanceState.NEW
             self._keep(paused_from=None)
         self._spec_changed()
         self._asked_in = self._state
         self._plan_came()
         self._propose()
         self._verbs()
-        if self._state is State.NEW:
+        if self._state is RebalanceState.NEW:
             self._propose()  # a refresh
-        if self._state is State.PENDING_PROPOSAL:
+        if self._state is RebalanceState.PENDING_PROPOSAL:
             self._job()
-        if self._state is State.PROPOSAL_READY:
+        if self._state is RebalanceState.PROPOSAL_READY:
             self._void()
-        if self._state is State.PROPOSAL_READY:
+        if self._state is RebalanceState.PROPOSAL_READY:
             self._unasked()
-        if self._state is State.REBALANCING:
+        if self._state is RebalanceState.REBALANCING:
             self._carry()
         self._keep(state=self._state, observed_generation=self._asked.generation)
 
     # ------------------------------------------------------------ plans come and go
     def _pause(self) -> None:
-        if self._state is not State.RECONCILIATION_PAUSED:
+        if self._state is not RebalanceState.RECONCILIATION_PAUSED:
             self._keep(paused_from=self._state)
         why = "the DelayCluster's spec.paused is set: nothing begins, and verbs are kept for later"
-        self._become(State.RECONCILIATION_PAUSED, Why.PAUSED, why)
+        self._become(RebalanceState.RECONCILIATION_PAUSED, Why.PAUSED, why)
         self._keep(state=self._state)
 
     def _spec_changed(self) -> None:
         """Another spec may ask for other moves, or mend what was wrong. What is under way is stopped by people."""
         before = self._status.observed_generation
-        if before is None or before == self._asked.generation or self._state is State.REBALANCING:
+        if before is None or before == self._asked.generation or self._state is RebalanceState.REBALANCING:
             return
         plan = self._status.plan
         other = self._spec.moves is not None and (plan is None or not same_moves(self._spec, plan))
-        if other or self._state is State.NOT_READY:
+        if other or self._state is RebalanceState.NOT_READY:
             self._forget()
 
     def _plan_came(self) -> None:
@@ -112,11 +112,11 @@ class _Machine:
             self._keep(plan=plan)
         if plan.hash == self._status.plan_seen:
             return
-        if self._state is State.REBALANCING:
+        if self._state is RebalanceState.REBALANCING:
             self._tell(Why.PLAN_REPLACED, f"plan {self._status.approved} was replaced by {plan.hash} while under way")
         self._take(plan)
 
-    def _take(self, plan: Plan) -> None:
+    def _take(self, plan: PlanModel) -> None:
         self._keep(
             plan=plan,
             plan_seen=plan.hash,
@@ -127,35 +127,35 @@ class _Machine:
             progress=None,
         )
         if not moves_of(plan):
-            self._become(State.READY, Why.BALANCED, "no move is worth its cost")
+            self._become(RebalanceState.READY, Why.BALANCED, "no move is worth its cost")
             return
-        self._become(State.PROPOSAL_READY, Why.WAITS_FOR_APPROVAL, self._how_to_approve(plan))
+        self._become(RebalanceState.PROPOSAL_READY, Why.WAITS_FOR_APPROVAL, self._how_to_approve(plan))
 
     def _propose(self) -> None:
         """From New: the moves by hand, or the job's."""
-        if self._state is not State.NEW:
+        if self._state is not RebalanceState.NEW:
             return
         if self._spec.moves is None:
             self._keep(requested_at=text_of(self._now_ms))
-            self._become(State.PENDING_PROPOSAL, Why.PROPOSAL_REQUESTED, "the job looks at the load to come")
+            self._become(RebalanceState.PENDING_PROPOSAL, Why.PROPOSAL_REQUESTED, "the job looks at the load to come")
             return
         plan = by_hand(self._spec, self._world, self._now_ms)
-        if isinstance(plan, Plan):
+        if isinstance(plan, PlanModel):
             self._take(plan)
         else:
-            self._become(State.NOT_READY, Why.MOVES_IMPOSSIBLE, "; ".join(plan))
+            self._become(RebalanceState.NOT_READY, Why.MOVES_IMPOSSIBLE, "; ".join(plan))
 
     def _job(self) -> None:
         job = self._world.job
         if job.state is JobState.FAILED:
-            self._become(State.NOT_READY, Why.JOB_FAILED, job.message or "the job failed")
+            self._become(RebalanceState.NOT_READY, Why.JOB_FAILED, job.message or "the job failed")
         elif job.state is JobState.FINISHED:
-            self._become(State.READY, Why.BALANCED, "the job found no move that is worth its cost")
+            self._become(RebalanceState.READY, Why.BALANCED, "the job found no move that is worth its cost")
 
     def _forget(self) -> None:
         """Back to New. plan_seen stays: the plan that was dropped does not come again."""
         self._keep(plan=None, approved=None, approved_at=None, ending=None, progress=None, requested_at=None)
-        self._state = State.NEW
+        self._state = RebalanceState.NEW
 
     # ------------------------------------------------------------ verbs
     def _verbs(self) -> None:
@@ -168,7 +168,7 @@ class _Machine:
 
     def _approve(self, named: str) -> None:
         plan = self._status.plan
-        if self._state is State.REBALANCING and named == self._status.approved:
+        if self._state is RebalanceState.REBALANCING and named == self._status.approved:
             if self._status.ending is Ending.STOP:
                 self._keep(ending=None)  # taken back before it had stopped
                 self._tell(Why.APPROVED, f"plan {named} goes on")
@@ -180,7 +180,7 @@ class _Machine:
         self._tell(Why.APPROVED, f"plan {named}: {_counted(len(moves_of(plan)))}")
         self._start(plan)
 
-    def _unapprovable(self, plan: Plan | None, named: str) -> str | None:
+    def _unapprovable(self, plan: PlanModel | None, named: str) -> str | None:
         if self._state not in ACCEPTS["approve"] or plan is None:
             return f"state {self._state} has no plan to approve"
         if named != plan.hash:
@@ -190,9 +190,9 @@ class _Machine:
         found = self._is_void(plan)
         return None if found is None else found[1]
 
-    def _start(self, plan: Plan) -> None:
+    def _start(self, plan: PlanModel) -> None:
         self._keep(approved=plan.hash, approved_at=text_of(self._now_ms), ending=None)
-        self._state = State.REBALANCING
+        self._state = RebalanceState.REBALANCING
 
     def _verb(self, verb: str) -> None:
         if verb not in (STOP, REFRESH):
@@ -201,7 +201,7 @@ class _Machine:
             self._stopped("its plan came first; delaycluster.io/approve carries it out")
         elif self._state not in ACCEPTS[verb]:
             self._tell(Why.VERB_REFUSED, f"{verb} means nothing in state {self._state}")
-        elif self._state is State.REBALANCING:
+        elif self._state is RebalanceState.REBALANCING:
             self._keep(ending=Ending.STOP if verb == STOP else Ending.REFRESH)
         elif verb == STOP:
             self._stopped("no proposal is waited for; refresh asks for one")
@@ -210,17 +210,17 @@ class _Machine:
 
     def _came_first(self) -> bool:
         """A plan came together with the verb that was to keep it away: nothing of it is to begin unasked."""
-        return self._asked_in is State.PENDING_PROPOSAL and self._state is State.PROPOSAL_READY
+        return self._asked_in is RebalanceState.PENDING_PROPOSAL and self._state is RebalanceState.PROPOSAL_READY
 
     def _stopped(self, message: str, why: Why = Why.STOPPED) -> None:
         self._keep(ending=None, cool_down_until=self._cool())
-        self._become(State.STOPPED, why, message)
+        self._become(RebalanceState.STOPPED, why, message)
 
     def _cool(self) -> str:
         return text_of(self._now_ms + duration(self._spec.cool_down, COOL_DOWN_MS))
 
     # ------------------------------------------------------------ ProposalReady
-    def _is_void(self, plan: Plan) -> tuple[Why, str] | None:
+    def _is_void(self, plan: PlanModel) -> tuple[Why, str] | None:
         expires_ms, world = instant(plan.expires_at), self._world
         if expires_ms is not None and self._now_ms >= expires_ms:
             return Why.PLAN_EXPIRED, f"plan {plan.hash} expired at {plan.expires_at}; refresh asks for another"
@@ -235,7 +235,7 @@ class _Machine:
         plan = self._status.plan
         found = None if plan is None else self._is_void(plan)
         if found is not None:
-            self._become(State.NOT_READY, *found)
+            self._become(RebalanceState.NOT_READY, *found)
 
     def _unasked(self) -> None:
         """Approval Automatic, and AutomaticBelow where the plan is within its limits."""
@@ -246,15 +246,15 @@ class _Machine:
         if cool_ms is not None and self._now_ms < cool_ms:
             self._look_at(cool_ms)
             waits = f"nothing is carried out unasked until {self._status.cool_down_until}; {self._how_to_approve(plan)}"
-            self._become(State.PROPOSAL_READY, Why.COOLING_DOWN, waits)
+            self._become(RebalanceState.PROPOSAL_READY, Why.COOLING_DOWN, waits)
         elif self._world.busy is not None:
             waits = f"DelayRebalance {self._world.busy} is being carried out; one at a time"
-            self._become(State.PROPOSAL_READY, Why.ANOTHER_UNDER_WAY, waits)
+            self._become(RebalanceState.PROPOSAL_READY, Why.ANOTHER_UNDER_WAY, waits)
         else:
             self._tell(Why.APPROVED, f"plan {plan.hash}: {_counted(len(moves_of(plan)))}; approval {self._approval}")
             self._start(plan)
 
-    def _is_automatic(self, plan: Plan) -> bool:
+    def _is_automatic(self, plan: PlanModel) -> bool:
         limits = self._spec.automatic_below or self._world.automatic_below
         if self._approval is Approval.AUTOMATIC_BELOW and limits is not None:
             held = [
@@ -271,7 +271,7 @@ class _Machine:
             return self._spec.approval
         return self._world.approval if self._spec.moves is None else Approval.MANUAL
 
-    def _how_to_approve(self, plan: Plan) -> str:
+    def _how_to_approve(self, plan: PlanModel) -> str:
         return f"{_counted(len(moves_of(plan)))}; delaycluster.io/approve={plan.hash} carries them out"
 
     # ------------------------------------------------------------ Rebalancing
@@ -302,47 +302,49 @@ class _Machine:
         elif carried.in_flight == 0 and self._is_late():
             self._stopped(f"spec.notAfter, {self._spec.not_after}, is over", Why.WINDOW_CLOSED)
         elif self._status.ending is not None:
-            self._become(State.REBALANCING, Why.STOPPING, "what is under way is finished, and nothing begins")
+            self._become(RebalanceState.REBALANCING, Why.STOPPING, "what is under way is finished, and nothing begins")
         else:
-            self._become(State.REBALANCING, Why.MOVES_UNDER_WAY, self._waiting(carried))
+            self._become(RebalanceState.REBALANCING, Why.MOVES_UNDER_WAY, self._waiting(carried))
 
-    def _held(self) -> Wait | None:
+    def _held(self) -> WaitForMove | None:
         if self._status.ending is not None:
-            return Wait("it is about to stop")
+            return WaitForMove("it is about to stop")
         if self._is_late():
-            return Wait("spec.notAfter is over")
+            return WaitForMove("spec.notAfter is over")
         begin_ms = instant(self._spec.not_before)
         if begin_ms is not None and self._now_ms < begin_ms:
-            return Wait(f"nothing begins before {self._spec.not_before}", begin_ms)
+            return WaitForMove(f"nothing begins before {self._spec.not_before}", begin_ms)
         return None
 
     def _is_late(self) -> bool:
         end_ms = instant(self._spec.not_after)
         return end_ms is not None and self._now_ms >= end_ms
 
-    def _waiting(self, carried: Carried) -> str:
+    def _waiting(self, carried: ExecutedMoves) -> str:
         return carried.waits if carried.in_flight == 0 and carried.waits else "the plan is carried out"
 
     def _over(self, done: int, refused: int) -> None:
         self._keep(ending=None, cool_down_until=self._cool())
         told = f"{done} of {_counted(done + refused)} done"
         if refused and not done:
-            self._become(State.NOT_READY, Why.MOVES_REFUSED, f"{_counted(refused)} refused; status.plan.moves says why")
+            self._become(
+                RebalanceState.NOT_READY, Why.MOVES_REFUSED, f"{_counted(refused)} refused; status.plan.moves says why"
+            )
         elif refused:
             why = f"{told}, {refused} refused; status.plan.moves says why"
-            self._become(State.READY, Why.MOVES_DONE_IN_PART, why)
+            self._become(RebalanceState.READY, Why.MOVES_DONE_IN_PART, why)
         else:
-            self._become(State.READY, Why.MOVES_DONE, told)
+            self._become(RebalanceState.READY, Why.MOVES_DONE, told)
 
     # ------------------------------------------------------------ words
-    def _become(self, state: State, why: Why, message: str) -> None:
+    def _become(self, state: RebalanceState, why: Why, message: str) -> None:
         """The state with the one condition that tells of it; an event when either is new."""
         old = next(iter(self._status.conditions or ()), None)
         same = old is not None and old.type == state.value
         if not same or old is None or old.reason != why.value:
             self._tell(why, message)
         since = old.last_transition_time if same and old is not None else None
-        condition = Condition(
+        condition = ConditionModel(
             type=state.value,
             status=ConditionStatus.TRUE,
             reason=why.value,
@@ -354,7 +356,7 @@ class _Machine:
         self._keep(conditions=[condition])
 
     def _tell(self, why: Why, message: str) -> None:
-        self._said.append(Said(why, message))
+        self._said.append(RebalanceEvent(why, message))
 
     def _keep(self, **fields: Any) -> None:
         self._status = self._status.model_copy(update=fields)

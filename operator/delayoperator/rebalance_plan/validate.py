@@ -23,7 +23,7 @@ KNOWN = 8  # of the nodes between which a shard was moved, the latest
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MovePace:
     """What a move is taken to need. bytes_per_second: that a copy is fetched at."""
 
     bytes_per_second: int
@@ -43,13 +43,13 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForMove:
     reason: str
     until_ms: int | None = None  # None: for something to happen
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Finished:
     pass
 
 
@@ -67,7 +67,9 @@ class Goes:
     edit: Edit | None = None
 
 
-def waiting(move: PlannedMove, world: World, pace: Pace, now_ms: int, *, calm: bool) -> Begin | Wait | Done | Overtaken:
+def waiting(
+    move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, calm: bool
+) -> Begin | WaitForMove | Finished | Overtaken:
     """Of a move that has not begun."""
     shard = world.shards.get(move.shard)
     if shard is None:
@@ -76,27 +78,27 @@ def waiting(move: PlannedMove, world: World, pace: Pace, now_ms: int, *, calm: b
     planned = nodes if move.replicas is None else tuple(move.replicas)
     if move.replicas is not None and nodes == goal(move, planned):
         if _led_by_first(shard) and spec.target is None:
-            return Done()
-        return Wait(f"{move.shard} is on its way there already")
+            return Finished()
+        return WaitForMove(f"{move.shard} is on its way there already")
     if nodes != planned:
         return Overtaken(f"its copies are on {_list(nodes)} now, and the plan found them on {_list(planned)}")
     why = impossible(move, planned, world)
     if why is not None:
         return Overtaken(why)
     if spec.target is not None or spec.leaving or spec.switchover is not None:
-        return Wait(f"{move.shard} is on its way for another reason")
+        return WaitForMove(f"{move.shard} is on its way for another reason")
     if not is_served(shard):
-        return Wait(f"{move.shard} is not served")
+        return WaitForMove(f"{move.shard} is not served")
     if not calm:
-        return Wait("a node is away, about to end or only just back")
+        return WaitForMove("a node is away, about to end or only just back")
     if takes_over(move, planned) and not _all_in_sync(shard):
-        return Wait(f"a copy of {move.shard} is not in sync, and {move.to} is to take over")
+        return WaitForMove(f"a copy of {move.shard} is not in sync, and {move.to} is to take over")
     return _too_near(move, pace, now_ms) or Begin(_edit(move, shard, planned), planned)
 
 
 def under_way(
-    move: PlannedMove, world: World, pace: Pace, now_ms: int, *, calm: bool
-) -> Goes | Done | Overtaken | Wait:
+    move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, calm: bool
+) -> Goes | Finished | Overtaken | WaitForMove:
     """Of a move that was begun; its `replicas` say what it was begun from. Wait: the write that was to begin it was
     lost, and now is no time for it."""
     shard = world.shards.get(move.shard)
@@ -118,26 +120,28 @@ def is_served(shard: ShardObject) -> bool:
     return status is not None and spec.master is not None and status.serving_epoch == spec.epoch and not status.resigned
 
 
-def _copying(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Goes | Done | Overtaken:
+def _copying(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Goes | Finished | Overtaken:
     spec, wished = shard.spec, goal(move, nodes)
     if spec.target is not None:
         if spec.target == wished:
             return Goes()
         return Overtaken(f"its copies are to be on {_list(spec.target)} now")
     if set(spec.replicas) == set(wished):
-        return Done()  # should another lead than the first: the planner brings the master there once all is calm
+        return Finished()  # should another lead than the first: the planner brings the master there once all is calm
     if spec.replicas == nodes:
         return Goes(_edit(move, shard, nodes))
     return Overtaken(f"its copies are on {_list(spec.replicas)} now")
 
 
-def _taking_over(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...], calm: bool) -> Goes | Done | Overtaken:
+def _taking_over(
+    move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...], calm: bool
+) -> Goes | Finished | Overtaken:
     spec = shard.spec
     if spec.target is not None or set(spec.replicas) != set(nodes):
         return Overtaken(f"its copies are to be on {_list(wanted(spec))} now")
     if spec.replicas[0] == move.to:
         # As asked for. Should the switchover not come off, the planner brings the master here once all is calm.
-        return Done() if spec.master == move.to and is_served(shard) else Goes()
+        return Finished() if spec.master == move.to and is_served(shard) else Goes()
     if spec.replicas != nodes:
         return Overtaken(f"{spec.replicas[0]} is to be its master now")
     return Goes(_edit(move, shard, nodes) if calm and is_served(shard) and _all_in_sync(shard) else None)
@@ -155,7 +159,7 @@ def _edit(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Edit
     return Edit(shard, replace(spec, replicas=wished, switchover=asked), f"rebalance: {move.to} takes over")
 
 
-def _too_near(move: PlannedMove, pace: Pace, now_ms: int) -> Wait | None:
+def _too_near(move: PlannedMove, pace: MovePace, now_ms: int) -> WaitForMove | None:
     """A slot in which much falls due on the shard is not to find it on its way.
 
     Slots between which there is no time for the move are waited for together, up to LONGEST_WAIT_MS; for a single one
@@ -169,7 +173,9 @@ def _too_near(move: PlannedMove, pace: Pace, now_ms: int) -> Wait | None:
             until_ms = begin_ms + pace.slot_ms
     if first_ms is None or until_ms - now_ms > max(LONGEST_WAIT_MS, needs_ms + pace.slot_ms):
         return None
-    return Wait(f"{move.shard} is hot from {text_of(first_ms)} to {text_of(until_ms)}: it moves after that", until_ms)
+    return WaitForMove(
+        f"{move.shard} is hot from {text_of(first_ms)} to {text_of(until_ms)}: it moves after that", until_ms
+    )
 
 
 def _led_by_first(shard: ShardObject) -> bool:

@@ -11,7 +11,7 @@ from delayregistry.model import ClusterSpec, ShardObject, ShardSpec
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
-from delayoperator.plan.world import NodeView
+from delayoperator.plan.world import ObservedNode
 
 
 class Why(StrEnum):
@@ -54,7 +54,7 @@ WARNINGS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RebalanceRequest:
     """A DelayRebalance's spec and verbs. approve: the hash that is named. verb: `stop` or `refresh`."""
 
     spec: DelayRebalanceSpec
@@ -111,7 +111,7 @@ class World:
 
     cluster: ClusterSpec
     shards: Mapping[str, ShardObject] = field(default_factory=dict)  # by name
-    nodes: Mapping[str, NodeView] = field(default_factory=dict)  # by node id
+    nodes: Mapping[str, ObservedNode] = field(default_factory=dict)  # by node id
     generation: int | None = None
     paused: bool = False
     approval: Approval = Approval.MANUAL
@@ -134,7 +134,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RebalanceEvent:
     reason: Why
     message: str
 
@@ -144,12 +144,12 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What a step came to; see the package. look_again_ms: when time alone changes something; None: it does not."""
 
     status: DelayRebalanceStatus
     edits: tuple[Edit, ...] = ()
     consumed: frozenset[str] = frozenset()  # of {"approve", "verb"}
-    said: tuple[Said, ...] = ()
+    said: tuple[RebalanceEvent, ...] = ()
     wants_job: bool = False
     look_again_ms: int | None = None

@@ -9,7 +9,7 @@ from delayoperator.resources.names import MANAGER
 from delayoperator.resources.normal import BadQuantity, quantity, whole_bytes
 from delayoperator.resources.owning import foreign
 from delayoperator.resources.restarts import EFFECTS, Effect, effect, restarting
-from delayoperator.resources.view import ClusterView, Json, PodWishes, Storage
+from delayoperator.resources.view import ClusterView, Json, PodWishes, VolumeRequest
 from delayoperator.resources.volumes import claim_names, grown
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "Effect",
     "Json",
     "PodWishes",
-    "Storage",
+    "VolumeRequest",
     "build",
     "claim_names",
     "differences",

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class VolumeRequest:
     """size: a Kubernetes quantity. class_name: None means the default class, "" means none (Kubernetes' own words)."""
 
     size: str = "10Gi"
@@ -65,7 +65,7 @@ class ClusterView:
     uid: str
     cluster: ClusterSpec
     image: str
-    storage: Storage = field(default_factory=Storage)
+    storage: VolumeRequest = field(default_factory=VolumeRequest)
     resources: Mapping[str, Mapping[str, str | int | float]] | None = None
     pod: PodWishes = field(default_factory=PodWishes)
     pod_monitor: bool = False

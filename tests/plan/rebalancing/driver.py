@@ -7,10 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, MoveState, Plan, PlannedMove, State
+from delayoperator.crds.rebalance import (
+    DelayRebalanceSpec,
+    DelayRebalanceStatus,
+    MoveState,
+    PlanModel,
+    PlannedMove,
+    RebalanceState,
+)
 from delayoperator.plan import ChangeSpec, plan
 from delayoperator.plan.placement import wanted
-from delayoperator.rebalance_plan import Asked, Job, Outcome, World, digest, step, text_of
+from delayoperator.rebalance_plan import Job, RebalanceRequest, StepOutcome, World, digest, step, text_of
 from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.plan.cluster import Cluster
@@ -47,8 +54,8 @@ def a_move(world: Cluster, shard: str, to: str, origin: str | None = None, **cos
     return PlannedMove.model_validate(said)
 
 
-def a_plan(moves: Sequence[PlannedMove], **more: Any) -> Plan:
-    made = Plan.model_validate({"made_at": text_of(START_MS), "moves": list(moves), **more})
+def a_plan(moves: Sequence[PlannedMove], **more: Any) -> PlanModel:
+    made = PlanModel.model_validate({"made_at": text_of(START_MS), "moves": list(moves), **more})
     return made.model_copy(update={"hash": digest(made)})
 
 
@@ -64,13 +71,13 @@ class Driver:
         self.around = World(world.spec)  # all but the map
         self.said: list[str] = []
         self.begun: list[tuple[int, str]] = []  # when a move's edit was written, and whose
-        self.last: Outcome | None = None
+        self.last: StepOutcome | None = None
 
-    def ready(self, plan: Plan) -> None:
+    def ready(self, plan: PlanModel) -> None:
         self.status = DelayRebalanceStatus.model_validate({"plan": plan})
         self.look()
 
-    def look(self, approve: str | None = None, verb: str | None = None, *, crash: bool = False) -> Outcome:
+    def look(self, approve: str | None = None, verb: str | None = None, *, crash: bool = False) -> StepOutcome:
         """One step. crash: the status is written, and nothing else of it."""
         kept = None if self.status is None else self.status.model_dump_json(by_alias=True, exclude_none=True)
         status = None if kept is None else DelayRebalanceStatus.model_validate_json(kept)
@@ -78,7 +85,9 @@ class Driver:
         around = replace(
             self.around, cluster=self.world.spec, shards={it.name: it for it in seen.shards}, nodes=seen.nodes
         )
-        self.last = outcome = step(Asked(self.spec, self.generation, approve, verb), status, around, self.now_ms)
+        self.last = outcome = step(
+            RebalanceRequest(self.spec, self.generation, approve, verb), status, around, self.now_ms
+        )
         self.status = outcome.status
         self.said += [it.reason for it in outcome.said]
         assert self.in_flight() <= self.spec.max_in_flight
@@ -110,10 +119,10 @@ class Driver:
         raise AssertionError(f"not so after {rounds} rounds: {self.status}")
 
     def is_over(self) -> bool:
-        return self.state not in (State.REBALANCING, State.PENDING_PROPOSAL, State.NEW)
+        return self.state not in (RebalanceState.REBALANCING, RebalanceState.PENDING_PROPOSAL, RebalanceState.NEW)
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> RebalanceState | None:
         return None if self.status is None else self.status.state
 
     @property

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from delayoperator.crds.rebalance import MoveState, State
+from delayoperator.crds.rebalance import MoveState, RebalanceState
 from delayoperator.plan import Liveness
 from delayoperator.rebalance_plan import World, text_of
 from delayoperator.rebalance_plan.plans import impossible
@@ -30,7 +30,7 @@ def test_every_move_of_an_approved_plan_is_made_and_nothing_brings_it_back() -> 
     shards = sorted(name for name, nodes in nodes_of(world).items() if nodes != ("n0",))
     driver = approved(world, *(a_move(world, name, "n0") for name in shards))
     driver.until(driver.is_over)
-    assert (driver.state, driver.reason) == (State.READY, "MovesDone")
+    assert (driver.state, driver.reason) == (RebalanceState.READY, "MovesDone")
     settle(world)
     assert set(nodes_of(world).values()) == {("n0",)}, "a node that a rebalance emptied is not filled up by counts"
     assert all(shard.spec.master == "n0" for shard in world.shards.values())
@@ -73,7 +73,7 @@ def test_a_move_whose_shard_was_moved_meanwhile_is_refused_and_the_others_go_on(
     world._put(replace(shard, spec=replace(shard.spec, target=(other,))))
     driver = approved(world, *moves)
     driver.until(driver.is_over)
-    assert (driver.state, driver.reason) == (State.READY, "MovesDoneInPart")
+    assert (driver.state, driver.reason) == (RebalanceState.READY, "MovesDoneInPart")
     assert [it.state for it in driver.moves] == [
         MoveState.DONE, MoveState.REFUSED, MoveState.DONE, MoveState.DONE,
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def test_a_node_that_is_to_go_gets_nothing(change: dict[str, object], says: str)
     driver.ready(a_plan([a_move(world, name, "n2")]))
     world.spec = replace(world.spec, **change)  # type: ignore[arg-type]
     driver.approve()
-    assert (driver.state, driver.reason) == (State.NOT_READY, "MovesRefused")
+    assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "MovesRefused")
     assert driver.moves[0].reason == says
 
 
@@ -120,7 +120,7 @@ def test_a_move_that_the_planner_would_undo_for_its_zone_is_refused() -> None:
     name, (one, two) = min(nodes_of(world).items())
     beside = next(node for node in world.spec.node_ids if node != one and world.zones[node] == world.zones[one])
     driver = approved(world, a_move(world, name, beside, origin=two))
-    assert (driver.state, driver.reason) == (State.NOT_READY, "MovesRefused")
+    assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "MovesRefused")
     assert (driver.moves[0].reason or "").startswith(
         f"{beside} is in zone {world.zones[one]}, as {one} with another copy: the operator would part them again"
     )
@@ -129,7 +129,7 @@ def test_a_move_that_the_planner_would_undo_for_its_zone_is_refused() -> None:
     assert impossible(a_move(world, name, beside, origin=two), (one, two), alone) is None, "nobody else can take it"
     driver = approved(world, a_move(world, name, beside, origin=one))
     driver.until(driver.is_over)
-    assert driver.state is State.READY, "within its zone a copy may go anywhere"
+    assert driver.state is RebalanceState.READY, "within its zone a copy may go anywhere"
 
 
 def test_all_moves_refused_is_no_success() -> None:
@@ -137,7 +137,7 @@ def test_all_moves_refused_is_no_success() -> None:
     driver = Driver(world)
     driver.ready(a_plan([a_move(world, "t-0", "n1", origin="n2", replicas=["n2"])]))
     driver.approve()
-    assert (driver.state, driver.reason) == (State.NOT_READY, "MovesRefused")
+    assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "MovesRefused")
 
 
 def test_no_more_moves_are_in_flight_than_allowed_and_no_fewer() -> None:
@@ -240,7 +240,7 @@ def test_nothing_begins_before_the_window_and_the_rest_is_kept_after_it() -> Non
     driver = approved(world, *moves, notBefore=text_of(begin_ms), notAfter=text_of(end_ms), maxInFlight=1)
     assert driver.in_flight() == 0
     driver.until(driver.is_over)
-    assert (driver.state, driver.reason) == (State.STOPPED, "WindowClosed")
+    assert (driver.state, driver.reason) == (RebalanceState.STOPPED, "WindowClosed")
     assert driver.begun
     assert all(begin_ms <= at_ms < end_ms for at_ms, _ in driver.begun)
     done = [it for it in driver.moves if it.state is MoveState.DONE]

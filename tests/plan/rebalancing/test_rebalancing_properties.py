@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from delayoperator.crds.rebalance import MoveState, PlannedMove, State
+from delayoperator.crds.rebalance import MoveState, PlannedMove, RebalanceState
 from delayoperator.plan import Liveness
 from delayoperator.plan.placement import wanted
 from delayoperator.rebalance_plan import text_of
@@ -64,7 +64,7 @@ def test_whatever_crashes_between_the_plan_goes_to_its_end(data: st.DataObject, 
         driver.look(crash=crash)
         driver.nodes_work(data.draw(st.integers(0, 2)))
     driver.until(driver.is_over, rounds=2_000)
-    assert driver.state in (State.READY, State.NOT_READY)
+    assert driver.state in (RebalanceState.READY, RebalanceState.NOT_READY)
     assert all(move.state in FINAL for move in driver.moves)
     assert all(move.reason for move in driver.moves if move.state is MoveState.REFUSED)
     expected = replay(driver)
@@ -107,8 +107,8 @@ def test_once_stopped_nothing_more_begins(data: st.DataObject, replicas: int, af
     driver.look(verb="stop")
     driver.until(driver.is_over, rounds=2_000)
     assert {place for place, move in enumerate(driver.moves) if move.state is not None} == before
-    if was is State.REBALANCING:
-        assert driver.state in (State.STOPPED, State.READY, State.NOT_READY)
+    if was is RebalanceState.REBALANCING:
+        assert driver.state in (RebalanceState.STOPPED, RebalanceState.READY, RebalanceState.NOT_READY)
     for _ in range(5):
         driver.now_ms += 100_000
         assert driver.look().edits == ()
@@ -122,7 +122,7 @@ def test_only_the_plans_own_hash_starts_it(data: st.DataObject, named: str) -> N
     assert driver.status.plan is not None
     outcome = driver.look(approve=named)
     if named.strip() != driver.status.plan.hash:
-        assert (driver.state, outcome.edits) == (State.PROPOSAL_READY, ())
+        assert (driver.state, outcome.edits) == (RebalanceState.PROPOSAL_READY, ())
 
 
 @given(st.data(), st.integers(1, 2))

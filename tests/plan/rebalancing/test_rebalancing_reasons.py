@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from delayoperator.crds.rebalance import State
+from delayoperator.crds.rebalance import RebalanceState
 from delayoperator.rebalance_plan import Why
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
@@ -12,4 +12,4 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
 def test_every_reason_and_state_of_a_rebalance_is_on_the_page() -> None:
     section = PAGE.read_text().partition("## Rebalances")[2].partition("\n## ")[0]
-    assert {word for word in [*Why, *State] if f"`{word}`" not in section} == set()
+    assert {word for word in [*Why, *RebalanceState] if f"`{word}`" not in section} == set()

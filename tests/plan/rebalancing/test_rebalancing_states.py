@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, Plan, State
+from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
 from delayoperator.rebalance_plan import Coming, Job, JobState, Size, made_for, text_of
 from delayoperator.rebalance_plan.states import ACCEPTS
@@ -34,7 +34,7 @@ def moves_to(world: Cluster, node: str) -> list[dict[str, str]]:
     ]
 
 
-def proposed(world: Cluster, *, plan: Plan | None = None, **spec: object) -> Driver:
+def proposed(world: Cluster, *, plan: PlanModel | None = None, **spec: object) -> Driver:
     driver = Driver(world, **spec)
     name = next(name for name, nodes in sorted(nodes_of(world).items()) if nodes[0] != "n0")
     driver.ready(plan or a_plan([a_move(world, name, "n0")]))
@@ -45,7 +45,7 @@ def test_moves_by_hand_become_a_plan_that_waits_for_its_approval(settled: Cluste
     driver = Driver(settled, moves=moves_to(settled, "n0"))
     driver.around = replace(driver.around, generation=7, sizes={name: Size(500, 5) for name in settled.shards})
     driver.look()
-    assert (driver.state, driver.reason) == (State.PROPOSAL_READY, "WaitsForApproval")
+    assert (driver.state, driver.reason) == (RebalanceState.PROPOSAL_READY, "WaitsForApproval")
     assert driver.status is not None
     assert driver.status.plan is not None
     assert driver.status.plan.moved_bytes == 500 * len(driver.moves) == 2_000
@@ -95,7 +95,7 @@ def test_moves_by_hand_tell_what_falls_due_and_when_their_shards_are_hot(settled
 def test_moves_by_hand_that_cannot_be_made_are_named(settled: Cluster, move: dict[str, str], says: str) -> None:
     driver = Driver(settled, moves=[move])
     driver.look()
-    assert (driver.state, driver.reason) == (State.NOT_READY, "MovesImpossible")
+    assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "MovesImpossible")
     assert says in driver.status.conditions[0].message  # type: ignore[union-attr,index]
 
 
@@ -108,7 +108,7 @@ def test_an_excluded_topics_shards_stay(settled: Cluster) -> None:
 def test_without_moves_the_job_is_asked_once_and_its_plan_waits(settled: Cluster) -> None:
     driver = Driver(settled)
     assert driver.look().wants_job
-    assert (driver.state, driver.reason) == (State.PENDING_PROPOSAL, "ProposalRequested")
+    assert (driver.state, driver.reason) == (RebalanceState.PENDING_PROPOSAL, "ProposalRequested")
     asked_at = driver.status.requested_at  # type: ignore[union-attr]
     driver.job(Job(JobState.RUNS))
     driver.now_ms += 5_000
@@ -118,17 +118,17 @@ def test_without_moves_the_job_is_asked_once_and_its_plan_waits(settled: Cluster
     plan = a_plan([a_move(settled, "t-0", "n1")])
     driver.status = driver.status.model_copy(update={"plan": plan})
     driver.look()
-    assert driver.state is State.PROPOSAL_READY
+    assert driver.state is RebalanceState.PROPOSAL_READY
 
 
 @pytest.mark.parametrize(
     ("job", "state", "reason"),
     [
-        (Job(JobState.FAILED, "exit code 1"), State.NOT_READY, "JobFailed"),
-        (Job(JobState.FINISHED), State.READY, "Balanced"),
+        (Job(JobState.FAILED, "exit code 1"), RebalanceState.NOT_READY, "JobFailed"),
+        (Job(JobState.FINISHED), RebalanceState.READY, "Balanced"),
     ],
 )
-def test_a_job_without_a_plan(settled: Cluster, job: Job, state: State, reason: str) -> None:
+def test_a_job_without_a_plan(settled: Cluster, job: Job, state: RebalanceState, reason: str) -> None:
     driver = Driver(settled)
     driver.look()
     driver.job(job)
@@ -138,14 +138,14 @@ def test_a_job_without_a_plan(settled: Cluster, job: Job, state: State, reason: 
 
 def test_a_plan_without_moves_leaves_the_cluster_alone(settled: Cluster) -> None:
     driver = proposed(settled, plan=a_plan([]), approval="Automatic")
-    assert (driver.state, driver.reason) == (State.READY, "Balanced")
+    assert (driver.state, driver.reason) == (RebalanceState.READY, "Balanced")
 
 
 @pytest.mark.parametrize("named", ["", "true", "yes", "0123456789ab"])
 def test_an_approval_of_another_hash_never_starts_the_plan(settled: Cluster, named: str) -> None:
     driver = proposed(settled)
     outcome = driver.look(approve=named)
-    assert (driver.state, outcome.edits) == (State.PROPOSAL_READY, ())
+    assert (driver.state, outcome.edits) == (RebalanceState.PROPOSAL_READY, ())
     assert driver.said[-1] == "ApprovalRefused"
     assert outcome.consumed == {"approve"}
 
@@ -158,22 +158,22 @@ def test_an_approval_of_a_former_plan_does_not_start_the_present_one(settled: Cl
     later = a_plan([a_move(settled, "t-1", "n0")], made_at=text_of(START_MS + 1))
     driver.status = driver.status.model_copy(update={"plan": later})
     driver.look(approve=former)
-    assert driver.state is State.PROPOSAL_READY
+    assert driver.state is RebalanceState.PROPOSAL_READY
     assert "ApprovalRefused" in driver.said
 
 
 def test_an_expired_plan_cannot_be_approved() -> None:
     world = cluster(3, 3)
-    for state in (State.PROPOSAL_READY, State.STOPPED):
+    for state in (RebalanceState.PROPOSAL_READY, RebalanceState.STOPPED):
         driver = proposed(world, plan=a_plan([a_move(world, "t-1", "n0")], expires_at=text_of(START_MS + HOUR_MS)))
-        if state is State.STOPPED:
+        if state is RebalanceState.STOPPED:
             driver.spec = driver.spec.model_copy(update={"not_before": text_of(START_MS + HOUR_MS)})
             driver.approve()
             driver.look(verb="stop")
         assert driver.state is state
         driver.now_ms += HOUR_MS
         driver.approve()
-        assert driver.state in (State.NOT_READY, State.STOPPED)
+        assert driver.state in (RebalanceState.NOT_READY, RebalanceState.STOPPED)
         assert "ApprovalRefused" in driver.said
         assert driver.begun == []
 
@@ -184,9 +184,9 @@ def test_a_plan_that_nobody_approves_expires_and_a_refresh_asks_for_another(sett
     assert driver.last.look_again_ms == START_MS + HOUR_MS
     driver.now_ms += HOUR_MS
     driver.look()
-    assert (driver.state, driver.reason) == (State.NOT_READY, "PlanExpired")
+    assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "PlanExpired")
     assert driver.look(verb="refresh").wants_job
-    assert driver.state is State.PENDING_PROPOSAL
+    assert driver.state is RebalanceState.PENDING_PROPOSAL
     assert driver.status is not None
     assert driver.status.plan is None
 
@@ -201,19 +201,21 @@ def test_a_plan_that_nobody_approves_expires_and_a_refresh_asks_for_another(sett
         {"topics": (TopicSpec("t", 6), TopicSpec("u", 1))},
     ],
 )
-@pytest.mark.parametrize("state", [State.PROPOSAL_READY, State.STOPPED])
-def test_a_plan_for_other_nodes_copies_or_topics_is_void(change: dict[str, Any], state: State) -> None:
+@pytest.mark.parametrize("state", [RebalanceState.PROPOSAL_READY, RebalanceState.STOPPED])
+def test_a_plan_for_other_nodes_copies_or_topics_is_void(change: dict[str, Any], state: RebalanceState) -> None:
     world = cluster(3, 6)
     plan = a_plan([a_move(world, "t-1", "n0")], made_for=made_for(world.spec))
     driver = proposed(world, plan=plan, notBefore=text_of(START_MS + HOUR_MS))
-    if state is State.STOPPED:
+    if state is RebalanceState.STOPPED:
         driver.approve()
         driver.look(verb="stop")
     assert driver.state is state
     world.spec = replace(world.spec, **change)
     driver.approve()
     assert (driver.state, driver.reason) == (
-        (State.NOT_READY, "ClusterChanged") if state is State.PROPOSAL_READY else (State.STOPPED, "StoppedByRequest")
+        (RebalanceState.NOT_READY, "ClusterChanged")
+        if state is RebalanceState.PROPOSAL_READY
+        else (RebalanceState.STOPPED, "StoppedByRequest")
     )
     assert "ApprovalRefused" in driver.said
 
@@ -230,12 +232,12 @@ def test_a_plan_outlasts_changes_that_it_does_not_count_on_such_as_a_pause(chang
     driver.ready(plan)
     driver.paused(True)
     driver.look()
-    assert driver.state is State.RECONCILIATION_PAUSED
+    assert driver.state is RebalanceState.RECONCILIATION_PAUSED
     world.spec = replace(world.spec, **change)
     driver.around = replace(driver.around, generation=6)
     driver.paused(False)
     driver.approve()
-    assert driver.state is State.REBALANCING
+    assert driver.state is RebalanceState.REBALANCING
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_small_plans_are_carried_out_unasked_where_that_is_wished(limits: dict[s
     name = next(name for name, nodes in sorted(nodes_of(world).items()) if nodes[0] != "n0")
     plan = a_plan([a_move(world, name, "n0")], moved_bytes=1_000, due_in_window=10)
     driver = proposed(world, plan=plan, approval="AutomaticBelow", automaticBelow=limits)
-    assert (driver.state is State.REBALANCING) is begins
+    assert (driver.state is RebalanceState.REBALANCING) is begins
 
 
 @pytest.mark.parametrize(
@@ -273,29 +275,29 @@ def test_the_clusters_approval_holds_where_a_rebalance_has_none_of_its_own(
     driver = Driver(world, **own)
     driver.around = replace(driver.around, **clusters)
     driver.ready(a_plan([a_move(world, "t-1", "n0")], moved_bytes=1_000))
-    assert (driver.state is State.REBALANCING) is begins
+    assert (driver.state is RebalanceState.REBALANCING) is begins
 
 
 def test_the_clusters_approval_is_the_present_one_and_not_that_of_the_plans_making() -> None:
     world = cluster(3, 3)
     driver = Driver(world)
     driver.ready(a_plan([a_move(world, "t-1", "n0")]))
-    assert driver.state is State.PROPOSAL_READY
+    assert driver.state is RebalanceState.PROPOSAL_READY
     driver.around = replace(driver.around, approval=Approval.AUTOMATIC)
     driver.look()
-    assert driver.state is State.REBALANCING
+    assert driver.state is RebalanceState.REBALANCING
 
 
 def test_moves_by_hand_wait_for_approval_whatever_the_clusters_wish_for_the_jobs(settled: Cluster) -> None:
     driver = Driver(settled, moves=moves_to(settled, "n0"))
     driver.around = replace(driver.around, approval=Approval.AUTOMATIC)
     driver.look()
-    assert driver.state is State.PROPOSAL_READY
+    assert driver.state is RebalanceState.PROPOSAL_READY
 
 
 def test_what_is_not_known_is_not_below_a_limit(settled: Cluster) -> None:
     driver = proposed(settled, approval="AutomaticBelow", automaticBelow={"dueInWindow": 1 << 40})
-    assert driver.state is State.PROPOSAL_READY
+    assert driver.state is RebalanceState.PROPOSAL_READY
 
 
 def test_a_stopped_plan_finishes_what_is_under_way_starts_nothing_more_and_can_go_on() -> None:
@@ -305,15 +307,15 @@ def test_a_stopped_plan_finishes_what_is_under_way_starts_nothing_more_and_can_g
     driver.approve()
     begun = list(driver.begun)
     driver.look(verb="stop")
-    assert (driver.state, driver.reason) == (State.REBALANCING, "Stopping")
+    assert (driver.state, driver.reason) == (RebalanceState.REBALANCING, "Stopping")
     driver.until(driver.is_over)
-    assert (driver.state, driver.reason) == (State.STOPPED, "StoppedByRequest")
+    assert (driver.state, driver.reason) == (RebalanceState.STOPPED, "StoppedByRequest")
     assert driver.begun == begun
     assert len(begun) == 1
     assert [it.state for it in driver.moves].count(MoveState.DONE) == 1
     driver.approve()
     driver.until(driver.is_over)
-    assert (driver.state, driver.reason) == (State.READY, "MovesDone")
+    assert (driver.state, driver.reason) == (RebalanceState.READY, "MovesDone")
     assert set(nodes_of(world).values()) == {("n2",)}
 
 
@@ -332,15 +334,15 @@ def test_a_stop_that_crosses_the_jobs_plan_keeps_it_from_beginning_unasked() -> 
     world = cluster(3, 3)
     driver = Driver(world, approval="Automatic")
     driver.look()
-    assert driver.state is State.PENDING_PROPOSAL
+    assert driver.state is RebalanceState.PENDING_PROPOSAL
     assert driver.status is not None
     driver.status = driver.status.model_copy(update={"plan": a_plan([a_move(world, "t-1", "n0")])})
     outcome = driver.look(verb="stop")
-    assert (driver.state, outcome.edits) == (State.STOPPED, ())
+    assert (driver.state, outcome.edits) == (RebalanceState.STOPPED, ())
     driver.now_ms += 3 * HOUR_MS
     assert driver.look().edits == ()
     driver.approve()
-    assert driver.state is State.REBALANCING
+    assert driver.state is RebalanceState.REBALANCING
 
 
 def test_a_refresh_while_under_way_finishes_the_move_and_proposes_anew() -> None:
@@ -352,10 +354,10 @@ def test_a_refresh_while_under_way_finishes_the_move_and_proposes_anew() -> None
     driver.spec = driver.spec.model_copy(update={"moves": None})
     driver.generation += 1
     driver.look(verb="refresh")
-    driver.until(lambda: driver.state is State.PENDING_PROPOSAL)
+    driver.until(lambda: driver.state is RebalanceState.PENDING_PROPOSAL)
     assert len(driver.begun) == 1
     driver.look(approve=former)
-    assert driver.state is State.PENDING_PROPOSAL
+    assert driver.state is RebalanceState.PENDING_PROPOSAL
 
 
 def test_after_an_end_nothing_is_carried_out_unasked_until_it_has_cooled_down() -> None:
@@ -363,31 +365,31 @@ def test_after_an_end_nothing_is_carried_out_unasked_until_it_has_cooled_down() 
     names = sorted(name for name, nodes in nodes_of(world).items() if nodes[0] == "n1")
     driver = proposed(world, plan=a_plan([a_move(world, names[0], "n0")]), approval="Automatic", coolDown="2h")
     driver.until(driver.is_over)
-    assert driver.state is State.READY
+    assert driver.state is RebalanceState.READY
     assert driver.status is not None
     later = a_plan([a_move(world, names[1], "n0")], made_at=text_of(driver.now_ms))
     driver.status = driver.status.model_copy(update={"plan": later})
     driver.look()
-    assert (driver.state, driver.reason) == (State.PROPOSAL_READY, "CoolingDown")
+    assert (driver.state, driver.reason) == (RebalanceState.PROPOSAL_READY, "CoolingDown")
     driver.now_ms += 2 * HOUR_MS - 10_000
     driver.look()
-    assert driver.state is State.PROPOSAL_READY
+    assert driver.state is RebalanceState.PROPOSAL_READY
     driver.now_ms += 10_000
     driver.look()
-    assert driver.state is State.REBALANCING
+    assert driver.state is RebalanceState.REBALANCING
 
 
 def test_a_person_need_not_wait_for_the_cool_down() -> None:
     world = cluster(3, 3)
     driver = Driver(world, moves=moves_to(world, "n2"), approval="Automatic")
     driver.look()
-    assert driver.state is State.REBALANCING
+    assert driver.state is RebalanceState.REBALANCING
     driver.look(verb="stop")
     driver.until(driver.is_over)
     left = [it for it in driver.moves if it.state is None]
     if left:
         driver.approve()
-        assert driver.state is State.REBALANCING
+        assert driver.state is RebalanceState.REBALANCING
 
 
 def test_of_one_cluster_one_plan_is_carried_out_at_a_time(settled: Cluster) -> None:
@@ -396,7 +398,7 @@ def test_of_one_cluster_one_plan_is_carried_out_at_a_time(settled: Cluster) -> N
         driver.around = replace(driver.around, busy="other")
         driver.ready(a_plan([a_move(settled, "t-1", "n0")]))
         driver.approve()
-        assert driver.state is State.PROPOSAL_READY
+        assert driver.state is RebalanceState.PROPOSAL_READY
         assert driver.said[-1] in ("ApprovalRefused", "AnotherUnderWay")
 
 
@@ -407,7 +409,7 @@ def test_a_paused_cluster_rests_and_goes_on_where_it_was() -> None:
     driver.approve()
     driver.paused(True)
     outcome = driver.look(verb="stop")
-    assert (driver.state, driver.reason, outcome.edits) == (State.RECONCILIATION_PAUSED, "Paused", ())
+    assert (driver.state, driver.reason, outcome.edits) == (RebalanceState.RECONCILIATION_PAUSED, "Paused", ())
     assert outcome.consumed == frozenset(), "verbs are kept for later"
     begun = len(driver.begun)
     for _ in range(5):
@@ -417,20 +419,22 @@ def test_a_paused_cluster_rests_and_goes_on_where_it_was() -> None:
     assert len(driver.begun) == begun
     driver.paused(False)
     driver.look()
-    assert driver.state is State.REBALANCING
+    assert driver.state is RebalanceState.REBALANCING
     driver.until(driver.is_over)
     assert driver.reason == "MovesDone"
 
 
-@pytest.mark.parametrize("state", sorted(set(State) - {State.RECONCILIATION_PAUSED}))
+@pytest.mark.parametrize("state", sorted(set(RebalanceState) - {RebalanceState.RECONCILIATION_PAUSED}))
 @pytest.mark.parametrize("verb", ["stop", "refresh", "dance"])
-def test_a_verb_is_answered_and_taken_away_whatever_the_state(settled: Cluster, state: State, verb: str) -> None:
+def test_a_verb_is_answered_and_taken_away_whatever_the_state(
+    settled: Cluster, state: RebalanceState, verb: str
+) -> None:
     plan = a_plan([a_move(settled, "t-1", "n0")])
     fields = {"state": state, "plan": plan, "plan_seen": plan.hash, "approved": plan.hash, "observed_generation": 1}
     driver = Driver(settled, DelayRebalanceStatus.model_validate(fields), notBefore=text_of(START_MS + HOUR_MS))
     outcome = driver.look(verb=verb)
     assert outcome.consumed == {"verb"}
-    means = state in ACCEPTS.get(verb, ()) or (state is State.NEW and verb in ACCEPTS)
+    means = state in ACCEPTS.get(verb, ()) or (state is RebalanceState.NEW and verb in ACCEPTS)
     assert ("VerbRefused" in driver.said) is not means
 
 

@@ -26,7 +26,7 @@ DRAIN = 2_000  # datagrams that are taken before time is looked at again, so tha
 QUIET_SECONDS = 60.0  # before the same trouble is logged again
 
 
-class Carried(Protocol):
+class HeartbeatSource(Protocol):
     """What the thread works for; safe to be called from it."""
 
     def beacons(self) -> list[tuple[str, Beacon]]:
@@ -45,7 +45,7 @@ class BeaconThread:
 
     def __init__(
         self,
-        promises: Carried,
+        promises: HeartbeatSource,
         address: Callable[[str], tuple[str, int] | None],
         log: Callable[..., None],
         interval_ms: int = 250,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from delaynode.store.log.following import Piece, forget_floor, write_floor
+from delaynode.store.log.following import FrameChunk, forget_floor, write_floor
 from delaynode.store.log.frames import FLAG_NEW_SEGMENT, Unsealed
 from delaynode.store.types import Buffer
 
@@ -68,7 +68,7 @@ class WriteBatch:
 
 
 @dataclass(slots=True)
-class ReceivedBatch(WriteBatch):
+class ReceivedFrames(WriteBatch):
     """Frames of a master, written as they came.
 
     A frame's `synced` says what was on the MASTER's disk when it was sealed. Recovery takes it for proof of what is on
@@ -84,7 +84,7 @@ class ReceivedBatch(WriteBatch):
     nothing that was acknowledged; what is given up is that rot in the log's last part is told from a torn tail.
     """
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[FrameChunk] = field(default_factory=list)
 
     def run(self) -> None:
         """Write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from delaynode.store.errors import Damaged, NewerFormat, Refused
-from delaynode.store.log.batches import ReceivedBatch
+from delaynode.store.log.batches import ReceivedFrames
 from delaynode.store.log.batches import WriteBatch as WriteBatch  # callers know it from here
 from delaynode.store.log.checks import checks_in, checks_of, first_difference, join_padded, places_in, record_checks
 from delaynode.store.log.files import Files
-from delaynode.store.log.following import Piece, check_followers, forget_floor, parse_frames, piece_of, read_floor
+from delaynode.store.log.following import FrameChunk, check_followers, forget_floor, parse_frames, piece_of, read_floor
 from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     HEADER_BYTES,
@@ -26,7 +26,7 @@ from delaynode.store.log.frames import (
     MAX_FRAME_BYTES,
     BadFrame,
     Frame,
-    Kind,
+    FrameKind,
     UnknownKind,
     Unsealed,
     parse,
@@ -53,7 +53,7 @@ class CommitLog:
     segment: int = 0  # where the segment that the next frame goes into starts, if it fits
     floor: int | None = None  # from here on, what frames say of `synced` may not be true of this disk
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, start offset) of the whole log, ascending
-    pending: list[Unsealed | Piece] = field(default_factory=list)  # what take() has not taken
+    pending: list[Unsealed | FrameChunk] = field(default_factory=list)  # what take() has not taken
     _roll: bool = False  # the next frame begins a segment
 
     @classmethod
@@ -70,7 +70,7 @@ class CommitLog:
 
     def propose(
         self,
-        kind: Kind,
+        kind: FrameKind,
         epoch: int,
         count: int,
         first_seq: int,
@@ -90,7 +90,7 @@ class CommitLog:
             flags |= FLAG_NEW_SEGMENT
             self.segment, self._roll = self.end, False
         frame = Unsealed(kind, flags, self.uid, epoch, count, first_seq, wall_ms, self.end, payload, length)
-        if kind is Kind.EPOCH:
+        if kind is FrameKind.EPOCH:
             self.epochs.append((epoch, self.end))
         self.pending.append(frame)
         self.end += length
@@ -119,7 +119,7 @@ class CommitLog:
         if frames:
             piece = piece_of(frames, data)
             self.pending.append(piece)
-            self.epochs += [(frame.epoch, frame.offset) for frame in frames if frame.kind is Kind.EPOCH]
+            self.epochs += [(frame.epoch, frame.offset) for frame in frames if frame.kind is FrameKind.EPOCH]
             self.segment = piece.rolls[-1] if piece.rolls else self.segment
             self.end = piece.end
         return frames
@@ -135,7 +135,7 @@ class CommitLog:
         """Drop what take() has not taken; nothing is being written."""
         if self.pending:
             first = self.pending[0]
-            self.end = first.start if isinstance(first, Piece) else first.offset
+            self.end = first.start if isinstance(first, FrameChunk) else first.offset
             self.pending.clear()
             self._forget_after(self.end)
 
@@ -153,9 +153,9 @@ class CommitLog:
         if len(frames) == len(waiting):
             last = frames[-1]
             return WriteBatch(self, frames[0].offset, last.offset + last.length, sync, frames)
-        pieces = [one for one in waiting if isinstance(one, Piece)]
+        pieces = [one for one in waiting if isinstance(one, FrameChunk)]
         self.pending = [*frames]  # of a reign that has begun since: after what came before it
-        return ReceivedBatch(self, pieces[0].start, pieces[-1].end, sync, pieces=pieces)
+        return ReceivedFrames(self, pieces[0].start, pieces[-1].end, sync, pieces=pieces)
 
     def finish(self, batch: WriteBatch) -> None:
         """The batch has run."""
@@ -283,9 +283,9 @@ class CommitLog:
 
     def _write_before(self, end: int) -> None:
         """Of the received frames that wait to be written, those before `end`."""
-        pieces = [one.before(end) for one in self.pending if isinstance(one, Piece) and one.start < end]
+        pieces = [one.before(end) for one in self.pending if isinstance(one, FrameChunk) and one.start < end]
         if pieces:
-            batch = ReceivedBatch(self, pieces[0].start, pieces[-1].end, sync=True, pieces=pieces)
+            batch = ReceivedFrames(self, pieces[0].start, pieces[-1].end, sync=True, pieces=pieces)
             batch.run()
             self.finish(batch)
 

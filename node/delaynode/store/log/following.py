@@ -12,14 +12,14 @@ from itertools import pairwise
 
 from delaynode.store.errors import Damaged
 from delaynode.store.log.files import Files
-from delaynode.store.log.frames import FLAG_NEW_SEGMENT, BadFrame, Frame, Kind, parse
+from delaynode.store.log.frames import FLAG_NEW_SEGMENT, BadFrame, Frame, FrameKind, parse
 
 FLOOR = "floor"
 
 
 # ---------------------------------------------------------------- frames
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FrameChunk:
     """Whole frames, one after the other, from log offset `start` on."""
 
     start: int
@@ -36,9 +36,11 @@ class Piece:
         cuts = sorted({self.start, *self.rolls, self.end})
         return [(self.data[low - self.start : high - self.start], low in self.rolls) for low, high in pairwise(cuts)]
 
-    def before(self, end: int) -> Piece:
+    def before(self, end: int) -> FrameChunk:
         """What of it lies before the frame that begins at `end`."""
-        return Piece(self.start, self.data[: end - self.start], tuple(at for at in self.rolls if at < end), self.synced)
+        return FrameChunk(
+            self.start, self.data[: end - self.start], tuple(at for at in self.rolls if at < end), self.synced
+        )
 
 
 def parse_frames(data: memoryview, offset: int, uid: int) -> list[Frame]:
@@ -57,7 +59,7 @@ def check_followers(frames: list[Frame], last_epoch: int) -> None:
     for frame in frames:
         if frame.synced > frame.offset:
             raise BadFrame(f"the frame at {frame.offset} says that all before {frame.synced} is on disk", 0)
-        if frame.kind is Kind.EPOCH:
+        if frame.kind is FrameKind.EPOCH:
             if frame.epoch <= last_epoch:
                 raise BadFrame(f"epoch {frame.epoch} begins at {frame.offset}, after epoch {last_epoch}", 0)
             last_epoch = frame.epoch
@@ -67,9 +69,9 @@ def check_followers(frames: list[Frame], last_epoch: int) -> None:
         raise BadFrame("the first frame begins no segment", 0)
 
 
-def piece_of(frames: list[Frame], data: memoryview) -> Piece:
+def piece_of(frames: list[Frame], data: memoryview) -> FrameChunk:
     rolls = tuple(frame.offset for frame in frames if frame.flags & FLAG_NEW_SEGMENT)
-    return Piece(frames[0].offset, data, rolls, max(frame.synced for frame in frames))
+    return FrameChunk(frames[0].offset, data, rolls, max(frame.synced for frame in frames))
 
 
 # ---------------------------------------------------------------- the floor

@@ -28,7 +28,7 @@ FLAG_DEAD_LETTERS = 1  # RETRY: of dead letters (a redrive); DEAD: drop them
 FLAG_NEW_SEGMENT = 2  # this frame begins a CommitLog segment, on every replica
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     APPEND = 1
     TICK = 2
     CANCEL = 3
@@ -42,14 +42,14 @@ class Kind(IntEnum):
     TRIM = 11
 
 
-KINDS = {int(kind): kind for kind in Kind}
+KINDS = {int(kind): kind for kind in FrameKind}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame as it stands in the log. `payload` is a view; copy what is kept."""
 
-    kind: Kind
+    kind: FrameKind
     flags: int
     epoch: int
     count: int
@@ -69,7 +69,7 @@ class Frame:
 class Unsealed:
     """A frame that has its place in the log but no crc yet: the writing thread seals it."""
 
-    kind: Kind
+    kind: FrameKind
     flags: int
     uid: int
     epoch: int
@@ -136,7 +136,7 @@ def column_bytes(*columns: Array) -> tuple[Buffer, ...]:
     return tuple(raw(np.ascontiguousarray(c)) if len(c) else b"" for c in columns)
 
 
-class Columns:
+class PayloadColumns:
     """Reads columns off a payload in order; Damaged when the payload is too short for them."""
 
     def __init__(self, payload: memoryview) -> None:
@@ -196,12 +196,12 @@ def append_prefix(producer: int, number: int) -> bytes:
 
 def parse_append_prefix(frame: Frame) -> tuple[int, int]:
     """(producer, number)."""
-    producer, number = Columns(frame.payload).unpack(_APPEND)
+    producer, number = PayloadColumns(frame.payload).unpack(_APPEND)
     return producer, number
 
 
 def parse_append(frame: Frame) -> Append:
-    columns = Columns(frame.payload)
+    columns = PayloadColumns(frame.payload)
     producer, number = columns.unpack(_APPEND)
     n = frame.count
     due, size = columns.take("<i8", n), columns.take("<u4", n)
@@ -226,7 +226,7 @@ class Tick:
 
 
 def parse_tick(frame: Frame) -> Tick:
-    due, seq, released, queue_end = Columns(frame.payload).unpack(_TICK)
+    due, seq, released, queue_end = PayloadColumns(frame.payload).unpack(_TICK)
     return Tick(due, seq, released, queue_end)
 
 
@@ -244,7 +244,7 @@ class Cancel:
 
 
 def parse_cancel(frame: Frame) -> Cancel:
-    columns, n = Columns(frame.payload), frame.count
+    columns, n = PayloadColumns(frame.payload), frame.count
     eights = [columns.take("<i8", n) for _ in range(3)]
     return Cancel(eights[0], eights[1], eights[2], columns.take("<u4", n))
 
@@ -269,7 +269,7 @@ class Reschedule:
 
 
 def parse_reschedule(frame: Frame) -> Reschedule:
-    columns, n = Columns(frame.payload), frame.count
+    columns, n = PayloadColumns(frame.payload), frame.count
     eights = [columns.take("<i8", n) for _ in range(4)]
     fours = [columns.take("<u4", n) for _ in range(4)]
     return Reschedule(*eights, *fours)
@@ -290,7 +290,7 @@ class GroupChange:
 
 
 def parse_group(frame: Frame) -> GroupChange:
-    columns = Columns(frame.payload)
+    columns = PayloadColumns(frame.payload)
     group = columns.text()
     create, start = columns.unpack(struct.Struct("<Bq"))
     (count,) = columns.unpack(_U16)
@@ -298,7 +298,7 @@ def parse_group(frame: Frame) -> GroupChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class GroupProgress:
     """ACK, RETRY or DEAD: k ranges [start, end) of queue offsets of one group.
 
     attempt u32[k]: the attempt that ends (RETRY, DEAD). visible i64[k] ms: visible again at (RETRY).
@@ -314,15 +314,15 @@ class Progress:
         return (_text(self.group), *column_bytes(self.start, self.end, self.attempt, self.visible))
 
 
-def parse_progress(frame: Frame) -> Progress:
-    columns, k = Columns(frame.payload), frame.count
+def parse_progress(frame: Frame) -> GroupProgress:
+    columns, k = PayloadColumns(frame.payload), frame.count
     group = columns.text()
     start, end = columns.take("<i8", k), columns.take("<i8", k)
-    if frame.kind is Kind.ACK:
-        return Progress(group, start, end, np.empty(0, np.uint32), np.empty(0, np.int64))
+    if frame.kind is FrameKind.ACK:
+        return GroupProgress(group, start, end, np.empty(0, np.uint32), np.empty(0, np.int64))
     attempt = columns.take("<u4", k)
-    visible = columns.take("<i8", k) if frame.kind is Kind.RETRY else np.empty(0, np.int64)
-    return Progress(group, start, end, attempt, visible)
+    visible = columns.take("<i8", k) if frame.kind is FrameKind.RETRY else np.empty(0, np.int64)
+    return GroupProgress(group, start, end, attempt, visible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ class Relocate:
 
 
 def parse_relocate(frame: Frame) -> Relocate:
-    columns, n = Columns(frame.payload), frame.count
+    columns, n = PayloadColumns(frame.payload), frame.count
     seq, due, old_offset = (columns.take("<i8", n) for _ in range(3))
     size, key, tag = (columns.take("<u4", n) for _ in range(3))
     if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
@@ -368,6 +368,6 @@ class Trim:
 
 
 def parse_trim(frame: Frame) -> Trim:
-    columns = Columns(frame.payload)
+    columns = PayloadColumns(frame.payload)
     (queue_start,) = columns.unpack(struct.Struct("<q"))
     return Trim(queue_start, columns.take("<i8", frame.count))

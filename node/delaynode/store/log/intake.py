@@ -16,7 +16,7 @@ MAX_BATCH_MESSAGES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class IncomingBatch:
     """n messages for one shard. Views are fine: nothing is kept but the records until they are written.
 
     time: i64[n] ms, the due or, where relative u8[n] is 1, the delay; relative may be empty: all absolute
@@ -43,7 +43,7 @@ def columns_of(
     records: Buffer,
     producer: int,
     number: int,
-) -> Batch:
+) -> IncomingBatch:
     """A Batch from the wire's columns. Raises Refused with what is wrong and where."""
     if not 0 < count <= MAX_BATCH_MESSAGES:
         raise Refused("BATCH_TOO_LARGE", f"a batch has 1 to {MAX_BATCH_MESSAGES:,} messages, this one says {count:,}")
@@ -76,7 +76,7 @@ def columns_of(
     total = int(sizes.sum(dtype=np.int64))
     if total != len(records):
         raise Refused("BAD_COLUMNS", f"column size adds up to {total} bytes, records has {len(records)}")
-    return Batch(times, flags, sizes, keys, tags, records, producer, number)
+    return IncomingBatch(times, flags, sizes, keys, tags, records, producer, number)
 
 
 def resolve_due(time: I64, relative: U8, now_ms: int, max_delay_ms: int) -> I64:

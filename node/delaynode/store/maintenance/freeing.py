@@ -22,11 +22,11 @@ import numpy as np
 from delaynode.store.errors import Impossible
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog
-from delaynode.store.log.frames import Kind, Relocate, Trim
+from delaynode.store.log.frames import FrameKind, Relocate, Trim
 from delaynode.store.log.intake import DAY_MS
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
-from delaynode.store.queue.ledger import Ledger
+from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.units import ROLL, SAME, units
 from delaynode.store.types import Buffer, Records, at_or_below
@@ -38,7 +38,7 @@ SMALL_PART = 32  # of the size of a segment: one that is smaller is written agai
 OPEN_PART = 8  # of the size of a segment: what the open one may keep although it is dead
 RELOCATED = ("seq", "due", "offset", "size", "key", "tag")  # a unit's fields that a RELOCATE carries
 
-Propose = Callable[[Kind, int, tuple[Buffer, ...], int], AbstractContextManager[int]]
+Propose = Callable[[FrameKind, int, tuple[Buffer, ...], int], AbstractContextManager[int]]
 """(kind, count, payload, now ms): append a frame, whose end is given; the body applies it."""
 
 
@@ -66,7 +66,7 @@ class Freeing:
         config: KeepConfig,
         propose: Propose,
     ) -> None:
-        self.ledger = Ledger()
+        self.ledger = SegmentLedger()
         self.config = config
         self.release_times: list[tuple[int, int]] = []  # (wall ms, queue offset): what lies below was released before
         self.doomed: list[int] = []  # bases of freed segments whose files the next checkpoint does without
@@ -132,7 +132,7 @@ class Freeing:
         trim = Trim(start, bases)
         ended = self._ended(start)
         self.ledger.check_release(ended["offset"], ended["size"])
-        with self._propose(Kind.TRIM, len(bases), trim.payload(), now_ms) as end:
+        with self._propose(FrameKind.TRIM, len(bases), trim.payload(), now_ms) as end:
             self._consumers.trims(start, end)
             self._trim(trim, ended)
         return start < wanted
@@ -214,7 +214,7 @@ class Freeing:
         self.ledger.check_release(rows["offset"], rows["size"])
         seq, due, offset, size, key, tag = (np.ascontiguousarray(rows[name]) for name in RELOCATED)
         change = Relocate(seq, due, offset, size, key, tag, records, 0)
-        with self._propose(Kind.RELOCATE, len(rows), change.payload(), now_ms) as end:
+        with self._propose(FrameKind.RELOCATE, len(rows), change.payload(), now_ms) as end:
             self.apply_relocate(replace(change, records_at=end - len(records)))
 
     def apply_relocate(self, r: Relocate) -> None:

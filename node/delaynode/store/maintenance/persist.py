@@ -28,13 +28,13 @@ import numpy as np
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.files import Files
-from delaynode.store.log.frames import Frame, Kind
+from delaynode.store.log.frames import Frame, FrameKind
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.maintenance.marker import check_unmarked, mark_damaged, outlasts_a_restart
 from delaynode.store.maintenance.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
-from delaynode.store.queue.ledger import Ledger
+from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.queue.producers import ROW
 from delaynode.store.shard import Identity, Shard, ShardConfig
 from delaynode.store.timer.cascade import Cascade
@@ -167,7 +167,7 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     log = CommitLog.open(files, f"{directory}/log", identity.uid, config.log_segment_bytes)
     if log.end < state.log_offset:
         raise Damaged(f"{log.file.directory}: ends at {log.end}, the checkpoint is at {state.log_offset}")
-    ledger = Ledger(arrays.get("ledger"))
+    ledger = SegmentLedger(arrays.get("ledger"))
     timer_log = TimerLog(files, f"{directory}/timerlog", config.timer_segment_bytes, identity.uid)
     queue = ConsumeQueue(files, f"{directory}/queue", config.queue_segment_bytes, identity.uid)
     _match_files(files, state, ledger, log, timer_log, queue)
@@ -186,7 +186,7 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
 
     end, frames = state.log_offset, 0
     for frame in log.scan(state.log_offset):
-        if frame.kind is Kind.EPOCH:
+        if frame.kind is FrameKind.EPOCH:
             log.epochs.append((frame.epoch, frame.offset))
         if replay:
             _apply(shard, frame)
@@ -249,7 +249,7 @@ def _crowded(shard: Shard) -> bool:
 
 
 def _match_files(
-    files: Files, state: Checkpoint, ledger: Ledger, log: CommitLog, timer_log: TimerLog, queue: ConsumeQueue
+    files: Files, state: Checkpoint, ledger: SegmentLedger, log: CommitLog, timer_log: TimerLog, queue: ConsumeQueue
 ) -> None:
     """Make the files what the checkpoint says: remove those it did without, cut the derived ones to its ends.
 
@@ -275,7 +275,7 @@ def _remove(files: Files, paths: list[str]) -> None:
         files.remove(path)
 
 
-def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Ledger) -> None:
+def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: SegmentLedger) -> None:
     shard.checkpointed = shard.applied = state.log_offset
     shard.log.epochs = [(epoch, start) for epoch, start in state.epochs]
     shard.kept = state.kept_epoch, tuple(state.kept_in_sync)

@@ -31,7 +31,7 @@ STEP_BYTES = 1 << 20  # a step reads about so much, or one frame or flush that i
 
 
 @dataclass(slots=True)
-class Piece:
+class ScrubRange:
     """A segment: [offset, end) of it is still to be looked at."""
 
     file: SegmentedFile
@@ -50,7 +50,7 @@ class Piece:
 class ScrubStep(ABC):
     """Reads on in one piece. Raises Damaged, with the segment and the place, when what is there is not what was."""
 
-    def __init__(self, piece: Piece, uid: int) -> None:
+    def __init__(self, piece: ScrubRange, uid: int) -> None:
         self.piece = piece
         self.bytes = 0  # read
         self._uid = uid
@@ -170,7 +170,7 @@ class Scrub:
         steps += [(QueueStep, queue, base) for base in queue.bases]
         first = int(start * len(steps))
         self._todo = deque([*steps[first:], *steps[:first]])
-        self._now: tuple[type[ScrubStep], Piece] | None = None
+        self._now: tuple[type[ScrubStep], ScrubRange] | None = None
         self.bytes = 0  # read so far
 
     def begin(self) -> ScrubStep | None:
@@ -181,7 +181,7 @@ class Scrub:
             kind, file, base = self._todo.popleft()
             end = dict(file.spans()).get(base, base)
             if end > base:
-                self._now = kind, Piece(file, base, base, end)
+                self._now = kind, ScrubRange(file, base, base, end)
         kind, piece = self._now
         return kind(piece, self._shard.identity.uid)
 

@@ -29,7 +29,7 @@ from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
-from delaynode.store.queue.ledger import Ledger
+from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.shard import Identity
 from delaynode.store.types import Buffer
 
@@ -60,7 +60,7 @@ def _opened_piece(piece: Buffer) -> memoryview:
 
 # ---------------------------------------------------------------- the sender
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CheckpointSnapshot:
     """The files of a copy as of its last checkpoint, until release()."""
 
     files: Files
@@ -86,7 +86,7 @@ class Snapshot:
         self.files.remove_tree(self.directory)
 
 
-def take(files: Files, directory: str, name: str) -> Snapshot:
+def take(files: Files, directory: str, name: str) -> CheckpointSnapshot:
     """Hold the files of a copy as of its last checkpoint. Any thread. Raises OSError, Damaged.
 
     What is linked is only ever appended to, below the checkpoint's ends. A copy that is cut to a later checkpoint, or
@@ -115,7 +115,7 @@ def take(files: Files, directory: str, name: str) -> Snapshot:
             "version": VERSION, "uid": identity.uid, "log_offset": state.log_offset, "horizon_ms": horizon_ms,
             "files": parts,
         }  # fmt: skip
-        return Snapshot(files, place, state.log_offset, json.dumps(content).encode(), parts)
+        return CheckpointSnapshot(files, place, state.log_offset, json.dumps(content).encode(), parts)
     raise Damaged(f"{directory}: its checkpoint needs a file that is not there: {missing}") from missing
 
 
@@ -143,7 +143,7 @@ def _checkpoint_in(files: Files, place: str) -> tuple[Checkpoint, ck.Arrays]:
 
 def _parts(files: Files, directory: str, state: Checkpoint, arrays: ck.Arrays) -> Parts:
     """What the checkpoint needs of the segmented files. Raises FileNotFoundError."""
-    ledger = Ledger(arrays.get("ledger")).segments
+    ledger = SegmentLedger(arrays.get("ledger")).segments
     spans = zip(ledger["base"].tolist(), ledger["end"].tolist(), strict=True)
     found = [(f"log/{base:020d}", (end or state.log_offset) - base) for base, end in spans]
     for part, start, end in (

@@ -38,7 +38,7 @@ def own_checks(rows: Records, offset: int, uid: int) -> Array:
     return unit_checks(rows, np.arange(offset, offset + len(rows), dtype=np.int64), OWN_WORD, 32, uid)
 
 
-class Released(NamedTuple):
+class ReleasedRows(NamedTuple):
     """What one frame released: rows of dtype QUEUED. arrived_ms: when they came, if they were due by then; else 0."""
 
     rows: Records
@@ -51,7 +51,7 @@ class ConsumeQueue:
     def __init__(self, files: Files, directory: str, segment_bytes: int, uid: int = 0) -> None:
         self.uid = uid
         self.file = SegmentedFile(files, directory, segment_bytes)
-        self._staged: deque[tuple[int, Released]] = deque()
+        self._staged: deque[tuple[int, ReleasedRows]] = deque()
         self.start = 0  # the first queue offset that is kept; a TRIM moves it
         self.end = self.file.end // QUEUED_BYTES  # queue offset after the last applied unit
 
@@ -76,12 +76,12 @@ class ConsumeQueue:
         rows["due"], rows["seq"], rows["offset"] = due, seq, offset
         rows["size"], rows["tag"], rows["check"] = size, tag, check
         rows["own"] = own_checks(rows, self.end, self.uid)
-        self._staged.append((frame_end, Released(rows, arrived_ms)))
+        self._staged.append((frame_end, ReleasedRows(rows, arrived_ms)))
         self.end += len(rows)
 
-    def commit(self, committed: int) -> list[Released]:
+    def commit(self, committed: int) -> list[ReleasedRows]:
         """Write what frames up to log offset `committed` released; returns it, in order."""
-        ready: list[Released] = []
+        ready: list[ReleasedRows] = []
         while self._staged and self._staged[0][0] <= committed:
             ready.append(self._staged.popleft()[1])
         if ready:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaynode.store.errors import Impossible, Refused
-from delaynode.store.log.frames import FLAG_DEAD_LETTERS, GroupChange, Kind, Progress
+from delaynode.store.log.frames import FLAG_DEAD_LETTERS, FrameKind, GroupChange, GroupProgress
 from delaynode.store.log.offsets import as_like_ranges, as_ranges, expand, rows_at
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.dead_letters import NEVER
@@ -28,12 +28,12 @@ FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000
 NONE_I64: I64 = np.empty(0, np.int64)
 NONE_U32: U32 = np.empty(0, np.uint32)
 
-Propose = Callable[[Kind, int, tuple[Buffer, ...], int, int], AbstractContextManager[int]]
+Propose = Callable[[FrameKind, int, tuple[Buffer, ...], int, int], AbstractContextManager[int]]
 """(kind, count, payload, now ms, flags): append a frame, whose end is given; the body applies it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ConsumerDelivery:
     """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
 
     rests_on: log offset; to be answered once everything before it is committed. until_ms: they are its until then.
@@ -124,7 +124,7 @@ class Consumers:
         if len(self.groups) >= MAX_GROUPS:
             raise Refused("BAD_GROUP", f"the shard has {MAX_GROUPS} groups already; delete one")
         change = GroupChange(name, True, self.queue.visible if from_end else self.queue.start, tags)
-        with self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0) as end:
+        with self._propose(FrameKind.GROUP, 1, change.payload(), now_ms, 0) as end:
             self.apply_group(change)
             self.groups[name].rests.changed = end
         return end
@@ -134,10 +134,10 @@ class Consumers:
         group = self.group(name)
         change = GroupChange(name, False, 0, ())
         self._check_removal(group, *group.letters.below(self.queue.start))
-        with self._propose(Kind.GROUP, 1, change.payload(), now_ms, 0):
+        with self._propose(FrameKind.GROUP, 1, change.payload(), now_ms, 0):
             self.apply_group(change)
 
-    def deliver(self, name: str, now_ms: int, invisible_ms: int, most: int, most_bytes: int) -> Delivery:
+    def deliver(self, name: str, now_ms: int, invisible_ms: int, most: int, most_bytes: int) -> ConsumerDelivery:
         """Hand out what is visible now, at least one message if there is any, at most `most` and `most_bytes`."""
         group = self.group(name)
         until_ms = now_ms + invisible_ms
@@ -151,7 +151,7 @@ class Consumers:
         records_end = int((rows["offset"] + rows["size"]).max(initial=0))
         if records_end > self._committed():  # a letter's, which a RELOCATE under way moves
             rests_on = max(rests_on, records_end)
-        return Delivery(handed.offset, handed.attempt, rows, rests_on, until_ms)
+        return ConsumerDelivery(handed.offset, handed.attempt, rows, rests_on, until_ms)
 
     def _rows(self, group: Group, handed: I64) -> Records:
         """The rows of what a group handed out: letters first, then messages of its window."""
@@ -187,9 +187,9 @@ class Consumers:
         start, end = start[order], end[order]
         if bool((start[1:] < end[:-1]).any()):
             raise Refused("BAD_COLUMNS", "ranges overlap")
-        progress = Progress(name, start, end, NONE_U32, NONE_I64)
+        progress = GroupProgress(name, start, end, NONE_U32, NONE_I64)
         self._check_removal(group, *group.letters.at(group.letters.within(start, end)))
-        with self._propose(Kind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
+        with self._propose(FrameKind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
             group.rests.move(group.floor, log_end, self._committed())
             return group.acknowledge(start, end, self.queue)
 
@@ -242,20 +242,20 @@ class Consumers:
                 FIRST_BACKOFF_MS << np.minimum(ended.attempt.astype(np.int64) - 1, 20), LONGEST_BACKOFF_MS
             )
         wait[kept] = LONGEST_BACKOFF_MS
-        for kind, rows in ((Kind.DEAD, last), (Kind.RETRY, ~last)):
+        for kind, rows in ((FrameKind.DEAD, last), (FrameKind.RETRY, ~last)):
             if not rows.any():
                 continue
             start, end, attempt, visible = as_like_ranges(ended.offset[rows], ended.attempt[rows], now_ms + wait[rows])
-            progress = Progress(name, start, end, attempt, visible if kind is Kind.RETRY else NONE_I64)
+            progress = GroupProgress(name, start, end, attempt, visible if kind is FrameKind.RETRY else NONE_I64)
             with self._propose(kind, len(start), progress.payload(), now_ms, 0) as log_end:
                 group.rests.changed = log_end
                 self.apply_progress(kind, 0, progress, now_ms)
         return int(np.count_nonzero(~last)), int(np.count_nonzero(last))
 
     # ------------------------------------------------------------ dead letters
-    def dead_letters(self, name: str, after_offset: int, limit: int) -> Delivery:
+    def dead_letters(self, name: str, after_offset: int, limit: int) -> ConsumerDelivery:
         """Dead letters with a larger offset, ascending."""
-        return Delivery(*self.group(name).letters.dead_after(after_offset, limit))
+        return ConsumerDelivery(*self.group(name).letters.dead_after(after_offset, limit))
 
     def resolve(self, name: str, offsets: I64 | None, *, redrive: bool, now_ms: int) -> int:
         """Redrive or drop dead letters (all with None); returns how many of those named were dead letters.
@@ -283,11 +283,11 @@ class Consumers:
         if not len(letters):
             return
         start, end = as_ranges(letters)
-        kind, group = Kind.RETRY if redrive else Kind.DEAD, self.group(name)
+        kind, group = FrameKind.RETRY if redrive else FrameKind.DEAD, self.group(name)
         if not redrive:
             self._check_removal(group, *group.letters.at(group.letters.places(letters)[0]))
         zeros = np.zeros(len(start), np.int64)
-        progress = Progress(name, start, end, zeros.astype(np.uint32), zeros if redrive else NONE_I64)
+        progress = GroupProgress(name, start, end, zeros.astype(np.uint32), zeros if redrive else NONE_I64)
         with self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS) as log_end:
             group.rests.changed = log_end
             self.apply_progress(kind, FLAG_DEAD_LETTERS, progress, now_ms)
@@ -376,7 +376,7 @@ class Consumers:
         group.letters.removed = partial(self._removed, group)
         self.groups[group.name] = group
 
-    def apply_progress(self, kind: Kind, flags: int, progress: Progress, wall_ms: int) -> None:
+    def apply_progress(self, kind: FrameKind, flags: int, progress: GroupProgress, wall_ms: int) -> None:
         """wall_ms: of the frame."""
         group = self.groups.get(progress.group)
         if group is None or not len(progress.start):
@@ -385,10 +385,10 @@ class Consumers:
             raise Impossible(f"it names queue offset {int(progress.end.max()) - 1}, the queue ends at {self.queue.end}")
         if flags & FLAG_DEAD_LETTERS:
             offsets = expand(progress.start, progress.end)
-            group.redrive(offsets, wall_ms) if kind is Kind.RETRY else group.drop(offsets)
-        elif kind is Kind.ACK:
+            group.redrive(offsets, wall_ms) if kind is FrameKind.RETRY else group.drop(offsets)
+        elif kind is FrameKind.ACK:
             group.acknowledge(progress.start, progress.end, self.queue)
-        elif kind is Kind.RETRY:
+        elif kind is FrameKind.RETRY:
             group.retry(progress.start, progress.end, progress.attempt, progress.visible, self.queue)
         else:
             group.bury(progress.start, progress.end, progress.attempt, wall_ms, self.queue)

@@ -35,7 +35,7 @@ class Usage:
     needed_bytes: int
 
 
-class Ledger:
+class SegmentLedger:
     """Owned by the shard's thread. Segments are in log order; the last one is open."""
 
     def __init__(self, segments: Array | None = None) -> None:

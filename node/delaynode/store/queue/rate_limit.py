@@ -19,7 +19,7 @@ def share(rate: int, queues: int, queue: int) -> int:
     return max(1, rate // queues + (queue < rate % queues))
 
 
-class Pace:
+class RateLimit:
     """rate: messages per second. Starts empty: a restart is no way round the cap."""
 
     def __init__(self, rate: int, now_ms: int) -> None:
@@ -29,9 +29,9 @@ class Pace:
         self._dry = True  # all tokens are spent, and no chunk has come since
         self._at_ms = now_ms
 
-    def changed(self, rate: int, now_ms: int) -> Pace:
+    def changed(self, rate: int, now_ms: int) -> RateLimit:
         """The same bucket with another rate from now on."""
-        new = Pace(rate, now_ms)
+        new = RateLimit(rate, now_ms)
         self._refill(now_ms)
         new._tokens, new._debt = min(self._tokens, new._burst), min(self._debt, new.rate * DEBT_MS)
         new._dry = new._tokens < new._chunk

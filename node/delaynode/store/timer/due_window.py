@@ -88,7 +88,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedColumns:
     """What one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
 
     due: I64
@@ -191,7 +191,7 @@ class DueWindow:
             int(np.count_nonzero(run.offset[run.at : end] >= 0)) for run, end in zip(self._runs, ends, strict=True)
         )
 
-    def take(self, target: Pair, most: int, most_live: int | None = None) -> Released:
+    def take(self, target: Pair, most: int, most_live: int | None = None) -> ReleasedColumns:
         """Remove what is at or below `target`, at most `most` rows and `most_live` live ones, in (due, seq) order.
 
         Its watermark is `target`, or the last row taken where one of these cut it short.
@@ -214,7 +214,7 @@ class DueWindow:
                     column.append(source[run.at : end])
         if not columns[0]:
             none, none4 = np.empty(0, np.int64), np.empty(0, np.uint32)
-            return Released(none, none, none, none4, none4, none4, target)
+            return ReleasedColumns(none, none, none, none4, none4, none4, target)
         due, seq, offset, size, tag, check = (part[0] if len(part) == 1 else np.concatenate(part) for part in columns)
         if len(columns[0]) > 1:
             order = release_order(due, seq)[:most]
@@ -232,7 +232,7 @@ class DueWindow:
         live = offset >= 0
         if not live.all():
             due, seq, offset, size, tag, check = (part[live] for part in (due, seq, offset, size, tag, check))
-        return Released(due, seq, offset, size, tag, check, watermark)
+        return ReleasedColumns(due, seq, offset, size, tag, check, watermark)
 
     def kill(self, due: I64, seq: I64, mark: int) -> None:
         """Mark rows dead; those not here are left alone."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from delaynode.store.timer.cascade import PIECE_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timer.cleanup import STEP_UNITS, CleanJob, Cycle
-from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, Released, after
+from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, ReleasedColumns, after
 from delaynode.store.timer.jobs import Capture, FlushJob, LoadJob, Pieces, SlotRef
 from delaynode.store.timer.scan import Choice, Folds, Named, ScanJob
 from delaynode.store.timer.timer_log import UNIT_BYTES, Flush, LogRange, Mend, TimerLog, build_flush
@@ -130,7 +130,7 @@ class TimerIndex:
         self._arrive(rows)
         self.window.relocate(rows)
 
-    def release(self, target: Pair, most: int, most_live: int | None = None) -> Released:
+    def release(self, target: Pair, most: int, most_live: int | None = None) -> ReleasedColumns:
         """Take what is at or below `target` (which must be loaded) out of the window; moves the watermark."""
         taken = self.window.take(target, most, most_live)
         self.watermark = taken.watermark

@@ -22,7 +22,7 @@ from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.frames import (
     Frame,
-    Kind,
+    FrameKind,
     parse_append,
     parse_cancel,
     parse_relocate,
@@ -186,25 +186,25 @@ def _said(frames: Iterator[Frame]) -> tuple[Records, Pair]:
     said: list[Records] = []
     watermark = Pair(0, MAX_SEQ)  # a letter's due is 0; what else comes lies above the true one, see _check_wheel()
     for frame in frames:
-        if frame.kind is Kind.TICK:
+        if frame.kind is FrameKind.TICK:
             tick = parse_tick(frame)
             watermark = Pair(tick.due, tick.seq)
-        elif frame.kind is Kind.APPEND:
+        elif frame.kind is FrameKind.APPEND:
             a = parse_append(frame)
             seq = np.arange(frame.first_seq, frame.first_seq + len(a.due), dtype=np.int64)
             check = record_checks(a.records, a.records_at, a.size, seq)
             offset = np.cumsum(a.size, dtype=np.int64) - a.size + a.records_at
             rows = units(a.due, seq, offset, a.size, a.key, a.tag, DEFAULT, check)
             said.append(rows[~((a.due <= frame.wall_ms) | at_or_below(a.due, seq, watermark))])
-        elif frame.kind is Kind.CANCEL:
+        elif frame.kind is FrameKind.CANCEL:
             c = parse_cancel(frame)
             said.append(units(c.due, c.seq, 0, c.size, 0, 0, DELETE))
-        elif frame.kind is Kind.RESCHEDULE:
+        elif frame.kind is FrameKind.RESCHEDULE:
             r = parse_reschedule(frame)
             said.append(units(r.old_due, r.seq, 0, r.size, 0, 0, DELETE_MOVED))
             rows = units(r.new_due, r.seq, r.offset, r.size, r.key, r.tag, DEFAULT, r.check)
             said.append(rows[~((r.new_due <= frame.wall_ms) | at_or_below(r.new_due, r.seq, watermark))])
-        elif frame.kind is Kind.RELOCATE:
+        elif frame.kind is FrameKind.RELOCATE:
             m = parse_relocate(frame)
             check = record_checks(m.records, m.records_at, m.size, m.seq)
             offset = np.cumsum(m.size, dtype=np.int64) - m.size + m.records_at

@@ -21,7 +21,7 @@ from delaynode.store.log.frames import (
     MAGIC,
     BadFrame,
     Frame,
-    Kind,
+    FrameKind,
     parse,
     parse_append,
     parse_cancel,
@@ -255,7 +255,7 @@ class LogPass:
         if frame.offset >= facts.as_of and self.state is facts.state:
             self.state = state = replace(state, epochs=list(state.epochs))
         epoch = state.epochs[-1][0] if state.epochs else None
-        if frame.kind is Kind.EPOCH:
+        if frame.kind is FrameKind.EPOCH:
             if epoch is not None and frame.epoch <= epoch:
                 self._tell(frame.offset, "the epoch does not rise", expected=f"above {epoch}", found=frame.epoch)
         elif epoch is not None and (frame.epoch < epoch or (frame.epoch > epoch and state.next_seq is not None)):
@@ -266,7 +266,7 @@ class LogPass:
         try:
             if frame.offset in self._skipped:
                 self._tell(frame.offset, f"this {frame.kind.name} was skipped by a repair", note=True)
-                if frame.kind is Kind.APPEND:
+                if frame.kind is FrameKind.APPEND:
                     state.next_seq = frame.first_seq + frame.count
             else:
                 self._meaning(frame, before=frame.offset < facts.as_of)
@@ -281,35 +281,35 @@ class LogPass:
         """before: it is part of what the checkpoint has."""
         facts, state = self.facts, self.state
         match frame.kind:
-            case Kind.APPEND:
+            case FrameKind.APPEND:
                 self._append(frame, before=before)
-            case Kind.TICK:
+            case FrameKind.TICK:
                 self._tick(frame, before=before)
-            case Kind.CANCEL:
+            case FrameKind.CANCEL:
                 cancel = parse_cancel(frame)
                 if before:
                     facts.ended.add(frame.count, due=cancel.due, seq=cancel.seq)
-            case Kind.RESCHEDULE:
+            case FrameKind.RESCHEDULE:
                 change = parse_reschedule(frame)
                 if before:
                     facts.ended.add(frame.count, due=change.old_due, seq=change.seq)
                     facts.moved_to.add(frame.count, due=change.new_due, seq=change.seq)
                 over = (change.new_due <= frame.wall_ms) | at_or_below(change.new_due, change.seq, state.watermark)
                 self._released_at_once(over, before=before)
-            case Kind.RELOCATE:
+            case FrameKind.RELOCATE:
                 r = parse_relocate(frame)
                 offset = self._places(frame, r.size, r.records_at)
                 row = len(facts.records) + sum(len(columns[0]) for columns in self._fresh)
                 facts.relocated.add(frame.count, row=np.arange(row, row + frame.count))
                 self._fresh.append((offset, r.seq, r.due, r.size, r.key, r.tag))
-            case Kind.TRIM:
+            case FrameKind.TRIM:
                 trim = parse_trim(frame)
                 if trim.queue_start < state.queue_start:
                     self._tell(frame.offset, "TRIM goes back", expected=state.queue_start, found=trim.queue_start)
                 state.queue_start = max(state.queue_start, trim.queue_start)
-            case Kind.EPOCH:
+            case FrameKind.EPOCH:
                 state.epochs.append([frame.epoch, frame.offset])
-            case Kind.GROUP:
+            case FrameKind.GROUP:
                 parse_group(frame)
             case _:
                 parse_progress(frame)

@@ -27,7 +27,7 @@ from delaynode.store.log.files import Files
 from delaynode.store.log.frames import (
     FLAG_DEAD_LETTERS,
     Frame,
-    Kind,
+    FrameKind,
     parse_append,
     parse_cancel,
     parse_group,
@@ -46,7 +46,7 @@ KEPT = ".repair"  # beside the shards' directories
 MOST_SKIPPED = 100  # frames: where more would have to be skipped, skipping is no way out
 COPY_BYTES = 8 << 20
 LARGE = 1 << 62  # a segment size that no file reaches
-PROGRESS = (Kind.ACK, Kind.RETRY, Kind.DEAD)
+PROGRESS = (FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD)
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RepairPlan:
     """What to do, what it loses, and the word by which a person confirms just this. stuck: why it is no way out."""
 
     what: str  # "skip" or "cut"
@@ -123,12 +123,12 @@ def _write_checkpoint(files: Files, directory: str, shard: Shard) -> None:
 def _moves_the_queue(shard: Shard, frame: Frame) -> bool:
     """Whether the frame, were it applied, would release messages: those behind them get other queue offsets without."""
     try:
-        if frame.kind is Kind.TICK:
+        if frame.kind is FrameKind.TICK:
             return parse_tick(frame).released != 0
-        if frame.kind is Kind.APPEND:
+        if frame.kind is FrameKind.APPEND:
             due = parse_append(frame).due
             seq = np.arange(frame.first_seq, frame.first_seq + len(due))
-        elif frame.kind is Kind.RESCHEDULE:
+        elif frame.kind is FrameKind.RESCHEDULE:
             change = parse_reschedule(frame)
             due, seq = change.new_due, change.seq
         else:
@@ -156,19 +156,19 @@ def diagnose(files: Files, directory: str) -> Diagnosis | None:
     return Diagnosis(frame, attempt.error.why, log.end)
 
 
-def plan_skip(files: Files, directory: str, offsets: Sequence[int]) -> Plan:
+def plan_skip(files: Files, directory: str, offsets: Sequence[int]) -> RepairPlan:
     """Skip these frames. Raises Damaged, OSError, ValueError when no frame to be applied begins there."""
     attempt = recover(files, directory, offsets)
     stuck = None
-    if any(loss.startswith(f"{Kind.EPOCH.name} ") for loss in attempt.loses):
+    if any(loss.startswith(f"{FrameKind.EPOCH.name} ") for loss in attempt.loses):
         stuck = "an EPOCH can't be skipped: all frames behind it are of its reign"
     elif attempt.error is not None:
         stuck = str(attempt.error)
     at = tuple(sorted(set(offsets)))
-    return Plan("skip", at, attempt.loses, attempt.changes, _word(files, directory, "skip", at), stuck)
+    return RepairPlan("skip", at, attempt.loses, attempt.changes, _word(files, directory, "skip", at), stuck)
 
 
-def propose_skip(files: Files, directory: str, first: int) -> Plan:
+def propose_skip(files: Files, directory: str, first: int) -> RepairPlan:
     """Skip the frame at `first`, and those that can't be applied without it, as far as that is a way out."""
     offsets = [first]
     while True:
@@ -177,12 +177,12 @@ def propose_skip(files: Files, directory: str, first: int) -> Plan:
         if error is None or len(offsets) == MOST_SKIPPED:
             return plan_skip(files, directory, offsets)
         kind = next(frames_of(attempt.shard.log, error.offset, attempt.shard.log.end)).kind
-        if kind in (Kind.TICK, Kind.EPOCH) or "would have moved" in error.why:
+        if kind in (FrameKind.TICK, FrameKind.EPOCH) or "would have moved" in error.why:
             return plan_skip(files, directory, offsets)  # which says why it is stuck
         offsets.append(error.offset)
 
 
-def plan_cut(files: Files, directory: str, end: int) -> Plan:
+def plan_cut(files: Files, directory: str, end: int) -> RepairPlan:
     """Cut the log at `end`. Raises Damaged, OSError, ValueError when no frame to be applied begins there."""
     trial = Overlay(files)
     trial.remove(f"{directory}/{marker.MARKER}")
@@ -192,7 +192,7 @@ def plan_cut(files: Files, directory: str, end: int) -> Plan:
     CommitLog.open(cut, f"{directory}/log", shard.identity.uid, LARGE).cut(end)
     error = recover(cut, directory).error
     word = _word(files, directory, "cut", (end,))
-    return Plan("cut", (end,), loses, cut, word, None if error is None else str(error))
+    return RepairPlan("cut", (end,), loses, cut, word, None if error is None else str(error))
 
 
 def _from(frames: Iterable[Frame], begin: int) -> Iterator[Frame]:
@@ -215,7 +215,7 @@ def _word(files: Files, directory: str, what: str, at: tuple[int, ...]) -> str:
 
 
 # ---------------------------------------------------------------- doing it
-def carry_out(files: Files, directory: str, plan: Plan) -> str:
+def carry_out(files: Files, directory: str, plan: RepairPlan) -> str:
     """Put the plan's changes on the disk; returns where what they replace is kept. Raises OSError, Damaged.
 
     After half of them a start still ends at the same frame. A mark as damaged goes once the copy was seen to open.
@@ -249,7 +249,7 @@ def _rank(directory: str, path: str) -> tuple[int, int]:
     return int(path == f"{directory}/checkpoint"), -int(name) if name.isdigit() else 0
 
 
-def _keep(files: Files, directory: str, plan: Plan) -> str:
+def _keep(files: Files, directory: str, plan: RepairPlan) -> str:
     """Copy what the plan's changes replace; returns the directory."""
     root, name = posixpath.split(directory)
     held, number = set(files.list(f"{root}/{KEPT}")), 1
@@ -297,23 +297,23 @@ def loss_of(shard: Shard, frame: Frame) -> str:
 
 def _loss_of(shard: Shard, frame: Frame) -> str:
     match frame.kind:
-        case Kind.APPEND:
+        case FrameKind.APPEND:
             due = parse_append(frame).due
             return f"LOST: {_messages(len(due))} that may have been acknowledged{_due(due)}"
-        case Kind.TICK:
+        case FrameKind.TICK:
             tick = parse_tick(frame)
             return f"{_messages(max(0, tick.released))} due by {at_ms(tick.due)} are released later, by the next master"
-        case Kind.CANCEL:
+        case FrameKind.CANCEL:
             due = parse_cancel(frame).due
             return f"{_messages(len(due))} that were cancelled will be delivered{_due(due)}"
-        case Kind.RESCHEDULE:
+        case FrameKind.RESCHEDULE:
             due = parse_reschedule(frame).old_due
             return f"{_messages(len(due))} that were rescheduled are delivered at the old time{_due(due)}"
-        case Kind.GROUP:
+        case FrameKind.GROUP:
             change = parse_group(frame)
             made = "is not made: its first Receive makes it, from what the queue holds then"
             return f"group {change.group!r} {made if change.create else 'is not deleted'}"
-        case Kind.RELOCATE:
+        case FrameKind.RELOCATE:
             r = parse_relocate(frame)
             bases = shard.log.file.bases
             at = np.searchsorted(np.array(bases), r.old_offset, "right") - 1
@@ -322,35 +322,35 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
             if gone.any():
                 return f"LOST: {_messages(int(gone.sum()))} of {len(gone):,} whose old segments are gone"
             return f"nothing: the records of {_messages(len(gone))} stay where they were"
-        case Kind.TRIM:
+        case FrameKind.TRIM:
             trim = parse_trim(frame)
             return f"nothing: {len(trim.bases)} segments, and what lies below queue offset {trim.queue_start}, are kept"
-        case Kind.EPOCH:
+        case FrameKind.EPOCH:
             return "the reign itself"
     p = parse_progress(frame)
     count = int((p.end - p.start).sum())
     if frame.flags & FLAG_DEAD_LETTERS:
-        what = "redriven stay dead letters" if frame.kind is Kind.RETRY else "dropped stay dead letters"
+        what = "redriven stay dead letters" if frame.kind is FrameKind.RETRY else "dropped stay dead letters"
         return f"{_messages(count)} of group {p.group!r} that were {what}"
-    if frame.kind is Kind.ACK:
+    if frame.kind is FrameKind.ACK:
         return f"up to {_messages(count)} that group {p.group!r} had acknowledged are delivered to it again"
-    what = "become dead letters" if frame.kind is Kind.DEAD else "be tried again later"
+    what = "become dead letters" if frame.kind is FrameKind.DEAD else "be tried again later"
     return f"{_messages(count)} of group {p.group!r} that were to {what} are handed out again at the same attempt"
 
 
 def losses_of(frames: Iterable[Frame]) -> list[str]:
     """What it means that the log ends before these frames, in words."""
-    kinds, counts, acked = Counter[Kind](), Counter[Kind](), Counter[str]()
+    kinds, counts, acked = Counter[FrameKind](), Counter[FrameKind](), Counter[str]()
     stored, low, high = 0, LARGE, -LARGE
     unreadable: list[str] = []
     for frame in frames:
         kinds[frame.kind] += 1
         counts[frame.kind] += frame.count
         try:
-            if frame.kind is Kind.APPEND:
+            if frame.kind is FrameKind.APPEND:
                 due = parse_append(frame).due
                 stored, low, high = stored + len(due), min(low, int(due.min())), max(high, int(due.max()))
-            elif frame.kind is Kind.ACK:
+            elif frame.kind is FrameKind.ACK:
                 p = parse_progress(frame)
                 acked[p.group] += int((p.end - p.start).sum())
         except (Damaged, ValueError) as error:
@@ -362,9 +362,9 @@ def losses_of(frames: Iterable[Frame]) -> list[str]:
         dues = _due(np.array([low, high]))
         found.append(f"LOST: {_messages(stored)} that may have been acknowledged{dues}")
     for kind, what in (
-        (Kind.CANCEL, "{} that were cancelled will be delivered"),
-        (Kind.RESCHEDULE, "{} that were rescheduled are delivered at the old time"),
-        (Kind.TICK, "{} that were released are released again: delivered once more to those who had them"),
+        (FrameKind.CANCEL, "{} that were cancelled will be delivered"),
+        (FrameKind.RESCHEDULE, "{} that were rescheduled are delivered at the old time"),
+        (FrameKind.TICK, "{} that were released are released again: delivered once more to those who had them"),
     ):
         if counts[kind]:
             found.append(what.format(_messages(counts[kind])))

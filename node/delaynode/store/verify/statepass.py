@@ -32,7 +32,7 @@ OURS = {"shard.json", "checkpoint", "wheels", "log", "timerlog", "queue", MARKER
 
 
 @dataclass(slots=True)
-class State:
+class SmallFiles:
     """What the small files say; None where one can't be read."""
 
     identity: Identity | None
@@ -59,9 +59,9 @@ class State:
         return [(int(row["base"]), int(row["end"])) for row in ledger]
 
 
-def read_state(files: Files, directory: str, report: Report) -> State:
+def read_state(files: Files, directory: str, report: Report) -> SmallFiles:
     """Read the small files; tells what can't be read, and which files nobody knows."""
-    state = State(None, ShardConfig().horizon_ms, None, {}, None)
+    state = SmallFiles(None, ShardConfig().horizon_ms, None, {}, None)
     try:
         state.identity, state.horizon_ms = persist.read_identity(files, directory)
     except (Damaged, NewerFormat) as error:
@@ -96,7 +96,7 @@ def read_state(files: Files, directory: str, report: Report) -> State:
     return state
 
 
-def _read_copy(files: Files, path: str, state: State, report: Report) -> WheelCopy | None:
+def _read_copy(files: Files, path: str, state: SmallFiles, report: Report) -> WheelCopy | None:
     """The copy of the wheels, when the next start would use it."""
     try:
         read = ck.read(files, path)
@@ -129,7 +129,7 @@ def check_segments(file: SegmentedFile, report: Report) -> None:
             report.add(f"{file.directory}/{base:020d}", 0, "begins before the segment before it ends", expected=before)
 
 
-def check_ends(directory: str, state: State, timer: TimerLog, queue: ConsumeQueue, report: Report) -> None:
+def check_ends(directory: str, state: SmallFiles, timer: TimerLog, queue: ConsumeQueue, report: Report) -> None:
     """The checkpoint's ends against the files' lengths, and what its fields must be at any time."""
     check_segments(timer.file, report)
     check_segments(queue.file, report)
@@ -162,7 +162,7 @@ def check_ends(directory: str, state: State, timer: TimerLog, queue: ConsumeQueu
             )  # fmt: skip
 
 
-def check_against_log(directory: str, state: State, facts: LogFacts, report: Report) -> None:
+def check_against_log(directory: str, state: SmallFiles, facts: LogFacts, report: Report) -> None:
     """What the checkpoint and shard.json say against what the log says as of the checkpoint."""
     log, path = facts.state, f"{directory}/checkpoint"
     epoch = log.epochs[-1][0] if log.epochs else 0
@@ -200,7 +200,7 @@ def check_against_log(directory: str, state: State, facts: LogFacts, report: Rep
         )
 
 
-def letters_below(state: State, queue: ConsumeQueue) -> Records:
+def letters_below(state: SmallFiles, queue: ConsumeQueue) -> Records:
     """The QUEUED rows of dead letters whose queue units are trimmed. Raises Damaged."""
     assert state.checkpoint is not None
     config = ShardConfig()
@@ -218,7 +218,7 @@ def letters_below(state: State, queue: ConsumeQueue) -> Records:
         raise Damaged(f"groups that can't be restored: {type(error).__name__}: {error}") from error
 
 
-def watermark_of(state: State, facts: LogFacts) -> Pair:
+def watermark_of(state: SmallFiles, facts: LogFacts) -> Pair:
     if state.checkpoint is None:
         return facts.state.watermark
     return Pair(state.checkpoint.watermark_due, state.checkpoint.watermark_seq)

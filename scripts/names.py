@@ -1,0 +1,73 @@
+"""Checks the names of the production code: every class name occurs once, and no identifier uses a retired word.
+
+A word is a part of an identifier between underscores or capitals: `yard` is in `yard`, `_yard_of` and `YardDoor`, not
+in `yardstick`.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("node", "operator")
+GENERATED = ROOT / "node/delayapi/proto/delay"
+
+RETIRED: dict[str, str] = {}  # word: what to write
+FROZEN: frozenset[str] = frozenset()  # identifiers that the wire, the disk or the API's users know
+
+_PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+
+
+def sources() -> list[Path]:
+    """The hand-written modules of the production code."""
+    return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py") if not path.is_relative_to(GENERATED))
+
+
+def class_names(path: Path) -> Iterator[tuple[str, int]]:
+    """Each class of the module with its line, nested classes too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, node.lineno
+
+
+def retired_words(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Each identifier with a retired word: the identifier, the word, the line."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type != tokenize.NAME or token.string in FROZEN:
+            continue
+        for part in _PART.findall(token.string):
+            word = part.lower()
+            for form in (word, word.removesuffix("s")):
+                if form in RETIRED:
+                    yield token.string, form, token.start[0]
+                    break
+
+
+def problems() -> Iterator[str]:
+    """One sentence a problem, with its file and line."""
+    places = defaultdict(list)
+    for path in sources():
+        where = path.relative_to(ROOT)
+        for name, line in class_names(path):
+            places[name].append(f"{where}:{line}")
+        for name, word, line in retired_words(path):
+            yield f"{where}:{line}: {name}: {word} is retired, write {RETIRED[word]}"
+    for name, found in sorted(places.items()):
+        if len(found) > 1:
+            yield f"class {name} is defined {len(found)} times: {', '.join(found)}"
+
+
+def main() -> int:
+    """Print the problems; 1 if there is any."""
+    found = list(problems())
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
