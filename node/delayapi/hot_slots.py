@@ -14,10 +14,10 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
-MOST = 64  # of a shard, that a plan names
-MOST_OF_PLAN = 4_000  # of all its shards: 27 bytes each in an object that must not come near 1 MiB
-LEAST_PER_S = 10.0  # messages of a shard: with fewer it is idle, and a pause of its delivery is felt by nobody
-PART = 0.1  # of what a node has above the mean: with less, a shard is not what makes its node hot
+MAX_SHARD_SLOTS = 64  # of a shard, that a plan names
+MAX_PLAN_SLOTS = 4_000  # of all its shards: 27 bytes each in an object that must not come near 1 MiB
+MIN_MESSAGES_PER_S = 10.0  # messages of a shard: with fewer it is idle, and a pause of its delivery is felt by nobody
+MIN_EXCESS_SHARE = 0.1  # of what a node has above the mean: with less, a shard is not what makes its node hot
 
 
 def hot(loads: F64, counted: Bool, threshold: float) -> Bool:
@@ -39,9 +39,11 @@ def of_shard(vector: F64, is_hot: Bool, excess: F64, slot_ms: float, moves: int)
     messages in every slot is not to wait for its neighbours' bursts, nor is one that has next to nothing to deliver.
     Where these are too many, the heaviest count. vector: f64[S] of the shard; is_hot, excess: [S] of its node.
     """
-    most = min(MOST, MOST_OF_PLAN // max(1, moves))
-    slots = np.flatnonzero(is_hot & (vector >= LEAST_PER_S * slot_ms / 1_000) & (vector >= PART * excess))
-    return np.sort(slots[np.argsort(-vector[slots], kind="stable")][:most])
+    max_slots = min(MAX_SHARD_SLOTS, MAX_PLAN_SLOTS // max(1, moves))
+    slots = np.flatnonzero(
+        is_hot & (vector >= MIN_MESSAGES_PER_S * slot_ms / 1_000) & (vector >= MIN_EXCESS_SHARE * excess)
+    )
+    return np.sort(slots[np.argsort(-vector[slots], kind="stable")][:max_slots])
 
 
 def due(vector: F64, start_ms: float, slot_ms: float, begin_ms: float, end_ms: float) -> int:

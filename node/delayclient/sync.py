@@ -48,7 +48,7 @@ class _LoopThread:
 A = TypeVar("A", _producer.Producer, _consumer.Consumer, _reader.Reader, _admin.Admin)
 
 
-class _Face(Generic[A]):
+class _SyncFacade(Generic[A]):
     def __init__(self, make: Callable[[], A]) -> None:
         self._thread = _LoopThread()
         self._closed = False
@@ -72,7 +72,7 @@ class _Face(Generic[A]):
                 self._thread.stop()
 
 
-class SyncProducer(_Face[_producer.Producer]):
+class SyncProducer(_SyncFacade[_producer.Producer]):
     """delayclient.producer.producer.Producer, blocking; may be used from several threads."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
@@ -108,7 +108,7 @@ class SyncProducer(_Face[_producer.Producer]):
         self._thread.run(self._inner.flush())
 
 
-class SyncConsumer(_Face[_consumer.Consumer]):
+class SyncConsumer(_SyncFacade[_consumer.Consumer]):
     """delayclient.consumer.consumer.Consumer, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, group: str, **options: Any) -> None:
@@ -157,7 +157,7 @@ class SyncConsumer(_Face[_consumer.Consumer]):
         self._thread.loop.call_soon_threadsafe(self._inner.stop)
 
 
-class SyncReader(_Face[_reader.Reader]):
+class SyncReader(_SyncFacade[_reader.Reader]):
     """delayclient.consumer.reader.Reader, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, queue: int, **options: Any) -> None:
@@ -179,7 +179,7 @@ class SyncReader(_Face[_reader.Reader]):
         return self._thread.run(self._inner.read(most, wait))
 
 
-class SyncAdmin(_Face[_admin.Admin]):
+class SyncAdmin(_SyncFacade[_admin.Admin]):
     """delayclient.admin.admin.Admin, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:

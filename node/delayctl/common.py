@@ -38,7 +38,7 @@ class CommandSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ConnectTarget:
     """How to reach the nodes. trouble: why the way itself failed last; empty if it did not."""
 
     endpoints: str | Sequence[str]
@@ -46,7 +46,7 @@ class Way:
     trouble: Callable[[], str] = lambda: ""
 
 
-def place_options(command: F) -> F:
+def endpoint_options(command: F) -> F:
     """Adds --endpoint and --kube."""
     endpoint = click.option(
         "--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]"
@@ -63,7 +63,7 @@ def place_options(command: F) -> F:
 def common_options(command: F) -> F:
     """Adds --endpoint, --kube and --json; the command gets `settings`."""
 
-    @place_options
+    @endpoint_options
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
     def wrapped(endpoint: str | None, kube: KubeTarget | None, as_json: bool, **arguments: Any) -> Any:
@@ -97,10 +97,10 @@ def _from_environment() -> tuple[str | None, KubeTarget | None]:
 
 
 @contextmanager
-def way(settings: CommandSettings) -> Iterator[Way]:
+def connect_target(settings: CommandSettings) -> Iterator[ConnectTarget]:
     """How the cluster is reached; ends the process where that can't be, with a line and an exit code."""
     if settings.kube is None:
-        yield Way(settings.endpoint)
+        yield ConnectTarget(settings.endpoint)
         return
     from delayctl.targets.kube_route import forwarded
 
@@ -114,7 +114,7 @@ def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | Non
     from delayclient.handle import BadHandle
     from delayclient.routing.routing import Cluster
 
-    async def connected(way: Way) -> int:
+    async def connected(way: ConnectTarget) -> int:
         try:
             cluster = Cluster(way.endpoints, dial=way.dial)
         except ValueError as error:
@@ -123,7 +123,7 @@ def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | Non
             return await main(cluster) or 0
 
     try:
-        with way(settings) as found:
+        with connect_target(settings) as found:
             try:
                 code = asyncio.run(connected(found))
             except Unavailable as error:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from delayctl.common import place_options
+from delayctl.common import endpoint_options
 from delayctl.targets.kube import KubeTarget
 
 _COMMANDS: Final = {
@@ -45,7 +45,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@place_options
+@endpoint_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def main(ctx: click.Context, endpoint: str | None, kube: KubeTarget | None, as_json: bool) -> None:

@@ -12,21 +12,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-MOST_AT_ONCE = 64
+MAX_BATCH = 64
 
 Write = Callable[[sqlite3.Connection, int], int]
 """(connection, the registry's next version) -> how many rows were changed: 1, or 0 when the write is refused."""
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingWrite:
     write: Write
     done: bool = False
     version: int | None = None  # None: refused
     error: Exception | None = None
 
 
-class Together:
+class GroupCommit:
     """transaction: gives a connection inside an IMMEDIATE transaction, committed at the end."""
 
     def __init__(self, transaction: Callable[[], AbstractContextManager[sqlite3.Connection]], timeout_s: float) -> None:
@@ -34,14 +34,14 @@ class Together:
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
         self._queue_lock = threading.Lock()
-        self._queue: list[_Waiting] = []
+        self._queue: list[_PendingWrite] = []
 
     def write(self, write: Write) -> int | None:
         """The version that the write was given; None when it was refused. Bounded by about twice the timeout.
 
         Raises sqlite3.Error when it is not known to be done: it may have been, and may even be done later.
         """
-        mine = _Waiting(write)
+        mine = _PendingWrite(write)
         with self._queue_lock:
             self._queue.append(mine)
         if not self._turn.acquire(timeout=self._timeout_s):
@@ -60,7 +60,7 @@ class Together:
 
     def _write_next(self) -> None:
         with self._queue_lock:
-            batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
         try:
             with self._transaction() as db:
                 self._write_all(batch, db)
@@ -72,7 +72,7 @@ class Together:
                 waiting.done = True
 
     @staticmethod
-    def _write_all(batch: list[_Waiting], db: sqlite3.Connection) -> None:
+    def _write_all(batch: list[_PendingWrite], db: sqlite3.Connection) -> None:
         before = last = int(db.execute("SELECT version FROM meta").fetchone()[0])
         for waiting in batch:
             if waiting.write(db, last + 1) == 1:

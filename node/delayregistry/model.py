@@ -26,7 +26,7 @@ MAX_QUEUES = 10_000
 MAX_HORIZON_DAYS = 3_660
 # A lease is renewed each second and looked at each half second, so a shorter one is over before a living node's next
 # renewal is seen. What an earlier release has kept with less is still read.
-LEAST_LEASE_SECONDS = 2
+MIN_LEASE_SECONDS = 2
 
 # A topic's name is part of a Kubernetes object's name and of a directory's.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -187,7 +187,7 @@ class ShardStatus:
     resigned: str | None = None  # the master of serving_epoch serves no more in that epoch, and why
 
 
-def in_sync_entry(copy_id: str, boot_id: str | None = None) -> str:
+def in_sync_replica_id(copy_id: str, boot_id: str | None = None) -> str:
     """What names a copy in `ShardStatus.in_sync`.
 
     boot_id: the kernel's, with Async durability only: a machine that was started again may have lost what its page
@@ -196,8 +196,8 @@ def in_sync_entry(copy_id: str, boot_id: str | None = None) -> str:
     return copy_id if boot_id is None else f"{copy_id}@{boot_id}"
 
 
-def copy_id_of(entry: str) -> str:
-    return entry.partition("@")[0]
+def copy_id_of(replica_id: str) -> str:
+    return replica_id.partition("@")[0]
 
 
 class ConditionType(StrEnum):

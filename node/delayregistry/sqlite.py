@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from delayregistry.codec import dumps, loads, loads_tuple
-from delayregistry.group_commit import Together, Write
+from delayregistry.group_commit import GroupCommit, Write
 from delayregistry.model import (
     ClusterObject,
     ClusterSpec,
@@ -66,11 +66,11 @@ class SqliteRegistry:
         try:
             # Reads, writes and renewals each have their own connection, so that a write that waits for another
             # process's lock holds up neither reads nor the lease.
-            self._reads = _Lane(path, busy_timeout_ms, "FULL")
-            self._writes = _Lane(path, busy_timeout_ms, "FULL")
-            self._together = Together(self._writes.transaction, busy_timeout_ms / 1000)
+            self._reads = _Connection(path, busy_timeout_ms, "FULL")
+            self._writes = _Connection(path, busy_timeout_ms, "FULL")
+            self._group_commit = GroupCommit(self._writes.transaction, busy_timeout_ms / 1000)
             # A lease says "alive now": it need not survive a power cut, so it costs no fsync.
-            self._renewals = _Lane(path, busy_timeout_ms, "NORMAL")
+            self._renewals = _Connection(path, busy_timeout_ms, "NORMAL")
             self._known: dict[str, ShardObject] = {}  # as last listed; guarded by the reading lane
             self._known_list: tuple[ShardObject, ...] = ()
             self._known_version = 0
@@ -169,8 +169,8 @@ class SqliteRegistry:
         return tuple(loads(NodeLease, row[0]) for row in rows)
 
     def close(self) -> None:
-        for lane in (self._reads, self._writes, self._renewals):
-            lane.close()
+        for connection in (self._reads, self._writes, self._renewals):
+            connection.close()
 
     def _swap(self, name: str, column: str, text: str, version: Version) -> Version:
         statement = f"UPDATE shards SET version = ?, {column} = ? WHERE name = ? AND version = ?"
@@ -178,7 +178,7 @@ class SqliteRegistry:
 
     def _write(self, what: str, version: Version | None, write: Write) -> Version:
         try:
-            new = self._together.write(write)
+            new = self._group_commit.write(write)
         except sqlite3.Error as error:
             # SQLite often knows that nothing was written. Callers must live without that (Kubernetes does not), so
             # they are not told.
@@ -196,7 +196,7 @@ class SqliteRegistry:
             raise RegistryUnavailable(f"registry not readable: {error}") from error
 
 
-class _Lane:
+class _Connection:
     """One connection, used by one thread at a time. Every wait is bounded by the busy timeout."""
 
     def __init__(self, path: Path, busy_timeout_ms: int, synchronous: str) -> None:

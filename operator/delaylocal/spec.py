@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from delayregistry.model import (
-    LEAST_LEASE_SECONDS,
+    MIN_LEASE_SECONDS,
     BadSpec,
     ClusterSpec,
     Delivery,
@@ -47,8 +47,8 @@ def merge(found: ClusterSpec | None, asked: LocalSpec) -> ClusterSpec:
         )
     _not_less("nodes", asked.nodes, found.nodes)
     _not_less("horizon days", asked.horizon_days, found.horizon_days)
-    if asked.lease_seconds is not None and asked.lease_seconds < LEAST_LEASE_SECONDS:
-        least = f"allowed: at least {LEAST_LEASE_SECONDS}, since a node renews its lease each second"
+    if asked.lease_seconds is not None and asked.lease_seconds < MIN_LEASE_SECONDS:
+        least = f"allowed: at least {MIN_LEASE_SECONDS}, since a node renews its lease each second"
         raise BadSpec(f"lease seconds: {asked.lease_seconds} asked for; {least}")
     merged = {topic.name: topic for topic in found.topics}
     for topic in asked.topics:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from delayclient.producer.results import BatchPart, BatchResult
-from delayctl.bench.ledger import DeliveryRecord, NothingCame
+from delayctl.bench.ledger import DeliveryRecord, NothingDelivered
 from delayctl.bench.receive import delivered
 
 DUE_MS = 1_000_000
@@ -77,7 +77,7 @@ def test_messages_of_others_in_the_topic_do_not_count() -> None:
 def test_nothing_at_all_is_an_error_and_not_a_rate() -> None:
     ledger = DeliveryRecord()
     ledger.stored(stored(0, 0, 2))
-    with pytest.raises(NothingCame, match="none of 2"):
+    with pytest.raises(NothingDelivered, match="none of 2"):
         ledger.verdict()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.routing.calls import CallLine
+from delayclient.routing.calls import CallMultiplexer
 from delayclient.routing.routing import Cluster
 from fakes import FakeCluster, FakeNode, Refusal
 
@@ -205,10 +205,10 @@ def test_no_call_is_sent_that_nobody_waits_for() -> None:
             def cancel(self) -> None:
                 pass
 
-        line = CallLine("n0", Silent)
-        calls = [asyncio.create_task(line.ask("Ack", b"%d" % at, 0.1 if at else 5.0)) for at in range(3)]
+        line = CallMultiplexer("n0", Silent)
+        calls = [asyncio.create_task(line.call("Ack", b"%d" % at, 0.1 if at else 5.0)) for at in range(3)]
         await asyncio.sleep(0.05)
-        calls.append(asyncio.create_task(line.ask("Ack", b"late", 0.05)))
+        calls.append(asyncio.create_task(line.call("Ack", b"late", 0.05)))
         await asyncio.sleep(0.3)
         go.set()
         await asyncio.sleep(0.05)

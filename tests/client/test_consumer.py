@@ -363,10 +363,10 @@ def test_prefetch_holds_a_second_of_work_and_never_stops(batches: list[tuple[int
     prefetch = Prefetch(most, 30.0)
     for count, seconds in batches:
         prefetch.measured(count, seconds)
-        assert 1 <= prefetch.wanted(1) <= most
+        assert 1 <= prefetch.request_size(1) <= most
         if seconds > 1:
-            assert prefetch.wanted(1) <= max(1, count / seconds)
+            assert prefetch.request_size(1) <= max(1, count / seconds)
     prefetch.arrived(most * 2)
-    assert prefetch.wanted(1) == 0
+    assert prefetch.request_size(1) == 0
     prefetch.taken(most * 2)
-    assert prefetch.wanted(8) >= 1
+    assert prefetch.request_size(8) >= 1

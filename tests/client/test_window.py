@@ -16,7 +16,7 @@ import pytest
 from delayapi.codec import EnqueueResponseView
 from delayclient import errors
 from delayclient.errors import DelayError
-from delayclient.producer.numbering import WINDOW, After, Entry, SendWindow
+from delayclient.producer.numbering import WINDOW, PendingSend, SendAction, SendWindow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,8 +98,8 @@ def new_window() -> SendWindow[FakeBatch]:
     return SendWindow(lambda: next(ids))
 
 
-def send(window: SendWindow[FakeBatch], stream: Stream) -> Entry[FakeBatch] | None:
-    entry = window.take()
+def send(window: SendWindow[FakeBatch], stream: Stream) -> PendingSend[FakeBatch] | None:
+    entry = window.next_to_send()
     if entry is not None:
         stream.requests.append((entry.producer_id, entry.number, entry.batch))
     return entry
@@ -143,7 +143,7 @@ class World:
         self.stream = Stream()
 
     def receive(self) -> None:
-        if self.stream.answers and self.window.answered(*self.stream.answers.popleft()) is After.REROUTE:
+        if self.stream.answers and self.window.answered(*self.stream.answers.popleft()) is SendAction.REROUTE:
             self.break_stream()
 
     def step(self) -> None:
@@ -219,8 +219,8 @@ def test_no_batch_is_lost_or_stored_twice(seed: int, timeouts: bool, fault_rate:
     world.check()
 
 
-def drained(window: SendWindow[FakeBatch], count: int) -> list[Entry[FakeBatch]]:
-    return [entry for _ in range(count) if (entry := window.take()) is not None]
+def drained(window: SendWindow[FakeBatch], count: int) -> list[PendingSend[FakeBatch]]:
+    return [entry for _ in range(count) if (entry := window.next_to_send()) is not None]
 
 
 def filled(count: int) -> tuple[SendWindow[FakeBatch], list[FakeBatch]]:
@@ -253,11 +253,11 @@ def test_broken_stream_is_followed_by_the_same_numbers_and_contents() -> None:
 def test_refused_number_is_used_again_when_all_later_answers_are_in() -> None:
     window, batches = filled(4)
     drained(window, 3)
-    assert window.answered(ok(), refusal("DELAY_TOO_LONG")) is After.DRAIN
+    assert window.answered(ok(), refusal("DELAY_TOO_LONG")) is SendAction.DRAIN
     assert isinstance(batches[0].outcome[0], errors.DelayTooLong)
-    assert window.take() is None
+    assert window.next_to_send() is None
     window.answered(ok(), refusal("OUT_OF_ORDER", expected=0))
-    assert window.take() is None
+    assert window.next_to_send() is None
     window.answered(ok(), refusal("OUT_OF_ORDER", expected=0))
     again = drained(window, 9)
     assert [(e.producer_id, e.number, e.batch.content) for e in again] == [(1, 0, (1,)), (1, 1, (2,)), (1, 2, (3,))]
@@ -278,8 +278,8 @@ def test_refusal_after_a_broken_stream_leaves_the_producer_id_behind() -> None:
 def test_busy_shard_is_sent_the_same_again_after_a_pause() -> None:
     window, _ = filled(2)
     drained(window, 2)
-    assert window.answered(ok(), refusal("BUSY", retry_after_ms=5)) is After.PAUSE
-    assert window.answered(ok(), refusal("OUT_OF_ORDER", expected=0)) is After.DRAIN
+    assert window.answered(ok(), refusal("BUSY", retry_after_ms=5)) is SendAction.PAUSE
+    assert window.answered(ok(), refusal("OUT_OF_ORDER", expected=0)) is SendAction.DRAIN
     assert [(e.producer_id, e.number, e.batch.content) for e in drained(window, 9)] == [(1, 0, (0,)), (1, 1, (1,))]
 
 
@@ -287,7 +287,7 @@ def test_busy_shard_is_sent_the_same_again_after_a_pause() -> None:
 def test_node_that_cannot_store_is_left(reason: str) -> None:
     window, _ = filled(1)
     drained(window, 1)
-    assert window.answered(ok(), refusal(reason)) is After.REROUTE
+    assert window.answered(ok(), refusal(reason)) is SendAction.REROUTE
 
 
 def test_forgotten_producer_starts_over() -> None:
@@ -295,7 +295,7 @@ def test_forgotten_producer_starts_over() -> None:
     drained(window, 1)
     window.answered(ok(), None)
     drained(window, 2)
-    assert window.answered(ok(), refusal("UNKNOWN_PRODUCER")) is After.PAUSE
+    assert window.answered(ok(), refusal("UNKNOWN_PRODUCER")) is SendAction.PAUSE
     window.answered(ok(), refusal("UNKNOWN_PRODUCER"))
     assert [(e.producer_id, e.number) for e in drained(window, 9)] == [(2, 0), (2, 1)]
     assert not batches[1].outcome

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from delayapi.codec import EnqueueResponseView
 from delayclient.errors import DelayError
-from delayclient.producer.numbering import After
+from delayclient.producer.numbering import SendAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window import FakeBatch, new_window, ok, refusal, send
@@ -92,7 +92,7 @@ class World:
         if not self.stream.answers or self.stream.answers[0][0] > self.shard.committed:
             return False
         _, answer, error = self.stream.answers.popleft()
-        if self.window.answered(answer, error) is After.REROUTE:
+        if self.window.answered(answer, error) is SendAction.REROUTE:
             self.break_stream()
         return True
 

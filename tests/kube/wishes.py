@@ -9,7 +9,7 @@ from typing import Any
 from delayregistry.codec import dumps
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
 from delayregistry.kube import objects as kube_objects
-from delayregistry.kube.client import Rejected
+from delayregistry.kube.client import ApiRejected
 from delayregistry.kube.names import SETTINGS_KEY, Names
 from delayregistry.model import ClusterSpec, Version
 from kubernetes.client import Configuration
@@ -47,7 +47,7 @@ class WritingRegistry(KubeRegistry):
             try:
                 self._client.post(self._names.leases, new_lease(self._names, node, self._owner), self._by)
                 made += 1
-            except Rejected as error:
+            except ApiRejected as error:
                 if error.code != 409:
                     raise
         return made

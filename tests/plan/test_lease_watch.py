@@ -8,7 +8,7 @@ from delayoperator.control_loop.liveness import LeaseWatch
 from delayoperator.control_loop.loop import PROBE_MS
 from delayoperator.kube.shards import LOOK_MS
 from delayoperator.plan import Liveness, ObservedNode
-from delayregistry.model import LEAST_LEASE_SECONDS, NodeLease
+from delayregistry.model import MIN_LEASE_SECONDS, NodeLease
 
 
 def lease(renewals: int, incarnation: str = "a", node: str = "n0") -> NodeLease:
@@ -45,7 +45,7 @@ def test_a_lease_that_stays_unchanged_for_its_whole_time_is_dead_and_no_sooner()
 # So far apart are looks and renewals when each comes a quarter late.
 LOOKS_MS = int(1.25 * max(LOOK_MS, PROBE_MS))
 RENEWALS_MS = int(1.25 * RENEW_SECONDS * 1_000)
-LEAST_MS = LEAST_LEASE_SECONDS * 1_000
+LEAST_MS = MIN_LEASE_SECONDS * 1_000
 
 
 def watched(last_renewal_ms: int, until_ms: int, phase_ms: int) -> list[Liveness]:

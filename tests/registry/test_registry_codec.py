@@ -21,7 +21,7 @@ from delayregistry.model import (
     TopicSpec,
     TopicType,
     copy_id_of,
-    in_sync_entry,
+    in_sync_replica_id,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,8 +133,8 @@ def test_json_speaks_the_names_of_the_design() -> None:
 
 
 def test_an_in_sync_entry_names_the_copy_and_with_async_the_kernel_that_ran() -> None:
-    assert in_sync_entry("c1") == "c1"
-    assert in_sync_entry("c1", "boot") == "c1@boot"
+    assert in_sync_replica_id("c1") == "c1"
+    assert in_sync_replica_id("c1", "boot") == "c1@boot"
     assert [copy_id_of(entry) for entry in ("c1", "c1@boot")] == ["c1", "c1"]
 
 

@@ -255,61 +255,61 @@ def mirror(said: list[tuple[str, str]]) -> Mirror[object]:
 
 
 def test_an_event_from_before_an_own_write_does_not_undo_it(mirror: Mirror[object]) -> None:
-    mirror.listed([obj("a", 1)], "2")
-    mirror.wrote(obj("a", 9))
-    mirror.happened("MODIFIED", obj("a", 5))
+    mirror.apply_list([obj("a", 1)], "2")
+    mirror.on_written(obj("a", 9))
+    mirror.apply_event("MODIFIED", obj("a", 5))
     assert mirror.values() == {"a": 9}
-    mirror.happened("DELETED", obj("a", 8))  # an earlier one of this name
+    mirror.apply_event("DELETED", obj("a", 8))  # an earlier one of this name
     assert mirror.values() == {"a": 9}
-    mirror.happened("DELETED", obj("a", 10))
+    mirror.apply_event("DELETED", obj("a", 10))
     assert mirror.values() == {}
 
 
 def test_an_own_write_that_is_answered_after_the_watch_told_of_the_deletion_brings_nothing_back(
     mirror: Mirror[object],
 ) -> None:
-    mirror.listed([obj("a", 1)], "2")
-    mirror.happened("DELETED", obj("a", 6))
-    mirror.wrote(obj("a", 5))
+    mirror.apply_list([obj("a", 1)], "2")
+    mirror.apply_event("DELETED", obj("a", 6))
+    mirror.on_written(obj("a", 5))
     assert mirror.values() == {}
 
 
 def test_a_list_drops_what_is_gone_and_keeps_what_was_written_since(mirror: Mirror[object]) -> None:
-    mirror.listed([obj("a", 1), obj("b", 2)], "3")
-    mirror.wrote(obj("new", 9))
-    mirror.listed([obj("b", 2)], "7")
+    mirror.apply_list([obj("a", 1), obj("b", 2)], "3")
+    mirror.on_written(obj("new", 9))
+    mirror.apply_list([obj("b", 2)], "7")
     assert mirror.values() == {"b": 2, "new": 9}
-    assert mirror.heard == "7"
+    assert mirror.resume_version == "7"
 
 
 def test_bookmarks_move_the_place_to_go_on_from_and_change_nothing(mirror: Mirror[object]) -> None:
-    mirror.listed([obj("a", 1)], "2")
+    mirror.apply_list([obj("a", 1)], "2")
     before = mirror.values(), mirror.changes
-    mirror.happened("BOOKMARK", {"metadata": {"resourceVersion": "50"}})
-    assert ((mirror.values(), mirror.changes), mirror.heard) == (before, "50")
+    mirror.apply_event("BOOKMARK", {"metadata": {"resourceVersion": "50"}})
+    assert ((mirror.values(), mirror.changes), mirror.resume_version) == (before, "50")
     assert mirror.values() is before[0]
 
 
 def test_an_unreadable_object_stays_as_it_was_and_is_said_once_a_version(
     mirror: Mirror[object], said: list[tuple[str, str]]
 ) -> None:
-    mirror.listed([obj("a", 1), obj("b", 1, "bad")], "2")
-    mirror.happened("MODIFIED", obj("a", 3, "bad"))
-    mirror.listed([obj("a", 3, "bad"), obj("b", 1, "bad")], "4")
+    mirror.apply_list([obj("a", 1), obj("b", 1, "bad")], "2")
+    mirror.apply_event("MODIFIED", obj("a", 3, "bad"))
+    mirror.apply_list([obj("a", 3, "bad"), obj("b", 1, "bad")], "4")
     assert mirror.values() == {"a": 1}
     assert said == [("b", "1"), ("a", "3")]
     assert mirror.knows("b")
-    mirror.happened("MODIFIED", obj("b", 5))
+    mirror.apply_event("MODIFIED", obj("b", 5))
     assert mirror.values() == {"a": 1, "b": 5}
 
 
 def test_a_list_of_a_restored_store_counts_though_it_is_older_and_keeps_what_can_not_be_read(
     mirror: Mirror[object],
 ) -> None:
-    mirror.listed([obj("a", 10), obj("b", 11), obj("c", 12)], "20")
-    mirror.listed([obj("a", 4), obj("b", 5, "bad")], "6", anew=True)
-    assert (mirror.values(), mirror.heard) == ({"a": 4, "b": 11}, "6")
-    mirror.happened("MODIFIED", obj("b", 7))
+    mirror.apply_list([obj("a", 10), obj("b", 11), obj("c", 12)], "20")
+    mirror.apply_list([obj("a", 4), obj("b", 5, "bad")], "6", anew=True)
+    assert (mirror.values(), mirror.resume_version) == ({"a": 4, "b": 11}, "6")
+    mirror.apply_event("MODIFIED", obj("b", 7))
     assert mirror.values() == {"a": 4, "b": 7}
-    mirror.listed([obj("a", 3)], None, anew=True)
-    assert (mirror.values(), mirror.heard) == ({"a": 3}, "3")
+    mirror.apply_list([obj("a", 3)], None, anew=True)
+    assert (mirror.values(), mirror.resume_version) == ({"a": 3}, "3")

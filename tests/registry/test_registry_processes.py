@@ -102,7 +102,7 @@ def test_writes_of_many_threads_share_transactions_and_each_gets_its_own_answer(
         began += 1
         return transaction()
 
-    registry._together._transaction = counted
+    registry._group_commit._transaction = counted
     outcomes: dict[int, str] = {}
     barrier = threading.Barrier(40)
 

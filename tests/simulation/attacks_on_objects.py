@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from delayctl.targets.registry import Steering
+from delayctl.targets.registry import RegistryEditor
 from delaynode.replica.replica import ReplicaRole
 from delayregistry.model import ShardSpec
 
@@ -17,7 +17,7 @@ from tests.simulation.stage import Run, cluster
 from tests.simulation.workload import ShardView
 
 
-class People(Steering):
+class People(RegistryEditor):
     """Somebody with a shell, to whom everything answers."""
 
     def __init__(self, run: Run) -> None:

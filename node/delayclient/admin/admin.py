@@ -12,7 +12,7 @@ from delayapi.codec import decode_message_batch
 from delayapi.durations import duration_ms, instant_ms
 from delayapi.proto.delay.v1 import delay_pb2
 
-from delayclient.admin.changes import Changing, together
+from delayclient.admin.changes import HandleChanges, together
 from delayclient.admin.views import (
     CancelledByKey,
     DeletedGroup,
@@ -78,7 +78,7 @@ class Admin:
         failover most likely, and the call was made again, what is cancelled by then counts as CANCELLED: by this call,
         though another one may have been first.
         """
-        return await Changing(self.cluster, handles, self._timeout_s).cancel()
+        return await HandleChanges(self.cluster, handles, self._timeout_s).cancel()
 
     async def cancel_by_key(
         self, topic: str, key: str, from_: int | str | datetime = 0, to: int | str | datetime = _MAX_MS
@@ -121,7 +121,7 @@ class Admin:
         """
         if (at is None) == (delay is None):
             raise ValueError("give at or delay")
-        changing = Changing(self.cluster, handles, self._timeout_s)
+        changing = HandleChanges(self.cluster, handles, self._timeout_s)
         if at is not None:
             return await changing.reschedule(instant_ms(at), relative=False)
         return await changing.reschedule(duration_ms(delay), relative=True)  # type: ignore[arg-type]
@@ -316,7 +316,7 @@ class Admin:
     async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
         """Any node that answers passes the question on."""
         failure: DelayError | None = None
-        left = sorted(self.cluster.endpoints, key=self.cluster.reach.doubted)
+        left = sorted(self.cluster.endpoints, key=self.cluster.reachability.is_suspect)
         for endpoint in left:
             seconds = self._timeout_s if endpoint is left[-1] else min(self._timeout_s, _NODE_S)
             try:

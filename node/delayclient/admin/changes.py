@@ -27,7 +27,7 @@ Shard = tuple[str, int, int]
 T = TypeVar("T")
 
 
-class Changing:
+class HandleChanges:
     """Changes to the messages that some handles name; `timeout_s` bounds each call, its retries included."""
 
     def __init__(self, cluster: Cluster, handles: Sequence[str | Handle], timeout_s: float) -> None:

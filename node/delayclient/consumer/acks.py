@@ -23,7 +23,7 @@ LINGER_S: Final = 0.05
 """How long acknowledgements are gathered: each request costs the node a frame and a sync, and none is waited for."""
 RETRY_S: Final = 60.0
 """How long an acknowledgement is tried again."""
-_MANY: Final = 8192
+_FLUSH_COUNT: Final = 8192
 
 
 def to_ranges(offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -64,7 +64,7 @@ class QueueAcks:
         self._acked_many.append(offsets)
         if self._task is None:
             self._start()
-        if len(offsets) >= _MANY:
+        if len(offsets) >= _FLUSH_COUNT:
             self._hurry.set()  # as much as a request is worth
 
     def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
@@ -95,7 +95,7 @@ class QueueAcks:
     async def _run(self) -> None:
         try:
             while self._acked or self._acked_many or self._nacked:
-                if len(self._acked) < _MANY and not self._hurry.is_set():
+                if len(self._acked) < _FLUSH_COUNT and not self._hurry.is_set():
                     await self._linger()
                 self._hurry.clear()
                 # Whoever acknowledges while this request is under way is in the next one.

@@ -104,7 +104,7 @@ class Consumer:
     def start(self) -> None:
         """Starts to receive; the first use does it too."""
         if self._starter is None and not self._stopped:
-            self._unlisten = self.cluster.book.listen(self.topic, self._moved)
+            self._unlisten = self.cluster.route_table.listen(self.topic, self._moved)
             self._starter = asyncio.create_task(self._poll_all())
 
     # ----------------------------------------------------------------------------------------- receive
@@ -231,7 +231,7 @@ class Consumer:
         failures = 0
         try:
             while not self._stopped:
-                wanted = self._prefetch.wanted(len(self._polls))
+                wanted = self._prefetch.request_size(len(self._polls))
                 if not wanted:
                     self._room.clear()
                     await self._room.wait()
@@ -255,10 +255,10 @@ class Consumer:
         if stream is None or stream.endpoint != endpoint:
             if stream is not None:
                 stream.close()
-            route = self.cluster.book.at(self.topic, queue)
+            route = self.cluster.route_table.at(self.topic, queue)
             stream = self._streams[queue] = Exchange(self.cluster, endpoint, "ReceiveStream", route)
         try:
-            view = decode_message_batch(await stream.ask(request.SerializeToString(), _WAIT_MS / 1000 + _ANSWER_S))
+            view = decode_message_batch(await stream.send(request.SerializeToString(), _WAIT_MS / 1000 + _ANSWER_S))
         except WireError as error:
             raise DelayError(f"{endpoint} sent what is no message batch: {error}", code="INTERNAL") from None
         finally:
@@ -275,9 +275,9 @@ class Consumer:
         """A former master, should it still hold a poll, has nothing more to give."""
         for queue in queues:
             stream = self._streams.get(queue)
-            if stream is not None and self.cluster.moved(self.topic, queue, stream.route):
+            if stream is not None and self.cluster.master_changed(self.topic, queue, stream.route):
                 text = f"{stream.endpoint} is not the master any more"
-                stream.leave(Unavailable(text, code="ABORTED", reason="NOT_SERVING"))
+                stream.abandon(Unavailable(text, code="ABORTED", reason="NOT_SERVING"))
 
     def _fail(self, error: DelayError) -> None:
         self._error = error

@@ -16,15 +16,15 @@ _AHEAD_S: Final = 1.0
 class Prefetch:
     """The number of messages to hold, for a consumer of some queues."""
 
-    def __init__(self, most: int, invisible_s: float) -> None:
+    def __init__(self, max_messages: int, invisible_s: float) -> None:
         """`most`: never hold more than about this many."""
         self.held = 0
-        self._most = max(1, most)
-        self._limit = min(_FIRST, self._most)
+        self._max_messages = max(1, max_messages)
+        self._limit = min(_FIRST, self._max_messages)
         # A share of the invisible time, so that a consumer that slows down still has time for what it holds.
         self._ahead_s = min(_AHEAD_S, invisible_s / 8)
 
-    def wanted(self, queues: int) -> int:
+    def request_size(self, queues: int) -> int:
         """How many to ask a queue for now; 0: wait until some are taken."""
         if self.held * 2 > self._limit:
             return 0
@@ -40,8 +40,8 @@ class Prefetch:
 
     def measured(self, count: int, seconds: float) -> None:
         """`count` messages were worked through in `seconds`."""
-        target = count / seconds * self._ahead_s if seconds > 0 else self._most
-        self._limit = max(1, int(min(target, self._limit * _GROWTH, self._most)))
+        target = count / seconds * self._ahead_s if seconds > 0 else self._max_messages
+        self._limit = max(1, int(min(target, self._limit * _GROWTH, self._max_messages)))
 
     def expired(self) -> None:
         """A held message was too old to be handed on."""

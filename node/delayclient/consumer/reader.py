@@ -66,7 +66,7 @@ class Reader:
         self._follow = follow
         self._timeout_s = duration_ms(timeout) / 1000
         self._uid = 0
-        self._shunned: set[str] = set()
+        self._excluded: set[str] = set()
         """Copies that failed, or were stale, since one was neither."""
         self._batch: ReceivedBatch | None = None
         self._row = 0
@@ -111,10 +111,10 @@ class Reader:
                 batch = self._checked(view)
                 self.source, self.behind_ms = source, view.behind_ms
                 if view.behind_ms <= self._max_behind_ms:
-                    self._shunned.clear()
+                    self._excluded.clear()
                     return batch
-                self._shunned.add(source)
-                self.cluster.book.doubt(self.topic)
+                self._excluded.add(source)
+                self.cluster.route_table.refresh_soon(self.topic)
                 if len(batch):
                     return batch
                 raise Unavailable(
@@ -126,10 +126,10 @@ class Reader:
                 if not error.retryable or time.monotonic() >= deadline_s:
                     raise
                 failure = error
-            self._shunned.add(source)
+            self._excluded.add(source)
             if self._others():
                 continue
-            self._shunned.clear()
+            self._excluded.clear()
             if failure.reason == "STALE":
                 await asyncio.sleep(backoff_s(failures))
             else:
@@ -138,22 +138,22 @@ class Reader:
 
     def _others(self) -> list[str]:
         """Copies that may be asked, other than those that were of no use just now."""
-        route = self.cluster.book.at(self.topic, self.queue)
+        route = self.cluster.route_table.at(self.topic, self.queue)
         if not self._from_slaves or route is None:
             return []
-        return [endpoint for endpoint in route.readable if endpoint not in self._shunned]
+        return [endpoint for endpoint in route.readable if endpoint not in self._excluded]
 
     async def _choose(self) -> str:
         if not self._from_slaves or not (await self.cluster.route(self.topic)).queues[self.queue : self.queue + 1]:
             return await self.cluster.address(self.topic, self.queue)
         others = self._others()
-        if self.source in others and not self.cluster.reach.away(self.source):
+        if self.source in others and not self.cluster.reachability.is_unreachable(self.source):
             return self.source
         if not others:
             return await self.cluster.address(self.topic, self.queue)
         master = self.cluster.master(self.topic, self.queue)
         random.shuffle(others)
-        return min(others, key=lambda endpoint: (self.cluster.reach.doubted(endpoint), endpoint == master))
+        return min(others, key=lambda endpoint: (self.cluster.reachability.is_suspect(endpoint), endpoint == master))
 
     async def _fetch(self, source: str, most: int, wait_ms: int) -> MessageBatchView:
         request = delay_pb2.FetchRequest(

@@ -118,7 +118,7 @@ class ShardBatch(ABC):
         return np.frombuffer(request.time, "<i8")
 
 
-class Part(ShardBatch):
+class ExplicitBatch(ShardBatch):
     """A part of a send_batch(): `rows` i64[n] says which of its messages."""
 
     __slots__ = ("future", "rows")

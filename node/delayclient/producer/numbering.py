@@ -46,23 +46,23 @@ class Sendable(Protocol):
 B = TypeVar("B", bound=Sendable)
 
 
-class After(Enum):
+class SendAction(Enum):
     """What the sender does after an answer."""
 
-    GO_ON = auto()
+    CONTINUE = auto()
     DRAIN = auto()  # send nothing until every answer of this stream is in
     PAUSE = auto()  # drain, then wait before sending again
     REROUTE = auto()  # this node cannot store now: find the master, open a new stream
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[B]):
+class PendingSend(Generic[B]):
     """A numbered batch that has no final answer."""
 
     batch: B
     producer_id: int
     number: int
-    instead: Sequence[B] | None = None
+    replacements: Sequence[B] | None = None
     """Refused: what to send in its place, under its number."""
     given_up: bool = False
 
@@ -76,9 +76,9 @@ class SendWindow(Generic[B]):
         self._next = 0
         self._queue: deque[B] = deque()
         # In number order; at most WINDOW of them.
-        self._unanswered: list[Entry[B]] = []
+        self._unanswered: list[PendingSend[B]] = []
         # Sent on this stream, their answers awaited in this order.
-        self._outstanding: deque[Entry[B]] = deque()
+        self._outstanding: deque[PendingSend[B]] = deque()
         # The first of _unanswered that was not sent on this stream.
         self._cursor = 0
         self._draining = False
@@ -108,19 +108,19 @@ class SendWindow(Generic[B]):
         """Takes a batch; it is sent after all that were added before."""
         self._queue.append(batch)
 
-    def take(self) -> Entry[B] | None:
+    def next_to_send(self) -> PendingSend[B] | None:
         """The next batch to send on this stream; None when there is none or none may be sent now."""
         if self._draining:
             if self._outstanding:
                 return None
-            self._settle()
+            self._resume()
         entry = self._next_entry()
         if entry is not None:
             self._outstanding.append(entry)
             self._cursor += 1
         return entry
 
-    def _next_entry(self) -> Entry[B] | None:
+    def _next_entry(self) -> PendingSend[B] | None:
         first = self._unanswered[0].number if self._unanswered else self._next
         if self._cursor < len(self._unanswered):
             entry = self._unanswered[self._cursor]
@@ -128,32 +128,32 @@ class SendWindow(Generic[B]):
             return None if self._refused_from is not None and entry.number >= self._refused_from else entry
         if not self._queue or self._next - first >= WINDOW or self._refused_from is not None:
             return None
-        entry = Entry(self._queue.popleft(), self.producer_id, self._next)
+        entry = PendingSend(self._queue.popleft(), self.producer_id, self._next)
         self._next += 1
         self._unanswered.append(entry)
         return entry
 
-    def answered(self, answer: EnqueueResponseView, error: DelayError | None) -> After:
+    def answered(self, answer: EnqueueResponseView, error: DelayError | None) -> SendAction:
         """Takes the stream's next answer: it belongs to the batch sent longest ago."""
         if not self._outstanding:
             raise DelayError("the node sent an answer that nobody asked for")
         entry = self._outstanding.popleft()
         if entry.producer_id != self.producer_id:
-            return After.GO_ON  # given up with its id
+            return SendAction.CONTINUE  # given up with its id
         if error is None:
             self._stored(entry, answer)
-            return After.DRAIN if self._draining else After.GO_ON
+            return SendAction.DRAIN if self._draining else SendAction.CONTINUE
         if isinstance(error, OutOfOrder | UnknownProducer):
             return self._out_of_order(entry, error)
         if error.retryable:
             if error.in_doubt:
                 self._in_doubt_to = max(self._in_doubt_to, entry.number)
             self._draining = True
-            return After.PAUSE if error.reason in _SAME_NODE else After.REROUTE
+            return SendAction.PAUSE if error.reason in _SAME_NODE else SendAction.REROUTE
         self._refused(entry, error)
-        return After.DRAIN
+        return SendAction.DRAIN
 
-    def _stored(self, entry: Entry[B], answer: EnqueueResponseView) -> None:
+    def _stored(self, entry: PendingSend[B], answer: EnqueueResponseView) -> None:
         self._remove(entry)
         if entry.given_up:
             return
@@ -164,11 +164,11 @@ class SendWindow(Generic[B]):
             return
         entry.batch.succeed(answer)
 
-    def _out_of_order(self, entry: Entry[B], error: DelayError) -> After:
+    def _out_of_order(self, entry: PendingSend[B], error: DelayError) -> SendAction:
         self._draining = True
         is_first = bool(self._unanswered) and self._unanswered[0] is entry
         if not is_first or self._refused_from is not None:
-            return After.DRAIN  # follows from what happened to one before it
+            return SendAction.DRAIN  # follows from what happened to one before it
         expected = error.expected if isinstance(error, OutOfOrder) else None
         if expected is not None and expected > entry.number:
             # Stored, and its answer is no longer kept. Sending it again could only store it twice.
@@ -178,13 +178,13 @@ class SendWindow(Generic[B]):
         elif expected is None or expected < entry.number:
             # All before it were answered, so the shard has forgotten the producer (a day unseen).
             self._forgotten = True
-        return After.PAUSE
+        return SendAction.PAUSE
 
-    def _refused(self, entry: Entry[B], error: DelayError) -> None:
+    def _refused(self, entry: PendingSend[B], error: DelayError) -> None:
         self._draining = True
         self._refused_from = entry.number if self._refused_from is None else min(self._refused_from, entry.number)
-        entry.instead = () if entry.given_up else entry.batch.split(error)
-        if not entry.instead and not entry.given_up:
+        entry.replacements = () if entry.given_up else entry.batch.split(error)
+        if not entry.replacements and not entry.given_up:
             entry.given_up = True
             entry.batch.fail(error)
 
@@ -194,9 +194,9 @@ class SendWindow(Generic[B]):
             if entry.producer_id == self.producer_id:
                 self._in_doubt_to = max(self._in_doubt_to, entry.number)
         self._outstanding.clear()
-        self._settle()
+        self._resume()
 
-    def _settle(self) -> None:
+    def _resume(self) -> None:
         """Every answer of the stream is in or lost: number anew what has to be, and start over from the first."""
         self._draining = False
         self._cursor = 0
@@ -213,8 +213,8 @@ class SendWindow(Generic[B]):
         kept = [entry for entry in self._unanswered if entry.number < number]
         again: list[B] = []
         for entry in self._unanswered[len(kept) :]:
-            if entry.instead is not None:
-                again.extend(entry.instead)
+            if entry.replacements is not None:
+                again.extend(entry.replacements)
             elif not entry.given_up:
                 again.append(entry.batch)
         self._queue.extendleft(reversed(again))
@@ -230,7 +230,7 @@ class SendWindow(Generic[B]):
         self._next = 0
         self._in_doubt_to = -1
 
-    def _remove(self, entry: Entry[B]) -> None:
+    def _remove(self, entry: PendingSend[B]) -> None:
         if entry in self._unanswered:
             index = self._unanswered.index(entry)
             del self._unanswered[index]
@@ -250,19 +250,19 @@ class SendWindow(Generic[B]):
         if self._unanswered and all(entry.given_up for entry in self._unanswered):
             self._abandon()
 
-    def _give_up(self, entry: Entry[B], message: str) -> None:
+    def _give_up(self, entry: PendingSend[B], message: str) -> None:
         entry.given_up = True
-        refused = entry.instead is not None
-        for batch in entry.instead or () if refused else (entry.batch,):
+        refused = entry.replacements is not None
+        for batch in entry.replacements or () if refused else (entry.batch,):
             batch.fail(SendTimeout(message, maybe_stored=not refused))
         if refused:
-            entry.instead = ()
+            entry.replacements = ()
 
     def fail_all(self, error: DelayError) -> None:
         """Fails everything: the topic is gone, or the producer is closed."""
         for entry in self._unanswered:
             if not entry.given_up:
-                for batch in entry.instead if entry.instead is not None else (entry.batch,):
+                for batch in entry.replacements if entry.replacements is not None else (entry.batch,):
                     batch.fail(error)
         self._abandon()
         while self._queue:

@@ -21,7 +21,7 @@ from delayapi.durations import duration_ms, instant_ms, level_ms
 from numpy.typing import NDArray
 
 from delayclient.errors import Closed, DelayError, SendTimeout
-from delayclient.producer.batch import MAX_RECORD_BYTES, Part
+from delayclient.producer.batch import MAX_RECORD_BYTES, ExplicitBatch
 from delayclient.producer.requests import Messages, Times, too_large, too_long
 from delayclient.producer.results import BatchFailed, BatchPart, BatchResult, SendResult
 from delayclient.producer.topic_sender import SendBudget, TopicSender
@@ -131,9 +131,9 @@ class Producer:
         messages.check_limits(topic, sender.max_delay_ms)
         stored: list[BatchPart] = []
         failures: list[tuple[NDArray[np.int64], DelayError]] = []
-        parts: set[Part] = set()
+        parts: set[ExplicitBatch] = set()
 
-        def settled(part: Part, _: object) -> None:
+        def settled(part: ExplicitBatch, _: object) -> None:
             # At once: a part holds its whole request.
             parts.discard(part)
             if part.future.cancelled():
@@ -144,7 +144,7 @@ class Producer:
             elif isinstance(error, DelayError):
                 failures.append((part.rows, error))
 
-        for queue, rows in messages.rows_by_queue(len(sender.lanes)):
+        for queue, rows in messages.rows_by_queue(len(sender.queue_senders)):
             await self.room()
             if self._closed:
                 raise Closed("producer")
@@ -212,9 +212,9 @@ class Producer:
 
     async def _routed(self, topic: str) -> TopicSender:
         sender = self._topics.get(topic) or self._open_topic(topic)
-        if not sender.lanes:
+        if not sender.queue_senders:
             await asyncio.wait({sender.ready}, timeout=self._timeout_s)
-        if not sender.lanes:
+        if not sender.queue_senders:
             raise sender.error or SendTimeout("not sent in time: no route", maybe_stored=False)
         return sender
 

@@ -17,7 +17,7 @@ from delayapi.codec import WireError, decode_enqueue_response
 
 from delayclient.errors import Busy, Closed, DelayError, Unavailable, from_rpc, from_stream
 from delayclient.producer.batch import ShardBatch
-from delayclient.producer.numbering import After, SendWindow
+from delayclient.producer.numbering import SendAction, SendWindow
 from delayclient.routing.reachability import PATIENCE_S
 from delayclient.routing.routing import Cluster, QueueRoute, backoff_s
 
@@ -31,7 +31,7 @@ def new_producer_id() -> int:
     return secrets.randbits(64) or 1
 
 
-class Lane:
+class QueueSender:
     """The way to one shard."""
 
     def __init__(self, cluster: Cluster, topic: str, queue: int, drained: Callable[[int], None]) -> None:
@@ -50,7 +50,7 @@ class Lane:
         self._endpoint = ""
         self._route: QueueRoute | None = None
         """The queue's, when the stream was opened."""
-        self._detour = False
+        self._uses_fallback = False
         # The stream goes a detour: it is left once every answer is in.
         self._leaving = False
         self._silent = False
@@ -70,7 +70,7 @@ class Lane:
         return _ANSWER_TIMEOUT_S * float(2 ** min(self.failures, 3))
 
     @property
-    def well(self) -> bool:
+    def responsive(self) -> bool:
         """Its shard answers, as far as is known."""
         if self.failures:
             return False
@@ -86,21 +86,21 @@ class Lane:
     def check(self, now_s: float) -> None:
         """Gives up what is overdue, and a stream that is silent or idle. To be called a few times a second."""
         self.window.expire(now_s, self._last_error)
-        self._look_drained()
+        self._check_drained()
         if self._call is None:
             return
         silent_s = now_s - self._last_sign_s
         if self.window.outstanding and silent_s > PATIENCE_S:
             # A frozen master says nothing, and sending again elsewhere is harmless: the numbers are the same.
-            moved = self._cluster.moved(self.topic, self.queue, self._route)
+            moved = self._cluster.master_changed(self.topic, self.queue, self._route)
             if moved or silent_s > self._patience_s:
                 self._silent = not moved
                 self._call.cancel()
             else:
-                self._cluster.book.doubt(self.topic)
+                self._cluster.route_table.refresh_soon(self.topic)
         elif self.window.empty and silent_s > _IDLE_S:
             self._call.cancel()
-        elif not self._leaving and self._cluster.better(self.topic, self.queue, self._endpoint):
+        elif not self._leaving and self._cluster.has_direct_route(self.topic, self.queue, self._endpoint):
             self._leaving = True
             self._work.set()
 
@@ -135,15 +135,15 @@ class Lane:
         except DelayError as final:
             self.window.fail_all(final)
 
-    def _look_drained(self) -> None:
+    def _check_drained(self) -> None:
         if not self.window.backed_up:
             self._drained(self.queue)
 
     async def _stream(self, endpoint: str) -> None:
         """Sends and receives until the stream ends. Raises DelayError, unless it ended because it was idle."""
         call = self._call = self._cluster.stream(endpoint, "EnqueueStream")
-        self._route = self._cluster.book.at(self.topic, self.queue)
-        self._detour = self._route is not None and self._route.endpoint != endpoint
+        self._route = self._cluster.route_table.at(self.topic, self.queue)
+        self._uses_fallback = self._route is not None and self._route.endpoint != endpoint
         self._leaving = self._silent = False
         self._last_sign_s = self._loop.time()
         self._resume_at_s = 0.0
@@ -170,7 +170,7 @@ class Lane:
             paused_s = self._resume_at_s - self._loop.time()
             if self._leaving and not self.window.outstanding:
                 return
-            entry = self.window.take() if paused_s <= 0 and not self._leaving else None
+            entry = self.window.next_to_send() if paused_s <= 0 and not self._leaving else None
             if entry is None:
                 self._work.clear()
                 if paused_s > 0:
@@ -179,7 +179,7 @@ class Lane:
                 continue
             if self.window.outstanding == 1:
                 self._last_sign_s = self._loop.time()
-            self._look_drained()
+            self._check_drained()
             try:
                 await call.write(entry.batch.wire(entry.producer_id, entry.number))
             except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError, grpc.aio.InternalError):
@@ -209,14 +209,16 @@ class Lane:
             refusal = None if answer.error is None else from_stream(answer.error)
             after = self.window.answered(answer, refusal)
             if refusal is None:
-                if self.failures or self._detour:
-                    self._cluster.reach.heard(self._endpoint, self._cluster.master(self.topic, self.queue))
+                if self.failures or self._uses_fallback:
+                    self._cluster.reachability.record_success(
+                        self._endpoint, self._cluster.master(self.topic, self.queue)
+                    )
                 self.failures = 0
             else:
                 self._last_error = str(refusal)
-                if after is After.REROUTE:
+                if after is SendAction.REROUTE:
                     raise refusal
-                if after is After.PAUSE:
+                if after is SendAction.PAUSE:
                     self._pause(refusal)
             self._work.set()
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError, SendTimeout
-from delayclient.producer.batch import Collector, Part, ShardBatch
-from delayclient.producer.queue_sender import Lane
+from delayclient.producer.batch import Collector, ExplicitBatch, ShardBatch
+from delayclient.producer.queue_sender import QueueSender
 from delayclient.producer.requests import Messages
 from delayclient.producer.results import SendResult
 from delayclient.routing.routing import Cluster, TopicRoute, backoff_s
@@ -70,7 +70,7 @@ class TopicSender:
         """`on_failure` is called when the topic turns out not to exist, before its messages fail."""
         self.topic = topic
         self.max_delay_ms = UNLIMITED_MS
-        self.lanes: list[Lane] = []
+        self.queue_senders: list[QueueSender] = []
         self.waiting: deque[tuple[float, Message, Record]] = deque()
         """(deadline by the loop's clock, message, record)."""
         self.error: DelayError | None = None
@@ -84,17 +84,17 @@ class TopicSender:
         self._sticky = 0
         self._loop = asyncio.get_running_loop()
         self._refresh_at_s = 0.0
-        self.ready = self._loop.create_task(self._find_lanes())
+        self.ready = self._loop.create_task(self._open_queue_senders())
 
     # ------------------------------------------------------------------------------------------- lanes
 
-    async def _find_lanes(self) -> None:
+    async def _open_queue_senders(self) -> None:
         """Asks for the route until it is there, or until nobody can be waiting for it any more."""
         failures = 0
         deadline_s = self._loop.time() + self._timeout_s
         while True:
             try:
-                self._add_lanes(await self._cluster.route(self.topic))
+                self._add_queue_senders(await self._cluster.route(self.topic))
                 break
             except DelayError as error:
                 if not error.retryable or (self._loop.time() >= deadline_s and not self.waiting):
@@ -106,44 +106,44 @@ class TopicSender:
             failures += 1
         self.drain_waiting()
 
-    def _add_lanes(self, route: TopicRoute) -> None:
+    def _add_queue_senders(self, route: TopicRoute) -> None:
         self.max_delay_ms = route.max_delay_ms or UNLIMITED_MS
-        for queue in range(len(self.lanes), len(route.queues)):
-            self.lanes.append(Lane(self._cluster, self.topic, queue, self._drained))
+        for queue in range(len(self.queue_senders), len(route.queues)):
+            self.queue_senders.append(QueueSender(self._cluster, self.topic, queue, self._drained))
             self._open.append(None)
         self._refresh_at_s = self._loop.time() + _REFRESH_S
 
     async def _refresh(self) -> None:
         try:
-            self._add_lanes(await self._cluster.refresh(self.topic))
+            self._add_queue_senders(await self._cluster.refresh(self.topic))
         except DelayError:
             # The lanes hear of what matters themselves; this only looks for new queues.
             self._refresh_at_s = self._loop.time() + _REFRESH_S
 
     def tick(self, now_s: float) -> bool:
         """Gives up what is overdue; to be called a few times a second while it returns true."""
-        for lane in self.lanes:
-            lane.check(now_s)
+        for queue_sender in self.queue_senders:
+            queue_sender.check(now_s)
         self.fail_waiting(SendTimeout("not sent in time: no route or no room", maybe_stored=False), now_s)
-        if self.lanes and now_s >= self._refresh_at_s:
+        if self.queue_senders and now_s >= self._refresh_at_s:
             self._refresh_at_s = float("inf")
             self.ready = self._loop.create_task(self._refresh())
-        return bool(self.waiting) or any(lane.active for lane in self.lanes)
+        return bool(self.waiting) or any(queue_sender.active for queue_sender in self.queue_senders)
 
     # ----------------------------------------------------------------------------------------- gather
 
     def send(self, message: Message, record: Record) -> None:
         """Takes a message; its future is done when it is acknowledged."""
         budget = self._budget
-        if self.waiting or not self.lanes or budget.buffered_bytes >= budget.max_bytes:
+        if self.waiting or not self.queue_senders or budget.buffered_bytes >= budget.max_bytes:
             self.waiting.append((self._loop.time() + self._timeout_s, message, record))
             budget.waiting += 1
         else:
-            self._gather(message, record)
+            self._collect(message, record)
 
-    def _gather(self, message: Message, record: Record) -> None:
+    def _collect(self, message: Message, record: Record) -> None:
         size, key_hash = message[2], message[3]
-        index = key_hash % len(self.lanes) if key_hash else self._sticky
+        index = key_hash % len(self.queue_senders) if key_hash else self._sticky
         collector = self._open[index] or self._open_collector(index)
         collector.messages.append(message)
         collector.records += record
@@ -154,7 +154,7 @@ class TopicSender:
 
     def _open_collector(self, index: int) -> Collector:
         collector = self._open[index] = Collector(self._loop.time() + self._timeout_s)
-        if self.lanes[index].window.empty:
+        if self.queue_senders[index].window.empty:
             # Nothing to wait behind: what is sent in this turn of the loop goes together, at once.
             self._loop.call_soon(self._seal, index, collector)
         else:
@@ -163,7 +163,7 @@ class TopicSender:
 
     def _lingered(self, index: int, collector: Collector) -> None:
         """A batch that would only wait behind others goes on gathering: after a failover few large ones are sent."""
-        if not self.lanes[index].window.backed_up:
+        if not self.queue_senders[index].window.backed_up:
             self._seal(index, collector)
         elif self._open[index] is collector:
             collector.held = True
@@ -179,7 +179,7 @@ class TopicSender:
         if self._open[index] is not collector:
             return  # it was full and went before its linger was over
         self._open[index] = None
-        self.lanes[index].add(collector.seal(self.topic, index, self._release))
+        self.queue_senders[index].add(collector.seal(self.topic, index, self._release))
         if index == self._sticky:
             self._sticky = self._next_queue(index)
 
@@ -191,24 +191,24 @@ class TopicSender:
 
     def _next_queue(self, queue: int) -> int:
         """The next queue in turn whose shard answers; the next one when none does."""
-        n = len(self.lanes)
+        n = len(self.queue_senders)
         for step in range(1, n + 1):
-            if self.lanes[(queue + step) % n].well:
+            if self.queue_senders[(queue + step) % n].responsive:
                 return (queue + step) % n
         return (queue + 1) % n
 
     # ------------------------------------------------------------------------------------------- parts
 
-    def send_part(self, messages: Messages, queue: int | None, rows: NDArray[np.int64]) -> Part:
+    def send_part(self, messages: Messages, queue: int | None, rows: NDArray[np.int64]) -> ExplicitBatch:
         """Sends some rows of many messages in one request; to the next queue in turn when `queue` is None."""
         if queue is None:
             self._sticky = queue = self._next_queue(self._sticky)
         columns, nbytes = messages.columns(rows, int(time.time() * 1000))
         deadline_s = self._loop.time() + self._timeout_s
-        part = Part(self.topic, queue, columns, nbytes, deadline_s, self._release, rows)
+        part = ExplicitBatch(self.topic, queue, columns, nbytes, deadline_s, self._release, rows)
         self._budget.buffered_bytes += nbytes
         self._budget.unresolved += part.count
-        self.lanes[queue].add(part)
+        self.queue_senders[queue].add(part)
         return part
 
     # ----------------------------------------------------------------------------------------- waiting
@@ -216,13 +216,13 @@ class TopicSender:
     def drain_waiting(self) -> None:
         """Sends those that wait, as far as there is room."""
         budget = self._budget
-        while self.waiting and self.lanes and budget.buffered_bytes < budget.max_bytes:
+        while self.waiting and self.queue_senders and budget.buffered_bytes < budget.max_bytes:
             _, message, record = self.waiting.popleft()
             budget.waiting -= 1
             if message[-1].done():
                 budget.unresolved -= 1  # cancelled by its sender
             else:
-                self._gather(message, record)
+                self._collect(message, record)
         budget.progress.set()
 
     def fail_waiting(self, error: DelayError, due_s: float = float("inf")) -> None:
@@ -246,4 +246,4 @@ class TopicSender:
         """Ends the lanes; what is not acknowledged fails."""
         self.seal_all()
         self.ready.cancel()
-        await asyncio.gather(*(lane.stop() for lane in self.lanes))
+        await asyncio.gather(*(queue_sender.stop() for queue_sender in self.queue_senders))

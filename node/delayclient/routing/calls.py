@@ -17,7 +17,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.errors import Closed, DelayError, Unavailable, from_rpc, from_stream
 
-CARRIED: Final = frozenset(("Ack", "Nack", "Cancel", "Reschedule"))
+STREAMED_METHODS: Final = frozenset(("Ack", "Nack", "Cancel", "Reschedule"))
 """Methods of which a node takes calls in such a stream."""
 MAX_REQUEST_BYTES: Final = 1 << 20
 """A larger request has a call of its own."""
@@ -25,7 +25,7 @@ _MESSAGE_BYTES: Final = 4 << 20
 _IDLE_S: Final = 30.0
 
 
-class CallLine:
+class CallMultiplexer:
     """A stream of calls, from the first one until it breaks or has been idle. Belongs to one event loop."""
 
     def __init__(self, endpoint: str, stream: Callable[[], Any]) -> None:
@@ -39,7 +39,7 @@ class CallLine:
         self._work = asyncio.Event()
         self._task = asyncio.create_task(self._run(stream()))
 
-    async def ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """One call. Raises DelayError."""
         if self.ended is not None:
             raise self.ended

@@ -22,25 +22,25 @@ class Exchange:
         self.route = route
         self.closed = False
         self._cluster = cluster
-        self._left: DelayError | None = None
+        self._abandoned_by: DelayError | None = None
         self._master = route.endpoint if route is not None else ""
         self._call = cluster.stream(endpoint, method)
-        cluster.reach.opened(endpoint, self.leave)
+        cluster.reachability.poll_opened(endpoint, self.abandon)
 
-    async def ask(self, request: bytes, timeout_s: float) -> bytes:
+    async def send(self, request: bytes, timeout_s: float) -> bytes:
         """Sends a request and waits for its answer. Raises DelayError, and the stream is closed then."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._call.write(request)
                 answer = await self._call.read()
             if isinstance(answer, bytes):
-                self._cluster.reach.heard(self.endpoint, self._master)
+                self._cluster.reachability.record_success(self.endpoint, self._master)
                 return answer
             error: DelayError = Unavailable(f"{self.endpoint} ended the stream", code="UNAVAILABLE")
         except grpc.RpcError as broken:
             error = from_rpc(broken)
         except (asyncio.InvalidStateError, grpc.aio.UsageError):
-            error = await self._why()
+            error = await self._stream_error()
         except TimeoutError:
             error = Unavailable(f"{self.endpoint} does not answer", code="DEADLINE_EXCEEDED")
         except asyncio.CancelledError:
@@ -51,24 +51,24 @@ class Exchange:
                 raise
             if self._cluster.closed:
                 raise Closed("cluster connection") from None
-            if self._left is None:
+            if self._abandoned_by is None:
                 raise
-            error = self._left
+            error = self._abandoned_by
         self.close()
         raise error from None
 
-    def leave(self, error: DelayError) -> None:
+    def abandon(self, error: DelayError) -> None:
         """Gives up: ask() raises `error`, now or when it is called next."""
-        if self._left is None:
-            self._left = error
+        if self._abandoned_by is None:
+            self._abandoned_by = error
             self._call.cancel()
 
-    async def _why(self) -> DelayError:
+    async def _stream_error(self) -> DelayError:
         """What ended a stream that can't be written to any more."""
         if self._cluster.closed:
             return Closed("cluster connection")
-        if self._left is not None:
-            return self._left
+        if self._abandoned_by is not None:
+            return self._abandoned_by
         code = await self._call.code()
         details = await self._call.details()
         return from_rpc(
@@ -80,5 +80,5 @@ class Exchange:
     def close(self) -> None:
         """The stream is not used any more."""
         self.closed = True
-        self._cluster.reach.closed(self.endpoint, self.leave)
+        self._cluster.reachability.poll_closed(self.endpoint, self.abandon)
         self._call.cancel()

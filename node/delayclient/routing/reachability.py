@@ -16,11 +16,11 @@ from typing import Final
 
 from delayclient.errors import DelayError, Unavailable
 
-BEAT_S: Final = 1.0
+PING_INTERVAL_S: Final = 1.0
 """Between two signs of life that are asked for."""
 PATIENCE_S: Final = 0.6
 """An answer that takes longer is a reason to look whether the shard has another master by now."""
-DOUBT_S: Final = 0.25
+RECHECK_S: Final = 0.25
 """Between two such looks."""
 SILENT_S: Final = 3.0
 """After so long without a sign of life a node is tried to be reached another way."""
@@ -35,12 +35,12 @@ Leave = Callable[[DelayError], None]
 
 
 @dataclass(slots=True)
-class _Away:
+class _UnreachableEndpoint:
     """A node that could not be reached. `by`: another one that has passed a call on to it since."""
 
     probe: asyncio.Task[None]
     trial_at_s: float = 0.0
-    by: str = ""
+    forwarder: str = ""
 
 
 @dataclass(slots=True)
@@ -50,26 +50,26 @@ class _Polls:
     watcher: asyncio.Task[None] | None = None
 
 
-class Reach:
+class Reachability:
     """Owned by the event loop. `ping(endpoint, seconds)`: it answered. `silent(endpoint)`: its routes are in doubt."""
 
     def __init__(
         self,
         endpoints: tuple[str, ...],
         ping: Callable[[str, float], Awaitable[bool]],
-        silent: Callable[[str], None],
+        on_silent: Callable[[str], None],
     ) -> None:
         self._endpoints = endpoints
         self._ping = ping
-        self._silent = silent
-        self._away: dict[str, _Away] = {}
+        self._on_silent = on_silent
+        self._unreachable: dict[str, _UnreachableEndpoint] = {}
         self._polls: dict[str, _Polls] = {}
-        self._unsure: set[str] = set()
+        self._suspect: set[str] = set()
         self._closed = False
 
     def close(self) -> None:
         self._closed = True
-        for away in self._away.values():
+        for away in self._unreachable.values():
             away.probe.cancel()
         for polls in self._polls.values():
             if polls.watcher is not None:
@@ -77,49 +77,54 @@ class Reach:
 
     # -------------------------------------------------------------------------------------------- ways
 
-    def doubted(self, endpoint: str) -> bool:
+    def is_suspect(self, endpoint: str) -> bool:
         """It did not answer when it was asked last."""
-        return endpoint in self._away or endpoint in self._unsure
+        return endpoint in self._unreachable or endpoint in self._suspect
 
-    def away(self, endpoint: str) -> bool:
+    def is_unreachable(self, endpoint: str) -> bool:
         """It could not be reached, and has not answered since."""
-        return endpoint in self._away
+        return endpoint in self._unreachable
 
-    def way_to(self, endpoint: str) -> str:
+    def resolve(self, endpoint: str) -> str:
         """The endpoint itself, or one of the user's that passes calls on. Raises Unavailable: not now."""
-        away = self._away.get(endpoint)
+        away = self._unreachable.get(endpoint)
         if away is None:
             return endpoint
-        if away.by and away.by not in self._away:
-            return away.by
+        if away.forwarder and away.forwarder not in self._unreachable:
+            return away.forwarder
         now_s = asyncio.get_running_loop().time()
         if now_s < away.trial_at_s:
             raise Unavailable(f"{endpoint} cannot be reached", code="UNAVAILABLE")
         away.trial_at_s = now_s + _TRIAL_S
-        return next((other for other in self._endpoints if other not in self._away), endpoint)
+        return next((other for other in self._endpoints if other not in self._unreachable), endpoint)
 
-    def heard(self, endpoint: str, master: str = "") -> None:
+    def record_success(self, endpoint: str, master: str = "") -> None:
         """A call to an endpoint was answered; it was meant for `master`."""
         polls = self._polls.get(endpoint)
         if polls is not None:
             polls.heard_s = asyncio.get_running_loop().time()
-        if self._away and master != endpoint:
-            away = self._away.get(master)
+        if self._unreachable and master != endpoint:
+            away = self._unreachable.get(master)
             if away is not None:
-                away.by = endpoint
+                away.forwarder = endpoint
 
-    def failed(self, endpoint: str, error: DelayError, master: str = "") -> None:
+    def record_failure(self, endpoint: str, error: DelayError, master: str = "") -> None:
         """A call to an endpoint failed; one that cannot be reached is avoided until it can."""
-        if self._away and master and master != endpoint:
-            away = self._away.get(master)
+        if self._unreachable and master and master != endpoint:
+            away = self._unreachable.get(master)
             if away is not None:
-                away.by = ""
-        if isinstance(error, Unavailable) and not error.reason and endpoint not in self._away and not self._closed:
-            self._away[endpoint] = _Away(asyncio.create_task(self._probe(endpoint)))
+                away.forwarder = ""
+        if (
+            isinstance(error, Unavailable)
+            and not error.reason
+            and endpoint not in self._unreachable
+            and not self._closed
+        ):
+            self._unreachable[endpoint] = _UnreachableEndpoint(asyncio.create_task(self._probe(endpoint)))
 
-    def elected(self, endpoint: str) -> None:
+    def on_elected(self, endpoint: str) -> None:
         """A shard has its master there now: the cluster, at least, can reach it."""
-        away = self._away.pop(endpoint, None)
+        away = self._unreachable.pop(endpoint, None)
         if away is not None:
             away.probe.cancel()
 
@@ -128,11 +133,11 @@ class Reach:
             await asyncio.sleep(min(_PROBE_LAST_S, _PROBE_FIRST_S * 2 ** min(failures, 10)))
             if await self._ping(endpoint, _PROBE_ANSWER_S):
                 break
-        self._away.pop(endpoint, None)
+        self._unreachable.pop(endpoint, None)
 
     # ------------------------------------------------------------------------------------------- polls
 
-    def opened(self, endpoint: str, leave: Leave) -> None:
+    def poll_opened(self, endpoint: str, leave: Leave) -> None:
         """A long poll begins there; `leave` is called when it should be given up."""
         polls = self._polls.setdefault(endpoint, _Polls())
         polls.leave[leave] = None
@@ -140,7 +145,7 @@ class Reach:
             polls.heard_s = asyncio.get_running_loop().time()
             polls.watcher = asyncio.create_task(self._watch(endpoint, polls))
 
-    def closed(self, endpoint: str, leave: Leave) -> None:
+    def poll_closed(self, endpoint: str, leave: Leave) -> None:
         """The poll has ended."""
         polls = self._polls.get(endpoint)
         if polls is not None:
@@ -150,17 +155,17 @@ class Reach:
         loop = asyncio.get_running_loop()
         try:
             while polls.leave:
-                wait_s = polls.heard_s + BEAT_S - loop.time()
+                wait_s = polls.heard_s + PING_INTERVAL_S - loop.time()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
                 elif await self._alive(endpoint):
                     polls.heard_s = loop.time()
                 else:
                     error = Unavailable(f"{endpoint} does not answer", code="DEADLINE_EXCEEDED")
-                    self.failed(endpoint, error)
+                    self.record_failure(endpoint, error)
                     for leave in list(polls.leave):
                         leave(error)
-                    await asyncio.sleep(BEAT_S)
+                    await asyncio.sleep(PING_INTERVAL_S)
         finally:
             polls.watcher = None
             if not polls.leave:
@@ -172,10 +177,10 @@ class Reach:
         try:
             wait_s = PATIENCE_S
             while not (await asyncio.wait({ping}, timeout=wait_s))[0]:
-                wait_s = DOUBT_S
-                self._unsure.add(endpoint)
-                self._silent(endpoint)
+                wait_s = RECHECK_S
+                self._suspect.add(endpoint)
+                self._on_silent(endpoint)
             return ping.result()
         finally:
-            self._unsure.discard(endpoint)
+            self._suspect.discard(endpoint)
             ping.cancel()

@@ -48,35 +48,39 @@ class TopicRoute:
     queues: tuple[QueueRoute, ...]
 
 
-Ask = Callable[[str, str], Awaitable[delay_pb2.QueryRouteResponse]]
+QueryNode = Callable[[str, str], Awaitable[delay_pb2.QueryRouteResponse]]
 """Asks an endpoint for a topic's route; raises DelayError."""
 Changed = Callable[[list[int]], None]
 """Is told which queues of a topic have another master, or another reign."""
 
 
-class RouteBook:
+class RouteTable:
     """The routes of one connection. `doubted(endpoint)`: it is asked last. `elected(endpoint)`: a reign began there."""
 
     def __init__(
-        self, endpoints: tuple[str, ...], ask: Ask, doubted: Callable[[str], bool], elected: Callable[[str], None]
+        self,
+        endpoints: tuple[str, ...],
+        query_node: QueryNode,
+        is_suspect: Callable[[str], bool],
+        on_elected: Callable[[str], None],
     ) -> None:
         self._endpoints = endpoints
-        self._ask_node = ask
-        self._doubted = doubted
-        self._elected = elected
+        self._query_node = query_node
+        self._is_suspect = is_suspect
+        self._on_elected = on_elected
         self._routes: dict[str, TopicRoute] = {}
-        self._questions: dict[str, asyncio.Task[tuple[TopicRoute, ...]]] = {}
+        self._queries: dict[str, asyncio.Task[tuple[TopicRoute, ...]]] = {}
         self._not_before: dict[str, float] = {}
         self._listeners: dict[str, list[Changed]] = {}
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
         self._last_good = endpoints[0]
-        self._turn = 0
+        self._rotation = 0
         self._closed = False
 
     def close(self) -> None:
         """Ends the questions; whoever waits goes and sees."""
         self._closed = True
-        for task in list(self._questions.values()):
+        for task in list(self._queries.values()):
             task.cancel()
         for topic, queue in list(self._waiting):
             self._wake(topic, queue)
@@ -104,13 +108,13 @@ class RouteBook:
         listeners.append(changed)
         return lambda: listeners.remove(changed)
 
-    async def change(self, topic: str, queue: int, most_s: float) -> None:
+    async def wait_changed(self, topic: str, queue: int, max_wait_s: float) -> None:
         """Waits until the queue has another route, at most `most_s`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault((topic, queue), set())
         waiting.add(future)
-        timer = loop.call_later(most_s, _done, future)
+        timer = loop.call_later(max_wait_s, _done, future)
         try:
             await future
         finally:
@@ -130,25 +134,25 @@ class RouteBook:
         if endpoint == old.endpoint or new_epoch < old.epoch:
             return False
         new = replace(old, endpoint=endpoint, epoch=new_epoch, node="")
-        self._take(replace(route, queues=(*route.queues[:queue], new, *route.queues[queue + 1 :])))
+        self._merge(replace(route, queues=(*route.queues[:queue], new, *route.queues[queue + 1 :])))
         return True
 
     # --------------------------------------------------------------------------------------------- ask
 
-    async def ask(self, topic: str) -> tuple[TopicRoute, ...]:
+    async def query(self, topic: str) -> tuple[TopicRoute, ...]:
         """The routes of a topic ("": of all), asked anew; none when there is no such topic. Raises DelayError."""
-        return await asyncio.shield(self._questions.get(topic) or self._start(topic))
+        return await asyncio.shield(self._queries.get(topic) or self._start(topic))
 
-    async def look(self, topic: str) -> None:
+    async def refresh(self, topic: str) -> None:
         """Asks anew, unless that was done a moment ago, of another node each time. Raises NotFound.
 
         Nothing is said of a cluster that cannot be asked now.
         """
-        if topic not in self._questions and self._loop().time() < self._not_before.get(topic, 0.0):
+        if topic not in self._queries and self._loop().time() < self._not_before.get(topic, 0.0):
             return
-        self._turn += 1
+        self._rotation += 1
         try:
-            await self.ask(topic)
+            await self.query(topic)
         except DelayError as error:
             if not error.retryable:
                 raise
@@ -156,14 +160,10 @@ class RouteBook:
         if topic and topic not in self._routes:
             raise unknown(topic)
 
-    def doubt(self, topic: str) -> None:
+    def refresh_soon(self, topic: str) -> None:
         """As look(), without waiting for it."""
-        if (
-            not self._closed
-            and topic not in self._questions
-            and self._loop().time() >= self._not_before.get(topic, 0.0)
-        ):
-            self._turn += 1
+        if not self._closed and topic not in self._queries and self._loop().time() >= self._not_before.get(topic, 0.0):
+            self._rotation += 1
             self._start(topic)
 
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -175,24 +175,24 @@ class RouteBook:
         started_s = self._loop().time()
 
         def ended(task: asyncio.Task[tuple[TopicRoute, ...]]) -> None:
-            if self._questions.get(topic) is task:
-                del self._questions[topic]
+            if self._queries.get(topic) is task:
+                del self._queries[topic]
             now_s = task.get_loop().time()
             self._not_before[topic] = now_s + max(_AGAIN_S, _SHARE * (now_s - started_s))
             if not task.cancelled():
                 task.exception()  # there may be nobody who waits for it
 
-        task = self._questions[topic] = self._loop().create_task(self._question(topic))
+        task = self._queries[topic] = self._loop().create_task(self._query(topic))
         task.add_done_callback(ended)
         return task
 
     def _order(self) -> list[str]:
         known = {queue.endpoint for route in self._routes.values() for queue in route.queues if queue.endpoint}
         endpoints = list(dict.fromkeys((self._last_good, *self._endpoints, *sorted(known))))
-        turn = self._turn % len(endpoints)
-        return sorted(endpoints[turn:] + endpoints[:turn], key=self._doubted)
+        turn = self._rotation % len(endpoints)
+        return sorted(endpoints[turn:] + endpoints[:turn], key=self._is_suspect)
 
-    async def _question(self, topic: str) -> tuple[TopicRoute, ...]:
+    async def _query(self, topic: str) -> tuple[TopicRoute, ...]:
         failures: list[str] = []
         left = self._order()
         asked: dict[asyncio.Task[delay_pb2.QueryRouteResponse], str] = {}
@@ -200,7 +200,7 @@ class RouteBook:
             while left or asked:
                 if left:
                     endpoint = left.pop(0)
-                    asked[asyncio.ensure_future(self._ask_node(endpoint, topic))] = endpoint
+                    asked[asyncio.ensure_future(self._query_node(endpoint, topic))] = endpoint
                 done, _ = await asyncio.wait(
                     asked, timeout=_HEDGE_S if left else None, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -217,7 +217,7 @@ class RouteBook:
                         failures.append(f"{endpoint}: {error.message}")
                         continue
                     self._last_good = endpoint
-                    return tuple(self._take(_topic_route(route)) for route in answer.topics)
+                    return tuple(self._merge(_topic_route(route)) for route in answer.topics)
         finally:
             for task in asked:
                 task.cancel()
@@ -225,7 +225,7 @@ class RouteBook:
 
     # -------------------------------------------------------------------------------------------- take
 
-    def _take(self, new: TopicRoute) -> TopicRoute:
+    def _merge(self, new: TopicRoute) -> TopicRoute:
         """Merges what was told with what is known, and tells who should hear of it."""
         old = self._routes.get(new.topic)
         if old is None:
@@ -236,7 +236,7 @@ class RouteBook:
         if merged.queues != old.queues:
             pairs = [pair for pair in zip(old.queues, merged.queues, strict=False) if pair[0] != pair[1]]
             for endpoint in {after.endpoint: None for before, after in pairs if after.epoch > before.epoch}:
-                self._elected(endpoint)
+                self._on_elected(endpoint)
             changed = [after.queue for _, after in pairs]
             for listener in list(self._listeners.get(new.topic, ())):
                 listener(changed)

@@ -19,9 +19,9 @@ from delayapi.connections import Connection, Connections
 from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.errors import Busy, Closed, DelayError, NotFound, NotMaster, Unavailable, from_rpc
-from delayclient.routing.calls import CARRIED, MAX_REQUEST_BYTES, CallLine
-from delayclient.routing.reachability import DOUBT_S, PATIENCE_S, Reach
-from delayclient.routing.route_table import QueueRoute, RouteBook, TopicRoute, unknown
+from delayclient.routing.calls import MAX_REQUEST_BYTES, STREAMED_METHODS, CallMultiplexer
+from delayclient.routing.reachability import PATIENCE_S, RECHECK_S, Reachability
+from delayclient.routing.route_table import QueueRoute, RouteTable, TopicRoute, unknown
 
 __all__ = ["DEFAULT_ENDPOINT", "Cluster", "QueueRoute", "TopicRoute", "backoff_s", "split_endpoints"]
 
@@ -55,9 +55,9 @@ _NO_SIGN_OF_LIFE: Final = (
 _ROUTE_TIMEOUT_S: Final = 3.0
 _BACKOFF_FIRST_S: Final = 0.02
 _BACKOFF_LAST_S: Final = 0.5
-_SCOUT_S: Final = 1.0
+_RETRY_WAIT_S: Final = 1.0
 """So long calls wait for the one of them that tries; then each tries."""
-_BOUNCES: Final = 3
+_MAX_REDIRECTS: Final = 3
 """Answers NOT_MASTER in a row that are followed at once: nodes that are cut off may name each other."""
 
 T = TypeVar("T")
@@ -84,41 +84,41 @@ def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
     return endpoints
 
 
-Scouts = dict[tuple[str, int], asyncio.Future[None]]
+Retrying = dict[tuple[str, int], asyncio.Future[None]]
 """Of the queues whose master does not serve: who tries. Done when that one has an answer."""
 
 
-class Scout:
+class RetryGate:
     """One call's part in this: of all that were told so of a queue one tries again, the others wait for it a while."""
 
-    def __init__(self, scouts: Scouts, queue: tuple[str, int]) -> None:
-        self._scouts, self._queue = scouts, queue
+    def __init__(self, retrying: Retrying, queue: tuple[str, int]) -> None:
+        self._retrying, self._queue = retrying, queue
         self._mine: asyncio.Future[None] | None = None
 
-    async def turn(self, deadline_s: float) -> None:
+    async def wait_turn(self, deadline_s: float) -> None:
         """Returns when this call may be tried."""
-        other = self._scouts.get(self._queue)
+        other = self._retrying.get(self._queue)
         if other is not None and other is not self._mine:
-            await asyncio.wait([other], timeout=min(_SCOUT_S, max(0.0, deadline_s - time.monotonic())))
+            await asyncio.wait([other], timeout=min(_RETRY_WAIT_S, max(0.0, deadline_s - time.monotonic())))
 
-    def goes(self, error: DelayError) -> bool:
+    def may_retry(self, error: DelayError) -> bool:
         """It has failed. False: another one tries again, and turn() waits for that one."""
-        if not _is_away(error):
-            self.back()  # a master that says anything else is there
+        if not _is_not_served(error):
+            self.release()  # a master that says anything else is there
             return True
-        if self._queue not in self._scouts:
-            self._mine = self._scouts[self._queue] = asyncio.get_running_loop().create_future()
-        return self._scouts[self._queue] is self._mine
+        if self._queue not in self._retrying:
+            self._mine = self._retrying[self._queue] = asyncio.get_running_loop().create_future()
+        return self._retrying[self._queue] is self._mine
 
-    def back(self) -> None:
+    def release(self) -> None:
         """It has its answer, or has given up."""
         if self._mine is not None:
-            del self._scouts[self._queue]
+            del self._retrying[self._queue]
             self._mine.set_result(None)
             self._mine = None
 
 
-def _is_away(error: DelayError) -> bool:
+def _is_not_served(error: DelayError) -> bool:
     """Nobody serves the queue where it was asked for, whatever the call. Who is only slow may serve others."""
     if isinstance(error, NotMaster):
         return True
@@ -138,22 +138,24 @@ class Cluster:
         """
         self._dial = dial
         self.endpoints = split_endpoints(endpoint)
-        self.reach = Reach(self.endpoints, self._ping, self._silent)
-        self.book = RouteBook(self.endpoints, self._ask_for_route, self.reach.doubted, self.reach.elected)
+        self.reachability = Reachability(self.endpoints, self._ping, self._refresh_routes_to)
+        self.route_table = RouteTable(
+            self.endpoints, self._query_routes, self.reachability.is_suspect, self.reachability.on_elected
+        )
         self._connections: dict[str, Connections] = {}
-        self._lines: dict[str, CallLine] = {}
-        self._scouts: Scouts = {}
-        self._without_lines: set[str] = set()
+        self._call_streams: dict[str, CallMultiplexer] = {}
+        self._retrying: Retrying = {}
+        self._without_call_stream: set[str] = set()
         # Endpoints of nodes of an older release, which know no CallStream.
         self._closed = False
 
     async def close(self) -> None:
         """Closes all channels; calls in progress fail."""
         self._closed = True
-        self.book.close()
-        self.reach.close()
-        for line in self._lines.values():
-            line.close()
+        self.route_table.close()
+        self.reachability.close()
+        for call_stream in self._call_streams.values():
+            call_stream.close()
         connections, self._connections = list(self._connections.values()), {}
         for one in connections:
             await one.close()
@@ -168,22 +170,22 @@ class Cluster:
 
     async def route(self, topic: str) -> TopicRoute:
         """The topic's route, cached. Raises NotFound or Unreachable."""
-        return self.book.get(topic) or await self.refresh(topic)
+        return self.route_table.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRoute:
         """The topic's route, asked anew. Raises NotFound or Unreachable."""
-        for route in await self.book.ask(topic):
+        for route in await self.route_table.query(topic):
             if route.topic == topic:
                 return route
         raise unknown(topic)
 
     async def topics(self) -> tuple[TopicRoute, ...]:
         """All topics, asked anew. Raises Unreachable."""
-        return await self.book.ask("")
+        return await self.route_table.query("")
 
     def learn(self, topic: str, queue: int, error: NotMaster) -> bool:
         """Takes over the master that a NOT_MASTER answer names; false when it names none or a known one."""
-        return self.book.learn(topic, queue, error)
+        return self.route_table.learn(topic, queue, error)
 
     async def address(self, topic: str, queue: int) -> str:
         """Where to send a call for this queue. Raises NotFound, Unavailable (no master) or Unreachable."""
@@ -196,30 +198,30 @@ class Cluster:
         endpoint = route.queues[queue].endpoint
         if not endpoint:
             raise Unavailable(f"{topic}-{queue} has no master now", code="UNAVAILABLE", reason="NOT_SERVING")
-        return self.reach.way_to(endpoint)
+        return self.reachability.resolve(endpoint)
 
     def master(self, topic: str, queue: int) -> str:
         """The address of a queue's master, as far as is known; empty when it is not."""
-        route = self.book.at(topic, queue)
+        route = self.route_table.at(topic, queue)
         return route.endpoint if route is not None else ""
 
-    def moved(self, topic: str, queue: int, since: QueueRoute | None) -> bool:
+    def master_changed(self, topic: str, queue: int, since: QueueRoute | None) -> bool:
         """The queue has another master than it had, or another reign of the same one."""
-        route = self.book.at(topic, queue)
+        route = self.route_table.at(topic, queue)
         if route is None or since is None or not route.endpoint:
             return False
         return (route.uid, route.epoch, route.endpoint) != (since.uid, since.epoch, since.endpoint)
 
-    def better(self, topic: str, queue: int, endpoint: str) -> bool:
+    def has_direct_route(self, topic: str, queue: int, endpoint: str) -> bool:
         """A queue's master can be reached directly, and `endpoint` is not it."""
         master = self.master(topic, queue)
-        return master not in ("", endpoint) and not self.reach.away(master)
+        return master not in ("", endpoint) and not self.reachability.is_unreachable(master)
 
-    def _silent(self, endpoint: str) -> None:
-        for topic in self.book.led_by(endpoint):
-            self.book.doubt(topic)
+    def _refresh_routes_to(self, endpoint: str) -> None:
+        for topic in self.route_table.led_by(endpoint):
+            self.route_table.refresh_soon(topic)
 
-    async def _ask_for_route(self, endpoint: str, topic: str) -> delay_pb2.QueryRouteResponse:
+    async def _query_routes(self, endpoint: str, topic: str) -> delay_pb2.QueryRouteResponse:
         request = delay_pb2.QueryRouteRequest(topic=topic)
         decode = delay_pb2.QueryRouteResponse.FromString
         return await self.call_at(endpoint, "QueryRoute", request, decode, _ROUTE_TIMEOUT_S)
@@ -259,11 +261,13 @@ class Cluster:
         finally:
             connection.calls -= 1
 
-    def _line(self, endpoint: str) -> CallLine:
-        line = self._lines.get(endpoint)
-        if line is None or line.ended is not None:
-            line = self._lines[endpoint] = CallLine(endpoint, lambda: self.stream(endpoint, "CallStream"))
-        return line
+    def _call_stream(self, endpoint: str) -> CallMultiplexer:
+        call_stream = self._call_streams.get(endpoint)
+        if call_stream is None or call_stream.ended is not None:
+            call_stream = self._call_streams[endpoint] = CallMultiplexer(
+                endpoint, lambda: self.stream(endpoint, "CallStream")
+            )
+        return call_stream
 
     async def _ping(self, endpoint: str, seconds: float) -> bool:
         """A node answers, whatever it says."""
@@ -280,21 +284,21 @@ class Cluster:
     ) -> T:
         """One call to one endpoint. Raises DelayError."""
         data = request.SerializeToString()
-        if method in CARRIED and len(data) <= MAX_REQUEST_BYTES and endpoint not in self._without_lines:
+        if method in STREAMED_METHODS and len(data) <= MAX_REQUEST_BYTES and endpoint not in self._without_call_stream:
             try:
-                return decode(await self._line(endpoint).ask(method, data, timeout_s))
+                return decode(await self._call_stream(endpoint).call(method, data, timeout_s))
             except DelayError as error:
                 if error.code != "UNIMPLEMENTED":
-                    self.reach.failed(endpoint, error)
+                    self.reachability.record_failure(endpoint, error)
                     raise
-                self._without_lines.add(endpoint)
+                self._without_call_stream.add(endpoint)
             except grpc.aio.UsageError:
                 raise Closed("cluster connection") from None
         try:
             return decode(await self.unary(endpoint, SERVICE + method, data, timeout_s))
         except grpc.RpcError as error:
             typed = from_rpc(error)
-            self.reach.failed(endpoint, typed)
+            self.reachability.record_failure(endpoint, typed)
             raise typed from None
         except grpc.aio.UsageError:
             # The channel was closed under the call.
@@ -324,12 +328,12 @@ class Cluster:
         it is tried again.
         """
         deadline = time.monotonic() + timeout_s
-        failures, scout = 0, Scout(self._scouts, (topic, queue))
+        failures, gate = 0, RetryGate(self._retrying, (topic, queue))
         try:
             while True:
                 endpoint = ""
                 try:
-                    await scout.turn(deadline)
+                    await gate.wait_turn(deadline)
                     endpoint = await self.address(topic, queue)
                     left = max(0.1, min(attempt_s, deadline - time.monotonic()))
                     call = self.call_at(endpoint, method, request, decode, left)
@@ -340,27 +344,27 @@ class Cluster:
                         raise
                     if error.in_doubt and endpoint and on_doubt is not None:
                         on_doubt()
-                    if scout.goes(error):
-                        await self.after_failure(topic, queue, error, failures, endpoint, most_s=left)
+                    if gate.may_retry(error):
+                        await self.after_failure(topic, queue, error, failures, endpoint, max_wait_s=left)
                     failures += 1
         finally:
-            scout.back()
+            gate.release()
 
     async def _watched(self, topic: str, queue: int, endpoint: str, call: Coroutine[Any, Any, T]) -> T:
         """The call's result; it is given up when it takes long and the queue has another master by then."""
-        since = self.book.at(topic, queue)
+        since = self.route_table.at(topic, queue)
         task = asyncio.ensure_future(call)
         wait_s = PATIENCE_S
         try:
             while not (await asyncio.wait({task}, timeout=wait_s))[0]:
-                if self.moved(topic, queue, since):
+                if self.master_changed(topic, queue, since):
                     raise Unavailable(f"{endpoint} is not the master any more", code="ABORTED", reason="NOT_SERVING")
-                wait_s = DOUBT_S
-                self.book.doubt(topic)
+                wait_s = RECHECK_S
+                self.route_table.refresh_soon(topic)
             result = task.result()
         finally:
             task.cancel()
-        self.reach.heard(endpoint, since.endpoint if since is not None else "")
+        self.reachability.record_success(endpoint, since.endpoint if since is not None else "")
         return result
 
     async def after_failure(
@@ -371,7 +375,7 @@ class Cluster:
         failures: int,
         endpoint: str = "",
         *,
-        most_s: float = float("inf"),
+        max_wait_s: float = float("inf"),
     ) -> None:
         """Returns when a call that failed `failures` times before may be tried again: after its backoff, or as soon
         as the queue has another master. `endpoint`: where it was sent. Raises the error when there is no use.
@@ -379,17 +383,17 @@ class Cluster:
         if not error.retryable:
             raise error
         if endpoint:
-            self.reach.failed(endpoint, error, self.master(topic, queue))
-        if isinstance(error, NotMaster) and self.book.learn(topic, queue, error) and failures < _BOUNCES:
-            self.book.doubt(topic)  # its other queues may have moved as well
+            self.reachability.record_failure(endpoint, error, self.master(topic, queue))
+        if isinstance(error, NotMaster) and self.route_table.learn(topic, queue, error) and failures < _MAX_REDIRECTS:
+            self.route_table.refresh_soon(topic)  # its other queues may have moved as well
             return
-        wait_s = min(backoff_s(failures), most_s)
+        wait_s = min(backoff_s(failures), max_wait_s)
         if isinstance(error, Busy):  # it is the master that says so
             await asyncio.sleep(max(wait_s, error.retry_after_ms / 1000))
             return
         until_s = time.monotonic() + wait_s
-        since = self.book.at(topic, queue)
-        await self.book.look(topic)
+        since = self.route_table.at(topic, queue)
+        await self.route_table.refresh(topic)
         left_s = until_s - time.monotonic()
-        if left_s > 0 and self.book.at(topic, queue) == since:
-            await self.book.change(topic, queue, left_s)
+        if left_s > 0 and self.route_table.at(topic, queue) == since:
+            await self.route_table.wait_changed(topic, queue, left_s)

@@ -44,7 +44,7 @@ class Verdict:
     duplicates: int
 
 
-class NothingCame(TimeoutError):
+class NothingDelivered(TimeoutError):
     """Not one message was delivered."""
 
 
@@ -87,12 +87,12 @@ class DeliveryRecord:
         return int(np.count_nonzero(~np.isin(_joined(self._stored, np.int64), self._columns()[0])))
 
     def verdict(self) -> Verdict:
-        """Raises NothingCame."""
+        """Raises NothingDelivered."""
         stored = _joined(self._stored, np.int64)
         ids, due_ms, came_ms = self._columns()
         ours = np.isin(ids, stored)
         if not ours.any():
-            raise NothingCame(f"none of {len(stored)} messages was delivered")
+            raise NothingDelivered(f"none of {len(stored)} messages was delivered")
         ids, late_ms, came_ms = ids[ours], (came_ms - due_ms)[ours], came_ms[ours]
         distinct = len(np.unique(ids))
         seconds = float(came_ms.max() - came_ms.min()) / 1000

@@ -19,7 +19,7 @@ from delayctl.bench.ledger import DeliveryRecord
 from delayctl.bench.load import Progress, now_ms
 from delayctl.bench.target import Target
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 Receiver: TypeAlias = asyncio.Task[None]
 """Works until it is cancelled."""
 
@@ -52,7 +52,7 @@ async def delivered(
     deadline_s = time.monotonic() + timeout_s
     told = 0
     while (told < messages or ledger.missing) and time.monotonic() < deadline_s:
-        await _left_alone(receiver, LOOK_EVERY_S)
+        await _left_alone(receiver, POLL_S)
         done(ledger.delivered - told)
         told = ledger.delivered
     await _left_alone(receiver, QUIET_S)

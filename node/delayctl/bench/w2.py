@@ -11,7 +11,7 @@ from delayctl.bench.load import FILL_BATCH, LoadGenerator, Progress, batches, in
 from delayctl.bench.receive import delivered, receiving
 from delayctl.bench.target import Target
 
-LEAST_LEAD_S = 3.0
+MIN_LEAD_S = 3.0
 STORED_PER_S = 100_000  # what we count on while the herd is gathered
 
 
@@ -32,7 +32,7 @@ class W2Settings:
 async def run(settings: W2Settings, target: Target, done: Progress) -> Verdict:
     ledger = DeliveryRecord()
     load = LoadGenerator(settings.body_bytes, FILL_BATCH)
-    lead_ms = (LEAST_LEAD_S + settings.messages / STORED_PER_S) * 1000
+    lead_ms = (MIN_LEAD_S + settings.messages / STORED_PER_S) * 1000
     async with Producer(target.endpoint) as producer, receiving(target, ledger, each=settings.each) as receiver:
         due_ms = int(now_ms() + lead_ms)
 

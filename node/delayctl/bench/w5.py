@@ -12,7 +12,7 @@ from delayctl.bench import machine
 from delayctl.bench.load import FILL_BATCH, FILL_PER_S, LoadGenerator, Progress, fill
 from delayctl.bench.target import OwnNode, Target
 
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ async def _settle(own: OwnNode, seconds: float) -> None:
         if time.monotonic() >= deadline_s and now == before:
             return
         before = now
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
 
 
 def _measure(own: OwnNode, body_bytes: int) -> W5Step:

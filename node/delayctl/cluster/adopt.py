@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json
-from delayctl.targets.options import data_option, steered
+from delayctl.targets.options import data_option, open_registry_editor
 
 
 @click.command()
@@ -23,7 +23,7 @@ def adopt(settings: CommandSettings, data: Path, shards: tuple[str, ...], yes: b
     log is taken, and one that nobody sees might have a higher one. What was moved since the registry's state was saved
     is found on any node.
     """
-    with steered(settings, data) as at:
+    with open_registry_editor(settings, data) as at:
         found = at.adoptions(shards)
         if not found and not settings.as_json:
             click.echo("nothing to adopt: the registry knows all that the copies do")

@@ -22,40 +22,42 @@ METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 class ReplicaRow:
     node: str
     role: str  # master, slave, candidate, opening, fetching, damaged, leaving
-    entry: str
+    replica_id: str
     epoch: int
     serving_epoch: int
     log_end: int
-    committed: int
+    committed_offset: int
     damaged: str
-    beacon_age_ms: int | None
+    heartbeat_age_ms: int | None
     transfer_done: int
     transfer_total: int
     kept_in_sync: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class ShardCopies:
     """A shard's copies. master: the one that serves, in the highest epoch. in_sync: node ids; None: nobody says."""
 
-    of: tuple[ReplicaRow, ...] = ()
+    copies: tuple[ReplicaRow, ...] = ()
 
     @property
     def master(self) -> ReplicaRow | None:
-        serving = (copy for copy in self.of if copy.role == "master" and copy.serving_epoch)
+        serving = (copy for copy in self.copies if copy.role == "master" and copy.serving_epoch)
         return max(serving, key=lambda copy: copy.serving_epoch, default=None)
 
     @property
     def in_sync(self) -> tuple[str, ...] | None:
         if self.master is None or not self.master.kept_in_sync:
             return None
-        return tuple(copy.node for copy in self.of if copy.entry and copy.entry in self.master.kept_in_sync)
+        return tuple(
+            copy.node for copy in self.copies if copy.replica_id and copy.replica_id in self.master.kept_in_sync
+        )
 
     def lag_bytes(self, copy: ReplicaRow) -> int | None:
         return None if self.master is None else max(0, self.master.log_end - copy.log_end)
 
 
-async def all_copies(admin: Admin, seconds: float) -> Mapping[int, Copies]:
+async def all_copies(admin: Admin, seconds: float) -> Mapping[int, ShardCopies]:
     """By the shards' uids. Nodes that do not answer in time have none; never raises."""
     try:
         endpoints = {node.node: node.endpoint for node in await admin.nodes() if node.endpoint}
@@ -66,7 +68,7 @@ async def all_copies(admin: Admin, seconds: float) -> Mapping[int, Copies]:
     for node, answer in zip(endpoints, answers, strict=True):
         for state in answer.copies if answer is not None else ():
             found.setdefault(state.uid, []).append(_copy(node, state))
-    return {uid: Copies(tuple(copies)) for uid, copies in found.items()}
+    return {uid: ShardCopies(tuple(copies)) for uid, copies in found.items()}
 
 
 async def _ask(cluster: Cluster, endpoint: str, seconds: float) -> delay_pb2.ReplicaStatusResponse | None:
@@ -81,13 +83,13 @@ def _copy(node: str, state: delay_pb2.ReplicaState) -> ReplicaRow:
     return ReplicaRow(
         node=node,
         role=delay_pb2.ReplicaState.Role.Name(state.role).lower(),
-        entry=state.entry,
+        replica_id=state.entry,
         epoch=state.epoch,
         serving_epoch=state.serving_epoch,
         log_end=state.log_end,
-        committed=state.committed,
+        committed_offset=state.committed,
         damaged=state.damaged,
-        beacon_age_ms=None if state.beacon_age_ms < 0 else state.beacon_age_ms,
+        heartbeat_age_ms=None if state.beacon_age_ms < 0 else state.beacon_age_ms,
         transfer_done=state.transfer_done,
         transfer_total=state.transfer_total,
         kept_in_sync=tuple(state.kept_in_sync),

@@ -12,7 +12,7 @@ import click
 from delaylocal import LocalCluster, LocalClusterError
 from delaylocal.events import EventFile
 from delaynode.config import zone
-from delayregistry.model import LEAST_LEASE_SECONDS, Delivery, Durability, TopicSpec
+from delayregistry.model import MIN_LEASE_SECONDS, Delivery, Durability, TopicSpec
 
 DEFAULT_QUEUES = 8
 SLOW_START_S = 10.0
@@ -95,7 +95,7 @@ def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )
 @click.option(
     "--lease-seconds",
-    type=click.IntRange(LEAST_LEASE_SECONDS, 3_600),
+    type=click.IntRange(MIN_LEASE_SECONDS, 3_600),
     help="After so long without a sign of life a node is dead [default: as DIR has it, else 3].",
 )
 @click.option(

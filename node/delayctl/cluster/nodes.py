@@ -13,13 +13,13 @@ import click
 from delayapi.options import DURATION
 
 from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json, run
-from delayctl.targets.options import ProgressBar, data_option, steered
+from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
     from delayclient.admin.views import NodeView
     from delayclient.routing.routing import Cluster
 
-    from delayctl.targets.registry import Steering
+    from delayctl.targets.registry import RegistryEditor
 
 
 @click.group()
@@ -55,7 +55,7 @@ def list_(settings: CommandSettings) -> None:
 @common_options
 def drain(settings: CommandSettings, data: Path, node: str, undo: bool, wait: bool, timeout: int) -> None:
     """Empty NODE: its copies move to the others, its masters hand over, and nothing new is placed there."""
-    with steered(settings, data) as at:
+    with open_registry_editor(settings, data) as at:
         started_s = time.monotonic()
         at.drain(node, undo=undo)
         left = _copies_on(at, node)
@@ -69,11 +69,11 @@ def drain(settings: CommandSettings, data: Path, node: str, undo: bool, wait: bo
             click.echo(f"{node} is empty" if not left else f"{node} is being emptied: {left} copies to move")
 
 
-def _copies_on(at: Steering, node: str) -> int:
+def _copies_on(at: RegistryEditor, node: str) -> int:
     return sum(node in shard.spec.replicas for shard in at.shards())
 
 
-def _await_empty(at: Steering, node: str, total: int, until_s: float, settings: CommandSettings) -> int:
+def _await_empty(at: RegistryEditor, node: str, total: int, until_s: float, settings: CommandSettings) -> int:
     with ProgressBar(f"drain {node}", settings) as progress:
         while left := _copies_on(at, node):
             progress.show(f"{left} copies left", total - left, total)
@@ -95,7 +95,7 @@ def restart(settings: CommandSettings, data: Path, timeout: int) -> None:
     a shard with several copies is never away for longer than a switchover. `delayctl local` or, with --kube, the
     operator does it; this command asks and waits.
     """
-    with steered(settings, data) as at:
+    with open_registry_editor(settings, data) as at:
         started_s = time.monotonic()
         before = at.incarnations()
         wanted = at.cluster().node_ids
@@ -105,7 +105,7 @@ def restart(settings: CommandSettings, data: Path, timeout: int) -> None:
                 now = at.incarnations()
                 back = [node for node in wanted if now.get(node) != before.get(node)]
                 progress.show(f"{len(back)} of {len(wanted)} nodes", len(back), len(wanted))
-                if len(back) == len(wanted) and at.whole(now):
+                if len(back) == len(wanted) and at.fully_replicated(now):
                     break
                 if time.monotonic() > started_s + timeout / 1000:
                     fail(f"{len(back)} of {len(wanted)} nodes are back after {timeout / 1000:g} s", FAILED)

@@ -21,10 +21,10 @@ from delayctl.targets.rebalances import (
     READY,
     STOPPED,
     VERB,
-    Ask,
+    RebalanceOptions,
     RebalanceRefused,
     RebalanceTarget,
-    View,
+    RebalanceView,
     rebalances,
 )
 
@@ -80,10 +80,10 @@ def rebalance(
     """
     verbs = [flag for flag, given in (("--dry-run", dry_run), ("--approve", approve), ("--stop", stop)) if given]
     verbs += ["--status"] if status else []
-    ask = Ask(slot, horizon, threshold, max_moves)
+    ask = RebalanceOptions(slot, horizon, threshold, max_moves)
     if len(verbs) > 1:
         raise click.UsageError(f"{' and '.join(verbs)}: one at a time")
-    if verbs and not dry_run and ask != Ask():
+    if verbs and not dry_run and ask != RebalanceOptions():
         raise click.UsageError(f"{verbs[0]} makes no plan: --slot, --horizon, --threshold and --max-moves do nothing")
     if wait and (not verbs or dry_run):
         raise click.UsageError("--wait goes with --approve, --stop or --status")
@@ -93,9 +93,9 @@ def rebalance(
             click.echo("looking at the load to come; Spark takes a while to start ...", err=True)
         if dry_run:
             plan, why = at.study(ask)
-            _show(settings, View({"plan": plan} if plan else {}), why, at)
+            _show(settings, RebalanceView({"plan": plan} if plan else {}), why, at)
         elif approve or stop or status:
-            seen = _approved(at, approve) if approve else _stopped(at) if stop else _there(at)
+            seen = _approved(at, approve) if approve else _stopped(at) if stop else _require_rebalance(at)
             if wait:
                 seen = _await_over(at, settings, until_s)
             _show(settings, seen, "", at)
@@ -103,21 +103,21 @@ def rebalance(
                 sys.exit(FAILED)
         else:
             made, why = at.propose(ask)
-            seen = _await_proposal(at, settings, until_s) if made else View()
+            seen = _await_proposal(at, settings, until_s) if made else RebalanceView()
             _show(settings, seen, why, at)
             if seen.state == "NotReady":
                 sys.exit(FAILED)
 
 
-def _there(at: RebalanceTarget) -> View:
-    found = at.look()
+def _require_rebalance(at: RebalanceTarget) -> RebalanceView:
+    found = at.read()
     if found is None:
         raise RebalanceRefused(f"nothing was proposed yet: `delayctl rebalance{at.place}` makes a plan")
     return found
 
 
-def _approved(at: RebalanceTarget, given: str) -> View:
-    seen = _there(at)
+def _approved(at: RebalanceTarget, given: str) -> RebalanceView:
+    seen = _require_rebalance(at)
     if seen.state not in (READY, STOPPED) or not seen.hash:
         raise RebalanceRefused(f"there is nothing to approve: {_described(seen)}")
     if given not in (PENDING, seen.hash):
@@ -132,18 +132,18 @@ def _approved(at: RebalanceTarget, given: str) -> View:
     return taken
 
 
-def _stopped(at: RebalanceTarget) -> View:
-    seen = _there(at)
+def _stopped(at: RebalanceTarget) -> RebalanceView:
+    seen = _require_rebalance(at)
     if seen.state not in (MOVING, "PendingProposal"):
         raise RebalanceRefused(f"there is nothing to stop: {_described(seen)}")
     at.annotate({VERB: "stop"})
     return _await_taken_up(at, VERB)
 
 
-def _await_taken_up(at: RebalanceTarget, verb: str) -> View:
+def _await_taken_up(at: RebalanceTarget, verb: str) -> RebalanceView:
     until_s = time.monotonic() + TAKEN_UP_S
     while True:
-        seen = _there(at)
+        seen = _require_rebalance(at)
         if verb not in seen.annotations:
             return seen
         if time.monotonic() > until_s:
@@ -153,10 +153,10 @@ def _await_taken_up(at: RebalanceTarget, verb: str) -> View:
         time.sleep(POLL_S)
 
 
-def _await_proposal(at: RebalanceTarget, settings: CommandSettings, until_s: float) -> View:
+def _await_proposal(at: RebalanceTarget, settings: CommandSettings, until_s: float) -> RebalanceView:
     with ProgressBar("rebalance", settings) as progress:
         while True:
-            seen = at.look() or View()
+            seen = at.read() or RebalanceView()
             if seen.state not in ("New", "PendingProposal") and VERB not in seen.annotations:
                 return seen
             progress.show("the job looks at the load to come", 0, 0)
@@ -165,10 +165,10 @@ def _await_proposal(at: RebalanceTarget, settings: CommandSettings, until_s: flo
             time.sleep(POLL_S)
 
 
-def _await_over(at: RebalanceTarget, settings: CommandSettings, until_s: float) -> View:
+def _await_over(at: RebalanceTarget, settings: CommandSettings, until_s: float) -> RebalanceView:
     with ProgressBar("rebalance", settings) as bar:
         while True:
-            seen = _there(at)
+            seen = _require_rebalance(at)
             if seen.state in OVER:
                 return seen
             if seen.state != MOVING:
@@ -180,12 +180,12 @@ def _await_over(at: RebalanceTarget, settings: CommandSettings, until_s: float) 
             time.sleep(POLL_S)
 
 
-def _described(seen: View) -> str:
+def _described(seen: RebalanceView) -> str:
     reason, message = seen.said
     return f"{seen.state}{f' ({reason})' if reason else ''}{f': {message}' if message else ''}"
 
 
-def _show(settings: CommandSettings, seen: View, why: str, at: RebalanceTarget) -> None:
+def _show(settings: CommandSettings, seen: RebalanceView, why: str, at: RebalanceTarget) -> None:
     reason, message = seen.said
     if settings.as_json:
         put_json({"state": seen.status.get("state"), "reason": reason, "message": why or message, **_figures(seen)})
@@ -203,7 +203,7 @@ def _show(settings: CommandSettings, seen: View, why: str, at: RebalanceTarget) 
         click.echo(f"`delayctl rebalance{at.place} --approve {seen.hash}` carries it out")
 
 
-def _figures(seen: View) -> Mapping[str, Any]:
+def _figures(seen: RebalanceView) -> Mapping[str, Any]:
     wanted = ("approved", "progress", "plan")
     return {name: seen.status.get(name) for name in wanted}
 

@@ -12,15 +12,15 @@ import click
 from delayapi.options import DURATION
 
 from delayctl.common import FAILED, CommandSettings, common_options, fail, put_json, run
-from delayctl.targets.options import ProgressBar, data_option, steered
+from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
     from delayclient.admin.views import Wheel
     from delayclient.routing.routing import Cluster, QueueRoute
 
-    from delayctl.cluster.copies import Copies, ReplicaRow
-    from delayctl.targets.registry import Steering
+    from delayctl.cluster.copies import ReplicaRow, ShardCopies
+    from delayctl.targets.registry import RegistryEditor
 
 POLL_S = 0.1
 NEAR_S, FAR_S = 1.0, 5.0  # a node that has said nothing for so long is listed without an answer
@@ -31,7 +31,7 @@ class _Shard:
     topic: str
     route: QueueRoute
     wheel: Wheel | None
-    copies: Copies
+    copies: ShardCopies
     problem: str
 
 
@@ -61,7 +61,7 @@ def list_(settings: CommandSettings, topic: str | None) -> None:
     async def listed(cluster: Cluster) -> None:
         from delayclient.admin.admin import Admin
 
-        from delayctl.cluster.copies import Copies, all_copies
+        from delayctl.cluster.copies import ShardCopies, all_copies
 
         seconds = NEAR_S if settings.kube is None else FAR_S
         async with Admin(cluster, timeout=int(seconds * 1000)) as admin:
@@ -69,7 +69,7 @@ def list_(settings: CommandSettings, topic: str | None) -> None:
             copies = await all_copies(admin, seconds)
             found = await asyncio.gather(
                 *(
-                    _look(admin, route.topic, queue, copies.get(queue.uid, Copies()))
+                    _fetch_shard(admin, route.topic, queue, copies.get(queue.uid, ShardCopies()))
                     for route in routes
                     for queue in route.queues
                 )
@@ -99,7 +99,7 @@ def move(
     The new copy is fetched and catches up while the shard goes on; a master that is to go hands over, a pause well
     under a second; then the old copy is deleted. Without --wait the command returns once the move is written down.
     """
-    with steered(settings, data) as at:
+    with open_registry_editor(settings, data) as at:
         started_s = time.monotonic()
         target = at.move(shard, to, origin)
         if wait:
@@ -122,12 +122,12 @@ def move(
 @common_options
 def switchover(settings: CommandSettings, data: Path, shard: str, to: str | None, timeout: int) -> None:
     """Let another in-sync copy of SHARD be its master. Clients wait for a moment; nothing is lost."""
-    with steered(settings, data) as at:
+    with open_registry_editor(settings, data) as at:
         started_s = time.monotonic()
-        former, to = at.switch(shard, to)
+        former, to = at.switchover(shard, to)
         while not _leads(at, shard, to):
             if time.monotonic() > started_s + timeout / 1000:
-                at.withdraw(shard, to)
+                at.cancel_switchover(shard, to)
                 if not _leads(at, shard, to):
                     fail(f"{shard}: {to} has not taken over within {timeout / 1000:g} s; withdrawn", FAILED)
             time.sleep(0.02)
@@ -139,14 +139,14 @@ def switchover(settings: CommandSettings, data: Path, shard: str, to: str | None
             click.echo(f"{shard}: {to} took over from {former} in epoch {spec.epoch}, after {seconds} s")
 
 
-def _leads(at: Steering, name: str, node: str) -> bool:
+def _leads(at: RegistryEditor, name: str, node: str) -> bool:
     shard = at.shard(name)
     serving = shard.status is not None and shard.status.serving_epoch == shard.spec.epoch
     return serving and shard.spec.master == node
 
 
 def _await_move(
-    at: Steering, name: str, to: str, target: tuple[str, ...], until_s: float, progress: ProgressBar
+    at: RegistryEditor, name: str, to: str, target: tuple[str, ...], until_s: float, progress: ProgressBar
 ) -> None:
     while True:
         shard = at.shard(name)
@@ -164,13 +164,13 @@ def _await_move(
         time.sleep(POLL_S)
 
 
-def _how_far(at: Steering, name: str, to: str) -> tuple[str, int, int]:
+def _how_far(at: RegistryEditor, name: str, to: str) -> tuple[str, int, int]:
     """What happens, and done and total bytes of it."""
     shard = at.shard(name)
     spec = shard.spec
     if to not in spec.replicas:
         return "waits for its turn", 0, 0
-    answer = at.answers([to]).get(to)
+    answer = at.node_answers([to]).get(to)
     copy = None if answer is None else answer.copies.get(spec.uid)
     if copy is None:
         return "fetching", 0, 0
@@ -183,7 +183,7 @@ def _how_far(at: Steering, name: str, to: str) -> tuple[str, int, int]:
     return "catching up", copy.transfer_done, copy.transfer_total
 
 
-async def _look(admin: Admin, topic: str, queue: QueueRoute, copies: Copies) -> _Shard:
+async def _fetch_shard(admin: Admin, topic: str, queue: QueueRoute, copies: ShardCopies) -> _Shard:
     from delayclient.errors import DelayError
 
     try:
@@ -206,7 +206,7 @@ def _print_json(shard: _Shard) -> None:
             "node": route.node,
             "endpoint": route.endpoint,
             "in_sync": None if copies.in_sync is None else list(copies.in_sync),
-            "copies": [_copy_json(copies, copy) for copy in copies.of],
+            "copies": [_copy_json(copies, copy) for copy in copies.copies],
             "pending": wheel.pending if wheel is not None else None,
             "pending_bytes": wheel.pending_bytes if wheel is not None else None,
             "released": wheel.released if wheel is not None else None,
@@ -216,16 +216,16 @@ def _print_json(shard: _Shard) -> None:
     )
 
 
-def _copy_json(copies: Copies, copy: ReplicaRow) -> dict[str, Any]:
+def _copy_json(copies: ShardCopies, copy: ReplicaRow) -> dict[str, Any]:
     fetching = copy.role == "fetching"
     return {
         "node": copy.node,
         "role": copy.role,
         "epoch": copy.epoch,
         "log_end": copy.log_end,
-        "committed": copy.committed,
+        "committed": copy.committed_offset,
         "lag_bytes": copies.lag_bytes(copy),
-        "beacon_age_ms": copy.beacon_age_ms,
+        "beacon_age_ms": copy.heartbeat_age_ms,
         "damaged": copy.damaged or None,
         "transfer": {"done": copy.transfer_done, "total": copy.transfer_total} if fetching else None,
     }
@@ -243,11 +243,11 @@ def _print_table(found: list[_Shard]) -> None:
     table.add_column("REMARKS", overflow="fold")
     for shard in found:
         route, wheel, copies = shard.route, shard.wheel, shard.copies
-        slaves = [copy for copy in copies.of if copy.node != route.node]
+        slaves = [copy for copy in copies.copies if copy.node != route.node]
         lags = [lag for copy in slaves if (lag := copies.lag_bytes(copy)) is not None and copy.role == "slave"]
         counts = (f"{wheel.pending:,}", f"{wheel.released:,}") if wheel is not None else ("?", "?")
         log_end = f"{copies.master.log_end:,}" if copies.master is not None else "?"
-        remarks = [*([shard.problem] if shard.problem else []), *map(_remark, copies.of)]
+        remarks = [*([shard.problem] if shard.problem else []), *map(_remark, copies.copies)]
         table.add_row(
             f"{shard.topic}-{route.queue}",
             route.node or "-",

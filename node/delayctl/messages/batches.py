@@ -27,7 +27,7 @@ class BadLine(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class When:
+class DueRule:
     """When messages are due that do not say so themselves: one of these, or none: at once."""
 
     at_ms: int | None = None
@@ -61,7 +61,7 @@ class InputChunk:
     due_ms: list[int | None] | None
     keys: list[str] | None
     tags: list[str] | str | None
-    when: When
+    when: DueRule
 
     @property
     def count(self) -> int:
@@ -87,7 +87,9 @@ class InputChunk:
         return SendArguments([self.bodies[row] for row in rows], due_ms, delay_ms, keys, tags)
 
 
-def made_up(n: int, size: int, body: str | None, when: When, key: str | None, tag: str | None) -> Iterator[InputChunk]:
+def made_up(
+    n: int, size: int, body: str | None, when: DueRule, key: str | None, tag: str | None
+) -> Iterator[InputChunk]:
     """n messages; a body that is made up is its number, padded with dots to `size` bytes."""
     fixed = None if body is None else body.encode()
     width = size if fixed is None else len(fixed)
@@ -107,7 +109,7 @@ def _numbered(start: int, n: int, size: int) -> NDArray[np.uint8]:
     return bodies
 
 
-def read_lines(lines: IO[bytes], when: When, key: str | None, tag: str | None) -> Iterator[InputChunk]:
+def read_lines(lines: IO[bytes], when: DueRule, key: str | None, tag: str | None) -> Iterator[InputChunk]:
     """Messages from JSON lines; empty lines are passed over. Raises BadLine."""
     bodies: list[bytes] = []
     due: list[int | None] = []

@@ -67,9 +67,9 @@ def produce(
     if body is not None and size is not None:
         raise click.UsageError("give --body or --size")
 
-    from delayctl.messages.batches import When, made_up, read_lines
+    from delayctl.messages.batches import DueRule, made_up, read_lines
 
-    when = When(at_ms=at, delay_ms=level_ms(level) if level is not None else delay, spread_ms=spread)
+    when = DueRule(at_ms=at, delay_ms=level_ms(level) if level is not None else delay, spread_ms=spread)
     with ExitStack() as files:
         out = files.enter_context(_opened(handles, "w")) if handles is not None else None
         if source is None:

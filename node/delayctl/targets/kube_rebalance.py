@@ -8,10 +8,10 @@ from typing import Any
 
 from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayctl.targets.kube_route import accessed
-from delayctl.targets.rebalances import MOVING, VERB, Ask, RebalanceRefused, RebalanceTarget, View
+from delayctl.targets.rebalances import MOVING, VERB, RebalanceOptions, RebalanceRefused, RebalanceTarget, RebalanceView
 
 
-class KubeRebalances(RebalanceTarget):
+class KubeRebalanceTarget(RebalanceTarget):
     """name: of the object. Raises KubeError too."""
 
     def __init__(self, access: KubeAccess, name: str) -> None:
@@ -19,17 +19,17 @@ class KubeRebalances(RebalanceTarget):
         self.place = f" --kube {access.namespace}/{access.cluster}"
         self.carried_out_by = "the operator"
 
-    def look(self) -> View | None:
+    def read(self) -> RebalanceView | None:
         found = self._found()
-        return None if found is None else View.of(found)
+        return None if found is None else RebalanceView.of(found)
 
-    def study(self, ask: Ask) -> tuple[Mapping[str, Any] | None, str]:
+    def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
         raise RebalanceRefused(
             "--dry-run is for a local cluster: in Kubernetes the job runs beside the nodes, and what it proposes is "
             f"carried out only when approved; `delayctl rebalance{self.place}` has it made"
         )
 
-    def propose(self, ask: Ask) -> tuple[bool, str]:
+    def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
         if ask.given:
             raise RebalanceRefused(
                 f"{', '.join(ask.given)}: in Kubernetes that is spec.rebalance of the DelayCluster "
@@ -56,7 +56,7 @@ class KubeRebalances(RebalanceTarget):
         self._access.patch_delayrebalance(self._name, {"metadata": {"annotations": dict(annotations)}})
 
     def _may_ask_again(self, found: Mapping[str, Any] | None) -> None:
-        if found is not None and View.of(found).state == MOVING:
+        if found is not None and RebalanceView.of(found).state == MOVING:
             raise RebalanceRefused(
                 f"DelayRebalance {self._name!r} is being carried out: --status shows how far, --stop stops it"
             )
@@ -70,8 +70,8 @@ class KubeRebalances(RebalanceTarget):
 
 
 @contextmanager
-def kube_rebalances(target: KubeTarget, name: str | None) -> Iterator[KubeRebalances]:
+def kube_rebalances(target: KubeTarget, name: str | None) -> Iterator[KubeRebalanceTarget]:
     """name: of the DelayRebalance; None: the one that the CronJob makes. What is wrong with the way to it ends the
     process."""
     with accessed(target) as access:
-        yield KubeRebalances(access, name or f"{target.cluster}-rebalance")
+        yield KubeRebalanceTarget(access, name or f"{target.cluster}-rebalance")

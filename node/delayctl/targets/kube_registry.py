@@ -20,13 +20,13 @@ from delayregistry.port import RegistryError
 from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayctl.targets.kube_route import accessed
 from delayctl.targets.port_forward import Forwards
-from delayctl.targets.registry import TRIES, RegistryRefused, RegistryUnreachable, Steering, drained_with
+from delayctl.targets.registry import TRIES, RegistryEditor, RegistryRefused, RegistryUnreachable, drained_with
 
 RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 """The annotation that `kubectl rollout restart` uses; a new value is a new revision of the pods."""
 
 
-class KubeSteering(Steering):
+class KubeRegistryEditor(RegistryEditor):
     """As Steering; wishes are written into the DelayCluster. Raises KubeError too."""
 
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
@@ -76,7 +76,7 @@ class KubeSteering(Steering):
 
 
 @contextmanager
-def kube_steering(target: KubeTarget) -> Iterator[KubeSteering]:
+def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
     """The cluster that --kube names. Raises Unreachable; what is wrong with the way to it ends the process."""
     with accessed(target) as access:
         pods = access.first_pods()
@@ -85,7 +85,7 @@ def kube_steering(target: KubeTarget) -> Iterator[KubeSteering]:
         registry = KubeRegistry(client, access.namespace, access.cluster, log=lambda event: None)
         try:
             with Forwards(access, pods) as forwards:
-                steering = KubeSteering(registry, access, forwards)
+                steering = KubeRegistryEditor(registry, access, forwards)
                 try:
                     yield steering
                 finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from delayctl.common import UNREACHABLE, USAGE, Way, fail
+from delayctl.common import UNREACHABLE, USAGE, ConnectTarget, fail
 from delayctl.targets.kube import GRPC_PORT, BadTarget, KubeAccess, KubeError, KubeTarget
 from delayctl.targets.port_forward import Forwards
 
@@ -26,13 +26,13 @@ def accessed(target: KubeTarget) -> Iterator[KubeAccess]:
 
 
 @contextmanager
-def forwarded(target: KubeTarget) -> Iterator[Way]:
+def forwarded(target: KubeTarget) -> Iterator[ConnectTarget]:
     """All nodes of the cluster, through port-forward."""
     with accessed(target) as access:
         pods = access.first_pods()
         with Forwards(access, pods) as forwards:
             endpoints = [endpoint_of(pod.address) for pod in pods]
-            yield Way(endpoints, forwards.dial, lambda: forwards.trouble)
+            yield ConnectTarget(endpoints, forwards.dial, lambda: forwards.trouble)
 
 
 def endpoint_of(address: str) -> str:

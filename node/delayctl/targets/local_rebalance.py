@@ -12,7 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delayctl.targets.rebalances import Ask, RebalanceRefused, RebalanceTarget, RebalanceUnreachable, View
+from delayctl.targets.rebalances import (
+    RebalanceOptions,
+    RebalanceRefused,
+    RebalanceTarget,
+    RebalanceUnreachable,
+    RebalanceView,
+)
 
 if TYPE_CHECKING:
     from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 _EXTRA = "pip install 'delaycluster[spark]'"
 
 
-class LocalRebalances(RebalanceTarget):
+class LocalRebalanceTarget(RebalanceTarget):
     """Of the cluster in `data`. Raises Unreachable where there is none."""
 
     def __init__(self, data: Path) -> None:
@@ -32,15 +38,15 @@ class LocalRebalances(RebalanceTarget):
         self.place = "" if data == Path(".delaycluster") else f" --data {data}"
         self.carried_out_by = f"`delayctl local --data {data}`"
 
-    def look(self) -> View | None:
-        kept = self._read()
-        return None if kept is None else View.of(kept.as_json())
+    def read(self) -> RebalanceView | None:
+        kept = self._read_file()
+        return None if kept is None else RebalanceView.of(kept.as_json())
 
-    def study(self, ask: Ask) -> tuple[Mapping[str, Any] | None, str]:
+    def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
         plan, why = self._made(ask)
         return None if plan is None else plan.model_dump(mode="json", by_alias=True, exclude_none=True), why
 
-    def propose(self, ask: Ask) -> tuple[bool, str]:
+    def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
         from delaylocal.rebalance_file import FileTrouble, StoredRebalance
         from delayoperator.crds.rebalance import DelayRebalance, RebalanceState
 
@@ -77,7 +83,7 @@ class LocalRebalances(RebalanceTarget):
         except FileTrouble as error:
             raise RebalanceRefused(str(error)) from error
 
-    def _made(self, ask: Ask) -> tuple[PlanModel | None, str]:
+    def _made(self, ask: RebalanceOptions) -> tuple[PlanModel | None, str]:
         """A plan, or None where no move is worth its cost; and why."""
         try:
             from delayrebalance.maps import read_map
@@ -102,7 +108,7 @@ class LocalRebalances(RebalanceTarget):
             return None, found.why
         return to_plan(found, cluster, settings, now_ms=time.time_ns() // 1_000_000), found.why
 
-    def _read(self) -> StoredRebalance | None:
+    def _read_file(self) -> StoredRebalance | None:
         from delaylocal.rebalance_file import FileTrouble
 
         try:
@@ -111,8 +117,8 @@ class LocalRebalances(RebalanceTarget):
             raise RebalanceRefused(str(error)) from error
 
     def _not_moving(self, kept: StoredRebalance | None = None) -> None:
-        found = self._read() if kept is None else kept
-        if found is not None and View.of(found.as_json()).state == "Rebalancing":
+        found = self._read_file() if kept is None else kept
+        if found is not None and RebalanceView.of(found.as_json()).state == "Rebalancing":
             raise RebalanceRefused(
                 f"a plan is being carried out: `delayctl rebalance{self.place} --status` shows how far, --stop stops it"
             )

@@ -17,7 +17,7 @@ from delayctl.common import FAILED, UNREACHABLE, CommandSettings, fail
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from delayctl.targets.registry import Steering
+    from delayctl.targets.registry import RegistryEditor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,21 +36,21 @@ def data_option(command: F) -> F:
 
 
 @contextmanager
-def steered(settings: CommandSettings, data: Path) -> Iterator[Steering]:
+def open_registry_editor(settings: CommandSettings, data: Path) -> Iterator[RegistryEditor]:
     """The registry of the cluster: --kube's, or the one in `data`. What it refuses ends the process with a line and
     an exit code."""
-    from delayctl.targets.registry import RegistryRefused, RegistryUnreachable, steering
+    from delayctl.targets.registry import RegistryRefused, RegistryUnreachable, registry_editor
 
     try:
         if settings.kube is None:
-            with steering(data) as at:
+            with registry_editor(data) as at:
                 yield at
         else:
             if click.get_current_context().get_parameter_source("data") is ParameterSource.COMMANDLINE:
                 raise click.UsageError("--data and --kube name two clusters: give one of them")
-            from delayctl.targets.kube_registry import kube_steering
+            from delayctl.targets.kube_registry import kube_registry_editor
 
-            with kube_steering(settings.kube) as at:
+            with kube_registry_editor(settings.kube) as at:
                 yield at
     except RegistryRefused as error:
         fail(str(error), FAILED)

@@ -36,7 +36,7 @@ class RebalanceUnreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RebalanceOptions:
     """What the load is looked at for. None: the default, or as the DelayCluster has it."""
 
     slot_ms: int | None = None
@@ -52,14 +52,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RebalanceView:
     """A DelayRebalance. Its JSON is in `status`; annotations: the verbs that nobody has taken up yet."""
 
     status: Mapping[str, Any] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> View:
+    def of(cls, found: Mapping[str, Any]) -> RebalanceView:
         return cls(found.get("status") or {}, (found.get("metadata") or {}).get("annotations") or {})
 
     @property
@@ -103,15 +103,15 @@ class RebalanceTarget(ABC):
     """Whoever takes up verbs: `the operator`."""
 
     @abstractmethod
-    def look(self) -> View | None:
+    def read(self) -> RebalanceView | None:
         """None: nothing was proposed yet."""
 
     @abstractmethod
-    def study(self, ask: Ask) -> tuple[Mapping[str, Any] | None, str]:
+    def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
         """A plan that is shown and forgotten, or None; and why."""
 
     @abstractmethod
-    def propose(self, ask: Ask) -> tuple[bool, str]:
+    def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
         """Makes a plan, or has it made, and why. False: there is nothing to do."""
 
     @abstractmethod
@@ -126,9 +126,9 @@ def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Itera
         if settings.kube is None:
             if name is not None:
                 raise click.UsageError("--name is for --kube: a local cluster has one rebalance")
-            from delayctl.targets.local_rebalance import LocalRebalances
+            from delayctl.targets.local_rebalance import LocalRebalanceTarget
 
-            yield LocalRebalances(data)
+            yield LocalRebalanceTarget(data)
         else:
             if click.get_current_context().get_parameter_source("data") is ParameterSource.COMMANDLINE:
                 raise click.UsageError("--data and --kube name two clusters: give one of them")
@@ -145,7 +145,7 @@ def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Itera
 def proposal(settings: CommandSettings, data: Path) -> Mapping[str, Any]:
     """The plan that is proposed or under way; ends the process where there is none."""
     with rebalances(settings, data, None) as at:
-        found = at.look()
+        found = at.read()
         if found is None or not found.plan:
             raise RebalanceRefused(f"nothing is proposed: `delayctl rebalance{at.place}` makes a plan")
         return found.plan

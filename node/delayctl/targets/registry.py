@@ -44,7 +44,7 @@ class Adoption:
     reason: str
 
 
-class Steering(ABC):
+class RegistryEditor(ABC):
     """One cluster's registry, with the questions and changes that commands need."""
 
     def __init__(self, registry: Registry, prober: Prober) -> None:
@@ -73,7 +73,7 @@ class Steering(ABC):
     def incarnations(self) -> dict[str, str]:
         return {lease.node: lease.incarnation for lease in self._registry.list_leases()}
 
-    def answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
+    def node_answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
         """What nodes say that they have; those that give no answer in time are missing."""
         leases = self._registry.list_leases()
         return self._prober.ask([lease for lease in leases if nodes is None or lease.node in nodes])
@@ -82,13 +82,13 @@ class Steering(ABC):
         """The nodes that say that theirs is one of the copies that the in-sync set names."""
         if shard.status is None:
             return set()
-        answers = self.answers(shard.spec.replicas)
+        answers = self.node_answers(shard.spec.replicas)
         copies = {node: answer.copies.get(shard.spec.uid) for node, answer in answers.items()}
         return {node for node, copy in copies.items() if copy is not None and copy.entry in shard.status.in_sync}
 
-    def whole(self, incarnations: Mapping[str, str]) -> bool:
+    def fully_replicated(self, incarnations: Mapping[str, str]) -> bool:
         """Every shard is served by one of these processes, with all its copies in sync."""
-        return all(_is_whole(shard, incarnations) for shard in self.shards())
+        return all(_is_fully_replicated(shard, incarnations) for shard in self.shards())
 
     # What is wanted.
 
@@ -97,7 +97,7 @@ class Steering(ABC):
 
         Raises RegistryRefused.
         """
-        self._fit(to)
+        self._require_usable(to)
 
         def edit(shard: ShardObject) -> ShardSpec:
             nodes = shard.spec.replicas if shard.spec.target is None else shard.spec.target
@@ -106,13 +106,13 @@ class Steering(ABC):
             source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
             if source not in nodes:
                 raise RegistryRefused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
-            self._look_at_zones(to, source, [node for node in nodes if node != source])
+            self._check_zones(to, source, [node for node in nodes if node != source])
             target = tuple(to if node == source else node for node in nodes)
             return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
 
         return self._edit(name, edit).target or ()
 
-    def switch(self, name: str, to: str | None) -> tuple[str, str]:
+    def switchover(self, name: str, to: str | None) -> tuple[str, str]:
         """`to`, or any that is in sync, is to be the master; (former master, new one). Raises RegistryRefused."""
         shard = self.shard(name)
         master = shard.spec.master
@@ -123,7 +123,7 @@ class Steering(ABC):
             to = next((node for node in shard.spec.replicas if node in ready), None)
             if to is None:
                 raise RegistryRefused(f"no other copy of {name} is in sync")
-        self._fit(to)
+        self._require_usable(to)
         if to == master:
             raise RegistryRefused(f"{to} is the master of {name} already")
         if to not in shard.spec.replicas:
@@ -142,12 +142,12 @@ class Steering(ABC):
         self._edit(name, edit)
         return master, to
 
-    def withdraw(self, name: str, to: str) -> None:
+    def cancel_switchover(self, name: str, to: str) -> None:
         """The switchover is not wanted any more, if it is still asked for."""
 
         def edit(shard: ShardObject) -> ShardSpec:
-            asked = shard.spec.switchover == Switchover(to)
-            return replace(shard.spec, switchover=None) if asked else shard.spec
+            requested = shard.spec.switchover == Switchover(to)
+            return replace(shard.spec, switchover=None) if requested else shard.spec
 
         self._edit(name, edit)
 
@@ -165,7 +165,7 @@ class Steering(ABC):
         Raises RegistryRefused unless every node answers: whoever is silent might have the most.
         """
         nodes = self.cluster().node_ids
-        answers = {node: answer for node, answer in self.answers(nodes).items() if answer.listed}
+        answers = {node: answer for node, answer in self.node_answers(nodes).items() if answer.listed}
         silent = [node for node in nodes if node not in answers]
         if silent:
             raise RegistryRefused(
@@ -191,7 +191,7 @@ class Steering(ABC):
             raise RegistryUnreachable("the registry holds no cluster yet")
         return found
 
-    def _fit(self, node: str) -> NodeLease:
+    def _require_usable(self, node: str) -> NodeLease:
         spec = self.cluster()
         if node not in spec.node_ids:
             raise RegistryRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
@@ -200,18 +200,18 @@ class Steering(ABC):
                 f"{node} is being drained; `delayctl nodes drain {node} --undo` lets it be used again"
             )
         lease = next((lease for lease in self._registry.list_leases() if lease.node == node), None)
-        if lease is None or lease.stopping or node not in self.answers([node]):
+        if lease is None or lease.stopping or node not in self.node_answers([node]):
             raise RegistryRefused(f"{node} does not run, or gives no answer")
         return lease
 
-    def _look_at_zones(self, to: str, source: str, others: Sequence[str]) -> None:
+    def _check_zones(self, to: str, source: str, others: Sequence[str]) -> None:
         """Raises RegistryRefused where two copies in one zone would result; the operator would undo that."""
         leases, spec = self._registry.list_leases(), self.cluster()
         zones = Zones({lease.node: lease.zone for lease in leases})
         if not zones.shared(to, others):
             return
         may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
-        living = self.answers(zones.elsewhere([to, *others], may))
+        living = self.node_answers(zones.elsewhere([to, *others], may))
         if living:
             raise RegistryRefused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
 
@@ -219,12 +219,12 @@ class Steering(ABC):
         fault: Exception | None = None
         for _ in range(TRIES):
             shard = self.shard(name)
-            wanted = edit(shard)
-            if wanted == shard.spec:
-                return wanted
+            desired = edit(shard)
+            if desired == shard.spec:
+                return desired
             try:
-                self._registry.write_spec(name, wanted, shard.version)
-                return wanted
+                self._registry.write_spec(name, desired, shard.version)
+                return desired
             except Conflict as error:
                 fault = error
             except OutcomeUnknown as error:
@@ -233,7 +233,7 @@ class Steering(ABC):
         raise RegistryUnreachable(f"{name} could not be written: {fault}")
 
 
-class LocalSteering(Steering):
+class LocalRegistryEditor(RegistryEditor):
     """Of a local cluster: its wishes stand in the same file."""
 
     def __init__(self, registry: SqliteRegistry, data: Path, prober: Prober) -> None:
@@ -254,26 +254,26 @@ class LocalSteering(Steering):
         raise RegistryUnreachable("the registry takes no writes")
 
     def restart(self) -> None:
-        _ask_supervisor(self._data)
+        _signal_supervisor(self._data)
 
 
 @contextmanager
-def steering(data: Path) -> Iterator[Steering]:
+def registry_editor(data: Path) -> Iterator[RegistryEditor]:
     """The cluster kept in `data`. Raises Unreachable, also for a registry that fails inside."""
     try:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
         raise RegistryUnreachable(f"{error}: name the cluster's directory, --data DIR") from error
-    steering = LocalSteering(registry, data, PatientProber())
+    editor = LocalRegistryEditor(registry, data, PatientProber())
     try:
-        yield steering
+        yield editor
     except RegistryError as error:
         raise RegistryUnreachable(str(error)) from error
     finally:
-        steering.close()
+        editor.close()
 
 
-def _ask_supervisor(data: Path) -> None:
+def _signal_supervisor(data: Path) -> None:
     """The process of `delayctl local`, whose pid the directory's lock holds as long as it runs."""
     try:
         with (data / "lock").open("r+", encoding="utf-8") as lock:
@@ -301,7 +301,7 @@ def drained_with(spec: ClusterSpec, node: str, *, undo: bool) -> tuple[str, ...]
     return (*others, node)
 
 
-def _is_whole(shard: ShardObject, incarnations: Mapping[str, str]) -> bool:
+def _is_fully_replicated(shard: ShardObject, incarnations: Mapping[str, str]) -> bool:
     spec, status = shard.spec, shard.status
     if status is None or status.serving_epoch != spec.epoch or spec.incarnation != incarnations.get(spec.master or ""):
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from delayregistry.model import ShardSpec, in_sync_entry
+from delayregistry.model import ShardSpec, in_sync_replica_id
 
 from delaynode.replica.context import Yard
 from delaynode.replica.host import CopyHost
@@ -62,7 +62,7 @@ class Holding:
 
     def _named(self, copy_id: str) -> str:
         lasting = self.yard.shop.fsync  # of what this process does, whatever is wished by now
-        return in_sync_entry(copy_id, None if lasting else self.yard.boot_id)
+        return in_sync_replica_id(copy_id, None if lasting else self.yard.boot_id)
 
     # ------------------------------------------------------------ the directory
     async def open(self, spec: ShardSpec) -> bool:

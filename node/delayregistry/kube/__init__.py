@@ -50,7 +50,7 @@ class _NodesRegistry(KubeRegistry):
     def read_cluster(self) -> ClusterObject:
         found = super().read_cluster()
         if found is None:
-            raise RegistryUnavailable(f"{self.missing_wishes}; the operator writes it")
+            raise RegistryUnavailable(f"{self.missing_spec}; the operator writes it")
         return found
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from delayregistry.codec import BadRecord
 from delayregistry.kube import objects
-from delayregistry.kube.client import KubeClient, Rejected, RequestUnanswered
+from delayregistry.kube.client import ApiRejected, KubeClient, RequestUnanswered
 from delayregistry.kube.mirror import Mirror
 from delayregistry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names, OwnerReference
 from delayregistry.kube.objects import at_version
@@ -69,7 +69,7 @@ class KubeRegistry:
         self._starting = threading.Lock()
         self._started = False
         self._sorted: tuple[Mapping[str, ShardObject], tuple[ShardObject, ...]] = ({}, ())
-        self._last_wishes: ClusterObject | None = None
+        self._last_accepted: ClusterObject | None = None
         self._leases: tuple[float, tuple[NodeLease, ...]] | None = None
         self._lease_versions: dict[str, Version] = {}  # of those that this process has written
         self._bad_leases: set[str] = set()
@@ -78,7 +78,7 @@ class KubeRegistry:
     def version(self) -> int:
         self._start()
         for watch in self._watches:
-            if watch.out_s() > OUT_S and not watch.wait_well(BACK_S):
+            if watch.out_s() > OUT_S and not watch.wait_running(BACK_S):
                 raise RegistryUnavailable(
                     f"the API server's watch has been out for {watch.out_s():.0f} s: {watch.fault}"
                 )
@@ -97,15 +97,15 @@ class KubeRegistry:
         found = self._settings.values().get(self._names.settings)
         if found is None and self._owner is None:
             # Somebody has removed them. The operator will write them again; meanwhile nodes go on as they were.
-            return self._last_wishes
-        self._last_wishes = found
+            return self._last_accepted
+        self._last_accepted = found
         return found
 
     # ------------------------------------------------------------ shards
     def get_shard(self, name: str) -> ShardObject | None:
         try:
             found = self._client.get(self._shard_path(name))
-        except Rejected as error:
+        except ApiRejected as error:
             if error.missing == self._names.object(name):
                 return None
             raise RegistryUnavailable(f"shard {name} not read: {error}") from error
@@ -115,7 +115,7 @@ class KubeRegistry:
             shard = objects.read_shard(self._names, found)
         except BadRecord as error:
             raise RegistryUnavailable(f"DelayShard {self._names.object(name)} can't be read: {error}") from error
-        self._shards.wrote(found)
+        self._shards.on_written(found)
         return shard
 
     def create_shard(self, spec: ShardSpec) -> Version:
@@ -137,7 +137,7 @@ class KubeRegistry:
                 patch = at_version({"metadata": {"labels": labels}}, objects.version_of(found))
                 self._client.merge(path, patch, self._by)
                 self._say({"event": "shard-labelled-again", "name": objects.name_of(found)})
-        except (RequestUnanswered, Rejected):
+        except (RequestUnanswered, ApiRejected):
             pass  # it is created again with the next round, in vain
 
     def write_spec(self, name: str, spec: ShardSpec, version: Version) -> Version:
@@ -151,8 +151,8 @@ class KubeRegistry:
 
     # ------------------------------------------------------------ leases
     def renew_lease(self, lease: NodeLease) -> None:
-        wishes = self._settings.values().get(self._names.settings)
-        seconds = wishes.spec.lease_seconds if wishes is not None else LEASE_SECONDS
+        accepted = self._settings.values().get(self._names.settings)
+        seconds = accepted.spec.lease_seconds if accepted is not None else LEASE_SECONDS
         patch = objects.lease_patch(lease, self._pod_uid, seconds, time.time_ns() // 1_000_000)
         path = f"{self._names.leases}/{self._names.object(lease.node)}"
         try:
@@ -161,7 +161,7 @@ class KubeRegistry:
             except (RequestUnanswered, _Moved):
                 # It may have been done, and a conditional write that comes late can undo nothing.
                 self._renew(lease.node, path, patch)
-        except Rejected as error:
+        except ApiRejected as error:
             hint = ": the operator creates it" if error.code == 404 else ""
             raise RegistryUnavailable(f"lease of {lease.node} not renewed: {error}{hint}") from error
         except (RequestUnanswered, _Moved) as error:
@@ -175,7 +175,7 @@ class KubeRegistry:
             version = objects.version_of(self._client.get(path, read_s=RENEW_READ_S))
         try:
             answer = self._client.merge(path, at_version(patch, version), self._by, RENEW_READ_S)
-        except Rejected as error:
+        except ApiRejected as error:
             if error.code == 409:
                 raise _Moved(str(error)) from error
             raise
@@ -190,7 +190,7 @@ class KubeRegistry:
             query["resourceVersion"] = "0"  # from the API server's memory
         try:
             answer = self._client.get(self._names.leases, query)
-        except (RequestUnanswered, Rejected) as error:
+        except (RequestUnanswered, ApiRejected) as error:
             raise RegistryUnavailable(f"leases not read: {error}") from error
         found = [lease for obj in answer.get("items") or () if (lease := self._lease(obj)) is not None]
         leases = tuple(sorted(found, key=lambda lease: lease.node))
@@ -211,7 +211,7 @@ class KubeRegistry:
         # A read of one object is answered by etcd, with its quorum. Whether the object is there does not matter.
         try:
             self._client.get(f"{self._names.leases}/{self._names.object('n0')}")
-        except Rejected as error:
+        except ApiRejected as error:
             if not error.missing:
                 raise RegistryUnavailable(f"the API server does not answer for its store: {error}") from error
         except RequestUnanswered as error:
@@ -228,7 +228,7 @@ class KubeRegistry:
                 watch.join(deadline_s - time.monotonic())
 
     @property
-    def missing_wishes(self) -> str:
+    def missing_spec(self) -> str:
         """What to say where there are no wishes."""
         return f"namespace {self._names.namespace}: ConfigMap {self._names.settings} is missing"
 
@@ -250,7 +250,7 @@ class KubeRegistry:
         """One object by its name, which a node may read, where it may list none."""
         try:
             return [self._client.get(f"{self._names.config_maps}/{self._names.settings}")]
-        except Rejected as error:
+        except ApiRejected as error:
             if error.missing != self._names.settings:
                 raise
             return []
@@ -258,7 +258,7 @@ class KubeRegistry:
     def _create(self, what: str, path: str, body: Json, mirror: Mirror[Any]) -> Version:
         try:
             answer = self._client.post(path, body, self._by)
-        except Rejected as error:
+        except ApiRejected as error:
             if error.code == 409:
                 raise Conflict(f"{what} exists already") from error
             raise _not_written(what, error) from error
@@ -276,9 +276,9 @@ class KubeRegistry:
             raise Conflict(f"{what} is not at version {version}")
         try:
             answer = self._client.merge(f"{path}/{name}{sub}", at_version(patch, version), self._by)
-        except Rejected as error:
+        except ApiRejected as error:
             if error.missing == name:
-                mirror.missing(name, version)
+                mirror.on_missing(name, version)
                 raise Conflict(f"{what} is gone") from error
             if error.code == 409:
                 raise Conflict(f"{what} is not at version {version}") from error
@@ -304,7 +304,7 @@ class _Moved(Exception):
     """Somebody has written the lease meanwhile."""
 
 
-def _not_written(what: str, error: Rejected) -> RegistryError:
+def _not_written(what: str, error: ApiRejected) -> RegistryError:
     if error.code in (400, 405, 413, 415, 422):  # it is this one write that is wrong, and the next may be right
         return Conflict(f"write of {what} refused: {error}")
     # An overloaded or broken server, or rights that are missing: no word on whether anybody's writes are done.
@@ -316,7 +316,7 @@ def _taken(what: str, answer: Json, mirror: Mirror[Any]) -> Version:
         version = objects.version_of(answer)
     except BadRecord as error:
         raise OutcomeUnknown(f"write of {what}: the answer has no version") from error
-    mirror.wrote(answer)
+    mirror.on_written(answer)
     return version
 
 

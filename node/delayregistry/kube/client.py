@@ -33,7 +33,7 @@ class RequestUnanswered(Exception):
     """The request may have been done or not, or may even be done later."""
 
 
-class Rejected(Exception):
+class ApiRejected(Exception):
     """The API server, or a proxy in front of it, answered that it did not do it. code: of HTTP.
 
     missing: name of the object that the API server says does not exist. Empty for any other 404, such as that of a
@@ -104,7 +104,7 @@ class KubeClient:
         self._pool.clear()
 
     def get(self, path: str, query: Mapping[str, str] | None = None, read_s: float = READ_S) -> dict[str, Any]:
-        """Raises RequestUnanswered, Rejected."""
+        """Raises RequestUnanswered, ApiRejected."""
         return self._answer("GET", path, query, None, JSON, read_s)
 
     def post(self, path: str, body: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
@@ -115,7 +115,7 @@ class KubeClient:
         return self._answer("PATCH", path, query, patch, MERGE_PATCH, read_s)
 
     def watch(self, path: str, query: Mapping[str, str], read_s: float) -> WatchStream:
-        """read_s: so long without a word, then NoAnswer. Raises RequestUnanswered, Rejected."""
+        """read_s: so long without a word, then NoAnswer. Raises RequestUnanswered, ApiRejected."""
         response = self._request("GET", path, {**query, "watch": "1"}, None, JSON, read_s, stream=True)
         if response.status != 200:
             with response:
@@ -154,7 +154,7 @@ class KubeClient:
             try:
                 self._credentials.reload()
             except Exception as error:  # whatever is wrong with the files
-                raise Rejected(401, "Unauthorized", f"and there are no other credentials: {error}") from error
+                raise ApiRejected(401, "Unauthorized", f"and there are no other credentials: {error}") from error
             response = self._send(method, path, query, body, content, read_s, stream)
         return response
 
@@ -210,15 +210,15 @@ class WatchStream:
         self._response.close()
 
 
-def _rejected(status: int, data: bytes) -> Rejected:
+def _rejected(status: int, data: bytes) -> ApiRejected:
     try:
         said = json.loads(data)
         reason, details = str(said.get("reason", "")), said.get("details") or {}
         not_found = status == 404 and said.get("kind") == "Status" and reason == "NotFound"
         missing = str(details.get("name") or "") if not_found else ""
-        return Rejected(status, reason, str(said.get("message", ""))[:500], missing)
+        return ApiRejected(status, reason, str(said.get("message", ""))[:500], missing)
     except (ValueError, AttributeError):
-        return Rejected(status, "", data[:200].decode("utf-8", "replace"))
+        return ApiRejected(status, "", data[:200].decode("utf-8", "replace"))
 
 
 def _socket_options() -> list[tuple[int, int, int]]:

@@ -51,7 +51,7 @@ class Mirror(Generic[T]):
         return self._changes
 
     @property
-    def heard(self) -> str:
+    def resume_version(self) -> str:
         """From where a watch has to go on."""
         return str(self._heard)
 
@@ -66,7 +66,7 @@ class Mirror(Generic[T]):
         """Whether there is such an object, readable or not."""
         return name in self._entries
 
-    def listed(self, objects: Iterable[Json], version: str | None, *, anew: bool = False) -> None:
+    def apply_list(self, objects: Iterable[Json], version: str | None, *, anew: bool = False) -> None:
         """These are all that there were at `version`; None: at the last one that is known of anyway.
 
         anew: versions from before mean nothing any more.
@@ -82,11 +82,11 @@ class Mirror(Generic[T]):
                 del self._entries[name]
                 self._changed()
             for obj in found.values():
-                self._take(obj)
+                self._store(obj)
             if version is not None:
                 self._heard = max(self._heard, at)
 
-    def happened(self, kind: str, obj: Json) -> None:
+    def apply_event(self, kind: str, obj: Json) -> None:
         """An event of the watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
         version = int(version_of(obj)) if kind != "BOOKMARK" else int(obj["metadata"]["resourceVersion"])
         with self._lock:
@@ -96,17 +96,17 @@ class Mirror(Generic[T]):
                     del self._entries[name_of(obj)]
                     self._changed()
             elif kind != "BOOKMARK":
-                self._take(obj)
+                self._store(obj)
             self._heard = max(self._heard, version)
 
-    def wrote(self, obj: Json) -> None:
+    def on_written(self, obj: Json) -> None:
         """The answer to a write, or to a consistent read, of this process."""
         with self._lock:
             # Else the watch has told of it already, and perhaps that it is gone since.
             if int(version_of(obj)) > self._heard:
-                self._take(obj)
+                self._store(obj)
 
-    def missing(self, name: str, version: str) -> None:
+    def on_missing(self, name: str, version: str) -> None:
         """A write at `version` was told that there is no such object."""
         with self._lock:
             known = self._entries.get(name)
@@ -114,7 +114,7 @@ class Mirror(Generic[T]):
                 del self._entries[name]
                 self._changed()
 
-    def _take(self, obj: Json) -> None:
+    def _store(self, obj: Json) -> None:
         name, version = name_of(obj), version_of(obj)
         known = self._entries.get(name)
         if known is not None and int(version) <= known.version:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from delayregistry.kube.client import KubeClient, Rejected, RequestUnanswered, WatchStream
+from delayregistry.kube.client import ApiRejected, KubeClient, RequestUnanswered, WatchStream
 from delayregistry.kube.mirror import Mirror
 
 WATCH_S = 10.0
@@ -29,7 +29,7 @@ PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of f
 
 Json = dict[str, Any]
 Fetch = Callable[[], list[Json]]
-"""The objects. Raises RequestUnanswered, Rejected."""
+"""The objects. Raises RequestUnanswered, ApiRejected."""
 
 
 class ObjectWatch:
@@ -51,9 +51,9 @@ class ObjectWatch:
         self._watch_s, self._grace_s = watch_s, grace_s
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._settled = threading.Event()  # it is synced, or stopped and never will be
+        self._sync_resolved = threading.Event()  # it is synced, or stopped and never will be
         self._synced = False
-        self._well = threading.Event()
+        self._running = threading.Event()
         self._filled = False  # the mirror has all that there was at what it heard last
         self._fault: str | None = None
         self._out_since_s = time.monotonic()
@@ -68,8 +68,8 @@ class ObjectWatch:
     def stop(self) -> None:
         """Tells the thread to end, and ends all waiting for it."""
         self._stopped.set()
-        self._settled.set()
-        self._well.set()
+        self._sync_resolved.set()
+        self._running.set()
         with self._lock:
             if self._stream is not None:
                 self._stream.abort()
@@ -81,16 +81,16 @@ class ObjectWatch:
 
     def wait_synced(self, timeout_s: float) -> bool:
         """Whether the mirror has been filled once; waits for it."""
-        self._settled.wait(timeout_s)
+        self._sync_resolved.wait(timeout_s)
         return self._synced
 
-    def wait_well(self, timeout_s: float) -> bool:
+    def wait_running(self, timeout_s: float) -> bool:
         """Whether the watch runs; waits for it."""
-        return self._well.wait(timeout_s)
+        return self._running.wait(timeout_s)
 
     def out_s(self) -> float:
         """For how long the watch has been known not to run; 0: it runs."""
-        return 0.0 if self._well.is_set() else time.monotonic() - self._out_since_s
+        return 0.0 if self._running.is_set() else time.monotonic() - self._out_since_s
 
     @property
     def fault(self) -> str:
@@ -102,20 +102,20 @@ class ObjectWatch:
         while not self._stopped.is_set():
             try:
                 if self._filled and self._failures > 1:
-                    self._filled = not self._went_back()
+                    self._filled = not self._store_rolled_back()
                 if self._filled:
-                    self._watch(self._mirror.heard)
+                    self._watch(self._mirror.resume_version)
                 elif self._fetch is not None:
                     self._watch(None, self._fetch)
                 else:
-                    heard = int(self._mirror.heard)
-                    objects, version = self._listed()
+                    heard = int(self._mirror.resume_version)
+                    objects, version = self._list_all()
                     self._fill(objects, version, anew=int(version) < heard)
                     self._watch(version)
-            except Rejected as error:
+            except ApiRejected as error:
                 gone = error.code == 410 and self._filled
                 self._filled = self._filled and not gone
-                if not gone or not self._first_in_a_while():
+                if not gone or not self._is_rare_gone():
                     self._failed(str(error))
             except RequestUnanswered as error:
                 self._failed(str(error))
@@ -126,9 +126,9 @@ class ObjectWatch:
     def _fill(self, objects: list[Json], version: str | None, *, anew: bool) -> None:
         if anew and version is not None:
             self._log({"event": "registry-went-back", "path": self._path, "version": version})
-        self._mirror.listed(objects, version, anew=anew)
+        self._mirror.apply_list(objects, version, anew=anew)
         self._filled = self._synced = True
-        self._settled.set()
+        self._sync_resolved.set()
 
     def _watch(self, version: str | None, fetch: Fetch | None = None) -> None:
         # Not all nodes of a cluster at the same moment.
@@ -158,19 +158,19 @@ class ObjectWatch:
                 break
             if kind == "ERROR":
                 said = obj if isinstance(obj, dict) else {}
-                raise Rejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
+                raise ApiRejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
             if isinstance(kind, str) and isinstance(obj, dict):
-                self._mirror.happened(kind, obj)
+                self._mirror.apply_event(kind, obj)
 
-    def _went_back(self) -> bool:
+    def _store_rolled_back(self) -> bool:
         """Whether what was heard is perhaps no part of the store's history any more."""
         if self._fetch is not None:
             return True  # to fetch anew costs no more than to find out
-        heard = int(self._mirror.heard)
+        heard = int(self._mirror.resume_version)
         page = self._client.get(self._path, {**self._query, "limit": "1"}, LIST_READ_S)
         return int(page["metadata"]["resourceVersion"]) < heard
 
-    def _listed(self) -> tuple[list[Json], str]:
+    def _list_all(self) -> tuple[list[Json], str]:
         pages = list(self._pages())
         # Of the first page: what later ones show beyond it, the watch tells again.
         version = str(pages[0]["metadata"]["resourceVersion"])
@@ -187,7 +187,7 @@ class ObjectWatch:
             query["continue"] = str(more)
 
     # ------------------------------------------------------------ how it goes
-    def _first_in_a_while(self) -> bool:
+    def _is_rare_gone(self) -> bool:
         """That a watch goes on from too long ago is no fault, unless it comes again and again."""
         before_s, self._gone_s = self._gone_s, time.monotonic()
         return self._gone_s - before_s > self._watch_s / 2
@@ -196,7 +196,7 @@ class ObjectWatch:
         if self._fault is not None:
             self._log({"event": "watch-resumed", "path": self._path, "seconds": round(self.out_s(), 1)})
         self._fault, self._failures = None, 0
-        self._well.set()
+        self._running.set()
 
     def _failed(self, why: str) -> None:
         if self._stopped.is_set():
@@ -205,6 +205,6 @@ class ObjectWatch:
             self._out_since_s = time.monotonic()
             self._log({"event": "watch-interrupted", "path": self._path, "reason": why})
         self._fault = why
-        self._well.clear()
+        self._running.clear()
         self._stopped.wait(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)] * random.uniform(0.5, 1.0))
         self._failures += 1

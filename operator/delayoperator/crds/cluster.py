@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from delayregistry.model import LEAST_LEASE_SECONDS, MAX_HORIZON_DAYS, MAX_QUEUES, Delivery, Durability, TopicType
+from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, MIN_LEASE_SECONDS, Delivery, Durability, TopicType
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
@@ -85,7 +85,7 @@ class Failover(Model):
 
     lease_seconds: Int = Field(
         3,
-        ge=LEAST_LEASE_SECONDS,
+        ge=MIN_LEASE_SECONDS,
         le=3_600,
         description="A failover after a node was lost takes about this long. Less is quicker, and more easily mistaken "
         "about a node that is only slow; a node renews its lease each second, so 2 is the least. A change restarts the "

@@ -8,7 +8,7 @@ import time
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.routing.reachability import Reach
+from delayclient.routing.reachability import Reachability
 from delayclient.routing.routing import Cluster
 from fakes import FakeCluster, FakeNode
 
@@ -66,12 +66,12 @@ def test_looks_are_few_however_many_ask_for_them() -> None:
             await cluster.route("t")
             until = time.monotonic() + 1.0
             while time.monotonic() < until:
-                cluster.book.doubt("t")
-                await asyncio.gather(*[cluster.book.look("t") for _ in range(50)])
+                cluster.route_table.refresh_soon("t")
+                await asyncio.gather(*[cluster.route_table.refresh("t") for _ in range(50)])
                 await asyncio.sleep(0.002)
             assert 3 < node.cluster.route_calls < 15
             await node.stop()
-            await cluster.book.look("t")  # says nothing: nobody can be asked now
+            await cluster.route_table.refresh("t")  # says nothing: nobody can be asked now
 
     asyncio.run(main())
 
@@ -87,7 +87,7 @@ def test_node_that_is_cut_off_is_not_the_only_one_that_is_asked() -> None:
                 fake.elect(new)
                 deadline = time.monotonic() + 5
                 while cluster.master("t", 0) != new.endpoint and time.monotonic() < deadline:
-                    await cluster.book.look("t")
+                    await cluster.route_table.refresh("t")
                     await asyncio.sleep(0.02)
                 assert cluster.master("t", 0) == new.endpoint
 
@@ -101,9 +101,9 @@ def test_whoever_waits_for_a_queue_is_woken_by_its_new_route_only() -> None:
             fake.masters = [node, node]
             await cluster.route("t")
             told: list[list[int]] = []
-            end = cluster.book.listen("t", told.append)
-            first = asyncio.create_task(cluster.book.change("t", 0, 60.0))
-            second = asyncio.create_task(cluster.book.change("t", 1, 60.0))
+            end = cluster.route_table.listen("t", told.append)
+            first = asyncio.create_task(cluster.route_table.wait_changed("t", 0, 60.0))
+            second = asyncio.create_task(cluster.route_table.wait_changed("t", 1, 60.0))
             await asyncio.sleep(0.01)
             fake.masters = [node, other]
             await cluster.refresh("t")
@@ -124,7 +124,7 @@ def test_deleted_topic_is_told_to_who_looks() -> None:
             node.cluster.topic = "other"
             await asyncio.sleep(0.2)
             with pytest.raises(errors.NotFound, match="unknown topic 't'"):
-                await cluster.book.look("t")
+                await cluster.route_table.refresh("t")
 
     asyncio.run(main())
 
@@ -153,26 +153,28 @@ def test_detours_are_tried_by_few_until_one_has_worked() -> None:
     async def main() -> None:
         pings = Pings()
         pings.dead = {"m:1"}
-        reach = Reach(("a:1", "b:1"), pings, pings.silent.append)
-        assert reach.way_to("m:1") == "m:1"
-        reach.failed("m:1", errors.make_error("UNAVAILABLE", "NOT_SERVING", "it said so itself"))
-        assert reach.way_to("m:1") == "m:1"
-        reach.failed("m:1", unreachable())
+        reach = Reachability(("a:1", "b:1"), pings, pings.silent.append)
+        assert reach.resolve("m:1") == "m:1"
+        reach.record_failure("m:1", errors.make_error("UNAVAILABLE", "NOT_SERVING", "it said so itself"))
+        assert reach.resolve("m:1") == "m:1"
+        reach.record_failure("m:1", unreachable())
         ways = []
         for _ in range(100):
             try:
-                ways.append(reach.way_to("m:1"))
+                ways.append(reach.resolve("m:1"))
             except errors.Unavailable:
                 await asyncio.sleep(0.003)
         assert set(ways) == {"a:1"}
         assert len(ways) < 10
-        reach.heard("a:1", "m:1")
-        assert [reach.way_to("m:1") for _ in range(20)] == ["a:1"] * 20
-        reach.failed("a:1", errors.make_error("UNAVAILABLE", "NOT_SERVING", "the master cannot be reached"), "m:1")
+        reach.record_success("a:1", "m:1")
+        assert [reach.resolve("m:1") for _ in range(20)] == ["a:1"] * 20
+        reach.record_failure(
+            "a:1", errors.make_error("UNAVAILABLE", "NOT_SERVING", "the master cannot be reached"), "m:1"
+        )
         with pytest.raises(errors.Unavailable):
-            [reach.way_to("m:1") for _ in range(20)]
-        reach.elected("m:1")
-        assert [reach.way_to("m:1") for _ in range(20)] == ["m:1"] * 20
+            [reach.resolve("m:1") for _ in range(20)]
+        reach.on_elected("m:1")
+        assert [reach.resolve("m:1") for _ in range(20)] == ["m:1"] * 20
         reach.close()
 
     asyncio.run(main())
@@ -181,30 +183,30 @@ def test_detours_are_tried_by_few_until_one_has_worked() -> None:
 def test_node_that_answers_again_is_used_again() -> None:
     async def main() -> None:
         pings = Pings()
-        reach = Reach(("a:1",), pings, pings.silent.append)
-        reach.failed("m:1", unreachable())
-        assert reach.away("m:1")
+        reach = Reachability(("a:1",), pings, pings.silent.append)
+        reach.record_failure("m:1", unreachable())
+        assert reach.is_unreachable("m:1")
         for _ in range(500):
-            if not reach.away("m:1"):
+            if not reach.is_unreachable("m:1"):
                 break
             await asyncio.sleep(0.01)
-        assert not reach.away("m:1")
+        assert not reach.is_unreachable("m:1")
         reach.close()
 
     asyncio.run(main())
 
 
 def test_silent_node_is_doubted_first_and_its_polls_are_ended_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayclient.routing.reachability.BEAT_S", 0.05)
+    monkeypatch.setattr("delayclient.routing.reachability.PING_INTERVAL_S", 0.05)
     monkeypatch.setattr("delayclient.routing.reachability.PATIENCE_S", 0.05)
-    monkeypatch.setattr("delayclient.routing.reachability.DOUBT_S", 0.05)
+    monkeypatch.setattr("delayclient.routing.reachability.RECHECK_S", 0.05)
     monkeypatch.setattr("delayclient.routing.reachability.SILENT_S", 0.5)
 
     async def main() -> None:
         pings = Pings()
-        reach = Reach(("a:1",), pings, pings.silent.append)
+        reach = Reachability(("a:1",), pings, pings.silent.append)
         left: list[errors.DelayError] = []
-        reach.opened("m:1", left.append)
+        reach.poll_opened("m:1", left.append)
         await asyncio.sleep(0.3)
         assert not left
         assert not pings.silent
@@ -213,14 +215,14 @@ def test_silent_node_is_doubted_first_and_its_polls_are_ended_in_the_end(monkeyp
         await asyncio.sleep(0.3)
         assert pings.silent
         assert set(pings.silent) == {"m:1"}
-        assert reach.doubted("m:1")
+        assert reach.is_suspect("m:1")
         assert not left
         for _ in range(500):
             if left:
                 break
             await asyncio.sleep(0.01)
         assert isinstance(left[0], errors.Unavailable)
-        assert reach.away("m:1")
+        assert reach.is_unreachable("m:1")
         reach.close()
 
     asyncio.run(main())
@@ -229,14 +231,14 @@ def test_silent_node_is_doubted_first_and_its_polls_are_ended_in_the_end(monkeyp
 def test_node_with_busy_polls_is_not_asked_for_signs_of_life() -> None:
     async def main() -> None:
         pings = Pings()
-        reach = Reach(("a:1",), pings, pings.silent.append)
+        reach = Reachability(("a:1",), pings, pings.silent.append)
         leave = list[errors.DelayError]().append
-        reach.opened("m:1", leave)
+        reach.poll_opened("m:1", leave)
         for _ in range(30):
             await asyncio.sleep(0.05)
-            reach.heard("m:1")
+            reach.record_success("m:1")
         assert not pings.asked
-        reach.closed("m:1", leave)
+        reach.poll_closed("m:1", leave)
         reach.close()
 
     asyncio.run(main())
