@@ -36,7 +36,7 @@ class NodeConfig:
     max_connections: int  # of clients
     reserve_bytes: int  # of the disk, left free by enqueues
     log_segment_bytes: int  # of a shard's CommitLog: disk is freed a segment at a time
-    peer: str  # HOST:PORT for the other nodes: TCP shipping, UDP beacons
+    peer: str  # HOST:PORT for the other nodes: TCP shipping, UDP heartbeats
     advertise_peer: str  # IP:PORT that they reach it at; empty: the same
     accept_clock_step: bool  # believe the wall clock at start, whatever the process before believed
     zone: str  # that it runs in; empty: not known

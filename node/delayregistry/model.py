@@ -236,7 +236,7 @@ class NodeLease:
     endpoint: str  # host:port of gRPC
     http: str  # host:port of health and metrics
     renewals: int = 0
-    peer: str = ""  # host:port for the other nodes: shipping (TCP) and beacons (UDP)
+    peer: str = ""  # host:port for the other nodes: shipping (TCP) and heartbeats (UDP)
     stopping: bool = False  # it is about to end: its masters are to be handed over, nothing is to be placed there
     zone: str = ""  # what may fail with its machine: a room, a cloud's availability zone; empty: not known
 

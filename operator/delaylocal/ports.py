@@ -62,7 +62,7 @@ def accepts(port: int) -> bool:
 
 
 def _unused(port: int) -> bool:
-    # TCP and UDP: beacons are datagrams.
+    # TCP and UDP: heartbeats are datagrams.
     return all(_bindable(port, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
 
 

@@ -8,27 +8,27 @@ import struct
 import pytest
 from delaynode.replication.protocol import (
     HEAD_BYTES,
-    MAX_BEACON_SHARDS,
+    MAX_HEARTBEAT_SHARDS,
     MAX_MESSAGE_BYTES,
     Ack,
     BadMessage,
-    Beacon,
-    BeaconReply,
     Bootstrap,
     Commit,
     Follow,
     FollowerState,
     FollowRefused,
     Frames,
+    Heartbeat,
+    HeartbeatReply,
     Message,
     Pull,
     Release,
     SnapshotChunk,
     Start,
     decode,
-    decode_beacon,
+    decode_heartbeat,
     encode,
-    encode_beacon,
+    encode_heartbeat,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Commit, **HEAD, commit=I64),
     st.builds(Bootstrap, **HEAD, manifest=BLOB),
     st.builds(SnapshotChunk, **HEAD, file=I64, offset=I64, data=BLOB),
-    st.builds(Release, **HEAD, beacon=I64),
+    st.builds(Release, **HEAD, heartbeat=I64),
     st.builds(
         FollowerState, **HEAD, entry=st.text(max_size=60), log_end=I64, committed=I64,
         epochs=st.lists(st.tuples(U32, I64), max_size=5).map(tuple),
@@ -53,13 +53,13 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(FollowRefused, **HEAD, known_epoch=U32, damaged=st.booleans(), reason=st.text(max_size=60)),
     st.builds(Pull, **HEAD, file=I64, offset=I64, length=I64),
 )  # fmt: skip
-BEACONS: st.SearchStrategy[Beacon | BeaconReply] = st.one_of(
+HEARTBEATS: st.SearchStrategy[Heartbeat | HeartbeatReply] = st.one_of(
     st.builds(
-        Beacon, node=st.text(max_size=20), incarnation=U64, beacon_id=U64, wall_ms=I64,
+        Heartbeat, node=st.text(max_size=20), incarnation=U64, heartbeat_id=U64, wall_ms=I64,
         shards=st.lists(st.tuples(U64, U32), max_size=5).map(tuple),
     ),
     st.builds(
-        BeaconReply, node=st.text(max_size=20), incarnation=U64, beacon_id=U64, wall_ms=I64, lease_ms=U32,
+        HeartbeatReply, node=st.text(max_size=20), incarnation=U64, heartbeat_id=U64, wall_ms=I64, lease_ms=U32,
         shards=st.lists(st.tuples(U64, U32, st.booleans()), max_size=5).map(tuple),
     ),
 )  # fmt: skip
@@ -111,7 +111,7 @@ def test_garbage_is_a_bad_message_or_a_message_but_nothing_else(data: bytes) -> 
     with contextlib.suppress(BadMessage):
         decode(memoryview(data))
     with contextlib.suppress(BadMessage):
-        decode_beacon(data)
+        decode_heartbeat(data)
 
 
 @pytest.mark.parametrize("count", [0xFFFFFFFF, 1])
@@ -128,19 +128,19 @@ def test_a_message_that_no_receiver_takes_is_not_even_written() -> None:
         encode(Frames(1, 1, 0, 0, (fits, b"1")))
 
 
-@given(BEACONS)
-def test_a_beacon_comes_out_as_it_went_in(beacon: Beacon | BeaconReply) -> None:
-    assert decode_beacon(encode_beacon(beacon)) == beacon
+@given(HEARTBEATS)
+def test_a_heartbeat_comes_out_as_it_went_in(heartbeat: Heartbeat | HeartbeatReply) -> None:
+    assert decode_heartbeat(encode_heartbeat(heartbeat)) == heartbeat
 
 
-@given(BEACONS, st.integers(0, 10_000), st.binary(min_size=1, max_size=3))
-def test_a_cut_or_longer_datagram_is_no_beacon(beacon: Beacon | BeaconReply, at: int, more: bytes) -> None:
-    data = encode_beacon(beacon)
+@given(HEARTBEATS, st.integers(0, 10_000), st.binary(min_size=1, max_size=3))
+def test_a_cut_or_longer_datagram_is_no_heartbeat(heartbeat: Heartbeat | HeartbeatReply, at: int, more: bytes) -> None:
+    data = encode_heartbeat(heartbeat)
     for bad in (data[: at % len(data)], data + more):
         with pytest.raises(BadMessage):
-            decode_beacon(bad)
+            decode_heartbeat(bad)
 
 
-def test_the_largest_beacon_and_its_reply_fit_a_datagram() -> None:
-    shards = tuple((uid, 1, True) for uid in range(MAX_BEACON_SHARDS))
-    assert len(encode_beacon(BeaconReply("n" * 63, 1, 1, 0, 3_000, shards))) < 65_507
+def test_the_largest_heartbeat_and_its_reply_fit_a_datagram() -> None:
+    shards = tuple((uid, 1, True) for uid in range(MAX_HEARTBEAT_SHARDS))
+    assert len(encode_heartbeat(HeartbeatReply("n" * 63, 1, 1, 0, 3_000, shards))) < 65_507

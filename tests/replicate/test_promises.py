@@ -7,7 +7,7 @@ import random
 import pytest
 from delaynode.node import lease_file
 from delaynode.replication.lease import Promises
-from delaynode.replication.protocol import Beacon, BeaconReply, decode_beacon, encode_beacon
+from delaynode.replication.protocol import Heartbeat, HeartbeatReply, decode_heartbeat, encode_heartbeat
 
 from tests.store.memory_files import MemoryFiles
 
@@ -26,12 +26,12 @@ def made(node: str, number: int, clock: Clock, lease_ms: int = LEASE_MS, former_
     return Promises(node, number, lease_ms=lease_ms, former_lease_ms=former_lease_ms, boot_ms=clock, wall_ms=lambda: 0)
 
 
-def asked(master: Promises, slave: Promises) -> BeaconReply:
-    ((_, beacon),) = master.beacons()
-    return slave.answer(beacon)
+def asked(master: Promises, slave: Promises) -> HeartbeatReply:
+    ((_, heartbeat),) = master.heartbeats()
+    return slave.answer(heartbeat)
 
 
-def test_a_late_reply_to_a_beacon_that_was_given_back_counts_for_nothing() -> None:
+def test_a_late_reply_to_a_heartbeat_that_was_given_back_counts_for_nothing() -> None:
     clock = Clock()
     master, slave = made("n0", 1, clock), made("n1", 2, clock)
     slave.raise_floor(7, 1)
@@ -61,12 +61,14 @@ def test_nothing_is_promised_or_kept_of_shards_that_have_no_replica_here() -> No
     clock = Clock()
     slave = made("n1", 2, clock)
     for number in range(3):
-        beacon = Beacon("n0", 1, number, 0, tuple((uid, 9) for uid in range(1_000 * number, 1_000 * number + 1_000)))
-        assert not any(promised for _, _, promised in slave.answer(beacon).shards)
+        heartbeat = Heartbeat(
+            "n0", 1, number, 0, tuple((uid, 9) for uid in range(1_000 * number, 1_000 * number + 1_000))
+        )
+        assert not any(promised for _, _, promised in slave.answer(heartbeat).shards)
         slave.release(number, "n0", 1, 9, 1)
     assert (slave._floor, slave._given, slave._released) == ({}, {}, {})
     slave.raise_floor(5, 2)
-    assert slave.answer(Beacon("n0", 1, 9, 0, ((5, 2),))).shards == ((5, 2, True),)
+    assert slave.answer(Heartbeat("n0", 1, 9, 0, ((5, 2),))).shards == ((5, 2, True),)
 
 
 @pytest.mark.parametrize(("of_master", "of_slave"), [(3_000, 1_000), (1_000, 3_000)])
@@ -109,29 +111,29 @@ def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("incarnation", "epoch", "beacon"),
+    ("incarnation", "epoch", "heartbeat"),
     [
         (1, 1, 50),  # of the node's process before, whose epoch it was: it came late
         (1, 2, 50),
         (3, 1, 50),  # of an earlier epoch
-        (3, 2, 49),  # of an earlier beacon
+        (3, 2, 49),  # of an earlier heartbeat
     ],
 )
-def test_a_release_gives_back_its_own_promise_only(incarnation: int, epoch: int, beacon: int) -> None:
+def test_a_release_gives_back_its_own_promise_only(incarnation: int, epoch: int, heartbeat: int) -> None:
     clock = Clock()
     slave = made("n1", 2, clock)
     slave.raise_floor(7, 1)
     clock.ms += LEASE_MS  # what an earlier process may have promised is over
-    assert slave.answer(Beacon("n0", 1, 40, 0, ((7, 1),))).shards == ((7, 1, True),)
+    assert slave.answer(Heartbeat("n0", 1, 40, 0, ((7, 1),))).shards == ((7, 1, True),)
     slave.raise_floor(7, 2)
-    assert slave.answer(Beacon("n0", 3, 50, 0, ((7, 2),))).shards == ((7, 2, True),)  # to the successor, same node
-    slave.release(7, "n0", incarnation, epoch, beacon)
+    assert slave.answer(Heartbeat("n0", 3, 50, 0, ((7, 2),))).shards == ((7, 2, True),)  # to the successor, same node
+    slave.release(7, "n0", incarnation, epoch, heartbeat)
     assert slave.wait_ms(7) == LEASE_MS, "the process that serves now counts on its promise"
     slave.release(7, "n0", 3, 2, 50)
     assert slave.wait_ms(7) == 0
 
 
-def test_a_beacon_alone_raises_no_floor() -> None:
+def test_a_heartbeat_alone_raises_no_floor() -> None:
     """55 bytes from anybody once shut a shard's masters out until its slaves' processes had ended."""
     clock = Clock()
     master, slave = made("m", 9, clock), made("s", 7, clock)
@@ -141,11 +143,11 @@ def test_a_beacon_alone_raises_no_floor() -> None:
     slave.on_ahead = ahead.append
     slave.raise_floor(7, 5)
     master.lead(7, 5, ["s"])
-    forged = encode_beacon(Beacon("anybody", 1, 1, 0, ((7, 2**32 - 1),)))
+    forged = encode_heartbeat(Heartbeat("anybody", 1, 1, 0, ((7, 2**32 - 1),)))
     assert len(forged) == 55
     for _ in range(10):
-        decoded = decode_beacon(forged)
-        assert isinstance(decoded, Beacon)
+        decoded = decode_heartbeat(forged)
+        assert isinstance(decoded, Heartbeat)
         assert slave.answer(decoded).shards == ((7, 5, False),)
     assert (ahead, slave.floor(7)) == ([7], 5), "the registry is asked, once"
     master.took(asked(master, slave))
@@ -155,7 +157,7 @@ def test_a_beacon_alone_raises_no_floor() -> None:
     assert (master.live(7, ["s"]), deposed) == (True, [])
 
 
-def test_a_beacon_of_a_new_epoch_is_promised_to_once_that_is_known() -> None:
+def test_a_heartbeat_of_a_new_epoch_is_promised_to_once_that_is_known() -> None:
     clock = Clock()
     master, slave = made("m", 9, clock), made("s", 7, clock)
     slave.raise_floor(7, 5)

@@ -1,4 +1,4 @@
-"""A cluster whose pods have IPv6 addresses: listening, advertising, beacons, shipping, probes, clients."""
+"""A cluster whose pods have IPv6 addresses: listening, advertising, heartbeats, shipping, probes, clients."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def a2_restarted_slave_waits_out_what_it_may_have_promised(seed: int) -> None:
 def a2_chosen_slave_stops_to_promise_though_its_replies_get_lost(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
-        run.cut(slave, master, both=False)  # beacons come, replies do not get back
+        run.cut(slave, master, both=False)  # heartbeats come, replies do not get back
         run.cut("control", master)
         run.world.machines[master].weather.down = True
         run.until(lambda: run.master() == slave, 20, "the slave is chosen")
@@ -296,7 +296,7 @@ def a2_chosen_slave_waits_while_a_master_that_is_cut_off_may_serve(seed: int) ->
 
 
 @attack
-def a2_promise_counts_from_before_its_beacon_however_late_the_reply(seed: int) -> None:
+def a2_promise_counts_from_before_its_heartbeat_however_late_the_reply(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         run.world.network.line(slave, master).latency_ns = 850 * MILLI
@@ -340,7 +340,7 @@ def third_copy_follows_no_deposed_master(seed: int) -> None:
         run.world.machines[master].weather.down = True
         run.cut(master, one)
         run.cut("control", other)  # so that `one` is chosen
-        deaf = partial(setattr, run.world.network.line(other, master), "loss", 1.0)  # no beacon tells it
+        deaf = partial(setattr, run.world.network.line(other, master), "loss", 1.0)  # no heartbeat tells it
         run.once(lambda shard: shard.spec.master == one, deaf)
         run.until(lambda: run.master() == one, 20, "another master")
         run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "it serves")

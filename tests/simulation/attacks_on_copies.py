@@ -57,7 +57,7 @@ def b4_nothing_is_answered_from_what_is_not_committed(seed: int) -> None:
         kept = view.messages[b"b4/0"] = Message(b"b4/0", {now + 9_000}, now + 9_000)
         run.ask(view, batch_of(b"b4/0", now + 9_000, 77, 0), lambda appended: stored.append(appended.first_seq))
         kept.seq = stored[0]
-        run.world.network.line(master, slave).stream_ns = 10 * SECOND  # beacons come, frames do not
+        run.world.network.line(master, slave).stream_ns = 10 * SECOND  # heartbeats come, frames do not
         run.world.run(0.3)
         answers: list[str] = []
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from delaynode.replica.replica import ReplicaRole
-from delaynode.replication.protocol import Beacon, encode_beacon
+from delaynode.replication.protocol import Heartbeat, encode_heartbeat
 from delayregistry.model import ShardObject
 
 from tests.simulation.loop import MILLI
@@ -148,7 +148,7 @@ def allow(run: Run, unclean: bool) -> None:
 
 # ---------------------------------------------------------------- M4: an epoch that nobody has begun
 @attack
-def m4_forged_beacon_does_no_harm(seed: int) -> None:
+def m4_forged_heartbeat_does_no_harm(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         uid, stored = run.shard().spec.uid, run.stored()
@@ -156,7 +156,7 @@ def m4_forged_beacon_does_no_harm(seed: int) -> None:
         assert process is not None
         for node in ("anybody", master):
             for number in range(20):
-                process.datagram(encode_beacon(Beacon(node, 1, number, 0, ((uid, MOST_EPOCH),))))
+                process.datagram(encode_heartbeat(Heartbeat(node, 1, number, 0, ((uid, MOST_EPOCH),))))
         run.world.run(10.0)
         assert run.stored() > stored + 20
         assert (run.shard().spec.epoch, len(run.status().in_sync)) == (1, 2)

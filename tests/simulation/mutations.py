@@ -15,7 +15,7 @@ from delaynode.replica.slave import SlaveHost
 from delaynode.replication.in_sync import Entries
 from delaynode.replication.leader import Leader
 from delaynode.replication.lease import Promises
-from delaynode.replication.protocol import Beacon, BeaconReply, Follow
+from delaynode.replication.protocol import Follow, Heartbeat, HeartbeatReply
 from delaynode.replication.shipping import PeerReplica, Phase, Shipping
 from delayregistry.model import Version
 from delayregistry.port import OutcomeUnknown
@@ -153,14 +153,14 @@ def waits_for_a_leaving_copy_before_it_serves(put: Put) -> None:
 
 
 # ---------------------------------------------------------------- promises
-@mutation("a2_promise_counts_from_before_its_beacon_however_late_the_reply", TWO)
+@mutation("a2_promise_counts_from_before_its_heartbeat_however_late_the_reply", TWO)
 def counts_a_promise_from_its_reply(put: Put) -> None:
     took = Promises.took
 
-    def late(self: Promises, reply: BeaconReply) -> None:
+    def late(self: Promises, reply: HeartbeatReply) -> None:
         peer = self._peers.get(reply.node)
-        if peer is not None and reply.beacon_id in peer.sent:
-            peer.sent[reply.beacon_id] = self._boot_ms()
+        if peer is not None and reply.heartbeat_id in peer.sent:
+            peer.sent[reply.heartbeat_id] = self._boot_ms()
         took(self, reply)
 
     put(Promises, "took", late)
@@ -175,11 +175,11 @@ def serves_without_promises(put: Put) -> None:
 def promises_to_lower_epochs(put: Put) -> None:  # A2 b
     answer = Promises._answer
 
-    def meek(self: Promises, beacon: Beacon, uid: int, epoch: int, now: int, ahead: list[int]) -> Any:
+    def meek(self: Promises, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> Any:
         floor = self._floor.get(uid, 0)
         self._floor[uid] = min(floor, epoch)
         try:
-            return answer(self, beacon, uid, epoch, now, ahead)
+            return answer(self, heartbeat, uid, epoch, now, ahead)
         finally:
             self._floor[uid] = floor
 
@@ -204,7 +204,7 @@ def forgets_its_promises_at_a_restart(put: Put) -> None:  # A2 a
 
 @mutation("a2_late_release_does_not_void_a_newer_promise", "what was promised anew stands")
 def takes_an_old_release_for_a_newer_promise(put: Put) -> None:  # A2 d
-    def release(self: Promises, uid: int, node: str, incarnation: int, epoch: int, beacon: int) -> None:
+    def release(self: Promises, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
         given = self._given.get(uid)
         if given is not None:
             given.until_ms = 0

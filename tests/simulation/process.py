@@ -19,7 +19,7 @@ from delaynode.replica.master import ShardHost
 from delaynode.replica.replicas import Replicas
 from delaynode.replica.sync_threads import Syncer
 from delaynode.replication.lease import Promises
-from delaynode.replication.protocol import BeaconReply, decode_beacon, encode_beacon
+from delaynode.replication.protocol import HeartbeatReply, decode_heartbeat, encode_heartbeat
 from delaynode.store.errors import Refused
 from delaynode.store.maintenance import snapshot
 from delaynode.store.shard import ShardConfig
@@ -133,8 +133,8 @@ class Process:
         with self.loop.running():
             self._build()
         world.network.listen(self)
-        self._beacon_ns = max(50, world.cluster_spec.lease_seconds * 100) * MILLI
-        scheduler.after(self.rng.randint(1, 250) * MILLI, self._beacons, self._ring)
+        self._heartbeat_ns = max(50, world.cluster_spec.lease_seconds * 100) * MILLI
+        scheduler.after(self.rng.randint(1, 250) * MILLI, self._heartbeats, self._ring)
 
     def _to_registry(self, threads: int) -> Pool:
         """Threads that ask the registry, as Membership has them."""
@@ -193,7 +193,7 @@ class Process:
         self._loops = [self.loop.create_task(one()) for one in (self._renew_loop, self._watch_loop, self._clock_loop)]
 
     def _heard(self, *what: Any) -> None:
-        """A peer's clock, on the beacons' thread."""
+        """A peer's clock, on the heartbeats' thread."""
         self.loop.call_soon(self._clock.heard, *what)
 
     def _shown(self, now_ms: int) -> int:
@@ -269,23 +269,23 @@ class Process:
             await self._clock.look()
             await asyncio.sleep(CLOCK_SECONDS)
 
-    # ------------------------------------------------------------ beacons: a thread of their own, as BeaconThread's
-    def _beacons(self, ring: int) -> None:
+    # ------------------------------------------------------------ heartbeats: a thread of their own
+    def _heartbeats(self, ring: int) -> None:
         """The thread's round, when it is due or was asked for; one of an earlier ring comes too late."""
         if self.loop.dead or ring != self._ring:
             return
         if self.loop.frozen:
-            self.loop.once_thawed(lambda: self._beacons(ring))
+            self.loop.once_thawed(lambda: self._heartbeats(ring))
             return
         self._ring += 1
         self._drain()
-        for node, beacon in self.promises.beacons():
-            self.world.network.send_datagram(self.name, node, encode_beacon(beacon))
+        for node, heartbeat in self.promises.heartbeats():
+            self.world.network.send_datagram(self.name, node, encode_heartbeat(heartbeat))
         self.promises.look()
-        self.world.scheduler.after(self._beacon_ns, self._beacons, self._ring)
+        self.world.scheduler.after(self._heartbeat_ns, self._heartbeats, self._ring)
 
     def _nudge(self) -> None:
-        self.world.scheduler.after(self.rng.randint(20, 200) * MICRO, self._beacons, self._ring)
+        self.world.scheduler.after(self.rng.randint(20, 200) * MICRO, self._heartbeats, self._ring)
 
     def datagram(self, data: bytes) -> None:
         if len(self._datagrams) < SOCKET_DATAGRAMS:
@@ -298,11 +298,11 @@ class Process:
     def _drain(self) -> None:
         waiting, self._datagrams = self._datagrams, []
         for data in waiting:
-            message = decode_beacon(data)
-            if isinstance(message, BeaconReply):
+            message = decode_heartbeat(data)
+            if isinstance(message, HeartbeatReply):
                 self.promises.took(message)
             elif (reply := self.promises.answer(message)) is not None:
-                self.world.network.send_datagram(self.name, message.node, encode_beacon(reply))
+                self.world.network.send_datagram(self.name, message.node, encode_heartbeat(reply))
 
     # ------------------------------------------------------------ clients
     def unfit(self) -> str:

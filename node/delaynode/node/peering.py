@@ -1,4 +1,4 @@
-"""Peering: what this process has with the other nodes' processes, promises, beacons and links."""
+"""Peering: what this process has with the other nodes' processes, promises, heartbeats and links."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from delaynode.node import lease_file
 from delaynode.node.routes import Routes
 from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import Message
-from delaynode.replication.transport.heartbeats import BeaconThread
+from delaynode.replication.transport.heartbeats import HeartbeatThread
 from delaynode.replication.transport.links import Address, Links
 from delaynode.replication.transport.peers import Handler, Origin
 from delaynode.store.log.files import Files
 
 NEIGHBOURS = 4  # whose clocks are compared with this node's
-SHORTEST_BEACON_MS = 50
+SHORTEST_HEARTBEAT_MS = 50
 
 
 class Peering:
@@ -51,8 +51,8 @@ class Peering:
         self.links = Links(name, config.node, incarnation, partial(peer_address, routes), self._relay, log)
         self.address = ""
         self._acquainted: list[str] = []
-        interval_ms = max(SHORTEST_BEACON_MS, self._lease_ms // 10)
-        self._beacons = BeaconThread(self.promises, self._beacon_address, log, interval_ms=interval_ms)
+        interval_ms = max(SHORTEST_HEARTBEAT_MS, self._lease_ms // 10)
+        self._heartbeats = HeartbeatThread(self.promises, self._heartbeat_address, log, interval_ms=interval_ms)
 
     async def listen(self, handler: Handler, heard: Callable[[str, int, int, int], None]) -> None:
         """heard: told of peers' clocks, on the event loop. Raises OSError."""
@@ -60,11 +60,11 @@ class Peering:
         host, port = split(self._config.peer)
         bound = await self.links.start(host, port)
         self.address = self._config.advertise_peer or join(host, bound)
-        self._beacons.bind(host, bound)
-        self.promises.on_lead = self._beacons.nudge
+        self._heartbeats.bind(host, bound)
+        self.promises.on_lead = self._heartbeats.nudge
         loop = asyncio.get_running_loop()
         self.promises.on_heard = lambda *what: _soon(loop, heard, *what)
-        self._beacons.start()
+        self._heartbeats.start()
 
     def leases_read(self) -> None:
         """`routes.leases` is new."""
@@ -72,7 +72,7 @@ class Peering:
         if (now := self.neighbours()) != self._acquainted:
             self._acquainted = now
             self.promises.acquaint(now)
-            self._beacons.nudge()  # a process that has just started releases nothing before they have answered
+            self._heartbeats.nudge()  # a process that has just started releases nothing before they have answered
 
     def neighbours(self) -> list[str]:
         """A few other nodes, the same whoever restarts: those that follow this one in a ring."""
@@ -80,7 +80,7 @@ class Peering:
         at = names.index(self._config.node)
         return (names[at + 1 :] + names[:at])[:NEIGHBOURS]
 
-    def _beacon_address(self, node: str) -> tuple[str, int] | None:
+    def _heartbeat_address(self, node: str) -> tuple[str, int] | None:
         found = peer_address(self._routes, node)
         return None if found is None else found[:2]
 
@@ -98,7 +98,7 @@ class Peering:
             self._log("lease-not-lowered", reason=str(error))
 
     async def close(self) -> None:
-        self._beacons.stop()
+        self._heartbeats.stop()
         await self.links.close()
 
 

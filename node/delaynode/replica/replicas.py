@@ -33,7 +33,7 @@ class Replicas:
         yard.promises.on_higher = lambda uid, epoch: self._call(self._higher, uid, epoch)
 
     def _call(self, what: object, *args: object) -> None:
-        """From the beacons' thread."""
+        """From the heartbeats' thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what, *args)  # type: ignore[arg-type]
 
@@ -156,7 +156,7 @@ class Replicas:
     def from_master(self, origin: Origin, message: Message) -> None:
         if isinstance(message, Release):  # not in line: a candidate is waiting for it
             number = int(origin.incarnation, 16)
-            self._yard.promises.release(message.uid, origin.node, number, message.epoch, message.beacon)
+            self._yard.promises.release(message.uid, origin.node, number, message.epoch, message.heartbeat)
             return
         replica = self._by_uid.get(message.uid)
         if replica is not None and not replica.gone:

@@ -1,4 +1,4 @@
-"""Whether the nodes' clocks agree, as their beacons tell (DESIGN section 3, "Time").
+"""Whether the nodes' clocks agree, as their heartbeats tell (DESIGN section 3, "Time").
 
 Nobody's clock is the right one; most of them are taken to be. A peer's clock is known to within half a round trip:
 
@@ -49,7 +49,7 @@ class Agreement:
 
 
 class ClockAgreement:
-    """Fed by beacon replies; all times in ms. Not safe to use from several threads."""
+    """Fed by heartbeat replies; all times in ms. Not safe to use from several threads."""
 
     def __init__(self, max_skew_ms: int = MAX_CLOCK_SKEW_MS, fresh_ms: int = FRESH_MS) -> None:
         self._max_skew_ms = max_skew_ms

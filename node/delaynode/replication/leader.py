@@ -507,20 +507,20 @@ class Leader:
         if self.ended is not None or self._resigned is not None:
             return
         self._resigned = why
-        beacon = self._promises.stop_asking(self.reign.uid)
+        heartbeat = self._promises.stop_asking(self.reign.uid)
         self._serving = False
         if not self._named:  # who is chosen next takes this word for it that nobody else serves
             await until(lambda: self.ended is not None or self._promises.wait_ms(self.reign.uid) == 0, POLL_SECONDS)
         while self.ended is None:
             if await self._write(None, None, why):
-                self._release(self.shipping.members, beacon)
+                self._release(self.shipping.members, heartbeat)
                 self._end(f"resigned: {why}")
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _release(self, nodes: Iterable[str], beacon: int) -> None:
+    def _release(self, nodes: Iterable[str], heartbeat: int) -> None:
         for node in nodes:
-            self._peers.send(node, Release(self.reign.uid, self.reign.epoch, beacon))
+            self._peers.send(node, Release(self.reign.uid, self.reign.epoch, heartbeat))
 
     def switch_to(self, node: str | None) -> None:
         """Hand over to this node's copy as soon as it is in sync; None: not any more."""
@@ -562,7 +562,7 @@ class Leader:
             )
             if self.ended is not None or member.damaged or min(member.durable, self.shipping.commit) < end:
                 return
-            beacon = self._promises.stop_asking(self.reign.uid)
+            heartbeat = self._promises.stop_asking(self.reign.uid)
             self.handover = Handover(self.reign.epoch, end)
             self.shipping.tell()
             written = False
@@ -570,7 +570,7 @@ class Leader:
                 if not written:
                     written = await self._write(None, self.handover)
                     if written:
-                        self._release((member.node,), beacon)
+                        self._release((member.node,), heartbeat)
                         self._note("handed-over", to=member.node, log_end=end)
                 await asyncio.sleep(POLL_SECONDS)
             while self.ended is None:  # nobody took it: take it back

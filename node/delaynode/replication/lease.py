@@ -1,7 +1,7 @@
 """Promises between a shard's master and its slaves (DESIGN 5.2; PacificA's leases, without a lease service).
 
-    slave     "I will not become master before now + lease", said in the reply to a beacon
-    master    counts 0.9 of the lease from before it SENT that beacon, and serves only while it holds a live promise
+    slave     "I will not become master before now + lease", said in the reply to a heartbeat
+    master    counts 0.9 of the lease from before it SENT that heartbeat, and serves only while it holds a live promise
               of every in-sync slave
 
 The lease is a process's own, as of its start: the cluster's may have been changed since, and others may have started
@@ -10,7 +10,7 @@ since. So a slave says with each promise how long it is for, and a master counts
 So a master that is frozen or cut off has stopped by itself before any slave of its in-sync set may serve. All times
 are ms of CLOCK_BOOTTIME, each node's own; the tenth between the two counts is room for their clocks' drift.
 
-One beacon per pair of nodes carries all their shards. Beacons may be lost, late, twice, out of order.
+One heartbeat per pair of nodes carries all their shards. Heartbeats may be lost, late, twice, out of order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from delaynode.replication.protocol import MAX_BEACON_SHARDS, Beacon, BeaconReply
+from delaynode.replication.protocol import MAX_HEARTBEAT_SHARDS, Heartbeat, HeartbeatReply
 
-SILENT_MS = 1_000  # a peer that left beacons unanswered for so long is silent
-AHEAD_MS = 200  # between words that a shard's beacons name an epoch that is not known here
+SILENT_MS = 1_000  # a peer that left heartbeats unanswered for so long is silent
+AHEAD_MS = 200  # between words that a shard's heartbeats name an epoch that is not known here
 PAUSE_MS = 500  # this process did not run for so long: what it has not heard is its own fault
 
 
@@ -33,7 +33,7 @@ class Given:
     node: str
     incarnation: int
     epoch: int
-    beacon: int
+    heartbeat: int
     at_ms: int
     until_ms: int
 
@@ -44,25 +44,26 @@ class LeaseRequest:
 
     epoch: int
     nodes: tuple[str, ...]
-    since: int  # beacon id: what was promised for earlier ones may have been given back since
+    since: int  # heartbeat id: what was promised for earlier ones may have been given back since
 
 
 @dataclass(slots=True)
 class Peer:
-    """asked_ms: when the first beacon was sent since its last answer; None: nothing is owed."""
+    """asked_ms: when the first heartbeat was sent since its last answer; None: nothing is owed."""
 
     asked_ms: int | None = None
     silent: bool = False
     answered: int = 0  # the highest id that was answered
-    sent: dict[int, int] = field(default_factory=dict)  # beacon id -> when it was sent
+    sent: dict[int, int] = field(default_factory=dict)  # heartbeat id -> when it was sent
 
 
 class Promises:
     """Both sides' promises of one process. Safe to use from several threads; never waits for anything.
 
     on_silent(node, silent), on_higher(uid, epoch), on_ahead(uid), on_heard(node, its wall clock, boot clock, round
-    trip, all ms): called, on the beacon's thread, when a peer falls silent or speaks again, when a slave knows a higher
-    epoch than the reign it was asked for, when a beacon names a higher epoch than is known here, and with each reply.
+    trip, all ms): called, on the heartbeat's thread, when a peer falls silent or speaks again, when a slave knows a
+    higher epoch than the reign it was asked for, when a heartbeat names a higher epoch than is known here, and with
+    each reply.
 
     lease_ms: of this process. former_lease_ms: the longest that an earlier process of this node may have promised for.
     """
@@ -87,11 +88,11 @@ class Promises:
         self._floor: dict[int, int] = {}  # uid -> the highest epoch known
         self._ahead_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
         self._given: dict[int, Given] = {}
-        self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, beacon
+        self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, heartbeat
         self._asking: dict[int, LeaseRequest] = {}
         self._held: dict[tuple[int, str], int] = {}  # (uid, node) -> until
         self._peers: dict[str, Peer] = {}
-        self._acquainted: tuple[str, ...] = ()  # nodes that get beacons for their clocks' sake alone
+        self._acquainted: tuple[str, ...] = ()  # nodes that get heartbeats for their clocks' sake alone
         self._next_id = 1
         self._looked_ms = self._started_ms
         self.on_silent: Callable[[str, bool], None] = lambda node, silent: None
@@ -101,23 +102,23 @@ class Promises:
         self.on_lead: Callable[[], None] = lambda: None  # there is somebody to ask: don't wait for the interval
 
     # ------------------------------------------------------------ a slave's side
-    def answer(self, beacon: Beacon) -> BeaconReply:
+    def answer(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Promise what can be promised: to nobody for an epoch below the known one, and for one above it not yet.
 
-        A beacon alone raises no floor. Anybody can send one datagram, and a floor above the registry's epoch would
+        A heartbeat alone raises no floor. Anybody can send one datagram, and a floor above the registry's epoch would
         shut every master out until this process ends.
         """
         ahead: list[int] = []
         with self._lock:
             now = self._boot_ms()
-            answers = tuple(self._answer(beacon, uid, epoch, now, ahead) for uid, epoch in beacon.shards)
+            answers = tuple(self._answer(heartbeat, uid, epoch, now, ahead) for uid, epoch in heartbeat.shards)
         for uid in ahead:
             self.on_ahead(uid)
-        return BeaconReply(
-            self.node, beacon.incarnation, beacon.beacon_id, self._wall_ms(), self.lease_ms, answers
+        return HeartbeatReply(
+            self.node, heartbeat.incarnation, heartbeat.heartbeat_id, self._wall_ms(), self.lease_ms, answers
         )  # fmt: skip
 
-    def _answer(self, beacon: Beacon, uid: int, epoch: int, now: int, ahead: list[int]) -> tuple[int, int, bool]:
+    def _answer(self, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> tuple[int, int, bool]:
         known = self._floor.get(uid)
         if known is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
             return uid, 0, False
@@ -129,24 +130,24 @@ class Promises:
                 ahead.append(uid)
             return uid, known, False
         released = self._released.get(uid)
-        given_back = released is not None and released[:3] == (beacon.node, beacon.incarnation, epoch)
-        if given_back and released is not None and beacon.beacon_id <= released[3]:
+        given_back = released is not None and released[:3] == (heartbeat.node, heartbeat.incarnation, epoch)
+        if given_back and released is not None and heartbeat.heartbeat_id <= released[3]:
             return uid, epoch, False
         given = self._given.get(uid)
         until = now + self.lease_ms
         if given is None:
-            self._given[uid] = Given(beacon.node, beacon.incarnation, epoch, beacon.beacon_id, now, until)
+            self._given[uid] = Given(heartbeat.node, heartbeat.incarnation, epoch, heartbeat.heartbeat_id, now, until)
         else:
-            if given.node == beacon.node and given.incarnation == beacon.incarnation and given.epoch == epoch:
-                given.beacon = max(given.beacon, beacon.beacon_id)
+            if given.node == heartbeat.node and given.incarnation == heartbeat.incarnation and given.epoch == epoch:
+                given.heartbeat = max(given.heartbeat, heartbeat.heartbeat_id)
             else:
-                given.node, given.incarnation, given.epoch = beacon.node, beacon.incarnation, epoch
-                given.beacon = beacon.beacon_id
+                given.node, given.incarnation, given.epoch = heartbeat.node, heartbeat.incarnation, epoch
+                given.heartbeat = heartbeat.heartbeat_id
             given.at_ms, given.until_ms = now, until
         return uid, epoch, True
 
     def raise_floor(self, uid: int, epoch: int) -> None:
-        """There is a replica here, and an epoch is known: beacons of lower ones are refused from now on."""
+        """There is a replica here, and an epoch is known: heartbeats of lower ones are refused from now on."""
         with self._lock:
             self._floor[uid] = max(self._floor.get(uid, 0), epoch)
 
@@ -165,14 +166,14 @@ class Promises:
             until = max(self._started_ms + self._former_lease_ms, given.until_ms if given is not None else 0)
             return max(0, until - self._boot_ms())
 
-    def release(self, uid: int, node: str, incarnation: int, epoch: int, beacon: int) -> None:
-        """A master gives back what was promised for its beacons up to `beacon`: it serves no more. Later ones stand."""
+    def release(self, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
+        """A master that serves no more gives back what was promised for its heartbeats up to `heartbeat`."""
         with self._lock:
             if uid not in self._floor:
                 return
-            self._released[uid] = (node, incarnation, epoch, beacon)
+            self._released[uid] = (node, incarnation, epoch, heartbeat)
             given = self._given.get(uid)
-            if given is None or given.beacon > beacon:
+            if given is None or given.heartbeat > heartbeat:
                 return
             if (given.node, given.incarnation, given.epoch) == (node, incarnation, epoch):
                 given.until_ms = 0
@@ -206,7 +207,7 @@ class Promises:
             self._acquainted = tuple(nodes)
 
     def stop_asking(self, uid: int) -> int:
-        """The reign serves no more. Returns the id of the last beacon that may have asked for it."""
+        """The reign serves no more. Returns the id of the last heartbeat that may have asked for it."""
         with self._lock:
             self._asking.pop(uid, None)
             self._drop_held(uid)
@@ -216,7 +217,7 @@ class Promises:
         for key in [key for key in self._held if key[0] == uid]:
             del self._held[key]
 
-    def beacons(self) -> list[tuple[str, Beacon]]:
+    def heartbeats(self) -> list[tuple[str, Heartbeat]]:
         """What to send now. To be sent at once: the promises count from here."""
         with self._lock:
             shards: dict[str, list[tuple[int, int]]] = {node: [] for node in self._acquainted}
@@ -226,40 +227,40 @@ class Promises:
             for node in [node for node in self._peers if node not in shards]:
                 del self._peers[node]
             now, wall = self._boot_ms(), self._wall_ms()
-            made: list[tuple[str, Beacon]] = []
+            made: list[tuple[str, Heartbeat]] = []
             for node, rows in shards.items():
                 peer = self._peers.setdefault(node, Peer())
                 sent = peer.sent
-                for old in [beacon for beacon, at in sent.items() if now - at > self.lease_ms]:
+                for old in [heartbeat for heartbeat, at in sent.items() if now - at > self.lease_ms]:
                     del sent[old]
-                for low in range(0, max(1, len(rows)), MAX_BEACON_SHARDS):
-                    part = tuple(rows[low : low + MAX_BEACON_SHARDS])
-                    made.append((node, Beacon(self.node, self.incarnation, self._next_id, wall, part)))
+                for low in range(0, max(1, len(rows)), MAX_HEARTBEAT_SHARDS):
+                    part = tuple(rows[low : low + MAX_HEARTBEAT_SHARDS])
+                    made.append((node, Heartbeat(self.node, self.incarnation, self._next_id, wall, part)))
                     sent[self._next_id] = now
                     self._next_id += 1
                 if peer.asked_ms is None:
                     peer.asked_ms = now
             return made
 
-    def took(self, reply: BeaconReply) -> None:
+    def took(self, reply: HeartbeatReply) -> None:
         """A reply has come."""
         higher: list[tuple[int, int]] = []
         with self._lock:
             peer = self._peers.get(reply.node)
             if reply.incarnation != self.incarnation or peer is None:
                 return
-            sent = peer.sent.pop(reply.beacon_id, None)
+            sent = peer.sent.pop(reply.heartbeat_id, None)
             if sent is None:
                 return  # a second copy, or so late that it is worth nothing
             now = self._boot_ms()
-            peer.answered = max(peer.answered, reply.beacon_id)
-            peer.asked_ms = min((at for beacon, at in peer.sent.items() if beacon > peer.answered), default=None)
+            peer.answered = max(peer.answered, reply.heartbeat_id)
+            peer.asked_ms = min((at for heartbeat, at in peer.sent.items() if heartbeat > peer.answered), default=None)
             until = sent + min(self.lease_ms, reply.lease_ms) * 9 // 10
             for uid, epoch, promised in reply.shards:
                 asking = self._asking.get(uid)
                 if asking is None:
                     continue
-                asked = reply.beacon_id >= asking.since and reply.node in asking.nodes
+                asked = reply.heartbeat_id >= asking.since and reply.node in asking.nodes
                 if promised and epoch == asking.epoch and asked:
                     key = (uid, reply.node)
                     self._held[key] = max(self._held.get(key, 0), until)

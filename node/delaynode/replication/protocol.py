@@ -6,7 +6,7 @@ stream message, little-endian
     master -> slave   FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE
     slave -> master   STATE, ACK, REFUSED, PULL
 
-beacon, one datagram   magic u32 | kind u8 | 3 zero bytes | beacon id u64 | sender's wall time i64 ms | body
+heartbeat, one datagram   magic u32 | kind u8 | 3 zero bytes | heartbeat id u64 | sender's wall time i64 ms | body
 
 Every message names the shard's uid and the epoch it is said in: a receiver that knows a higher epoch refuses it.
 """
@@ -100,11 +100,11 @@ class SnapshotChunk:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The receiver's promises for beacons with an id of at most `beacon` are given back: the sender serves no more."""
+    """Gives back the receiver's promises for heartbeats up to the id `heartbeat`: the sender serves no more."""
 
     uid: int
     epoch: int
-    beacon: int
+    heartbeat: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def encode(message: Message) -> list[Buffer]:
         case SnapshotChunk():
             kind, body = PIECE, [_PIECE.pack(message.file, message.offset), message.data]
         case Release():
-            kind, body = RELEASE, [_OFFSET.pack(message.beacon)]
+            kind, body = RELEASE, [_OFFSET.pack(message.heartbeat)]
         case FollowerState():
             entry = message.entry.encode()
             head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(entry))
@@ -249,69 +249,69 @@ def _decode(data: memoryview) -> Message:
             raise BadMessage(f"unknown kind {kind}")
 
 
-# ---------------------------------------------------------------- beacons
-BEACON_MAGIC = 0x42594C44  # "DLYB"
-MAX_BEACON_SHARDS = 1_000
-_BEACON = struct.Struct("<IB3xQqQHH")
+# ---------------------------------------------------------------- heartbeats
+HEARTBEAT_MAGIC = 0x42594C44  # "DLYB"
+MAX_HEARTBEAT_SHARDS = 1_000
+_HEARTBEAT = struct.Struct("<IB3xQqQHH")
 _SHARD = struct.Struct("<QI")
 _REPLY = struct.Struct("<QIB")
 _LEASE = struct.Struct("<I")  # of a reply, before its rows
 
 
 @dataclass(frozen=True, slots=True)
-class Beacon:
+class Heartbeat:
     """The sender is the master of these (uid, epoch) and asks for a promise for each.
 
-    beacon_id grows with each beacon of a process; incarnation: of that process, 8 bytes as a number.
+    heartbeat_id grows with each heartbeat of a process; incarnation: of that process, 8 bytes as a number.
     """
 
     node: str
     incarnation: int
-    beacon_id: int
+    heartbeat_id: int
     wall_ms: int
     shards: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class BeaconReply:
+class HeartbeatReply:
     """Per shard: uid, the highest epoch that the sender knows of, and whether it promises, for lease_ms from now."""
 
     node: str
     incarnation: int  # of whoever asked
-    beacon_id: int
+    heartbeat_id: int
     wall_ms: int
     lease_ms: int
     shards: tuple[tuple[int, int, bool], ...]
 
 
-def encode_beacon(message: Beacon | BeaconReply) -> bytes:
+def encode_heartbeat(message: Heartbeat | HeartbeatReply) -> bytes:
     node = message.node.encode()
-    reply = isinstance(message, BeaconReply)
-    head = _BEACON.pack(
-        BEACON_MAGIC, 2 if reply else 1, message.beacon_id, message.wall_ms, message.incarnation, len(node),
+    reply = isinstance(message, HeartbeatReply)
+    head = _HEARTBEAT.pack(
+        HEARTBEAT_MAGIC, 2 if reply else 1, message.heartbeat_id, message.wall_ms, message.incarnation, len(node),
         len(message.shards),
     )  # fmt: skip
-    form, lease = (_REPLY, _LEASE.pack(message.lease_ms)) if isinstance(message, BeaconReply) else (_SHARD, b"")
+    form, lease = (_REPLY, _LEASE.pack(message.lease_ms)) if isinstance(message, HeartbeatReply) else (_SHARD, b"")
     return b"".join((head, node, lease, *(form.pack(*shard) for shard in message.shards)))
 
 
-def decode_beacon(data: bytes) -> Beacon | BeaconReply:
+def decode_heartbeat(data: bytes) -> Heartbeat | HeartbeatReply:
     """Raises BadMessage."""
     try:
-        magic, kind, beacon_id, wall_ms, incarnation, size, count = _BEACON.unpack_from(data)
-        at = _BEACON.size + size
-        node = data[_BEACON.size : at].decode()
+        magic, kind, heartbeat_id, wall_ms, incarnation, size, count = _HEARTBEAT.unpack_from(data)
+        at = _HEARTBEAT.size + size
+        node = data[_HEARTBEAT.size : at].decode()
         form = {1: _SHARD, 2: _REPLY}[kind]
         lease_ms = 0
         if kind == 2:
             (lease_ms,) = _LEASE.unpack_from(data, at)
             at += _LEASE.size
-        if magic != BEACON_MAGIC or len(data) != at + count * form.size:
-            raise BadMessage(f"datagram of {len(data)} bytes is no beacon")
+        if magic != HEARTBEAT_MAGIC or len(data) != at + count * form.size:
+            raise BadMessage(f"datagram of {len(data)} bytes is no heartbeat")
         rows = form.iter_unpack(data[at:])
         if kind == 1:
-            return Beacon(node, incarnation, beacon_id, wall_ms, tuple((uid, epoch) for uid, epoch in rows))
+            return Heartbeat(node, incarnation, heartbeat_id, wall_ms, tuple((uid, epoch) for uid, epoch in rows))
         replies = tuple((uid, epoch, bool(ok)) for uid, epoch, ok in rows)
-        return BeaconReply(node, incarnation, beacon_id, wall_ms, lease_ms, replies)
+        return HeartbeatReply(node, incarnation, heartbeat_id, wall_ms, lease_ms, replies)
     except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
-        raise BadMessage(f"datagram of {len(data)} bytes is no beacon: {error!r}") from error
+        raise BadMessage(f"datagram of {len(data)} bytes is no heartbeat: {error!r}") from error

@@ -16,7 +16,7 @@ CONTAINER = "node"
 
 GRPC_PORT = 7070
 HTTP_PORT = 7170
-PEER_PORT = 7270  # TCP: shipping, UDP: beacons
+PEER_PORT = 7270  # TCP: shipping, UDP: heartbeats
 
 
 def headless_service(cluster: str) -> str:

@@ -1,4 +1,4 @@
-"""Beacons and their replies: one UDP socket, one thread, no disk, no event loop.
+"""Heartbeats and their replies: one UDP socket, one thread, no disk, no event loop.
 
 A master's right to serve hangs on replies that come within fractions of a second, whatever the rest of the process is
 busy with. What is decided of them is Promises' business (replication/lease.py); here they are only carried.
@@ -17,30 +17,30 @@ from typing import Protocol
 
 from delayapi.address import family_of, join
 
-from delaynode.replication.protocol import BadMessage, Beacon, BeaconReply, decode_beacon, encode_beacon
+from delaynode.replication.protocol import BadMessage, Heartbeat, HeartbeatReply, decode_heartbeat, encode_heartbeat
 from delaynode.replication.transport.links import is_ip, is_same_ip
 
 RECEIVE_BYTES = 4 << 20  # of the kernel's queue: what comes while this thread does not run
 DATAGRAM_BYTES = 65_536
-DRAIN = 2_000  # datagrams that are taken before time is looked at again, so that a flood can't stop the beacons
+DRAIN = 2_000  # datagrams that are taken before time is looked at again, so that a flood can't stop the heartbeats
 QUIET_SECONDS = 60.0  # before the same trouble is logged again
 
 
 class HeartbeatSource(Protocol):
     """What the thread works for; safe to be called from it."""
 
-    def beacons(self) -> list[tuple[str, Beacon]]:
+    def heartbeats(self) -> list[tuple[str, Heartbeat]]:
         """What is to be sent now, and to which node."""
 
-    def answer(self, beacon: Beacon) -> BeaconReply | None: ...
+    def answer(self, heartbeat: Heartbeat) -> HeartbeatReply | None: ...
 
-    def took(self, reply: BeaconReply) -> None: ...
+    def took(self, reply: HeartbeatReply) -> None: ...
 
     def look(self) -> None:
         """Judge who is silent: all that had come was taken."""
 
 
-class BeaconThread:
+class HeartbeatThread:
     """bind(), start(), stop(). nudge() from any thread."""
 
     def __init__(
@@ -61,7 +61,7 @@ class BeaconThread:
         self._interval = interval_ms / 1000
         self._steady = steady
         self._socket: socket.socket | None = None
-        self._thread = threading.Thread(target=self._run, name="beacons", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
         self._stopping = False
         self._nudged = threading.Event()
         self._waker, self._woken = socket.socketpair()
@@ -96,7 +96,7 @@ class BeaconThread:
                 sock.close()
 
     def nudge(self) -> None:
-        """Send beacons now: there is something new to ask for. Cheap; never waits."""
+        """Send heartbeats now: there is something new to ask for. Cheap; never waits."""
         self._nudged.set()
         self._wake()
 
@@ -119,18 +119,18 @@ class BeaconThread:
                 self._drain(sock)
                 if self._nudged.is_set() or self._steady() >= due:
                     due = self._steady() + self._interval
-                    self._nudged.clear()  # before beacons() is asked: what comes after it needs another round
+                    self._nudged.clear()  # before heartbeats() is asked: what comes after it needs another round
                     self._guard(self._round, sock)
 
     def _round(self, sock: socket.socket) -> None:
-        for node, beacon in self._promises.beacons():
+        for node, heartbeat in self._promises.heartbeats():
             address = self._address(node)
             if address is None:
-                self._trouble("beacon-not-sent", node, "its address is not known")
+                self._trouble("heartbeat-not-sent", node, "its address is not known")
             elif not is_ip(address[0]):
-                self._trouble("beacon-not-sent", node, f"{address[0]!r} is not an IP address")
+                self._trouble("heartbeat-not-sent", node, f"{address[0]!r} is not an IP address")
             else:
-                self._send(sock, encode_beacon(beacon), address, node)
+                self._send(sock, encode_heartbeat(heartbeat), address, node)
         self._drain(sock)
         self._promises.look()
 
@@ -141,13 +141,13 @@ class BeaconThread:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:  # an earlier datagram's fate, as ICMP tells it
-                self._trouble("beacon-not-received", "", str(error))
+                self._trouble("heartbeat-not-received", "", str(error))
                 continue
             self._guard(self._take, sock, data, sender)
 
     def _take(self, sock: socket.socket, data: bytes, sender: tuple[str, int]) -> None:
         try:
-            message = decode_beacon(data)
+            message = decode_heartbeat(data)
         except BadMessage as error:
             self._trouble("peer-bad-input", sender[0], str(error))
             return
@@ -155,25 +155,25 @@ class BeaconThread:
         if named is None or not is_same_ip(named[0], sender[0]):
             reason = f"a datagram in the name of {message.node}, whose lease does not name this address"
             self._trouble("peer-stranger", sender[0], reason)
-        elif isinstance(message, BeaconReply):
+        elif isinstance(message, HeartbeatReply):
             self._promises.took(message)
         elif (reply := self._promises.answer(message)) is not None:
-            self._send(sock, encode_beacon(reply), sender, message.node)
+            self._send(sock, encode_heartbeat(reply), sender, message.node)
 
     def _send(self, sock: socket.socket, data: bytes, to: tuple[str, int], node: str) -> None:
         try:
             sock.sendto(data, to)
-            self._logged.pop(("beacon-not-sent", node), None)
+            self._logged.pop(("heartbeat-not-sent", node), None)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EINTR):  # these are ordinary losses
-                self._trouble("beacon-not-sent", node, f"{join(to[0], to[1])}, {len(data)} bytes: {error}")
+                self._trouble("heartbeat-not-sent", node, f"{join(to[0], to[1])}, {len(data)} bytes: {error}")
 
     def _guard(self, call: Callable[..., None], *args: object) -> None:
         """Nothing may end this thread: without it no shard of the node has a master for longer than a lease."""
         try:
             call(*args)
         except Exception as error:
-            self._trouble("beacon-failed", call.__name__, f"{type(error).__name__}: {error}")
+            self._trouble("heartbeat-failed", call.__name__, f"{type(error).__name__}: {error}")
 
     def _trouble(self, event: str, peer: str, reason: str) -> None:
         now = self._steady()

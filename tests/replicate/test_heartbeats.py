@@ -1,4 +1,4 @@
-"""The beacons' thread: promises go out and come back by themselves, whatever the network and strangers send."""
+"""The heartbeats' thread: promises go out and come back by themselves, whatever the network and strangers send."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from delaynode.clock import boot_ms, wall_ms
 from delaynode.replication.lease import Promises
-from delaynode.replication.protocol import Beacon, BeaconReply, encode_beacon
-from delaynode.replication.transport.heartbeats import BeaconThread
+from delaynode.replication.protocol import Heartbeat, HeartbeatReply, encode_heartbeat
+from delaynode.replication.transport.heartbeats import HeartbeatThread
 from delaynode.replication.transport.links import is_same_ip
 
 LOCAL = "127.0.0.1"
@@ -25,25 +25,25 @@ class Fake:
         self.node = node
         self.asks = asks
         self.sent = 0
-        self.answered: list[Beacon] = []
-        self.replies: list[BeaconReply] = []
+        self.answered: list[Heartbeat] = []
+        self.replies: list[HeartbeatReply] = []
         self.calls: list[str] = []
-        self.before_beacons: Callable[[], None] = lambda: None
+        self.before_heartbeats: Callable[[], None] = lambda: None
         self.before_look: Callable[[], None] = lambda: None
         self.shards: tuple[tuple[int, int], ...] = ((7, 1),)
 
-    def beacons(self) -> list[tuple[str, Beacon]]:
-        self.calls.append("beacons")
-        self.before_beacons()
+    def heartbeats(self) -> list[tuple[str, Heartbeat]]:
+        self.calls.append("heartbeats")
+        self.before_heartbeats()
         self.sent += 1
-        return [(node, Beacon(self.node, 1, self.sent, 0, self.shards)) for node in self.asks]
+        return [(node, Heartbeat(self.node, 1, self.sent, 0, self.shards)) for node in self.asks]
 
-    def answer(self, beacon: Beacon) -> BeaconReply | None:
-        self.answered.append(beacon)
-        rows = tuple((uid, epoch, True) for uid, epoch in beacon.shards)
-        return BeaconReply(self.node, beacon.incarnation, beacon.beacon_id, 0, 3_000, rows)
+    def answer(self, heartbeat: Heartbeat) -> HeartbeatReply | None:
+        self.answered.append(heartbeat)
+        rows = tuple((uid, epoch, True) for uid, epoch in heartbeat.shards)
+        return HeartbeatReply(self.node, heartbeat.incarnation, heartbeat.heartbeat_id, 0, 3_000, rows)
 
-    def took(self, reply: BeaconReply) -> None:
+    def took(self, reply: HeartbeatReply) -> None:
         self.calls.append("took")
         self.replies.append(reply)
 
@@ -57,14 +57,14 @@ class Ground:
 
     def __init__(self) -> None:
         self.addresses: dict[str, tuple[str, int]] = {f"n{number}": (LOCAL, 9) for number in range(10)}
-        self.threads: list[BeaconThread] = []
+        self.threads: list[HeartbeatThread] = []
         self.logged: list[tuple[str, dict[str, object]]] = []
 
     def add(self, promises: Fake | Promises, interval_ms: int = 10, drop: Callable[[], bool] | None = None) -> int:
         def log(event: str, **fields: object) -> None:
             self.logged.append((event, fields))
 
-        thread = BeaconThread(promises, self.addresses.get, log, interval_ms)
+        thread = HeartbeatThread(promises, self.addresses.get, log, interval_ms)
         port = thread.bind(LOCAL, 0)
         if drop is not None:
             thread._socket = Lossy(thread._socket, drop)  # type: ignore[arg-type, assignment]
@@ -99,7 +99,7 @@ def ground() -> Iterator[Ground]:
     yield made
     for thread in made.threads:
         thread.stop()
-    assert not any(thread.name == "beacons" for thread in threading.enumerate())
+    assert not any(thread.name == "heartbeats" for thread in threading.enumerate())
 
 
 def until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -112,14 +112,14 @@ def until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
 def void(result: object) -> None: ...
 
 
-def test_beacons_go_to_whom_they_are_for_and_the_replies_come_back(ground: Ground) -> None:
+def test_heartbeats_go_to_whom_they_are_for_and_the_replies_come_back(ground: Ground) -> None:
     master, slave, other = Fake("n0", ("n1",)), Fake("n1"), Fake("n2")
     for fake in (master, slave, other):
         ground.add(fake)
     ground.start()
     until("several rounds are done", lambda: len(master.replies) >= 5)
-    assert slave.answered[0] == Beacon("n0", 1, 1, 0, ((7, 1),))
-    assert master.replies[0] == BeaconReply("n1", 1, 1, 0, 3_000, ((7, 1, True),))
+    assert slave.answered[0] == Heartbeat("n0", 1, 1, 0, ((7, 1),))
+    assert master.replies[0] == HeartbeatReply("n1", 1, 1, 0, 3_000, ((7, 1, True),))
     assert other.answered == []
     assert ground.logged == []
 
@@ -141,7 +141,7 @@ def test_all_that_has_come_is_taken_before_silence_is_judged(ground: Ground) -> 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         # the thread did not run for a while (here: before it was started), and replies lie in the socket
         for number in range(100):
-            peer.sendto(encode_beacon(BeaconReply("n1", 1, number, 0, 3_000, ())), (LOCAL, port))
+            peer.sendto(encode_heartbeat(HeartbeatReply("n1", 1, number, 0, 3_000, ())), (LOCAL, port))
         ground.start()
         until("it has looked", lambda: "look" in master.calls)
     assert master.calls[: master.calls.index("look")].count("took") == 100
@@ -151,11 +151,11 @@ def test_what_comes_while_a_round_is_sent_is_taken_before_silence_is_judged(grou
     master = Fake("n0")
     port = ground.add(master)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
-        reply = encode_beacon(BeaconReply("n1", 1, 1, 0, 3_000, ()))
-        master.before_beacons = lambda: void(peer.sendto(reply, (LOCAL, port)))
+        reply = encode_heartbeat(HeartbeatReply("n1", 1, 1, 0, 3_000, ()))
+        master.before_heartbeats = lambda: void(peer.sendto(reply, (LOCAL, port)))
         ground.start()
         until("it has looked", lambda: "look" in master.calls)
-        assert master.calls[:3] == ["beacons", "took", "look"]
+        assert master.calls[:3] == ["heartbeats", "took", "look"]
         ground.threads[0].stop()
 
 
@@ -164,7 +164,7 @@ def test_silence_is_judged_after_every_round_also_when_nothing_is_asked(ground: 
     ground.add(idle)
     ground.start()
     until("it has looked", lambda: idle.calls.count("look") >= 5)
-    assert idle.calls[:4] == ["beacons", "look", "beacons", "look"]
+    assert idle.calls[:4] == ["heartbeats", "look", "heartbeats", "look"]
 
 
 def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_when_all_are(ground: Ground) -> None:
@@ -202,7 +202,7 @@ def test_garbage_is_logged_once_and_stops_nothing(ground: Ground) -> None:
     port = ground.add(slave)
     ground.start()
     until("it works", lambda: bool(master.replies))
-    good = encode_beacon(Beacon("n9", 1, 1, 0, ((1, 1), (2, 2))))
+    good = encode_heartbeat(Heartbeat("n9", 1, 1, 0, ((1, 1), (2, 2))))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for _ in range(500):
             bad = bytearray(good)
@@ -212,14 +212,14 @@ def test_garbage_is_logged_once_and_stops_nothing(ground: Ground) -> None:
     seen = len(master.replies)
     until("it still works", lambda: len(master.replies) >= seen + 3)
     assert [fields["peer"] for fields in ground.events("peer-bad-input")] == [LOCAL]
-    assert ground.events("beacon-failed") == []
+    assert ground.events("heartbeat-failed") == []
 
 
-def test_a_flood_does_not_stop_the_beacons(ground: Ground) -> None:
+def test_a_flood_does_not_stop_the_heartbeats(ground: Ground) -> None:
     master, slave = Fake("n0", ("n1",)), Fake("n1")
     ground.add(master)
     ground.add(slave)
-    flood = encode_beacon(BeaconReply("n2", 1, 0, 0, 3_000, ()))
+    flood = encode_heartbeat(HeartbeatReply("n2", 1, 0, 0, 3_000, ()))
 
     class Flooded(Lossy):
         def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:
@@ -228,7 +228,7 @@ def test_a_flood_does_not_stop_the_beacons(ground: Ground) -> None:
     thread = ground.threads[0]
     thread._socket = Flooded(thread._socket, lambda: False)  # type: ignore[arg-type, assignment]
     ground.start()
-    until("the beacons go on", lambda: len(slave.answered) >= 5)
+    until("the heartbeats go on", lambda: len(slave.answered) >= 5)
 
 
 @pytest.mark.parametrize(
@@ -246,23 +246,23 @@ def test_a_peer_that_cannot_be_sent_to_is_logged_once_and_others_are_served(
         ground.addresses["bad"] = address
     ground.start()
     until("several rounds are done", lambda: len(master.replies) >= 5)
-    (logged,) = ground.events("beacon-not-sent")
+    (logged,) = ground.events("heartbeat-not-sent")
     assert (logged["peer"], reason in str(logged["reason"])) == ("bad", True)
 
 
-def test_a_beacon_too_long_for_a_datagram_is_logged_and_stops_nothing(ground: Ground) -> None:
+def test_a_heartbeat_too_long_for_a_datagram_is_logged_and_stops_nothing(ground: Ground) -> None:
     master, slave = Fake("n0", ("n1",)), Fake("n1")
     ground.add(master)
     ground.add(slave)
     master.shards = tuple((uid, 1) for uid in range(6_000))  # 72,000 bytes; a datagram has 65,507 at most
     ground.start()
-    until("it is logged", lambda: bool(ground.events("beacon-not-sent")))
+    until("it is logged", lambda: bool(ground.events("heartbeat-not-sent")))
     master.shards = ((7, 1),)
     until("shorter ones arrive", lambda: bool(master.replies))
     assert len(ground.logged) == 1
 
 
-def test_a_thousand_shards_fit_one_beacon(ground: Ground) -> None:
+def test_a_thousand_shards_fit_one_heartbeat(ground: Ground) -> None:
     master, slave = Fake("n0", ("n1",)), Fake("n1")
     ground.add(master)
     ground.add(slave)
@@ -285,7 +285,7 @@ def test_promises_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
     master.before_look = fail
     ground.start()
     until("rounds go on", lambda: len(master.replies) >= 5)
-    (logged,) = ground.events("beacon-failed")
+    (logged,) = ground.events("heartbeat-failed")
     assert "ZeroDivisionError: look" in str(logged["reason"])
     broken[0] = False
     looks = master.calls.count("look")
@@ -295,14 +295,14 @@ def test_promises_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
 def test_it_shares_the_port_number_with_the_tcp_listener_and_frees_it(ground: Ground) -> None:
     with socket.create_server((LOCAL, 0)) as listener:
         port = listener.getsockname()[1]
-        thread = BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
+        thread = HeartbeatThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
         assert thread.bind(LOCAL, port) == port
         with pytest.raises(OSError, match="in use"):
-            BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None).bind(LOCAL, port)
+            HeartbeatThread(Fake("n0"), lambda node: None, lambda event, **fields: None).bind(LOCAL, port)
         thread.start()
         thread.stop()
         thread.nudge()  # late, and harmless
-    again = BeaconThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
+    again = HeartbeatThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
     assert again.bind(LOCAL, port) == port
     again.stop()
 
@@ -313,16 +313,16 @@ def test_a_datagram_from_an_address_that_no_lease_names_counts_for_nothing(groun
     port = ground.add(slave)
     ground.addresses["n0"] = ("127.0.0.7", 9)
     ground.start()
-    forged = Beacon(node, 1, 1, 0, ((7, 2**32 - 1),))
+    forged = Heartbeat(node, 1, 1, 0, ((7, 2**32 - 1),))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        stranger.sendto(encode_beacon(forged), (LOCAL, port))
-        stranger.sendto(encode_beacon(BeaconReply(node, 1, 1, 0, 3_000, ((7, 2**32 - 1, True),))), (LOCAL, port))
+        stranger.sendto(encode_heartbeat(forged), (LOCAL, port))
+        stranger.sendto(encode_heartbeat(HeartbeatReply(node, 1, 1, 0, 3_000, ((7, 2**32 - 1, True),))), (LOCAL, port))
         until("it is logged", lambda: bool(ground.events("peer-stranger")))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as named:
         named.bind(("127.0.0.7", 0))
-        named.sendto(encode_beacon(Beacon("n0", 1, 2, 0, ((7, 1),))), (LOCAL, port))
+        named.sendto(encode_heartbeat(Heartbeat("n0", 1, 2, 0, ((7, 1),))), (LOCAL, port))
         until("the named one is answered", lambda: bool(slave.answered))
-    assert [beacon.beacon_id for beacon in slave.answered] == [2]
+    assert [heartbeat.heartbeat_id for heartbeat in slave.answered] == [2]
     assert slave.replies == []
 
 
