@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("node", "operator")
 GENERATED = ROOT / "node/delayapi/proto/delay"
 
-RETIRED: dict[str, str] = {"beacon": "heartbeat"}  # word: what to write
+RETIRED: dict[str, str] = {  # word: what to write
+    "beacon": "heartbeat",
+    "detour": "fallback",
+    "scout": "retry gate",
+    "steering": "registry editor",
+}
 FROZEN: frozenset[str] = frozenset({"beacon_age_ms"})  # identifiers that the wire, the disk or the API's users know
 
 _PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")

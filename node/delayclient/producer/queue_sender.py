@@ -51,7 +51,7 @@ class QueueSender:
         self._route: QueueRoute | None = None
         """The queue's, when the stream was opened."""
         self._uses_fallback = False
-        # The stream goes a detour: it is left once every answer is in.
+        # The stream uses a fallback: it is left once every answer is in.
         self._leaving = False
         self._silent = False
         """The stream was given up because no answer came, though its master is the master still."""

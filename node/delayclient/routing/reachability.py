@@ -1,7 +1,7 @@
 """Which nodes can be reached from here, and who is told when one falls silent.
 
 A node that cannot be reached may be asked through another one: any node forwards. But most nodes that cannot be
-reached are dead, and then a detour leads nowhere: until one has worked, only a few calls a second try it.
+reached are dead, and then a fallback does not help: until one has worked, only a few calls a second try it.
 
 An idle long poll is silent for seconds, so its node is asked for a sign of life, once for all polls there.
 """

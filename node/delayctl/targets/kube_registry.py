@@ -27,7 +27,7 @@ RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 
 
 class KubeRegistryEditor(RegistryEditor):
-    """As Steering; wishes are written into the DelayCluster. Raises KubeError too."""
+    """A RegistryEditor that writes the spec of the DelayCluster. Raises KubeError too."""
 
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
         super().__init__(registry, PatientProber(forwards.dial))
@@ -85,11 +85,11 @@ def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
         registry = KubeRegistry(client, access.namespace, access.cluster, log=lambda event: None)
         try:
             with Forwards(access, pods) as forwards:
-                steering = KubeRegistryEditor(registry, access, forwards)
+                editor = KubeRegistryEditor(registry, access, forwards)
                 try:
-                    yield steering
+                    yield editor
                 finally:
-                    steering.close()
+                    editor.close()
         except RegistryError as error:
             raise RegistryUnreachable(str(error)) from error
         finally:

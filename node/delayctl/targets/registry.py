@@ -1,7 +1,7 @@
 """Changes of what a cluster is asked for, in its registry, by compare-and-swap (DESIGN section 6).
 
 The control loop sees them within a moment and acts; what is written here is only the wish. A local cluster's registry
-is a file; for one in Kubernetes see kubesteering.
+is a file; for one in Kubernetes see kube_registry.
 """
 
 from __future__ import annotations
