@@ -20,9 +20,9 @@ from pathlib import Path
 import click
 import numpy as np
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.intake import DAY_MS, IncomingBatch
-from delaynode.store.maintenance import cleaning, persist
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.log.incoming_batch import DAY_MS, IncomingBatch
+from delaynode.store.maintenance import evacuation, persist
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig
 from delaynode.store.timer.timer_log import UNIT_BYTES
 from delaynode.store.types import Buffers
@@ -99,7 +99,7 @@ class Life:
                 break
             self.pump()
         end = shard.queue.visible
-        floor = shard.consumers.group("g").floor
+        floor = shard.consumers.group("g").first_unacked
         if floor < end:
             shard.consumers.acknowledge("g", np.array([floor]), np.array([end]), self.now)
             self.pump()
@@ -111,17 +111,17 @@ class Life:
 
     def free(self) -> None:
         shard = self.shard
-        while shard.freeing.trim(self.now, shard.checkpointed, small=True):
+        while shard.space.trim(self.now, shard.checkpointed, small=True):
             self.pump()
         self.pump()
-        segments = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=None)
-        job = cleaning.begin_emptying(shard, segments)
+        segments = shard.space.mostly_dead(shard.checkpointed, self.now, share=None)
+        job = evacuation.begin_evacuation(shard, segments)
         job.run()
         before = shard.log_end
-        cleaning.relocate(shard, job, self.now)
+        evacuation.relocate(shard, job, self.now)
         self.relocated_bytes += shard.log_end - before
         self.pump()
-        cleaning.end_emptying(shard, job)
+        evacuation.end_evacuation(shard, job)
         while shard.index.clean_due():
             step = shard.index.begin_clean()
             if step is None:
@@ -153,7 +153,7 @@ def curve(days: int, per_second: float, body_bytes: int, segment_mib: float, roo
     shard = persist.create(files, root, 1, "t", 0, replace(config), START_MS)
     life = Life(shard, files, root, body_bytes)
     persist.accept_epoch(files, root, shard, 1)
-    shard.begin_reign(1, "n0", START_MS)
+    shard.begin_term(1, "n0", START_MS)
     shard.consumers.join("g", (), from_end=False, now_ms=START_MS)
     life.pump()
     count = max(20, round(per_second * STEP_MS / 1000))

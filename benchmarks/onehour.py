@@ -30,8 +30,8 @@ import numpy as np
 from delaynode.memory import give_back, tune_allocator
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.frames import FrameKind, Tick
-from delaynode.store.log.intake import IncomingBatch
-from delaynode.store.maintenance import cleaning, persist
+from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.shard import Shard, ShardConfig
 from delaynode.store.types import MAX_SEQ, Pair
 
@@ -76,7 +76,7 @@ class Bench:
         self.files = DiskFiles()
         self.shard = persist.create(self.files, f"{self.directory}/s", 7, "t", 0, CONFIG, BORN_MS)
         persist.accept_epoch(self.files, f"{self.directory}/s", self.shard, 1)
-        self.shard.begin_reign(1, "n0", BORN_MS)
+        self.shard.begin_term(1, "n0", BORN_MS)
         self.hour = BORN_MS + AHEAD * HOUR_MS
         self.first = self.hour + (HOUR_MS // 2 + 30_000 if herd else 1)  # due
         rng = np.random.default_rng(1)
@@ -145,9 +145,9 @@ def cascade(shard: Shard, now_ms: int) -> None:
 
 
 def empty(shard: Shard) -> None:
-    job = cleaning.begin_emptying(shard, shard.freeing.ledger.segments[:1])
+    job = evacuation.begin_evacuation(shard, shard.space.ledger.segments[:1])
     job.run()
-    cleaning.end_emptying(shard, job)
+    evacuation.end_evacuation(shard, job)
 
 
 def measure(messages: int, path: str, *, herd: bool) -> None:

@@ -104,7 +104,7 @@ def _one(shard: Path, skip: list[int] | None, cut: int | None, confirm: str | No
             say(f"  refused: the word {confirm!r} is not of this plan for this copy as it is now; look again")
             _tell_plan(plan, directory, say)
             return NEEDED
-        kept = repair.carry_out(files, directory, plan)
+        kept = repair.execute_plan(files, directory, plan)
     except ValueError as error:
         return _refuse(str(error))
     except (Damaged, NewerFormat, OSError) as error:

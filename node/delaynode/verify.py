@@ -21,7 +21,7 @@ from delaynode.node.data_lock import DataInUse, lock_data
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import persist
 from delaynode.store.verify import Finding, ReadOnlyFiles, Summary, size_of, verify_shard
-from delaynode.store.verify.mending import mend_timer_log
+from delaynode.store.verify.timer_log_repair import repair_timer_log
 
 WELL, DAMAGED, USAGE = 0, 1, 2
 DEPTH = 5  # of directories below DIR in which shards are looked for
@@ -114,7 +114,7 @@ def verify(shard: Path, tell: Tell, *, clear_damaged: bool) -> bool:
 
     summary = look()
     if clear_damaged and summary.marked and summary.damage > 1:
-        mended = mend_timer_log(DiskFiles(), directory)
+        mended = repair_timer_log(DiskFiles(), directory)
         if mended:
             tell("mended", {"directory": directory, "positions": mended})
             summary = look()

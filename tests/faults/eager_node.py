@@ -15,9 +15,9 @@ from delaynode import main
 from delaynode.node import node, settings
 from delaynode.replica.host import Workshop
 from delaynode.replica.maintenance import Intervals
-from delaynode.store.maintenance import cleaning
-from delaynode.store.maintenance.cleaning import EmptyJob
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance import evacuation
+from delaynode.store.maintenance.evacuation import EvacuationJob
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig
 
 SEGMENT_BYTES = 64 << 10
@@ -31,16 +31,16 @@ def eager() -> None:
     )
     hasty = Intervals(checkpoint=1.0, busy_checkpoint=1.0, free=0.3, trim=0.3, empty_again=1.0)
     node.Workshop = partial(Workshop, intervals=hasty)
-    relocate = cleaning.relocate
+    relocate = evacuation.relocate
 
-    def logged(shard: Shard, job: EmptyJob, now_ms: int) -> int:
+    def logged(shard: Shard, job: EvacuationJob, now_ms: int) -> int:
         frames = relocate(shard, job, now_ms)
         letters = sum(int((rows["due"] == 0).sum()) for rows, _ in job.batches)
         event = {"time_ms": now_ms, "event": "emptied", "relocates": frames, "letters": letters}
         print(json.dumps(event), file=sys.stderr, flush=True)
         return frames
 
-    cleaning.relocate = logged
+    evacuation.relocate = logged
     parse = main.configuration.parse
     main.configuration.parse = lambda argv=None: replace(parse(argv), log_segment_bytes=SEGMENT_BYTES)
 

@@ -67,7 +67,7 @@ def log_of(uid: int, size: int) -> CommitLog:
 
 def write(log: CommitLog, kind: FrameKind, master: Shipping | None = None) -> None:
     log.propose(kind, EPOCH, 1, 0, 0, (bytes(FRAME_BYTES),))
-    batch = log.take(sync=True)
+    batch = log.next_batch(sync=True)
     assert batch is not None
     if master is not None:
         batch.on_sealed = master.sealed

@@ -17,7 +17,7 @@ from delaynode.replica.maintenance import Intervals
 from delaynode.replica.master import ShardHost, Workshop
 from delaynode.replica.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import ShardConfig
 

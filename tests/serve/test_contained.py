@@ -28,7 +28,7 @@ def test_a_cancel_that_is_not_possible_is_answered_internal_and_the_shard_serves
             due = now_ms() + 60_000
             await inside.ask("Enqueue", request("t", 0, [Msg(at_ms=due)]), pb.EnqueueResponse)
             shard = inside.node.hosts()[0].shard
-            segments = shard.freeing.ledger.segments
+            segments = shard.space.ledger.segments
             held, segments["count"] = segments["count"].copy(), 0
             asked = pb.CancelRequest(
                 topic="t", queue=0, uid=shard.identity.uid, due=np.array([due]).tobytes(), seq=np.array([0]).tobytes()

@@ -59,7 +59,7 @@ def test_what_a_filter_leaves_out_is_read_in_steps(tmp_path: Path, monkeypatch: 
                 nack.attempt = np.array([1], np.uint32).tobytes()
                 await inside.ask("Nack", nack, pb.NackResponse)
             others.cancel()
-            assert shard.consumers.groups["g"].floor == MESSAGES
+            assert shard.consumers.groups["g"].first_unacked == MESSAGES
             assert max(of_turn.values()) <= 2 * STEP
         finally:
             await inside.stop()

@@ -13,10 +13,10 @@ import pytest
 from delaynode.replica import maintenance
 from delaynode.replica.maintenance import Intervals
 from delaynode.replica.master import ShardHost
-from delaynode.store.log.intake import IncomingBatch
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import CANCELLED
-from delaynode.store.timer.scan import Folds
+from delaynode.store.timer.scan import SlotSnapshotCache
 
 from tests.serve import hosts
 from tests.serve.hosts import Node, node
@@ -108,7 +108,7 @@ def test_what_is_consumed_goes_and_what_waits_stays_as_it_was(tmp_path: Path) ->
         )
         assert host.failure is None
         due, seq = (np.array(column) for column in zip(*handles, strict=True))
-        lookup = host.shard.begin_lookup(due, seq, Folds())
+        lookup = host.shard.begin_lookup(due, seq, SlotSnapshotCache())
         if lookup.job is not None:
             await host.off_loop(lookup.job.run)
         outcome = host.shard.cancel(lookup, made.clock.now_ms()).outcome
@@ -224,7 +224,7 @@ def test_segments_with_a_few_messages_each_are_joined(tmp_path: Path, monkeypatc
             host.shard.log.begin_segment()
         await send(host, 30, 0, 3)
         await until(lambda: log_files(made) < 10, "as many files as there were batches")
-        rows = host.shard.freeing.ledger.segments
+        rows = host.shard.space.ledger.segments
         assert rows["count"].sum() == host.shard.index.pending == 31 * 3
         assert host.failure is None
 

@@ -13,7 +13,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.replica.master import ShardHost
 from delaynode.replication.transport.until import until
 from delaynode.server.consume import ConsumeCalls
-from delaynode.store.maintenance import cleaning
+from delaynode.store.maintenance import evacuation
 from delaynode.store.queue.consumers import ConsumerDelivery
 
 from tests.serve.hosts import Node, node
@@ -50,7 +50,7 @@ def test_a_hand_out_does_not_wait_for_messages_and_acks_under_way(
             sending = asyncio.create_task(made.send("a", [made.clock.now_ms() + 60_000]))
             await asyncio.sleep(0)
             host.shard.consumers.acknowledge("g", first.offset, first.offset + 1, made.clock.now_ms())
-            assert host.shard.log_end > host.shard.committed
+            assert host.shard.log_end > host.shard.committed_offset
             second = await asyncio.wait_for(receive(host), 10)
             assert (first.offset.tolist(), second.offset.tolist()) == ([0], [1])
             assert not sending.done()
@@ -104,14 +104,14 @@ def test_a_letter_that_is_being_moved_is_handed_out_once_it_can_be_read(
             shard.consumers.nack("g", first.offset, first.attempt, 0, now())
             shard.consumers.acknowledge("g", second.offset, second.offset + 1, now())
             shard.consumers.resolve("g", None, redrive=True, now_ms=now())
-            shard.freeing.trim(now(), 0, small=True)
+            shard.space.trim(now(), 0, small=True)
             shard.log.begin_segment()
             await made.send("a", [now() + 60_000])
-            job = cleaning.begin_emptying(shard, shard.freeing.ledger.segments[:1])
+            job = evacuation.begin_evacuation(shard, shard.space.ledger.segments[:1])
             job.run()
             hold_writes(monkeypatch, host)
-            assert cleaning.relocate(shard, job, now()) == 1
-            cleaning.end_emptying(shard, job)
+            assert evacuation.relocate(shard, job, now()) == 1
+            evacuation.end_evacuation(shard, job)
             again = asyncio.create_task(receive(host))
             await asyncio.sleep(0.3)
             assert not again.done(), "its record is in no file yet"

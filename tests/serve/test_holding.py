@@ -29,7 +29,7 @@ def opened(made: Node) -> Holding:
     files, config = master.shop.files, replace(CONFIG, flush_units=10)
     shard = persist.create(files, holding.directory, uid, "t", 0, config, master.shard.index.watermark.due)
     shard.log.receive(memoryview(master.shard.log.read_raw(0, 1 << 20)))
-    batch = shard.log.take(sync=True)
+    batch = shard.log.next_batch(sync=True)
     assert batch is not None
     batch.run()
     shard.log.finish(batch)
@@ -58,7 +58,7 @@ def test_a_copy_that_applies_its_log_flushes_before_its_units_are_too_many_in_it
             monkeypatch.setattr(persist, "begin_checkpoint", begun)
             async with shop.checkpoints:
                 applying = asyncio.create_task(holding.apply_all())
-                await until(lambda: shard.index.unflushed >= shard.config.most_unflushed, 0.01)
+                await until(lambda: shard.index.unflushed >= shard.config.max_unflushed, 0.01)
                 await asyncio.sleep(0.1)
                 assert not applying.done()
             frames = await asyncio.wait_for(applying, 30)
@@ -66,6 +66,6 @@ def test_a_copy_that_applies_its_log_flushes_before_its_units_are_too_many_in_it
             assert shard.index.pending == 90
             assert frames >= 30
             assert turns >= 3
-            assert shard.config.most_unflushed <= most < shard.config.most_unflushed + 3
+            assert shard.config.max_unflushed <= most < shard.config.max_unflushed + 3
 
     asyncio.run(main())

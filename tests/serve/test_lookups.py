@@ -35,7 +35,7 @@ class Scans:
         self.begun = 0
         self.host: ShardHost = inside.node.hosts()[0]
         pending = inside._service.pending
-        self.lookups = pending._lookups = Lookups(self.turn, pending._folds, inside.node.clock)
+        self.lookups = pending._lookups = Lookups(self.turn, pending._slot_cache, inside.node.clock)
         begin = Shard.begin_lookup
 
         def counted(shard: Shard, *args: Any) -> Lookup:
@@ -47,7 +47,7 @@ class Scans:
 
     @property
     def left_over(self) -> int:
-        return len(self.host.shard.index._captures)
+        return len(self.host.shard.index._views)
 
     async def gathered(self, requests: int) -> None:
         """Returns when so many wait for the scans that come next."""

@@ -19,9 +19,9 @@ from delaynode.replica.master import ShardHost, Workshop
 from delaynode.replica.scrub import Scrubber
 from delaynode.replica.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.maintenance.scrub import size_of
 from delaynode.store.shard import ShardConfig
 

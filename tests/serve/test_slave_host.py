@@ -36,14 +36,14 @@ def test_a_slave_applies_at_once_while_a_reader_waits(tmp_path: Path, monkeypatc
     async def main() -> None:
         async with node(tmp_path) as made:
             await made.send("a", [made.clock.now_ms() + 60_000])
-            early = made.hosts["a"].shard.committed
+            early = made.hosts["a"].shard.committed_offset
             await made.send("a", [made.clock.now_ms() - 1] * 2)
             await made.until_released("a", 2)
             slave = slave_of(made)
-            await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
+            await until(lambda: slave.durable >= made.hosts["a"].shard.committed_offset, 0.01)
             reading = asyncio.create_task(slave.fetch(0, 10, 1 << 20, 30_000))
             await asyncio.sleep(0)
-            for offset in (early, made.hosts["a"].shard.committed):
+            for offset in (early, made.hosts["a"].shard.committed_offset):
                 slave.commit_to(offset)
                 await until(lambda offset=offset: slave.shard.applied >= offset, 0.001)
             assert len((await asyncio.wait_for(reading, 10))[1]) == 2
@@ -64,7 +64,7 @@ def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
             ends, seen = [], made.hosts["a"].shard
             for _ in range(40):
                 await made.send("a", [made.clock.now_ms() + 60_000])
-                ends.append(seen.committed)
+                ends.append(seen.committed_offset)
             slave = slave_of(made)
             await until(lambda: slave.durable >= ends[-1], 0.01)
             behind_ms: list[int] = []
@@ -93,9 +93,9 @@ def test_a_slave_that_was_cut_off_says_so_until_it_has_applied_what_it_missed(
         async with node(tmp_path) as made:
             await made.send("a", [made.clock.now_ms() + 60_000])
             slave = slave_of(made, unheard_ms=3_600_000)
-            await until(lambda: slave.durable >= made.hosts["a"].shard.committed, 0.01)
+            await until(lambda: slave.durable >= made.hosts["a"].shard.committed_offset, 0.01)
             monkeypatch.setattr(SlaveHost, "durable", 0)  # nothing can be applied
-            slave.commit_to(made.hosts["a"].shard.committed)
+            slave.commit_to(made.hosts["a"].shard.committed_offset)
             slave.unheard_ms = lambda: 0  # the stream has begun again
             await asyncio.sleep(0.1)
             assert slave.behind_ms() >= 3_600_000
@@ -205,19 +205,19 @@ def test_a_slave_applies_no_more_while_its_flush_waits_and_goes_on_storing(
             acknowledged: list[int] = []
             slave.stored = lambda: acknowledged.append(slave.durable)
             async with slave.shop.checkpoints:
-                slave.commit_to(master.shard.committed)
-                await until(lambda: slave.upkeep.full and slave.durable == master.shard.committed, 0.01)
+                slave.commit_to(master.shard.committed_offset)
+                await until(lambda: slave.upkeep.full and slave.durable == master.shard.committed_offset, 0.01)
                 await asyncio.sleep(0.2)
                 applied = slave.shard.applied
                 assert applied < slave.known
-                assert slave.shard.index.unflushed < config.most_unflushed + 3, "of 90"
+                assert slave.shard.index.unflushed < config.max_unflushed + 3, "of 90"
                 await made.send("a", [made.clock.now_ms() + 3_600_000])
                 stored = slave.shard.log.end
                 slave.receive(memoryview(master.shard.log.read_raw(stored, 1 << 20)))
                 await until(lambda: acknowledged[-1] > stored, 0.01)
                 assert slave.shard.applied == applied
-            slave.commit_to(master.shard.committed)
-            await until(lambda: slave.shard.applied == master.shard.committed, 0.01)
+            slave.commit_to(master.shard.committed_offset)
+            await until(lambda: slave.shard.applied == master.shard.committed_offset, 0.01)
             assert slave.shard.index.pending == 91
             await slave.end("done")
 
@@ -231,11 +231,11 @@ def test_a_slave_that_waits_for_its_flush_can_be_ended(tmp_path: Path) -> None:
                 await made.send("a", [made.clock.now_ms() + 3_600_000])
             slave = slave_of(made)
             async with slave.shop.checkpoints:
-                slave.commit_to(made.hosts["a"].shard.committed)
+                slave.commit_to(made.hosts["a"].shard.committed_offset)
                 await until(lambda: slave.upkeep.full, 0.01)
                 ending = asyncio.create_task(slave.end("done"))
                 await asyncio.sleep(0.05)
             await asyncio.wait_for(ending, 10)
-            assert slave.shard.applied < made.hosts["a"].shard.committed
+            assert slave.shard.applied < made.hosts["a"].shard.committed_offset
 
     asyncio.run(main())

@@ -31,7 +31,7 @@ def test_a_shard_that_cannot_commit_does_not_keep_others_from_their_checkpoints(
                 monkeypatch.setattr(syncer, "mark", lambda writer: None if writer is stuck else mark(writer))
                 sending = asyncio.create_task(made.send("a", [due]))
                 await asyncio.sleep(0)
-                assert stuck.shard.log_end > stuck.shard.committed
+                assert stuck.shard.log_end > stuck.shard.committed_offset
             before = stuck.shard.checkpointed
             await asyncio.wait_for(other.upkeep.checkpoint(copy_wheels=False), 10)
             assert not checkpoint.done()
@@ -61,7 +61,7 @@ def test_new_messages_wait_while_as_many_units_as_may_wait_are_being_flushed(
             host = made.hosts["a"]
             async with host.shop.checkpoints:
                 await made.send("a", [made.clock.now_ms() + 60_000] * 2)
-                assert host.shard.index.unflushed == host.shard.config.most_unflushed
+                assert host.shard.index.unflushed == host.shard.config.max_unflushed
                 monkeypatch.setattr(CheckpointJob, "run", held)
                 waiting = asyncio.create_task(host.upkeep.room())
             await until(begun.is_set, 0.01)

@@ -100,7 +100,7 @@ def everything(shard: Shard) -> set[Key]:
     job = shard.index.begin_scan(Pair(0, 0), Pair(1 << 60, MAX_SEQ), None, None)
     job.run()
     pending, live = job.result()
-    shard.index.end_capture(job.capture)
+    shard.index.close_view(job.view)
     pending = pending[live]
     pending = pending[[Pair(int(r["due"]), int(r["seq"])) > shard.index.watermark for r in pending]]
     found = [*zip(rows["due"].tolist(), rows["seq"].tolist(), strict=True)]

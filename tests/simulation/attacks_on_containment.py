@@ -47,7 +47,7 @@ def c2_frame_that_its_master_could_not_apply_reaches_no_other_copy(seed: int) ->
             return np.array([77], np.int64)
 
         run.world.copies.harm(master)  # its memory is: that its copy is opened again is no violation
-        master_of(run).freeing.ledger.empty = wrong  # type: ignore[method-assign]
+        master_of(run).space.ledger.empty = wrong  # type: ignore[method-assign]
         run.until(lambda: run.master() == slave, 30, "the slave takes over")
         assert sound(run, slave)
         run.until(lambda: sound(run, master), 30, "the files of the old master are as good as they were")
@@ -67,7 +67,7 @@ def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> 
             tries.append(start)
             raise Impossible("more messages have gone than it held")
 
-        shard.freeing._ended = refuse  # type: ignore[method-assign]
+        shard.space._expired_rows = refuse  # type: ignore[method-assign]
         run.until(lambda: bool(tries), 10, "there is something to free")
         stored = run.stored()
         run.world.run(10.0)

@@ -10,7 +10,7 @@ from delaynode.replica.maintenance import Intervals
 from delaynode.replica.replica import ReplicaRole
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import MAGIC, BadFrame, Frame, parse
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delayregistry.model import ConditionType, Durability, ShardObject
 
 from tests.simulation.frontdoor import Work, cancel, enqueue

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from delaynode.replica.replica import ReplicaRole
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delayregistry.model import Delivery
 
 from tests.simulation.loop import MILLI, SECOND

@@ -67,7 +67,7 @@ class Checker:
         commit = Shard.commit
 
         def watched(shard: Shard, offset: int, /) -> list[ReleasedRows]:
-            before = shard.committed
+            before = shard.committed_offset
             released = commit(shard, offset)
             self._committed(shard, before, released)
             return released
@@ -84,15 +84,15 @@ class Checker:
         if files.dead:  # type: ignore[attr-defined]
             return
         self.checks += 1
-        if shard.committed == before and not released:
+        if shard.committed_offset == before and not released:
             return
         machine = self._by_files[id(files.disk)]  # type: ignore[attr-defined]
         process = machine.process
         record = self.record(shard.identity.uid)
         leads = process is not None and self._leads(process, shard)
-        if shard.committed > before:
+        if shard.committed_offset > before:
             known = len(record.log)
-            for offset, data in _stored(machine.disk, shard.log.file.directory, before, shard.committed):
+            for offset, data in _stored(machine.disk, shard.log.file.directory, before, shard.committed_offset):
                 self._log_bytes(record, machine, offset, data, leads)
             if leads and len(record.log) > known:
                 assert process is not None

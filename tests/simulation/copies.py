@@ -19,7 +19,7 @@ from unittest.mock import patch
 from delaynode.replication.epochs import common_end
 from delaynode.replication.protocol import FollowerState
 from delaynode.replication.shipping import PeerReplica, Phase, Shipping
-from delaynode.store.maintenance.freeing import Freeing
+from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delayregistry.model import copy_id_of
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ class Copies:
             if state.entry and member.phase is not Phase.STREAMING:
                 self._not_continued(shipping, member, state)
 
-        trim = Freeing.trim
+        trim = SpaceReclaimer.trim
 
-        def trimmed(freeing: Freeing, *args: Any, **named: Any) -> bool:
-            before = len(freeing.doomed)
+        def trimmed(freeing: SpaceReclaimer, *args: Any, **named: Any) -> bool:
+            before = len(freeing.pending_delete)
             more = trim(freeing, *args, **named)
-            if len(freeing.doomed) > before:
-                self._freed(freeing, max(freeing.doomed[before:]))
+            if len(freeing.pending_delete) > before:
+                self._freed(freeing, max(freeing.pending_delete[before:]))
             return more
 
-        with patch.object(Shipping, "_match", watched), patch.object(Freeing, "trim", trimmed):
+        with patch.object(Shipping, "_match", watched), patch.object(SpaceReclaimer, "trim", trimmed):
             yield
 
     def _not_continued(self, shipping: Shipping, member: PeerReplica, state: FollowerState) -> None:
@@ -102,12 +102,12 @@ class Copies:
         elif shard is not None and shard.status is not None and state.entry in shard.status.in_sync:
             self._fail(f"{what} is in sync, and its master has not all that follows {at}")
 
-    def _freed(self, freeing: Freeing, base: int) -> None:
+    def _freed(self, freeing: SpaceReclaimer, base: int) -> None:
         """A master's TRIM frees the log's segment at `base`. Members that stream or fetch must not need it."""
         for process in self._world.live():
             for replica in process.replicas:
                 leader, shard = replica.leader, replica.shard
-                if leader is None or shard is None or shard.freeing is not freeing:
+                if leader is None or shard is None or shard.space is not freeing:
                     continue
                 for member in leader.shipping.members.values():
                     streams, held = member.phase is Phase.STREAMING, member.snapshot

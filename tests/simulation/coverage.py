@@ -14,8 +14,8 @@ from unittest.mock import patch
 import numpy as np
 from delaynode.replica.storage import Holding
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.freeing import Freeing
-from delaynode.store.queue.dead_letters import Letters
+from delaynode.store.maintenance.reclaim import SpaceReclaimer
+from delaynode.store.queue.dead_letters import DeadLetters
 from delaynode.store.queue.groups import Group
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
@@ -81,16 +81,16 @@ def _laps(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
 
 
 PLACES: dict[str, tuple[Any, str, Around]] = {
-    "relocations": (Freeing, "apply_relocate", _calls),
-    "segments freed": (Freeing, "apply_trim", _segments),
-    "letters": (Letters, "bury", _rows),
+    "relocations": (SpaceReclaimer, "apply_relocate", _calls),
+    "segments freed": (SpaceReclaimer, "apply_trim", _segments),
+    "letters": (DeadLetters, "add", _rows),
     "redriven": (Group, "redrive", _rows),
     "expired": (Group, "forget_below", _result),
     "cascades": (TimerIndex, "finish_cascade", _calls),
     "slots reused": (TimerWheel, "extend", _laps),
     "cleanings": (TimerIndex, "finish_clean", _calls),
     "flushes in pieces": (TimerIndex, "finish_flush", _in_pieces),
-    "prepared to lead": (persist, "prepare", _calls),
+    "prepared to lead": (persist, "make_room", _calls),
     "checkpoints": (persist, "finish_checkpoint", _calls),
     "transfers": (Holding, "end_fetch", _calls),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from delaynode.replica.master import ShardHost
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 
 from tests.simulation.process import Process
 

@@ -39,7 +39,7 @@ def does_not_persist_its_epoch(put: Put) -> None:
 
 @mutation("b2_master_that_comes_back_alone_does_not_write_its_epoch_twice", r"commits in epoch \d+, .* did before")
 def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
-    chosen, begin, accept = Reigning.chosen, Shard.begin_reign, persist.accept_epoch
+    chosen, begin, accept = Reigning.chosen, Shard.begin_term, persist.accept_epoch
 
     def resumed(self: Reigning) -> bool:
         spec, shard = self._copy.object.spec, self._copy.shard
@@ -56,7 +56,7 @@ def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
 
     put(Reigning, "chosen", resumed)
     put(persist, "accept_epoch", accept_again)
-    put(Shard, "begin_reign", begin_again)
+    put(Shard, "begin_term", begin_again)
 
 
 @mutation("third_copy_follows_no_deposed_master", "slaves have applied everything|invariant 8: .* parts from its")

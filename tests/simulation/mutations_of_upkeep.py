@@ -14,8 +14,8 @@ from delaynode.replica.leadership import Reigning
 from delaynode.replica.maintenance import Upkeep
 from delaynode.replication.shipping import Shipping
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.cleaning import EmptyJob
-from delaynode.store.maintenance.freeing import Freeing
+from delaynode.store.maintenance.evacuation import EvacuationJob
+from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delaynode.store.queue.consumers import NONE_I64, Consumers
 from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.timer.due_window import DueWindow
@@ -33,24 +33,24 @@ LOST = "invariant 1: .* was never delivered|all that is due was delivered"
 # ---------------------------------------------------------------- relocating
 @mutation(None, TWICE, (3, 5))
 def relocates_a_dead_letter_twice(put: Put) -> None:  # C1 of the audit of 2026-11
-    pending = EmptyJob._pending
+    pending = EvacuationJob._pending
 
-    def all_of_the_minute(self: EmptyJob, slot: Any) -> Records:
+    def all_of_the_minute(self: EvacuationJob, slot: Any) -> Records:
         mark, self._watermark = self._watermark, Pair(-1, -1)
         try:
             return pending(self, slot)
         finally:
             self._watermark = mark
 
-    put(EmptyJob, "_pending", all_of_the_minute)
+    put(EvacuationJob, "_pending", all_of_the_minute)
 
 
 @mutation(None, COUNTS, (7, 9))
 def relocates_what_died_while_it_was_read(put: Put) -> None:  # cleaning x ticks, cancels
-    def all_of_it(self: EmptyJob, shard: Any) -> list[Any]:
+    def all_of_it(self: EvacuationJob, shard: Any) -> list[Any]:
         return [np.ones(len(rows), bool) for rows, _ in self.batches]
 
-    put(EmptyJob, "still_needed", all_of_it)
+    put(EvacuationJob, "still_needed", all_of_it)
 
 
 @mutation(None, COUNTS, (1, 3))
@@ -65,13 +65,13 @@ def relocates_and_does_not_tell_the_due_window(put: Put) -> None:  # relocating 
 
 @mutation(None, COUNTS, (1, 3))
 def relocates_and_does_not_count_the_new_place(put: Put) -> None:  # relocating x ledger
-    apply = Freeing.apply_relocate
+    apply = SpaceReclaimer.apply_relocate
 
-    def uncounted(self: Freeing, change: Any) -> None:
+    def uncounted(self: SpaceReclaimer, change: Any) -> None:
         with patch.object(SegmentLedger, "hold", lambda *_: None):
             apply(self, change)
 
-    put(Freeing, "apply_relocate", uncounted)
+    put(SpaceReclaimer, "apply_relocate", uncounted)
 
 
 # ---------------------------------------------------------------- TRIM
@@ -82,13 +82,13 @@ def frees_the_bodies_of_letters(put: Put) -> None:  # TRIM x letters
 
 @mutation(None, COUNTS, (0, 3))
 def frees_a_letter_that_its_queue_still_has(put: Put) -> None:  # letters x TRIM
-    put(Consumers, "_last", lambda self, owner, offsets, rows: rows)
+    put(Consumers, "_unreferenced", lambda self, owner, offsets, rows: rows)
 
 
 @mutation(None, LOST, (18, 24))
 def trims_what_one_group_has_consumed(put: Put) -> None:  # TRIM x groups
     def lowest(self: Consumers) -> int:
-        return max((group.floor for group in self.groups.values()), default=self.queue.start)
+        return max((group.first_unacked for group in self.groups.values()), default=self.queue.start)
 
     put(Consumers, "lowest_needed", lowest)
 

@@ -248,7 +248,7 @@ class Process:
 
     async def _watch_loop(self) -> None:
         seen, ask = -1, partial(self._ask, pool=self.watch_pool)
-        await self.loop.run_in_executor(self.pool, lambda: snapshot.sweep(self.files, f"{DATA}/shards"))
+        await self.loop.run_in_executor(self.pool, lambda: snapshot.remove_leftovers(self.files, f"{DATA}/shards"))
         while True:
             try:
                 version = await ask(self.registry.version)

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from delaynode.replica.maintenance import Intervals
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.index import Geometry
@@ -22,7 +22,7 @@ SHARD = ShardConfig(
     window_budget=20_000,
     flush_units=64,
     wheel_copy_units=256,
-    piece_units=10,
+    chunk_units=10,
     log_segment_bytes=16 << 10,
     timer_segment_bytes=16 << 10,
     queue_segment_bytes=8 << 10,
@@ -80,7 +80,7 @@ def sizes_of(seed: int) -> Sizes:
     )
 
 
-def _shard(rng: random.Random, piece_units: int) -> ShardConfig:
+def _shard(rng: random.Random, chunk_units: int) -> ShardConfig:
     geometry, max_unacked = _geometry(rng), rng.choice((20, 200, 100_000))
     horizon_ms = rng.choice((8_000, 8_000, 12_000, 20_000, 60_000))
     return ShardConfig(
@@ -96,7 +96,7 @@ def _shard(rng: random.Random, piece_units: int) -> ShardConfig:
         lookahead_ms=min(20_000, geometry.minute_ms * rng.choice((1, 2, 2, 5))),
         flush_units=rng.choice((16, 64, 64, 256)),
         wheel_copy_units=rng.choice((16, 256)),
-        piece_units=piece_units,
+        chunk_units=chunk_units,
         log_segment_bytes=rng.choice((1 << 10, 1 << 10, 2 << 10, 2 << 10, 4 << 10)),
         timer_segment_bytes=UNIT_BYTES * rng.choice((20, 20, 40, 100)),
         queue_segment_bytes=QUEUED_BYTES * rng.choice((10, 20, 200)),
@@ -123,5 +123,5 @@ def _geometry(rng: random.Random) -> Geometry:
     slots = (ahead + spare + 3) * hour_ms // minute_ms  # what is ahead, the margin and what is more
     return Geometry(
         minute_ms=minute_ms, hour_ms=hour_ms, minute_slots=slots, margin_ms=2 * hour_ms, ahead_ms=ahead * hour_ms,
-        spare_ms=rng.choice((1, 1, 4, 20)) * hour_ms, told_ms=hour_ms,
+        spare_ms=rng.choice((1, 1, 4, 20)) * hour_ms, cancelled_retention_ms=hour_ms,
     )  # fmt: skip

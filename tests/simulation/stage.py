@@ -9,7 +9,7 @@ from typing import Any
 
 from delaynode.replica.replica import Replica
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.shard import Appended
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict
@@ -100,7 +100,7 @@ class Run:
                 replica = process.replicas.get(shard.spec.uid) if process is not None else None
                 if replica is None or replica.shard is None:
                     return False
-                ends |= {replica.shard.log.end, replica.shard.applied, replica.shard.committed}
+                ends |= {replica.shard.log.end, replica.shard.applied, replica.shard.committed_offset}
             if len(ends) != 1:
                 return False
         return True

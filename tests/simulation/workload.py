@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from delaynode.replica.master import ShardHost
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
 from tests.simulation.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve

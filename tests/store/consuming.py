@@ -84,7 +84,7 @@ class World(Producing):
             state.until = self.now + invisible_ms
         self._check_rests(name, delivery)
         life = self.recoveries
-        if _records_end(delivery) > self.shard.committed:
+        if _records_end(delivery) > self.shard.committed_offset:
             self.pump()  # who asks waits for what it rests on
         if self.recoveries == life:
             self.check_bodies(delivery.rows, [self.model.queue[o].msg for o in offsets])
@@ -92,8 +92,8 @@ class World(Producing):
 
     def _check_rests(self, name: str, delivery: ConsumerDelivery) -> None:
         """A master that has got only what the hand-out rests on would have handed out the same."""
-        sure = max(delivery.rests_on, self.shard.committed)
-        assert delivery.rests_on <= self.shard.log_end
+        sure = max(delivery.depends_on, self.shard.committed_offset)
+        assert delivery.depends_on <= self.shard.log_end
         if not len(delivery.offset) or sure >= self.entries[-1].end:
             return
         assert _records_end(delivery) <= sure, "its records rest on frames that are under way"

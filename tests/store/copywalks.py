@@ -84,8 +84,8 @@ def walk(
     done: list[str] = []
     with (
         small_blocks(rng),
-        patch.object(batches, "FLOOR_BYTES", rng.choice([0, 500, 16 << 20])),
-        patch.object(snapshot, "PIECE_BYTES", rng.choice([50, 1000, 512 << 10])),
+        patch.object(batches, "SYNCED_LIMIT_LAG_BYTES", rng.choice([0, 500, 16 << 20])),
+        patch.object(snapshot, "CHUNK_BYTES", rng.choice([50, 1000, 512 << 10])),
     ):
         try:
             cluster = Cluster(seed, config or config_of(rng), slaves=rng.choice([1, 1, 2]))

@@ -212,7 +212,7 @@ class Examination:
         job = shard.index.begin_scan(Pair(shard.index.watermark.due, 0), Pair(last + HOUR_MS, 0))
         job.run()
         rows, live = job.result()
-        shard.index.end_capture(job.capture)
+        shard.index.close_view(job.view)
         rows = rows[live]
         keys = list(zip(rows["due"].tolist(), rows["seq"].tolist(), strict=True))
         mark = tuple(shard.index.watermark)
@@ -258,7 +258,7 @@ class Examination:
     def reign(self) -> None:
         epoch = self.shard.identity.epoch + 1
         persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
-        self.shard.begin_reign(epoch, "n0", self.now)
+        self.shard.begin_term(epoch, "n0", self.now)
 
     def release_all(self) -> None:
         """In three steps; nothing comes early, nothing is left, nothing comes twice."""

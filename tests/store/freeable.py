@@ -33,9 +33,9 @@ def mixed(batches: int = 6, far: int = 1, near: int = 9, *, trimmed: bool = True
     return world
 
 
-def aged(cancels: int = 0, piece_units: int = FREE.piece_units) -> World:
+def aged(cancels: int = 0, chunk_units: int = FREE.chunk_units) -> World:
     """Many flushes of short runs, some of them cancelled, the near ones released."""
-    world = World(9, replace(FREE, piece_units=piece_units))
+    world = World(9, replace(FREE, chunk_units=chunk_units))
     for n in range(12):
         world.enqueue([Item(HOUR_MS * (25 + 3 * k) + n) for k in range(3)] + [Item(3000 + n)] * 3)
         if n == 5 and cancels:

@@ -27,7 +27,7 @@ class Life:
     earlier: tuple[Content, ...]
 
 
-def a_long_life(seed: int, uid: int = worlds.UID, *, piece_units: int = SMALL.piece_units) -> Life:
+def a_long_life(seed: int, uid: int = worlds.UID, *, chunk_units: int = SMALL.chunk_units) -> Life:
     """Appends, cancels, moves, ticks, groups, acks, nacks, dead letters, checkpoints, copies of the wheels; files are
     trimmed, emptied and cleaned.
     """
@@ -35,7 +35,7 @@ def a_long_life(seed: int, uid: int = worlds.UID, *, piece_units: int = SMALL.pi
     config = replace(
         SMALL, horizon_ms=30 * HOUR_MS, log_segment_bytes=rng.choice((300, 1500, 6000)),
         timer_segment_bytes=rng.choice((200, 700, 4000)), queue_segment_bytes=rng.choice((100, 300, 2000)),
-        piece_units=piece_units,
+        chunk_units=chunk_units,
     )  # fmt: skip
     with patch.object(worlds, "UID", uid):
         world = World(seed, config)

@@ -20,7 +20,7 @@ from delaynode.store.log.frames import (
     append_prefix,
     column_bytes,
 )
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import Buffer
 
@@ -110,7 +110,7 @@ def forge(world: World, kind: FrameKind, count: int, payload: tuple[Buffer, ...]
     shard = world.shard
     frame = shard.log.propose(kind, shard.epoch, count, shard.next_seq, world.now, payload)
     if frame.flags & FLAG_NEW_SEGMENT:
-        shard.freeing.ledger.open(frame.offset, world.now)
+        shard.space.ledger.open(frame.offset, world.now)
     if kind is FrameKind.APPEND:
         shard.next_seq += count
     shard.applied = shard.log.end

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.shard import (
     ALREADY_CANCELLED,
     CANCELLED,
@@ -18,7 +18,7 @@ from delaynode.store.shard import (
     Lookup,
 )
 from delaynode.store.timer.index import DAY_MS, GEOMETRY
-from delaynode.store.timer.scan import Folds, ScanJob
+from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
 from delaynode.store.types import Pair
 
 from tests.store import model as m
@@ -48,19 +48,19 @@ class Scanning:
     ran: bool = False
 
 
-FORGETS_MS = GEOMETRY.told_ms
+FORGETS_MS = GEOMETRY.cancelled_retention_ms
 """How long after its due a message's fate is certainly known: then its units may be cleaned away."""
 
 
 class Producing(Tidying):
     lookups: list[LookingUp]
     scans: list[Scanning]
-    folds: Folds
+    slot_cache: SlotSnapshotCache
 
     def crashed_lookups(self) -> None:
         self.lookups = []
         self.scans = []
-        self.folds = Folds(60, kept_from=2, piece_units=7)
+        self.slot_cache = SlotSnapshotCache(60, min_units=2, chunk_units=7)
 
     # ------------------------------------------------------------ enqueue
     def enqueue(self, items: list[Item], producer: int = 0, number: int = 0) -> int | None:
@@ -134,7 +134,7 @@ class Producing(Tidying):
     # ------------------------------------------------------------ cancel, reschedule
     def begin_lookup(self, keys: list[Key]) -> None:
         due, seq = np.array([k[0] for k in keys], np.int64), np.array([k[1] for k in keys], np.int64)
-        self.lookups.append(LookingUp(self.shard.begin_lookup(due, seq, self.folds), keys))
+        self.lookups.append(LookingUp(self.shard.begin_lookup(due, seq, self.slot_cache), keys))
 
     def finish_if_found(self) -> None:
         """A lookup that needs no job goes on at once."""
@@ -243,7 +243,7 @@ class Producing(Tidying):
 
     # ------------------------------------------------------------ lists
     def begin_scan(self, low: Key, high: Key, most: int | None = None) -> None:
-        self.scans.append(Scanning(self.shard.index.begin_scan(Pair(*low), Pair(*high), None, most, self.folds)))
+        self.scans.append(Scanning(self.shard.index.begin_scan(Pair(*low), Pair(*high), None, most, self.slot_cache)))
 
     def run_scan(self, which: int = 0) -> None:
         if self.scans:
@@ -260,7 +260,7 @@ class Producing(Tidying):
         scan = ready[which % len(ready)]
         self.scans.remove(scan)
         rows, live = scan.job.result()
-        self.shard.index.end_capture(scan.job.capture)
+        self.shard.index.close_view(scan.job.view)
         low, high = max(scan.job.low, self.model.watermark), scan.job.high
         expected = sorted(key for key in self.model.live if low <= key < high)
         keys = [(int(row["due"]), int(row["seq"])) for row in rows]

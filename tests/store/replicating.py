@@ -43,8 +43,8 @@ def state_of(shard: Shard) -> dict[str, object]:
         "wall_ms": shard.wall_ms,
         "epochs": [list(pair) for pair in shard.epochs[-persist.KEPT_EPOCHS :]],
         "log epochs": shard.log.epochs[-persist.KEPT_EPOCHS :],
-        "ledger": shard.freeing.ledger.segments.tolist(),
-        "release_times": shard.freeing.release_times,
+        "ledger": shard.space.ledger.segments.tolist(),
+        "release_times": shard.space.release_times,
         "producers' clock": (shard.producers.time_ms, shard.producers.wall_ms),
         "producers": sorted(row.tobytes() for row in shard.producers.rows()),
         "queue": (shard.queue.start, shard.queue.visible, shard.queue.end),
@@ -54,9 +54,9 @@ def state_of(shard: Shard) -> dict[str, object]:
 
 def group_state(group: Group, queue: ConsumeQueue) -> tuple[object, ...]:
     """As if it had looked at the whole queue: how far it has is up to who was handed messages."""
-    twin = Group(group.name, group.tags, group.tag_hashes, group.floor, group.max_unacked)
-    twin.restore(group.fresh, group.snapshot()[1])
-    twin._reach(queue.visible, queue)
+    twin = Group(group.name, group.tags, group.tag_hashes, group.first_unacked, group.max_unacked)
+    twin.restore(group.window_end, group.snapshot()[1])
+    twin._extend_window_to(queue.visible, queue)
     fields, arrays = twin.snapshot()
     return sorted(fields.items()), [(name, array.tobytes()) for name, array in sorted(arrays.items())]
 
@@ -145,8 +145,8 @@ class Copy(World):
                 self.disk.crash()
         shard = self.shard
         assert shard.log.end >= must_have, f"log ends at {shard.log.end}, acknowledged was {must_have}"
-        assert shard.applied == shard.committed == shard.checkpointed <= shard.log.end
-        assert shard.log.floor is None
+        assert shard.applied == shard.committed_offset == shard.checkpointed <= shard.log.end
+        assert shard.log.synced_limit is None
         assert shard.queue.visible == shard.queue.end
         self.queue_bytes = self.queue_bytes[: QUEUED_BYTES * shard.queue.visible]
         self.keep_entries()
@@ -189,8 +189,8 @@ class Copy(World):
         if self.recoveries != life:
             return
         at = common_end(theirs.epochs, theirs.end, mine.epochs, mine.end)
-        assert at == 0 or at >= self.shard.committed
-        if at < self.shard.committed or not theirs.reaches(at):
+        assert at == 0 or at >= self.shard.committed_offset
+        if at < self.shard.committed_offset or not theirs.holds_from(at):
             return self.fetch(master)
         with self.disk_trouble():
             if master.shard.identity.epoch > self.shard.identity.epoch:
@@ -205,7 +205,7 @@ class Copy(World):
     def cut(self, draw: Draw) -> None:
         """To any frame's end that is not known to be committed: they will come again."""
         self._all_of(self.run_write, self.finish_write)
-        ends = [self.shard.committed, *(e.end for e in self.entries if e.end > self.shard.committed)]
+        ends = [self.shard.committed_offset, *(e.end for e in self.entries if e.end > self.shard.committed_offset)]
         end, life = ends[draw(0, len(ends) - 1)], self.recoveries
         if self in self.cluster.in_sync and end < self.shard.log.synced:
             return  # it has acknowledged what would go
@@ -230,7 +230,7 @@ class Copy(World):
         master, log = self.cluster.master, self.shard.log
         piece = master.shipped.get(log.end) if draw(0, 3) else None
         if piece is None:
-            if not master.shard.log.reaches(log.end):
+            if not master.shard.log.holds_from(log.end):
                 return self.fetch(master)
             most = (1, 100, 700, 5000, 100_000)[draw(0, 4)]
             piece = master.shard.log.read_raw(log.end, most)
@@ -250,7 +250,7 @@ class Copy(World):
         shard = self.shard
         if self.session != self.cluster.session:
             return
-        limit = min(self.cluster.master.shard.committed, shard.log.written)
+        limit = min(self.cluster.master.shard.committed_offset, shard.log.written)
         while self.frames and self.frames[0].offset < shard.applied:
             self.frames.popleft()
         life = self.recoveries
@@ -290,9 +290,9 @@ class Copy(World):
         self.disk.kill()
         master.disk.kill()
         persist.discard(self.disk, ROOT)
-        held = snapshot.take(master.disk, ROOT, "n")
-        incoming = snapshot.Incoming(self.disk, ROOT, held.manifest)
-        for file, offset, length in incoming.wanted():
+        held = snapshot.hold_checkpoint(master.disk, ROOT, "n")
+        incoming = snapshot.IncomingCopy(self.disk, ROOT, held.manifest)
+        for file, offset, length in incoming.missing_chunks():
             incoming.write(file, offset, held.read(file, offset, length))
         identity = incoming.finish(UID, "t", 0, self.cluster.epoch)
         held.release()
@@ -317,7 +317,7 @@ class Copy(World):
             persist.replay(shard, shard.log.end)
         if self.recoveries != life:
             return
-        assert shard.log.end >= old.shard.committed, "an acknowledged frame is lost"
+        assert shard.log.end >= old.shard.committed_offset, "an acknowledged frame is lost"
         self._forget_jobs_of_reading()
         self.keep_entries()
         self.note_released()
@@ -374,7 +374,7 @@ class Cluster:
 
     def depose(self, old: Copy, new: Copy, draw: Draw) -> None:
         self.master = new
-        must_have = old.shard.committed
+        must_have = old.shard.committed_offset
         (old.disk.crash if draw(0, 1) else old.disk.kill)()
         old.come_back(must_have)
         new.now = max(one.now for one in self.copies)
@@ -382,7 +382,11 @@ class Cluster:
     def grow(self, slave: Copy) -> None:
         """Every commit waits for it from now on; it must have caught up."""
         durable = slave.shard.log.synced
-        if slave.session == self.session and slave not in self.in_sync and durable >= self.master.shard.committed:
+        if (
+            slave.session == self.session
+            and slave not in self.in_sync
+            and durable >= self.master.shard.committed_offset
+        ):
             self.in_sync.append(slave)
 
     def catch_up(self, draw: Draw) -> None:

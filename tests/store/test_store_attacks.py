@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from delaynode.store.errors import Damaged
 from delaynode.store.log.frames import Frame, FrameKind, Tick
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
 from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
@@ -23,7 +23,7 @@ RED = tag_of("red")
 
 def cut_to_what_is_committed(world: World) -> None:
     """What a rejoin does: the log ends where the new master's did, here at the last committed frame."""
-    end = world.shard.committed
+    end = world.shard.committed_offset
     if world.batch is not None:
         world.finish_write()
     for path in sorted(world.disk.files):
@@ -88,7 +88,7 @@ def test_b4_a_retrys_answer_waits_for_the_first_ones_frame() -> None:
     retry = IncomingBatch(np.array([world.now + 5]), np.empty(0, np.uint8), zeros + 1, zeros, zeros, b"x", 9, 0)
     answer = world.shard.enqueue(retry, world.now)
     assert answer.duplicate
-    assert answer.log_end == world.shard.log_end > world.shard.committed  # so it must not leave yet
+    assert answer.log_end == world.shard.log_end > world.shard.committed_offset  # so it must not leave yet
     cut_to_what_is_committed(world)
     assert world.enqueue([Item(5 * MINUTE_MS)], producer=9) == 0  # not a duplicate: stored, once
     assert len(world.model.live) == 1
@@ -101,7 +101,7 @@ def test_b4_an_outcome_that_rests_on_an_uncommitted_cancel_is_undone_with_it() -
     (key,) = world.model.live
     assert world.cancel(key) == [CANCELLED]
     assert world.cancel(key) == [ALREADY_CANCELLED]
-    assert world.shard.log_end > world.shard.committed
+    assert world.shard.log_end > world.shard.committed_offset
     cut_to_what_is_committed(world)
     assert world.cancel(key) == [CANCELLED]
 
@@ -349,5 +349,5 @@ def test_b10_a_wrong_unit_in_the_timer_log_is_noticed_and_never_silently_lost() 
         with pytest.raises(Damaged):
             persist.recover(disk, ROOT, SMALL)
         if byte >= UNIT_BYTES:  # its header says which frames it is from
-            assert persist.recover(whole, ROOT, SMALL)[1].mended == [0]
+            assert persist.recover(whole, ROOT, SMALL)[1].repaired == [0]
             assert whole.files[path].data == good

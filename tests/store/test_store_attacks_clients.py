@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
-from delaynode.store.maintenance import freeing
+from delaynode.store.maintenance import reclaim
 from delaynode.store.timer.index import DAY_MS, MINUTE_MS
 
 from tests.store.consuming import World, tag_of
@@ -193,7 +193,7 @@ def test_b12e_messages_that_die_without_end_are_bounded_and_none_is_lost() -> No
         world.nack("g", [(o, world._state(world.model.groups["g"], o).attempt) for o in world.deliver("g", 100)], 0)
         world.advance(300_000)
     group = world.shard.consumers.group("g")
-    assert (len(group.letters), group.fresh - group.floor) == (4, 10)
+    assert (len(group.dead_letters), group.window_end - group.first_unacked) == (4, 10)
     world.resolve("g", None, redrive=True)
     got = world.deliver("g", 100)
     while got:  # what is not acknowledged is still there: all of it comes once there is room again
@@ -214,7 +214,7 @@ def test_b12e_acks_and_nacks_above_a_stuck_floor_are_bounded() -> None:
     with pytest.raises(Refused):
         world.shard.consumers.acknowledge("g", np.array([30]), np.array([31]), world.now)
     world.nack("g", [(offset, 1) for offset in range(10, 40)], 0)  # ignored
-    assert world.shard.consumers.group("g").fresh <= 10
+    assert world.shard.consumers.group("g").window_end <= 10
 
 
 def test_b12f_a_stuck_group_holds_messages_for_their_retention_and_no_longer() -> None:
@@ -233,11 +233,11 @@ def test_b12f_a_stuck_group_holds_messages_for_their_retention_and_no_longer() -
     world.trim()
     assert world.shard.queue.start == 0
     world.advance(1)
-    with patch.object(freeing, "TRIM_ROWS", 4):
+    with patch.object(reclaim, "TRIM_ROWS", 4):
         world.trim()
     assert world.shard.queue.start == 4
-    assert world.shard.freeing.expired == 3 + 2  # g: 0, 2, 3; red: 0, 2
-    assert [world.shard.consumers.group(name).floor for name in ("g", "red")] == [5, 4]  # 4 is acknowledged
+    assert world.shard.space.expired == 3 + 2  # g: 0, 2, 3; red: 0, 2
+    assert [world.shard.consumers.group(name).first_unacked for name in ("g", "red")] == [5, 4]  # 4 is acknowledged
     assert world.shard.consumers.acknowledge("g", np.array([0]), np.array([3]), world.now) == 0  # too late: nothing
     counts = world.shard.consumers.nack("g", np.array([2, 3]), np.array([1, 1], np.uint32), 0, world.now)
     assert (counts.retried, counts.dead, counts.ignored) == (0, 0, 2)

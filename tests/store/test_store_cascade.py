@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store.maintenance.cleaning import EmptyJob
+from delaynode.store.maintenance.evacuation import EvacuationJob
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 from delaynode.store.timer.index import HOUR_MS, MINUTE_MS
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
@@ -174,7 +174,7 @@ def test_a_shard_that_was_down_for_days_loses_nothing_when_its_minutes_come_roun
 
 def test_a_late_unit_does_not_take_the_slot_of_a_minute_two_days_later() -> None:
     """A cancelled message's units are flushed when the watermark is hours past its due, after its slot's next lap."""
-    world = World(1, replace(SMALL, piece_units=100))
+    world = World(1, replace(SMALL, chunk_units=100))
     late = 40 * MINUTE_MS
     world.enqueue([Item(late + 48 * HOUR_MS)])
     world.checkpoint()
@@ -298,20 +298,20 @@ def test_emptying_a_segment_holds_no_more_than_a_piece_of_a_slot() -> None:
     world.advance(7 * HOUR_MS)
     world.settle()
     most = 0
-    live = EmptyJob._live
+    live = EvacuationJob._live
 
-    def looked_at(job: EmptyJob, units: Records) -> Records:
+    def looked_at(job: EvacuationJob, units: Records) -> Records:
         nonlocal most
         most = max(most, len(units))
         return live(job, units)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(EmptyJob, "_live", looked_at)
+        patched.setattr(EvacuationJob, "_live", looked_at)
         world.begin_empty(0)
         world.run_empty()
     assert world.emptying is not None
     assert sum(len(rows) for rows, _ in world.emptying.batches)
-    assert most <= 2 * FREE.piece_units + 1, "of 60 in the slot"
+    assert most <= 2 * FREE.chunk_units + 1, "of 60 in the slot"
     world.finish_empty()
     world.now = world.born + 31 * HOUR_MS
     world.settle()

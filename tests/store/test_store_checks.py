@@ -14,7 +14,7 @@ from delaynode.store.errors import Damaged, Unsynced
 from delaynode.store.log import checks, commit_log
 from delaynode.store.log.checks import FACTORS, checks_in, join_padded, record_checks
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.marker import check_unmarked, clear_damaged, mark_damaged, outlasts_a_restart
+from delaynode.store.maintenance.marker import check_unmarked, clear_damaged, is_permanent, mark_damaged
 from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.consume_queue import own_checks as queue_checks
 from delaynode.store.shard import Shard
@@ -112,7 +112,7 @@ def test_a_check_is_the_same_however_the_log_is_cut_into_buffers(
         for i, (part, at) in enumerate(zip(parts, low.tolist(), strict=True))
     ]
     assert one_by_one == whole
-    with patch.object(checks, "PIECE_BYTES", rng.choice([1, 20, 64])):
+    with patch.object(checks, "CHUNK_BYTES", rng.choice([1, 20, 64])):
         assert record_checks(data, start, sized, seq).tolist() == whole
     order = np.array(rng.sample(range(len(size)), len(size)))
     begin, end = start + low[order], start + stop[order]
@@ -131,7 +131,7 @@ def test_records_larger_than_what_is_looked_at_together_have_checks_too() -> Non
     size = [3, 400_000, 5, 131_072, 131_073, 1]
     data, (sized, seq) = random.Random(1).randbytes(sum(size)), columns(size)
     whole = record_checks(data, 1001, sized, seq)
-    with patch.object(checks, "PIECE_BYTES", 1):
+    with patch.object(checks, "CHUNK_BYTES", 1):
         assert record_checks(data, 1001, sized, seq).tolist() == whole.tolist()
     assert (record_checks(flipped(data, 8 * 300_000), 1001, sized, seq) != whole).tolist() == [0, 1, 0, 0, 0, 0]
 
@@ -174,7 +174,7 @@ def test_any_flipped_bit_in_a_unit_is_noticed_and_so_is_another_place(dtype, che
 def reading(request: pytest.FixtureRequest) -> Iterator[None]:
     """The three ways in which records are read."""
     few, long = request.param
-    with patch.object(commit_log, "FEW_RUNS", few), patch.object(commit_log, "LONG_RUN", long):
+    with patch.object(commit_log, "MAX_UNSORTED_RUNS", few), patch.object(commit_log, "LONG_RUN", long):
         yield
 
 
@@ -244,7 +244,7 @@ def all_pending(shard: Shard) -> list[tuple[object, ...]]:
         job.run()
         rows, live = job.result()
     finally:
-        index.end_capture(job.capture)
+        index.close_view(job.view)
     wanted = rows[live][["due", "seq", "offset", "size", "key", "tag", "check"]]
     return [tuple(row) for row in wanted.tolist()]
 
@@ -273,7 +273,7 @@ def test_a_flip_in_a_timer_unit_below_the_wheels_copy_is_damage_or_was_not_neede
 
 @pytest.mark.parametrize("blocks", [(1, 1), (2, 4), (256, 65536)])
 def test_a_chain_is_checked_in_whatever_blocks_it_is_read(blocks: tuple[int, int]) -> None:
-    world = World(14, replace(SMALL, window_budget=1, piece_units=1000))
+    world = World(14, replace(SMALL, window_budget=1, chunk_units=1000))
     for _ in range(3):
         world.enqueue(items_of(30))
         world.pump()
@@ -299,7 +299,7 @@ def items_of(count: int) -> list[Item]:
 # ---------------------------------------------------------------- the marker
 def test_a_copy_that_is_marked_damaged_is_not_opened_until_the_mark_is_cleared() -> None:
     world = lived(15)
-    mark_damaged(world.disk, ROOT, "CommitLog: EIO", START_MS, world.shard.committed)
+    mark_damaged(world.disk, ROOT, "CommitLog: EIO", START_MS, world.shard.committed_offset)
     mark_damaged(world.disk, ROOT, "a later trouble", START_MS, 0)
     world.disk.crash()
     for _ in range(2):
@@ -331,18 +331,18 @@ def test_a_recovery_whose_fsync_fails_is_not_tried_again() -> None:
 
 
 def test_no_room_is_no_damage_and_a_failed_fsync_is_whatever_it_says() -> None:
-    assert not outlasts_a_restart(OSError(errno.ENOSPC, "No space left on device"))
-    assert outlasts_a_restart(Unsynced(errno.ENOSPC, "No space left on device"))
-    assert outlasts_a_restart(OSError(errno.EIO, "Input/output error"))
-    assert outlasts_a_restart(Damaged("a bit"))
-    assert not outlasts_a_restart(TimeoutError())
-    assert not outlasts_a_restart(KeyError("a mistake in the program"))
+    assert not is_permanent(OSError(errno.ENOSPC, "No space left on device"))
+    assert is_permanent(Unsynced(errno.ENOSPC, "No space left on device"))
+    assert is_permanent(OSError(errno.EIO, "Input/output error"))
+    assert is_permanent(Damaged("a bit"))
+    assert not is_permanent(TimeoutError())
+    assert not is_permanent(KeyError("a mistake in the program"))
 
 
 def test_a_committed_frame_is_never_cut() -> None:
     world = lived(17)
     log = world.shard.log
-    with pytest.raises(Damaged, match=f"not cut at {world.shard.committed - 1}"):
-        log.cut(world.shard.committed - 1)
+    with pytest.raises(Damaged, match=f"not cut at {world.shard.committed_offset - 1}"):
+        log.cut(world.shard.committed_offset - 1)
     assert log.end == world.shard.log_end
-    log.cut(world.shard.committed)
+    log.cut(world.shard.committed_offset)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Impossible, Unappliable
 from delaynode.store.log.frames import FrameKind, Unsealed
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.cleaning import _as_units
+from delaynode.store.maintenance.evacuation import _as_units
 from delaynode.store.shard import Lookup, Shard
 from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import Records
@@ -47,7 +47,7 @@ def prepared() -> World:
     world.pump()
     world.checkpoint()
     assert world.shard.queue.start == 2
-    assert len(world.shard.consumers.trimmed_letters()) == 2
+    assert len(world.shard.consumers.trimmed_dead_letters()) == 2
     return world
 
 
@@ -121,20 +121,20 @@ def ack_redriven(world: World) -> object:
 
 def letters(world: World) -> tuple[Records, bytes]:
     """The trimmed letters as units, and their records."""
-    rows = _as_units(world.shard.consumers.trimmed_letters())
+    rows = _as_units(world.shard.consumers.trimmed_dead_letters())
     return rows, b"".join(world.shard.read_records(rows))
 
 
 def relocate(world: World) -> object:
-    return world.shard.freeing.relocate(*letters(world), world.now)
+    return world.shard.space.relocate(*letters(world), world.now)
 
 
 def trim(world: World) -> object:
-    return world.shard.freeing.trim(world.now, world.shard.log_end, small=True)
+    return world.shard.space.trim(world.now, world.shard.log_end, small=True)
 
 
 def begin_reign(world: World) -> object:
-    return world.shard.begin_reign(world.shard.epoch + 1, "n1", world.now)
+    return world.shard.begin_term(world.shard.epoch + 1, "n1", world.now)
 
 
 def begin_segment(world: World) -> object:
@@ -168,12 +168,12 @@ EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),
     FrameKind.GROUP: (join, lambda shard: shard.consumers, "_add"),
-    FrameKind.ACK: (ack, lambda shard: shard.consumers.groups["g"], "_raise_floor"),
-    FrameKind.RETRY: (redrive, lambda shard: shard.consumers.groups["g"].letters, "redrive"),
-    FrameKind.DEAD: (nack, lambda shard: shard.consumers.groups["g"].letters, "bury"),
+    FrameKind.ACK: (ack, lambda shard: shard.consumers.groups["g"], "_advance_first_unacked"),
+    FrameKind.RETRY: (redrive, lambda shard: shard.consumers.groups["g"].dead_letters, "redrive"),
+    FrameKind.DEAD: (nack, lambda shard: shard.consumers.groups["g"].dead_letters, "add"),
     FrameKind.RELOCATE: (relocate, lambda shard: shard.consumers, "relocate"),
     FrameKind.TRIM: (trim, lambda shard: shard.consumers, "forget_below"),
-    FrameKind.EPOCH: (begin_reign, lambda shard: shard.freeing.ledger, "open"),
+    FrameKind.EPOCH: (begin_reign, lambda shard: shard.space.ledger, "open"),
 }
 """For each kind: an operation that proposes it, and a part of its effect that is made to fail."""
 
@@ -186,7 +186,7 @@ def test_a_frame_whose_effect_failed_on_its_master_is_never_written(
     operation, owner, part = EFFECTS[kind]
     world = ready_for(operation)
     told: list[str] = []
-    world.shard.failed = lambda why, error: told.append(why)
+    world.shard.on_failed = lambda why, error: told.append(why)
     with monkeypatch.context() as patch:
         patch.setattr(owner(world.shard), part, broken)
         with pytest.raises(Fault):
@@ -209,7 +209,7 @@ def test_a_frame_whose_effect_failed_on_its_master_is_never_written(
 def test_what_the_ledger_can_not_count_off_is_refused_and_changes_nothing(operation: Operation) -> None:
     """The ledger of this copy is wrong. A frame that is proposed all the same damages every copy that applies it."""
     world = ready_for(operation)
-    ledger = world.shard.freeing.ledger
+    ledger = world.shard.space.ledger
     held, before = ledger.segments["count"].copy(), world.shard.log_end
     ledger.segments["count"] = 0
     with pytest.raises(Impossible, match="more messages have gone than it held"):
@@ -228,7 +228,7 @@ def test_a_relocation_that_names_a_message_twice_is_refused_before_it_has_a_plac
     rows, records = letters(world)
     before = world.shard.log_end
     with pytest.raises(Impossible, match="twice"):
-        world.shard.freeing.relocate(np.concatenate((rows, rows)), records * 2, world.now)
+        world.shard.space.relocate(np.concatenate((rows, rows)), records * 2, world.now)
     assert world.shard.log_end == before
     world.check_ledger()
 

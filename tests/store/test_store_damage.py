@@ -67,7 +67,7 @@ def test_no_flip_anywhere_raises_anything_but_damaged(part: str) -> None:
 def use(shard: Shard, disk: MemoryFiles, now: int) -> None:
     """Release, read and hand out all that there is, compared with nothing."""
     persist.accept_epoch(disk, ROOT, shard, shard.identity.epoch + 1)
-    shard.begin_reign(shard.identity.epoch, "n0", now)
+    shard.begin_term(shard.identity.epoch, "n0", now)
     for _ in range(40):
         now += 4 * HOUR_MS
         while shard.index.cascade_due(now):

@@ -23,7 +23,7 @@ from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.log.frames import MAX_FRAME_BYTES, FrameKind
 from delaynode.store.log.segments import SegmentedFile
-from delaynode.store.maintenance.marker import outlasts_a_restart
+from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.timer.units import DEFAULT, units
 from delaynode.store.types import Buffers, Records
 
@@ -159,16 +159,16 @@ def test_an_fsync_error_told_to_the_checkpoints_thread_is_told_to_the_thread_tha
     disk = MemoryFiles(random.Random(1))
     log = CommitLog.open(disk, "/d/log", 1, 1 << 20)
     log.propose(FrameKind.EPOCH, 1, 1, 0, 0, (b"acknowledged",))
-    batch = log.take(sync=True)
+    batch = log.next_batch(sync=True)
     assert batch is not None
     with patch.object(log.file, "append", partial(append_then_fail, log.file)), pytest.raises(Unsynced, match="EIO"):
         batch.run()
     assert log.synced == 0
 
 
-def append_then_fail(file: SegmentedFile, buffers: Buffers, size: int, *, roll: bool | None = None) -> None:
+def append_then_fail(file: SegmentedFile, buffers: Buffers, size: int, *, new_segment: bool | None = None) -> None:
     """Append; then the checkpoint's thread syncs, and is told that the bytes can't be written."""
-    SegmentedFile.append(file, buffers, size, roll=roll)
+    SegmentedFile.append(file, buffers, size, new_segment=new_segment)
     assert isinstance(file.files, MemoryFiles)
     file.files.fail_next("sync")
     with pytest.raises(Unsynced):
@@ -253,7 +253,7 @@ def test_scattered_overlapping_and_repeated_records_are_read_back_in_the_order_a
         rows = rows_of(content, offset, size)
         with (
             patch.object(commit_log, "GAP_BYTES", rng.choice([0, 5, 4096])),
-            patch.object(commit_log, "FEW_RUNS", rng.choice([0, 3])),
+            patch.object(commit_log, "MAX_UNSORTED_RUNS", rng.choice([0, 3])),
             patch.object(commit_log, "LONG_RUN", rng.choice([1, 32])),
         ):
             assert b"".join(log.read_records(rows)) == expected
@@ -355,7 +355,7 @@ def test_no_file_handle_for_a_directory_is_no_failed_fsync(tmp_path: Path, disk:
         file.append([b"x"], 1)  # the segment takes the last one
         with pytest.raises(OSError, match="Too many open files") as caught:
             file.sync()
-    assert not outlasts_a_restart(caught.value)
+    assert not is_permanent(caught.value)
     file.sync()
     assert SegmentedFile(DiskFiles(), f"{tmp_path}/log", 100).read(0, 1) == b"x"
 
@@ -366,7 +366,7 @@ def test_without_a_file_handle_a_replace_changes_nothing(tmp_path: Path, disk: D
     disk.replace(path, b"old")
     with handles_left(handles), pytest.raises(OSError, match="Too many open files") as caught:
         disk.replace(path, b"new")
-    assert not outlasts_a_restart(caught.value)
+    assert not is_permanent(caught.value)
     assert (disk.read(path, 0, 10), disk.list(str(tmp_path))) == (b"old", ["checkpoint"])
 
 
@@ -383,7 +383,7 @@ def test_what_an_fsync_itself_raises_outlasts_a_restart(tmp_path: Path, disk: Di
     failing = "fdatasync" if call == "sync" else "fsync"
     with patch.object(os, failing, fail), pytest.raises(Unsynced, match=os.strerror(error)) as caught:
         calls.get(call, lambda: disk.sync(path))()
-    assert outlasts_a_restart(caught.value)
+    assert is_permanent(caught.value)
     assert str(tmp_path) in str(caught.value)
 
 

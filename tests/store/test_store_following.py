@@ -12,7 +12,7 @@ import pytest
 from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.log.batches import ReceivedFrames, WriteBatch
 from delaynode.store.log.commit_log import CommitLog, frames_of
-from delaynode.store.log.following import FLOOR, write_floor
+from delaynode.store.log.frame_chunk import SYNCED_LIMIT_FILE, write_synced_limit
 from delaynode.store.log.frames import BadFrame, Frame, FrameKind, Tick, Unsealed
 from delaynode.store.maintenance import persist
 from delaynode.store.timer.due_window import before
@@ -48,7 +48,7 @@ def batches_of(count: int, *, segment_bytes: int = 900) -> tuple[CommitLog, list
             log.propose(FrameKind.EPOCH, 1 + number // 7, 1, 0, 5, (b"n0",))
         for size in (3, 40)[: 1 + number % 2]:
             log.propose(FrameKind.ACK, log.last_epoch, 0, 0, 5, (bytes([number]) * size,))
-        batch = log.take(sync=True)
+        batch = log.next_batch(sync=True)
         assert batch is not None
         batch.on_sealed = lambda _, parts: sealed.append(b"".join(parts))
         batch.run()
@@ -69,7 +69,7 @@ class Receiver:
         self.syncs += 1
 
     def write(self, *, sync: bool = True) -> None:
-        batch = self.log.take(sync=sync)
+        batch = self.log.next_batch(sync=sync)
         if batch is not None:
             batch.run()
             self.log.finish(batch)
@@ -92,7 +92,7 @@ class Receiver:
 
     @property
     def has_floor(self) -> bool:
-        return f"{LOG}/{FLOOR}" in self.disk.files
+        return f"{LOG}/{SYNCED_LIMIT_FILE}" in self.disk.files
 
 
 def test_a_slaves_files_are_its_masters() -> None:
@@ -101,7 +101,7 @@ def test_a_slaves_files_are_its_masters() -> None:
     for piece in sealed:
         slave.receive(piece)
         slave.write()
-    assert slave.log.file.spans() == log.file.spans()
+    assert slave.log.file.segments() == log.file.segments()
     assert len(log.file.bases) > 4
     assert slave.content() == b"".join(sealed)
     assert slave.log.epochs == log.epochs
@@ -152,9 +152,9 @@ def test_a_slave_that_loses_power_has_all_that_it_acknowledged_and_is_not_damage
 @contextmanager
 def trusting_what_frames_say() -> Iterator[None]:
     def run(self: ReceivedFrames) -> None:
-        for piece in self.pieces:
+        for piece in self.chunks:
             for data, roll in piece.runs():
-                self.log.file.append([data], len(data), roll=roll)
+                self.log.file.append([data], len(data), new_segment=roll)
         if self.sync:
             self.log.file.sync()
 
@@ -203,12 +203,12 @@ def test_two_batches_at_once_cost_one_more_and_many_none_more() -> None:
 def test_the_floor_follows_what_is_on_disk() -> None:
     _, sealed = batches_of(20)
     slave = Receiver()
-    with patch("delaynode.store.log.batches.FLOOR_BYTES", 300):
+    with patch("delaynode.store.log.batches.SYNCED_LIMIT_LAG_BYTES", 300):
         floors = []
         for at in range(0, 20, 4):
             slave.receive(b"".join(sealed[at : at + 4]))
             slave.write()
-            floors.append(slave.log.floor)
+            floors.append(slave.log.synced_limit)
     assert floors == sorted(floors)
     assert floors[0] == 0
     assert floors[-1] is not None
@@ -238,11 +238,11 @@ def test_rot_below_the_floor_is_damage_and_above_it_a_torn_tail() -> None:
 
 def test_a_floor_that_is_not_whole_is_damage() -> None:
     disk = MemoryFiles(random.Random(1))
-    write_floor(disk, LOG, 4711)
-    assert CommitLog.open(disk, LOG, UID, 1).floor == 4711
-    for bit in range(8 * len(disk.files[f"{LOG}/{FLOOR}"].data)):
+    write_synced_limit(disk, LOG, 4711)
+    assert CommitLog.open(disk, LOG, UID, 1).synced_limit == 4711
+    for bit in range(8 * len(disk.files[f"{LOG}/{SYNCED_LIMIT_FILE}"].data)):
         other = disk.copy()
-        other.flip(f"{LOG}/{FLOOR}", bit)
+        other.flip(f"{LOG}/{SYNCED_LIMIT_FILE}", bit)
         with pytest.raises(Damaged):
             CommitLog.open(other, LOG, UID, 1)
 
@@ -308,7 +308,7 @@ def test_a_cut_drops_what_waits_and_keeps_what_lies_before_it() -> None:
     for written in (0, 5, 12):
         for kept in range(4, 20):
             slave = Receiver()
-            slave.log.committed = reach[4]
+            slave.log.committed_offset = reach[4]
             slave.receive(*sealed[:written])
             slave.write()
             slave.receive(*sealed[written:10], b"".join(sealed[10:]) if written <= 10 else b"".join(sealed[written:]))
@@ -330,9 +330,9 @@ def test_a_cut_below_what_is_committed_is_refused() -> None:
     slave = Receiver()
     slave.receive(*sealed)
     slave.write()
-    slave.log.committed = len(b"".join(sealed[:5]))
+    slave.log.committed_offset = len(b"".join(sealed[:5]))
     with pytest.raises(Damaged):
-        slave.log.cut(slave.log.committed - 1)
+        slave.log.cut(slave.log.committed_offset - 1)
     assert slave.log.end == len(b"".join(sealed))
 
 
@@ -345,7 +345,7 @@ def test_what_waits_can_be_forgotten() -> None:
     slave.receive(*sealed[9:])
     slave.log.forget_pending()
     assert (slave.log.end, slave.log.epochs, slave.log.segment) == before
-    assert slave.log.take(sync=True) is None
+    assert slave.log.next_batch(sync=True) is None
     slave.receive(*sealed[9:])
     slave.write()
     assert slave.content() == b"".join(sealed)
@@ -391,7 +391,7 @@ def test_raw_reads_end_where_all_is_written() -> None:
     end = log.end
     log.propose(FrameKind.ACK, 1, 0, 0, 5, ())
     assert log.read_raw(end, 1000) == b""
-    batch = log.take(sync=True)
+    batch = log.next_batch(sync=True)
     assert batch is not None
     batch.run()
     assert log.read_raw(end, 1000) == b""  # the owner does not know yet
@@ -406,9 +406,9 @@ def test_raw_reads_tell_a_hole_from_a_wrong_place_and_from_rot() -> None:
         log.read_raw(first + 1, 1000)
     for path in log.file.drop([second]):
         log.file.files.remove(path)
-    assert log.reaches(log.end)
-    assert log.reaches(log.file.bases[2])
-    assert not log.reaches(first)
+    assert log.holds_from(log.end)
+    assert log.holds_from(log.file.bases[2])
+    assert not log.holds_from(first)
     assert len(log.read_raw(first, 1 << 20)) == second - first
     with pytest.raises(Trimmed):
         log.read_raw(second, 1000)
@@ -426,16 +426,16 @@ def test_a_copy_comes_back_as_of_its_checkpoint_and_is_brought_on_in_parts() -> 
     expected = persist.recover(at_once, ROOT, SMALL)[0]
     shard, recovery = persist.recover(twin, ROOT, SMALL, replay=False)
     assert recovery.frames == 0
-    assert shard.applied == shard.committed == shard.log.committed == shard.checkpointed < shard.log.end
+    assert shard.applied == shard.committed_offset == shard.log.committed_offset == shard.checkpointed < shard.log.end
     assert shard.log.epochs == expected.log.epochs
     assert shard.log.end == expected.log.end == expected.applied
     some = [frame.end for frame in frames_of(shard.log, shard.applied, shard.log.end)]
     assert persist.replay(shard, some[2], 1) == 1
-    assert (shard.applied, shard.committed) == (some[0], some[0])
+    assert (shard.applied, shard.committed_offset) == (some[0], some[0])
     assert persist.replay(shard, some[2]) == 2
     assert persist.replay(shard, some[2]) == 0
     assert persist.replay(shard, shard.log.end) == len(some) - 3
-    assert shard.committed == shard.log.end
+    assert shard.committed_offset == shard.log.end
     assert state_of(shard) == state_of(expected)
 
 
@@ -468,7 +468,7 @@ def test_frames_are_applied_in_order_only() -> None:
     with pytest.raises(Damaged):
         shard.apply(frames[0])
     with pytest.raises(Damaged):
-        shard.begin_reign(shard.log.last_epoch + 1, "n1", world.now)  # the rest of the log is not applied
+        shard.begin_term(shard.log.last_epoch + 1, "n1", world.now)  # the rest of the log is not applied
 
 
 def test_a_tick_beyond_the_loaded_window_is_known_before_it_is_applied() -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 from delaynode.store.errors import Damaged
-from delaynode.store.maintenance import cleaning, persist
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance import evacuation, persist
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
@@ -102,12 +102,12 @@ def test_b15_the_log_is_kept_for_replicas_that_catch_up() -> None:
 def test_b15_no_frame_goes_that_a_replica_has_not_applied() -> None:
     world = mixed(far=0)
     shard, limit = world.shard, 1500
-    gone = shard.freeing.ledger.empty(shard.checkpointed)
+    gone = shard.space.ledger.empty(shard.checkpointed)
     assert gone.max() > limit
     with world.recording() as events:
-        shard.freeing.trim(world.now, limit, small=True)
+        shard.space.trim(world.now, limit, small=True)
         events.append(m.Trim(shard.queue.start))
-    left = shard.freeing.ledger.segments
+    left = shard.space.ledger.segments
     assert left["base"][0] > 0, "what all have applied goes"
     assert left["base"][0] <= limit, "and no more"
 
@@ -202,15 +202,15 @@ def test_a_record_relocated_when_it_is_about_to_be_released_is_read_at_its_new_p
 
 def test_b14_rot_is_never_written_again_with_a_fresh_crc() -> None:
     world = mixed()
-    segment = world.shard.freeing.mostly_dead(world.shard.checkpointed, world.now, share=1.0)[0]
+    segment = world.shard.space.mostly_dead(world.shard.checkpointed, world.now, share=1.0)[0]
     path = f"{ROOT}/log/{int(segment['base']):020d}"
     world.disk.flip(path, 8 * 200 + 3)
     end = world.shard.log_end
-    job = cleaning.begin_emptying(world.shard, segment)
+    job = evacuation.begin_evacuation(world.shard, segment)
     with pytest.raises(Damaged, match=rf"log: offset {int(segment['base'])}: crc32 differs"):
         job.run()
-    assert cleaning.relocate(world.shard, job, world.now) == 0
-    cleaning.end_emptying(world.shard, job)
+    assert evacuation.relocate(world.shard, job, world.now) == 0
+    evacuation.end_evacuation(world.shard, job)
     assert world.shard.log_end == end
 
 
@@ -237,7 +237,7 @@ def test_what_is_written_again_gets_segments_of_its_own() -> None:
     world.empty_all()
     world.enqueue([NEAR] * 9)
     world.pump()
-    ledger = world.shard.freeing.ledger.segments
+    ledger = world.shard.space.ledger.segments
     held = {int(row["base"]): int(row["count"]) for row in ledger}
     assert sorted(count for count in held.values() if count) == [6, 9]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import CANCELLED
 from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
@@ -30,7 +30,7 @@ def test_a_message_that_came_back_to_its_due_can_be_moved_again_and_again() -> N
         before = log_bytes(world)
         world.empty_all()
         assert log_bytes(world) <= before, "a segment was written again, and could not go"
-        held = world.shard.freeing.ledger.segments["count"]
+        held = world.shard.space.ledger.segments["count"]
         assert held[held > 0].tolist() == [6]
 
 
@@ -61,8 +61,8 @@ def test_what_was_just_written_again_is_not_mostly_dead_however_small_its_record
     world.enqueue([NEAR])
     world.pump()
     world.checkpoint()
-    assert 40 in world.shard.freeing.ledger.segments["count"]
-    found = world.shard.freeing.mostly_dead(world.shard.checkpointed, world.now, share=share)
+    assert 40 in world.shard.space.ledger.segments["count"]
+    found = world.shard.space.mostly_dead(world.shard.checkpointed, world.now, share=share)
     assert 40 not in found["count"]
 
 
@@ -76,7 +76,7 @@ def test_what_is_kept_for_replicas_is_not_written_again_even_when_the_disk_is_ne
     world.checkpoint()
 
     def found() -> int:
-        return len(world.shard.freeing.mostly_dead(world.shard.checkpointed, world.now, share=9.0))
+        return len(world.shard.space.mostly_dead(world.shard.checkpointed, world.now, share=9.0))
 
     assert found() == 0
     world.advance(61_000)
@@ -97,7 +97,7 @@ def test_a_list_finds_what_came_back_to_its_due_before_the_timer_log_was_cleaned
     world.pump()
     world.checkpoint()
     list_slot()  # folds the slot
-    assert len(world.folds)
+    assert len(world.slot_cache)
     world.reschedule((world.now + 20 * DAY_MS, key[1]), Item(due - world.now))
     world.pump()
     world.checkpoint()

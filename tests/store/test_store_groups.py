@@ -12,7 +12,7 @@ from delaynode.store.errors import Refused
 from delaynode.store.log.offsets import as_ranges, expand
 from delaynode.store.queue import groups
 from delaynode.store.queue.consumers import Consumers
-from delaynode.store.queue.groups import Rests
+from delaynode.store.queue.groups import CommitDependency
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,7 +83,7 @@ def test_hand_outs_rest_on_no_more_than_they_say() -> None:
 
 
 def test_walks_tell_that_a_window_rests_on_a_trim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Consumers, "trims", lambda self, start, end: None)
+    monkeypatch.setattr(Consumers, "on_trim", lambda self, start, end: None)
     with pytest.raises(AssertionError, match="rests on frames"):
         walks_with_much_under_way()
 
@@ -103,30 +103,30 @@ def test_groups_do_what_the_model_does() -> None:
     walks()
 
 
-PLANTED: dict[str, Callable[[Rests, int], int]] = {
+PLANTED: dict[str, Callable[[CommitDependency, int], int]] = {
     "on nothing": lambda rests, floor: 0,
-    "on no ack": lambda rests, floor: rests.changed,
-    "on acks only": lambda rests, floor: replace(rests, changed=0).last,
+    "on no ack": lambda rests, floor: rests.last_change,
+    "on acks only": lambda rests, floor: replace(rests, last_change=0).last,
     "on the first ack that counts": lambda rests, floor: max(
-        [rests.changed, *(end for end, _ in list(rests._moves)[:1])]
+        [rests.last_change, *(end for end, _ in list(rests._moves)[:1])]
     ),
 }
 
 
 def test_a_hand_out_rests_on_the_acks_without_which_its_window_would_end_before_it() -> None:
     """Each ACK takes 10 offsets, ends 100 further in the log, and is committed two ACKs later."""
-    rests = Rests(changed=7)
+    rests = CommitDependency(last_change=7)
     for n in range(1, 50):
-        rests.move(10 * (n - 1), 100 * n, 100 * (n - 2))
-    assert rests.before(470) == 7, "the committed floor is enough"
-    assert [rests.before(floor) for floor in (471, 480)] == [4800, 4800]
-    assert [rests.before(floor) for floor in (481, 490)] == [4900, 4900]
+        rests.add_window_move(10 * (n - 1), 100 * n, 100 * (n - 2))
+    assert rests.depends_on(470) == 7, "the committed floor is enough"
+    assert [rests.depends_on(floor) for floor in (471, 480)] == [4800, 4800]
+    assert [rests.depends_on(floor) for floor in (481, 490)] == [4900, 4900]
     assert rests.last == 4900
 
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_walks_tell_what_a_hand_out_rests_on(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
-    monkeypatch.setattr(Rests, "before", PLANTED[planted])
+    monkeypatch.setattr(CommitDependency, "depends_on", PLANTED[planted])
     with pytest.raises(AssertionError, match=r"rests on|handed anything before"):
         walks()
 
@@ -212,7 +212,7 @@ def test_what_a_filter_leaves_out_takes_no_memory() -> None:
     world.ack("g", [(40_001, 40_002)])
     restart(world)
     group = world.shard.consumers.group("g")
-    assert (group.floor, world.deliver("g", 1)) == (40_002, [])
+    assert (group.first_unacked, world.deliver("g", 1)) == (40_002, [])
     assert len(group._state) <= 2 * 8192
 
 
@@ -342,7 +342,7 @@ def test_a_hand_out_that_is_given_back_late_takes_nothing_from_who_has_it_now() 
         consumers.resolve("g", None, redrive=True, now_ms=world.now)
         now = consumers.deliver("g", world.now, 1000, 1, 1 << 20)
         assert now.attempt.tolist() == late.attempt.tolist() == [1]
-        group.give_back(late.offset, late.until_ms)
+        group.undo_delivery(late.offset, late.until_ms)
         assert group.counts(queue, world.now).in_flight == 1, redriven
-        group.give_back(now.offset, now.until_ms)
+        group.undo_delivery(now.offset, now.until_ms)
         assert group.counts(queue, world.now).in_flight == 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from delaynode.store.maintenance import cleaning
+from delaynode.store.maintenance import evacuation
 from delaynode.store.queue.ledger import SEGMENT, SegmentLedger
 from delaynode.store.types import Records
 
@@ -73,7 +73,7 @@ def test_a_small_segment_is_moved_a_few_times_at_most_before_it_is_part_of_a_lar
 
 
 def joinable(world: World, without: Collection[int] = ()) -> Records:
-    return world.shard.freeing.joinable(world.shard.checkpointed, world.now, without)
+    return world.shard.space.joinable(world.shard.checkpointed, world.now, without)
 
 
 def test_segments_of_a_few_messages_each_are_written_again_as_one() -> None:
@@ -89,15 +89,15 @@ def test_segments_of_a_few_messages_each_are_written_again_as_one() -> None:
     world.advance(60_000)
     found = joinable(world)
     assert len(found) == 12
-    job = cleaning.begin_emptying(world.shard, found)
+    job = evacuation.begin_evacuation(world.shard, found)
     job.run()
     with world.recording() as events:
-        events += [m.Relocate()] * cleaning.relocate(world.shard, job, world.now)
-    cleaning.end_emptying(world.shard, job)
+        events += [m.Relocate()] * evacuation.relocate(world.shard, job, world.now)
+    evacuation.end_evacuation(world.shard, job)
     world.check_ledger()
     world.pump()
     free(world)
-    held = world.shard.freeing.ledger.segments["count"]
+    held = world.shard.space.ledger.segments["count"]
     assert held[held > 0].tolist() == [1, 12]
     world.power_cut()
     release_all(world)
@@ -122,16 +122,16 @@ def rested(segment_bytes: int = 64_000, far: int = 0) -> World:
 def test_a_shard_that_has_come_to_rest_does_not_keep_its_dead_open_segment() -> None:
     world = rested(far=2)
     before = log_bytes(world)
-    freeing = world.shard.freeing
-    assert not freeing.roll(world.now, None), "much of it may die by itself"
+    freeing = world.shard.space
+    assert not freeing.begin_segment_if_dead(world.now, None), "much of it may die by itself"
     world.advance(59_999)
-    assert not freeing.roll(world.now, None)
+    assert not freeing.begin_segment_if_dead(world.now, None)
     world.advance(1)
-    assert freeing.roll(world.now, None)
+    assert freeing.begin_segment_if_dead(world.now, None)
     world.tick()  # an idle one
     world.pump()
     world.checkpoint()
-    assert not freeing.roll(world.now, None), "the new one is small"
+    assert not freeing.begin_segment_if_dead(world.now, None), "the new one is small"
     world.advance(60_000)
     world.empty_all()
     assert log_bytes(world) < before / 8
@@ -142,18 +142,18 @@ def test_a_shard_that_has_come_to_rest_does_not_keep_its_dead_open_segment() -> 
 @pytest.mark.parametrize(("segment_bytes", "far"), [(64_000, 200), (200_000, 0)])
 def test_an_open_segment_is_left_open_that_is_needed_or_small_for_a_segment(segment_bytes: int, far: int) -> None:
     world = rested(segment_bytes, far)
-    world.shard.freeing.roll(world.now, None)
+    world.shard.space.begin_segment_if_dead(world.now, None)
     world.advance(60_000)
-    assert not world.shard.freeing.roll(world.now, None)
+    assert not world.shard.space.begin_segment_if_dead(world.now, None)
 
 
 def test_an_open_segment_is_closed_at_once_when_the_disk_is_nearly_full() -> None:
-    assert rested().shard.freeing.roll(0, 0.75)
+    assert rested().shard.space.begin_segment_if_dead(0, 0.75)
 
 
 def test_the_age_of_an_open_segment_begins_anew_with_the_next_one() -> None:
     world = rested()
-    world.shard.freeing.roll(world.now, None)
+    world.shard.space.begin_segment_if_dead(world.now, None)
     world.advance(60_000)
     world.shard.log.begin_segment()
     for _ in range(20):
@@ -161,4 +161,4 @@ def test_the_age_of_an_open_segment_begins_anew_with_the_next_one() -> None:
     world.pump()
     consume_near(world)
     world.trim()
-    assert not world.shard.freeing.roll(world.now, None)
+    assert not world.shard.space.begin_segment_if_dead(world.now, None)

@@ -15,7 +15,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.queue import dead_letters, groups
 from delaynode.store.queue.consume_queue import QUEUED
 from delaynode.store.queue.consumers import LONGEST_BACKOFF_MS
-from delaynode.store.queue.dead_letters import NEVER, Letters
+from delaynode.store.queue.dead_letters import NEVER, DeadLetters
 from delaynode.store.queue.groups import MAX_ATTEMPT
 from delaynode.store.shard import Shard
 from delaynode.store.timer.index import DAY_MS
@@ -45,8 +45,8 @@ def dying(count: int, dead: int | None = None, **limits: int) -> World:
     return world
 
 
-def letters_of(world: World) -> Letters:
-    return world.shard.consumers.group("g").letters
+def letters_of(world: World) -> DeadLetters:
+    return world.shard.consumers.group("g").dead_letters
 
 
 # ---------------------------------------------------------------- bounded
@@ -72,7 +72,7 @@ def test_a_letter_that_is_redriven_keeps_its_place_and_finds_it_when_it_dies_aga
     assert world.model.groups["g"].dead == {}
     world.nack("g", [(0, 1), (1, 1), (2, 1)], 0)
     assert sorted(world.model.groups["g"].dead) == [0, 1, 2]
-    assert world.shard.consumers.letters() == (3, True)
+    assert world.shard.consumers.dead_letter_usage() == (3, True)
 
 
 def test_messages_that_no_consumer_answers_do_not_outgrow_the_limit_either() -> None:
@@ -89,27 +89,27 @@ def test_attempts_of_a_message_that_can_not_be_buried_stop_at_their_highest_numb
     group = world.shard.consumers.group("g")
     for n in range(3):
         group._attempt[:1] = MAX_ATTEMPT - 1 + min(n, 1)
-        held = group.holds(np.array([0]), np.array([group._attempt[0]], np.uint32), world.shard.queue)
+        held = group.is_current_attempt(np.array([0]), np.array([group._attempt[0]], np.uint32), world.shard.queue)
         assert held.all()
         counts = world.shard.consumers.nack("g", np.array([0]), group._attempt[:1].astype(np.uint32), 0, world.now)
         assert (counts.retried, counts.dead) == (1, 0)
         assert int(group._attempt[0]) == MAX_ATTEMPT
-    assert group.floor == 0
+    assert group.first_unacked == 0
 
 
 def test_a_hundred_thousand_letters_take_a_bounded_room() -> None:
     """Buried in any order, redriven and done with: what has gone takes no room for long."""
-    rng, table = np.random.default_rng(1), Letters()
+    rng, table = np.random.default_rng(1), DeadLetters()
     for part in np.array_split(rng.permutation(100_000), 50):
         offsets = np.sort(part)
         rows = np.zeros(len(offsets), QUEUED)
         rows["seq"] = offsets
-        table.bury(offsets, np.ones(len(offsets), np.uint32), rows, 5)
+        table.add(offsets, np.ones(len(offsets), np.uint32), rows, 5)
     assert table.offsets().tolist() == list(range(100_000))
     assert (table.dead_after(-1, NEVER)[2]["seq"] == np.arange(100_000)).all()
     assert sum(column.nbytes for column in table._table) < 20_000_000
     for part in np.array_split(rng.permutation(99_000), 50):
-        table.remove(table.places(np.sort(part))[0])
+        table.remove(table.find(np.sort(part))[0])
     assert len(table) == table.dead == 1_000
     assert table._used <= 2_048
 
@@ -178,7 +178,7 @@ def test_a_retry_names_the_attempt_that_it_ends_so_a_second_one_ends_nothing() -
         progress = GroupProgress("g", one, one + 1, first, np.array([world.now]))
         world.shard.consumers.apply_progress(FrameKind.RETRY, 0, progress, world.now)
     table = letters_of(world)
-    assert table.attempts(table.places(one)[0]).tolist() == [2]
+    assert table.attempts(table.find(one)[0]).tolist() == [2]
 
 
 # ---------------------------------------------------------------- bodies
@@ -208,15 +208,15 @@ def test_a_letters_row_is_its_own_when_the_queue_is_trimmed() -> None:
 def freed_by(world: World, act: Callable[[], object]) -> list[int]:
     """The seqs that `act` frees."""
     seen: list[Records] = []
-    told = world.shard.consumers.freed
+    told = world.shard.consumers.on_freed
 
     def note(rows: Records) -> None:
         seen.append(rows.copy())
         told(rows)
 
-    world.shard.consumers.freed = note
+    world.shard.consumers.on_freed = note
     act()
-    world.shard.consumers.freed = told
+    world.shard.consumers.on_freed = told
     return [int(seq) for rows in seen for seq in rows["seq"]]
 
 
@@ -248,7 +248,7 @@ def test_a_body_that_two_groups_have_as_a_letter_is_freed_by_the_last_of_them() 
     world.ack("h", [(1, 2)])
     trimmed(world)
     assert world.shard.consumers.pinned().tolist() == [0, 1]
-    assert world.shard.consumers.trimmed_letters()["seq"].tolist() == [0, 1]
+    assert world.shard.consumers.trimmed_dead_letters()["seq"].tolist() == [0, 1]
     assert freed_by(world, lambda: world.resolve("g", None, redrive=False)) == [1]
     assert freed_by(world, lambda: world.delete_group("h")) == [0]
     world.check_ledger()
@@ -279,14 +279,14 @@ def rows_of(offsets: I64) -> Records:
 @CI
 @given(st.data())
 def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
-    table, plain, now = Letters(), dict[int, list[int]](), 0  # offset -> state, attempt, visible, since
+    table, plain, now = DeadLetters(), dict[int, list[int]](), 0  # offset -> state, attempt, visible, since
     done = set[int]()
     gone: list[int] = []
-    table.removed = lambda offsets, rows: gone.extend((rows["seq"] - 1000).tolist())
+    table.on_removed = lambda offsets, rows: gone.extend((rows["seq"] - 1000).tolist())
     some = st.sets(st.integers(0, 25), max_size=8)
     with (
         patch.object(dead_letters, "SWEEP_ROWS", 2),
-        patch.object(dead_letters, "LOOK_ROWS", data.draw(st.integers(1, 3))),
+        patch.object(dead_letters, "SCAN_ROWS", data.draw(st.integers(1, 3))),
     ):
         for _ in range(data.draw(st.integers(1, 12))):
             now += data.draw(st.integers(0, 3))
@@ -294,17 +294,17 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             act = data.draw(
                 st.sampled_from(["bury", "die", "retry", "redrive", "hand out", "ack", "drop", "age", "save"])
             )
-            working, found = table.working(named)
+            working, found = table.find_redriven(named)
             assert named[found].tolist() == [
                 at for at in named.tolist() if at in plain and plain[at][0] != dead_letters.DEAD
             ]
             removed = list[int]()
             if act == "bury":
                 new = np.array([at for at in named.tolist() if at not in plain and at not in done], np.int64)
-                table.bury(new, np.full(len(new), 3, np.uint32), rows_of(new), now)
+                table.add(new, np.full(len(new), 3, np.uint32), rows_of(new), now)
                 plain |= {at: [dead_letters.DEAD, 3, 0, now] for at in new.tolist()}
             elif act == "die":
-                table.die(working[found], np.full(int(found.sum()), 9, np.uint32), now)
+                table.die_again(working[found], np.full(int(found.sum()), 9, np.uint32), now)
                 plain |= {at: [dead_letters.DEAD, 9, 0, now] for at in named[found].tolist()}
             elif act == "retry":
                 table.retry(working[found], np.full(int(found.sum()), now + 2))
@@ -318,26 +318,26 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             elif act == "hand out":
                 ready = [at for at in sorted(plain) if plain[at][0] == dead_letters.FREE and plain[at][2] <= now]
                 most = data.draw(st.integers(0, 5))
-                offsets, attempts = table.hand_out(now, now + 3, most)
+                offsets, attempts = table.deliver(now, now + 3, most)
                 assert offsets.tolist() == ready[:most]
                 assert attempts.tolist() == [plain[at][1] for at in ready[:most]]
                 for at in ready[:most]:
                     plain[at][0] = dead_letters.OUT
             elif act == "ack":
                 removed = [at for at in sorted(plain) if plain[at][0] != dead_letters.DEAD and 3 <= at < 15]
-                table.remove(table.within(np.array([3, 9]), np.array([9, 15])))
+                table.remove(table.redriven_in(np.array([3, 9]), np.array([9, 15])))
             elif act == "drop":
-                places, there = table.places(named)
+                places, there = table.find(named)
                 removed = [at for at in named.tolist() if at in plain]
                 table.remove(places[there])
             elif act == "age":
                 old = [at for at in sorted(plain) if plain[at][3] < now - 4]
                 assert table.older_than(now - 4).tolist() == old
             else:
-                saved, removed_by = table.snapshot(), table.removed
-                table = Letters()
+                saved, removed_by = table.snapshot(), table.on_removed
+                table = DeadLetters()
                 table.restore(saved)
-                table.removed = removed_by
+                table.on_removed = removed_by
                 for state in plain.values():
                     state[0] = dead_letters.FREE if state[0] == dead_letters.OUT else state[0]
             assert gone == removed
@@ -354,7 +354,7 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             states = list(plain.values())
             assert sum(table.counts(now)) == len(states) - len(dead)
             assert table.counts(now)[2] == sum(s[0] == dead_letters.FREE and s[2] > now for s in states)
-            assert table.next_look <= min((s[2] for s in states if s[0] == dead_letters.FREE), default=NEVER)
+            assert table.next_visible <= min((s[2] for s in states if s[0] == dead_letters.FREE), default=NEVER)
 
 
 # ---------------------------------------------------------------- every replica says the same
@@ -427,7 +427,7 @@ def check_all_say_the_same(seed: int, length: int) -> None:
             follower.follow()
             assert said(follower.shard) == live, f"seed {seed}: a follower"
         assert followers[0].shard.consumers.pinned().tolist() == world.shard.consumers.pinned().tolist()
-        ledgers = [shard.freeing.ledger.segments.tolist() for shard in (world.shard, *(f.shard for f in followers))]
+        ledgers = [shard.space.ledger.segments.tolist() for shard in (world.shard, *(f.shard for f in followers))]
         assert ledgers[0] == ledgers[1] == ledgers[2], f"seed {seed}"
         world.kill()
         assert said(world.shard) == live, f"seed {seed}: after a crash"
@@ -486,6 +486,6 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_the_filter_lea
     world.advance(DAY_MS)
     consumers, queue = world.shard.consumers, world.shard.queue
     assert [consumers.group(name).oldest(queue) for name in ("g", "all")] == [3, 0]
-    assert world.shard.freeing.released_ms(3) == came
+    assert world.shard.space.released_ms(3) == came
     world.ack("g", [(3, 4)])
     assert consumers.group("g").oldest(queue) is None

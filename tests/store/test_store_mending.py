@@ -11,7 +11,7 @@ import pytest
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist
 from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES
-from delaynode.store.verify.mending import mend_timer_log
+from delaynode.store.verify.timer_log_repair import repair_timer_log
 
 from tests.store.consuming import World
 from tests.store.damaging import Content, content_of, disk_of, part_of
@@ -56,9 +56,9 @@ def flushes_of(disk: MemoryFiles) -> list[Flush]:
     return found
 
 
-def one_checkpoint(messages: int = 40, piece_units: int = 1000) -> World:
+def one_checkpoint(messages: int = 40, chunk_units: int = 1000) -> World:
     """A shard with one checkpoint's far messages, some cancelled, some moved: 45 units."""
-    world = World(1, replace(SMALL, piece_units=piece_units, timer_segment_bytes=UNIT_BYTES * 20))
+    world = World(1, replace(SMALL, chunk_units=chunk_units, timer_segment_bytes=UNIT_BYTES * 20))
     for _ in range(messages // 5):
         world.enqueue([Item(3_600_000 + 60_000 * n, size=9) for n in range(5)])
     live = sorted(world.model.live)
@@ -84,10 +84,10 @@ def test_a_block_that_is_lost_is_made_again_from_the_log(what: str) -> None:
         data[block] = random.Random(1).randbytes(block.stop - block.start)
     assert timer_files(world.disk) != before
     world.kill()  # opens it, and compares everything
-    assert world.recovery.mended == [flush.position]
+    assert world.recovery.repaired == [flush.position]
     assert timer_files(world.disk) == before
     world.kill()
-    assert world.recovery.mended == []
+    assert world.recovery.repaired == []
     world.advance(8_000_000)
     world.settle()
     assert not world.model.live
@@ -105,14 +105,14 @@ def test_every_bit_of_a_timer_log_that_flips_is_turned_back() -> None:
         disk = disk_of(content, case)
         disk.flip(path, rng.randrange(8 * len(good[path])))
         _, recovery = persist.recover(disk, ROOT, SMALL)
-        assert len(recovery.mended) == 1
+        assert len(recovery.repaired) == 1
         assert timer_files(disk) == good
 
 
 @pytest.mark.parametrize("bad", [[0], [3], [4], [0, 1, 2, 3, 4], [1, 3]])
 def test_pieces_of_one_checkpoint_are_made_again_from_the_log_range_that_they_share(bad: list[int]) -> None:
     """Five of ten units, in order of arrival; of each bad one half its units are lost."""
-    world = one_checkpoint(piece_units=10)
+    world = one_checkpoint(chunk_units=10)
     world.enqueue([Item(3_600_000, size=9)] * 5)
     world.checkpoint()  # of another log range
     before, flushes = timer_files(world.disk), flushes_of(world.disk)
@@ -123,7 +123,7 @@ def test_pieces_of_one_checkpoint_are_made_again_from_the_log_range_that_they_sh
         block = flush.block(0, flush.count // 2)
         world.disk.files[flush.path].data[block] = random.Random(1).randbytes(block.stop - block.start)
     world.kill()
-    assert world.recovery.mended == [flushes[piece].position for piece in bad]
+    assert world.recovery.repaired == [flushes[piece].position for piece in bad]
     assert timer_files(world.disk) == before
     world.advance(8_000_000)
     world.settle()
@@ -139,12 +139,12 @@ def test_what_the_log_does_not_say_any_more_stays_refused() -> None:
     world.disk.files[files_in(world.disk, "log/")[0]].data[200:203] = b"bad"  # a frame of the range
     with pytest.raises(Damaged, match=f"the flush at {flush.position} is bad"):
         persist.recover(world.disk, ROOT, SMALL)
-    assert persist.recover(disk_of(content, 1), ROOT, SMALL)[1].mended == [flush.position]
+    assert persist.recover(disk_of(content, 1), ROOT, SMALL)[1].repaired == [flush.position]
 
 
 def test_a_flush_of_whose_frames_some_are_freed_is_made_again_from_the_others() -> None:
     """A unit that is lost and whose frame is still there can be mended; one whose frame is freed can't."""
-    config = replace(SMALL, piece_units=100)
+    config = replace(SMALL, chunk_units=100)
     world = World(1, config)
     for _ in range(8):
         world.enqueue([Item(3_600_000 + 60_000 * n, size=60) for n in range(5)])
@@ -166,7 +166,7 @@ def test_a_flush_of_whose_frames_some_are_freed_is_made_again_from_the_others() 
         disk = disk_of(content, 1)
         disk.files[flush.path].data[flush.block(row, 1)] = bytes(UNIT_BYTES)
         if mended:
-            assert persist.recover(disk, ROOT, config)[1].mended == [flush.position]
+            assert persist.recover(disk, ROOT, config)[1].repaired == [flush.position]
             assert timer_files(disk) == timer_files(world.disk)
         else:
             with pytest.raises(Damaged, match=f"the flush at {flush.position} is bad"):
@@ -176,7 +176,7 @@ def test_a_flush_of_whose_frames_some_are_freed_is_made_again_from_the_others() 
 @pytest.fixture(scope="module")
 def lives() -> list[Life]:
     """With pieces that are not so small that each damage is of a header, too."""
-    return [a_long_life(7_000 + n, piece_units=20) for n in range(6)]
+    return [a_long_life(7_000 + n, chunk_units=20) for n in range(6)]
 
 
 def test_a_damaged_timer_log_becomes_what_it_was_or_is_refused_never_anything_else(lives: list[Life]) -> None:
@@ -202,8 +202,8 @@ def test_a_damaged_timer_log_becomes_what_it_was_or_is_refused_never_anything_el
             continue
         kept = timer_files(disk)
         assert kept == {path: good[path][: len(kept[path])] for path in kept}, f"case {case}: not what it was"
-        outcomes["mended" if recovery.mended else "not needed"] += 1
-        if recovery.mended and case % 10 == 0:
+        outcomes["mended" if recovery.repaired else "not needed"] += 1
+        if recovery.repaired and case % 10 == 0:
             examine(life.past, disk)
     assert outcomes["mended"] > outcomes.total() // 3, outcomes
 
@@ -215,8 +215,8 @@ def test_the_flushes_below_the_wheels_copy_are_mended_on_demand() -> None:
     path = min(good)
     assert checkpoint_of(disk).timer_end > len(good[path])
     disk.flip(path, 8 * 100)
-    assert persist.recover(disk.copy(), ROOT, SMALL)[1].mended == []
-    assert mend_timer_log(disk, ROOT) == [flushes_of(disk)[0].position]
+    assert persist.recover(disk.copy(), ROOT, SMALL)[1].repaired == []
+    assert repair_timer_log(disk, ROOT) == [flushes_of(disk)[0].position]
     assert timer_files(disk) == good
-    assert mend_timer_log(disk, ROOT) == []
+    assert repair_timer_log(disk, ROOT) == []
     examine(Past(world, content_of(disk)), disk)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist
-from delaynode.store.timer import pieces as timer_pieces
+from delaynode.store.timer import cascade_chunk as timer_pieces
 from delaynode.store.timer import timer_log
 from delaynode.store.timer.index import HOUR_MS, MINUTE_MS
 from delaynode.store.timer.timer_log import STORED
@@ -75,7 +75,7 @@ def damaged(content: Content, flush: Flush, first: int, count: int) -> Content:
 def check_mended(world: World, flush: Flush, content: Content) -> None:
     disk = disk_of(content, 1)
     _, recovery = persist.recover(disk, ROOT, SMALL)
-    assert recovery.mended == [flush.position]
+    assert recovery.repaired == [flush.position]
     assert timer_files(disk) == timer_files(world.disk)
 
 
@@ -106,7 +106,7 @@ def test_two_pieces_that_have_lost_all_are_read_again_one_after_the_other() -> N
     for flush in pieces:
         content = damaged(content, flush, 0, flush.count)
     disk = disk_of(content, 1)
-    assert persist.recover(disk, ROOT, SMALL)[1].mended == [flush.position for flush in pieces]
+    assert persist.recover(disk, ROOT, SMALL)[1].repaired == [flush.position for flush in pieces]
     assert timer_files(disk) == timer_files(world.disk)
 
 
@@ -172,14 +172,14 @@ def test_a_piece_that_has_lost_its_end_does_not_take_the_rest_of_the_hour_into_m
     """How far it went is not known: all that frames say of the rest of the hour may be its own."""
     world = an_hour_whose_chain_is_freed()
     flush, *_ = pieces_in(world)
-    most, rolled = 6, timer_pieces.rolled
+    most, rolled = 6, timer_pieces.cascaded_units
     folded: list[int] = []
 
     def counted(units: Records) -> Records:
         folded.append(len(units))
         return rolled(units)
 
-    with patch.object(timer_pieces, "MOST_UNITS", most), patch.object(timer_pieces, "rolled", counted):
+    with patch.object(timer_pieces, "MAX_UNITS", most), patch.object(timer_pieces, "cascaded_units", counted):
         check_mended(world, flush, damaged(without_wheels(content_of(world.disk)), flush, 1, 2))
     assert max(folded) <= most, "of seven messages that come after the one that is sound"
 
@@ -195,7 +195,7 @@ def test_a_shard_whose_half_done_hour_was_mended_goes_on_as_if_nothing_had_happe
         flush = pieces_in(world)[piece]
         world.disk.files[flush.path].data[flush.block(0, flush.count)] = bytes(STORED.itemsize * flush.count)
         world.kill()  # opens it, and compares everything
-        assert world.recovery.mended == [flush.position]
+        assert world.recovery.repaired == [flush.position]
         world.check_wheel()
         world.now = due + 500
         world.settle()

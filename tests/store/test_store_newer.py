@@ -14,8 +14,8 @@ from delaynode.store.errors import NewerFormat
 from delaynode.store.log.frames import HEADER_BYTES, FrameKind, Unsealed
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist, snapshot
-from delaynode.store.maintenance.marker import outlasts_a_restart
-from delaynode.store.maintenance.snapshot import Incoming
+from delaynode.store.maintenance.marker import is_permanent
+from delaynode.store.maintenance.snapshot import IncomingCopy
 
 from tests.store.lives import files_in, lived
 from tests.store.memory_files import MemoryFiles
@@ -74,7 +74,7 @@ def test_a_copy_in_a_newer_format_is_not_opened_and_not_changed(what: str) -> No
     before = disk.copy()
     with pytest.raises(NewerFormat, match="newer") as caught:
         persist.recover(disk, ROOT, SMALL, replay=False)
-    assert not outlasts_a_restart(caught.value), "it would be marked as damaged"
+    assert not is_permanent(caught.value), "it would be marked as damaged"
     for path in [*files_in(disk, "log/"), f"{ROOT}/checkpoint", f"{ROOT}/shard.json"]:
         assert disk.read(path, 0, 1 << 30) == before.read(path, 0, 1 << 30), "the newer program needs it"
     assert persist.read_copy_id(disk, ROOT) == world.shard.identity.copy_id
@@ -92,11 +92,11 @@ def test_a_copy_of_the_wheels_in_a_newer_format_is_left_aside() -> None:
 
 def test_a_manifest_of_a_newer_program_is_refused_before_anything_is_thrown_away() -> None:
     disk = lived(3).disk.copy()
-    held = snapshot.take(disk, ROOT, "1")
+    held = snapshot.hold_checkpoint(disk, ROOT, "1")
     content = json.loads(held.manifest) | {"version": snapshot.VERSION + 1}
     before = set(disk.files)
     with pytest.raises(ValueError, match="this program reads"):
-        Incoming(disk, ROOT, json.dumps(content).encode())
+        IncomingCopy(disk, ROOT, json.dumps(content).encode())
     assert set(disk.files) == before
 
 

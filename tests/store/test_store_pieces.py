@@ -13,7 +13,7 @@ import pytest
 from delaynode.store.maintenance import persist
 from delaynode.store.timer import timer_log
 from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, TimerIndex
-from delaynode.store.timer.jobs import SORTED_FROM, Capture
+from delaynode.store.timer.jobs import SORTED_FROM, TimerView
 from delaynode.store.timer.timer_log import HEADER, STORED, TimerLog, own_checks
 from delaynode.store.timer.units import DEFAULT, units
 from delaynode.store.timer.wheel import TimerWheel
@@ -43,11 +43,11 @@ def laid_out() -> Iterator[list[int]]:
         yield sizes
 
 
-def an_index(piece_units: int) -> TimerIndex:
+def an_index(chunk_units: int) -> TimerIndex:
     """With MANY arrivals, in batches, over both levels."""
     log = TimerLog(MemoryFiles(random.Random(1)), "timerlog", 64 << 20)
     watermark = Pair(START_MS, MAX_SEQ)
-    index = TimerIndex(log, 40 * 24 * HOUR_MS, watermark, START_MS + 2 * HOUR_MS, piece_units=piece_units)
+    index = TimerIndex(log, 40 * 24 * HOUR_MS, watermark, START_MS + 2 * HOUR_MS, chunk_units=chunk_units)
     dues = START_MS + MINUTE_MS + np.random.default_rng(1).integers(0, 4 * HOUR_MS, MANY)
     for at in range(0, MANY, PIECE // 4):
         due = dues[at : at + PIECE // 4]
@@ -62,7 +62,7 @@ def test_a_flush_of_ordinary_arrivals_lays_out_no_more_than_a_piece_at_a_time() 
     with laid_out() as sizes:
         world.checkpoint()
     assert sum(sizes) == 20
-    assert max(sizes) <= SMALL.piece_units, "3 of 20"
+    assert max(sizes) <= SMALL.chunk_units, "3 of 20"
     for aftermath in (world.check_wheel, world.power_cut, world.check_wheel):
         aftermath()
     world.advance(5 * HOUR_MS)
@@ -111,8 +111,8 @@ def test_wheels_are_rebuilt_from_a_large_flush_block_by_block() -> None:
 
 def test_pieces_leave_the_wheels_as_one_flush_would() -> None:
     counts, chains = [], []
-    for piece_units in (PIECE, PIECE - 77, MANY):
-        index = an_index(piece_units)
+    for chunk_units in (PIECE, PIECE - 77, MANY):
+        index = an_index(chunk_units)
         job = index.begin_flush((0, 0))
         job.run()
         index.finish_flush(job)
@@ -178,8 +178,8 @@ def test_a_log_that_is_applied_in_light_steps_holds_a_bounded_number_of_units() 
         persist.replay(shard, shard.log.end, light=True)
         most, steps = max(most, shard.index.unflushed), steps + 1
         if shard.applied < shard.log.end:
-            persist.prepare(world.disk, ROOT, shard)
-    assert most < config.most_unflushed + 4, "of 80"
+            persist.make_room(world.disk, ROOT, shard)
+    assert most < config.max_unflushed + 4, "of 80"
     assert steps > 4
     world.kill()  # opens it again, from the last of those checkpoints, and compares everything
     world.check_wheel()
@@ -205,7 +205,7 @@ def test_a_light_step_ends_before_an_hour_that_must_come_down() -> None:
         persist.replay(shard, shard.log.end, light=True)
         assert (shard.index.minute_bound_ms, shard.index.cascade) == (bound, cascade)
         if shard.applied < shard.log.end:
-            persist.prepare(content, ROOT, shard)
+            persist.make_room(content, ROOT, shard)
             pieces += 1
     assert pieces > 3
     assert shard.queue.end == 8
@@ -222,11 +222,11 @@ def waiting(sizes: list[int], dues: int) -> list[Records]:
 
 @pytest.mark.parametrize("bounds", [(Pair(0, 0), Pair(9, 0)), (Pair(2, 0), Pair(5, 0)), (Pair(2, 40), Pair(5, 70))])
 def test_units_that_wait_are_found_alike_however_often_somebody_asks(bounds: tuple[Pair, Pair]) -> None:
-    capture = Capture(an_index(PIECE).log, [], waiting([0, 50, 1, 0, 60, 3], dues=9))
-    answers = [capture.recent(*bounds).tolist() for _ in range(2 * SORTED_FROM)]
+    view = TimerView(an_index(PIECE).log, [], waiting([0, 50, 1, 0, 60, 3], dues=9))
+    answers = [view.recent(*bounds).tolist() for _ in range(2 * SORTED_FROM)]
     assert len(answers[0]) > 20
     assert all(answer == answers[0] for answer in answers)
-    even = capture.recent(*bounds, lambda rows: rows["seq"] % 2 == 0)
+    even = view.recent(*bounds, lambda rows: rows["seq"] % 2 == 0)
     assert 0 < len(even) < len(answers[0])
     assert not (even["seq"] % 2).any()
 
@@ -234,11 +234,11 @@ def test_units_that_wait_are_found_alike_however_often_somebody_asks(bounds: tup
 def test_who_looks_among_many_units_that_wait_copies_none_of_them() -> None:
     """A copy in order of due would be 44 B a unit, twice that while it is made."""
     parts = waiting([MANY // 4] * 4, dues=HOUR_MS)
-    capture = Capture(an_index(PIECE).log, [], parts)
+    view = TimerView(an_index(PIECE).log, [], parts)
     tracemalloc.start()
     try:
         for slot in range(2 * SORTED_FROM):
-            capture.recent(Pair(slot * MINUTE_MS, 0), Pair((slot + 1) * MINUTE_MS, 0))
+            view.recent(Pair(slot * MINUTE_MS, 0), Pair((slot + 1) * MINUTE_MS, 0))
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from delaynode.store.log.frames import Trim
-from delaynode.store.maintenance import cleaning, freeing
-from delaynode.store.maintenance.freeing import Freeing
+from delaynode.store.maintenance import evacuation, reclaim
+from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.timer import cleanup, due_window
 from delaynode.store.timer.cascade import CascadeJob
-from delaynode.store.timer.cleanup import CleanJob
+from delaynode.store.timer.cleanup import CleanupJob
 from delaynode.store.types import Records
 
 from tests.store import test_store_attacks_clients as attacks
@@ -25,48 +25,48 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_counts(patch: pytest.MonkeyPatch) -> None:
-    result = CleanJob.result
-    patch.setattr(CleanJob, "result", lambda job: (result(job)[0], result(job)[1][:0]))
+    result = CleanupJob.result
+    patch.setattr(CleanupJob, "result", lambda job: (result(job)[0], result(job)[1][:0]))
 
 
 def deaf_to_what_comes_while_it_cleans(patch: pytest.MonkeyPatch) -> None:
-    result = CleanJob.result
+    result = CleanupJob.result
 
-    def deaf(job: CleanJob) -> Any:
-        job.capture.since.clear()
+    def deaf(job: CleanupJob) -> Any:
+        job.view.since.clear()
         return result(job)
 
-    patch.setattr(CleanJob, "result", deaf)
+    patch.setattr(CleanupJob, "result", deaf)
 
 
 def forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
-    last_words = cleanup.last_words
+    latest_units = cleanup.latest_units
 
     def living(rows: Any) -> Any:
-        words, live = last_words(rows)
+        words, live = latest_units(rows)
         return words[live], live[live]
 
-    patch.setattr(cleanup, "last_words", living)
+    patch.setattr(cleanup, "latest_units", living)
 
 
 def removes_files_with_the_trim(patch: pytest.MonkeyPatch) -> None:
-    apply = Freeing._trim
+    apply = SpaceReclaimer._trim
 
-    def eager(self: Freeing, trim: Trim, ended: Records) -> None:
+    def eager(self: SpaceReclaimer, trim: Trim, ended: Records) -> None:
         apply(self, trim, ended)
         for path in self._log.file.drop(trim.bases.tolist()):
             self._log.file.files.remove(path)
 
-    patch.setattr(Freeing, "_trim", eager)
+    patch.setattr(SpaceReclaimer, "_trim", eager)
 
 
 def trims_one_too_many(patch: pytest.MonkeyPatch) -> None:
-    keep_from = Freeing.keep_from
-    patch.setattr(Freeing, "keep_from", lambda self, now: min(self._queue.visible, keep_from(self, now) + 1))
+    keep_from = SpaceReclaimer.keep_from
+    patch.setattr(SpaceReclaimer, "keep_from", lambda self, now: min(self._queue.visible, keep_from(self, now) + 1))
 
 
 def trims_by_the_fastest_group(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Consumers, "lowest_needed", lambda self: max(group.floor for group in self.groups.values()))
+    patch.setattr(Consumers, "lowest_needed", lambda self: max(group.first_unacked for group in self.groups.values()))
 
 
 def forgets_dead_letters(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,10 @@ def forgets_dead_letters(patch: pytest.MonkeyPatch) -> None:
 
 
 def relocates_what_has_ended_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cleaning.EmptyJob, "still_needed", lambda job, _: [rows["size"] > 0 for rows, _ in job.batches])
+    def still_needed(job: evacuation.EvacuationJob, _: object) -> list[Any]:
+        return [rows["size"] > 0 for rows, _ in job.batches]
+
+    patch.setattr(evacuation.EvacuationJob, "still_needed", still_needed)
 
 
 def relocates_past_the_window(patch: pytest.MonkeyPatch) -> None:
@@ -87,11 +90,11 @@ def forgets_what_an_hour_is_told_while_it_comes_down(patch: pytest.MonkeyPatch) 
 
 
 def copies_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cleaning.EmptyJob, "_minutes", lambda job: np.empty(0, np.int64))
+    patch.setattr(evacuation.EvacuationJob, "_minutes", lambda job: np.empty(0, np.int64))
 
 
 def keeps_no_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(freeing.SegmentLedger, "kept_from", lambda self, end, now, size, age: end)
+    patch.setattr(reclaim.SegmentLedger, "kept_from", lambda self, end, now, size, age: end)
 
 
 CAUGHT_BY: dict[Plant, Callable[[], None]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.queue.producers import ROW, FirstAnswer, Producers
 from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
@@ -77,7 +77,7 @@ def test_the_table_does_what_the_model_does(seed: int) -> None:
     seen: set[str] = set()
     for _ in range(6_000):
         now += rng.choice((0, 1, MINUTE_MS, HOUR_MS) if rng.random() < 0.7 else (0, 1))
-        producers.passes(now)
+        producers.advance_time(now)
         producer = rng.choice(ids)
         known = model.known.get(producer)
         number = max(0, (known[-1].number if known else -1) + rng.choice((1, 1, 1, 1, 1, 0, -1, -14, -15, -16, 2)))
@@ -212,7 +212,7 @@ def test_a_table_that_a_clock_far_ahead_had_expired_takes_producers_again_at_onc
     """What a checkpoint of before says of time is the highest that any frame had."""
     producers = Producers()
     producers.restore(np.zeros(0, ROW), START_MS + 2 * DAY_MS, START_MS + 2 * DAY_MS)
-    producers.passes(START_MS)
+    producers.advance_time(START_MS)
     producers.store(9, FirstAnswer(0, 0, 1, START_MS))
     producers.expire(producers.time_ms)
     assert answer(producers, 9, 0, START_MS) == FirstAnswer(0, 0, 1, START_MS)

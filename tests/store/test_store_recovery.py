@@ -37,11 +37,11 @@ def test_a_crash_at_any_write_of_the_recovery_is_recovered_from() -> None:
     for seed in range(times(6)):
         world = lived(seed)
         before = world.disk.writes
-        twin = world.twin(world.disk.copy(), world.shard.committed)
+        twin = world.twin(world.disk.copy(), world.shard.committed_offset)
         for crash_at in range(twin.disk.writes - before if twin.disk.writes > before else twin.disk.writes):
             disk = world.disk.copy()
             disk.crash_after(crash_at)
-            world.twin(disk, world.shard.committed)
+            world.twin(disk, world.shard.committed_offset)
 
 
 JOBS = {
@@ -162,7 +162,7 @@ def test_b5_segments_of_an_unsynced_tail_may_reach_the_disk_in_any_order() -> No
         synced = world.shard.log.synced
         for _ in range(30):
             world.enqueue([Item(1000, size=200)])
-        batch = world.shard.log.take(sync=False)
+        batch = world.shard.log.next_batch(sync=False)
         assert batch is not None
         batch.run()
         segments = pieces_of(world.disk, "log")
@@ -182,7 +182,7 @@ def test_the_first_segment_of_a_new_log_may_be_the_one_that_is_lost() -> None:
     world = World(1, SMALL)
     for _ in range(30):
         world.enqueue([Item(1000, size=200)])
-    batch = world.shard.log.take(sync=False)
+    batch = world.shard.log.next_batch(sync=False)
     assert batch is not None
     batch.run()
     del world.disk.files[f"{ROOT}/log/{0:020d}"]

@@ -46,7 +46,7 @@ def opens(world: World) -> dict[str, object]:
 
 def carry_out(world: World, plan: RepairPlan) -> str:
     assert plan.stuck is None, plan.stuck
-    return repair.carry_out(world.disk, ROOT, plan)
+    return repair.execute_plan(world.disk, ROOT, plan)
 
 
 @KINDS
@@ -107,7 +107,7 @@ def test_the_copy_goes_on_after_a_skip_and_is_well_for_ever(kind: FrameKind) -> 
     for _ in range(2):
         world.shard, _ = persist.recover(world.disk, ROOT, world.config)
         persist.accept_epoch(world.disk, ROOT, world.shard, world.shard.identity.epoch + 1)
-        world.shard.begin_reign(world.shard.identity.epoch, "n0", world.now)
+        world.shard.begin_term(world.shard.identity.epoch, "n0", world.now)
         due_now(world, 2)
         flush(world)
         job = persist.begin_checkpoint(world.disk, ROOT, world.shard)
@@ -121,7 +121,7 @@ def test_an_epoch_is_not_skipped() -> None:
     world = prepared()
     persist.accept_epoch(world.disk, ROOT, world.shard, 2)
     at = world.shard.log.end
-    world.shard.begin_reign(2, "n0", world.now)
+    world.shard.begin_term(2, "n0", world.now)
     flush(world)
     world.disk.kill()
     assert "EPOCH" in str(repair.plan_skip(world.disk, ROOT, [at]).stuck)
@@ -159,7 +159,7 @@ def test_skipping_what_later_releases_count_on_is_said_to_be_no_way_out() -> Non
     assert plan.stuck is not None
     assert f"frame at {tick_at}, TICK" in plan.stuck
     with pytest.raises(AssertionError):
-        repair.carry_out(world.disk, ROOT, plan)
+        repair.execute_plan(world.disk, ROOT, plan)
     carry_out(world, repair.plan_cut(world.disk, ROOT, at))
     opens(world)
 

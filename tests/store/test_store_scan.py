@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS, TimerIndex
-from delaynode.store.timer.scan import Folds, OfKey, ScanJob
+from delaynode.store.timer.scan import KeyFilter, ScanJob, SlotSnapshotCache
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, ROLL, SAME, UNIT, units
 from delaynode.store.types import MAX_SEQ, Pair
@@ -25,9 +25,9 @@ Key = tuple[int, int]
 class Indexed:
     """An index, and what it should say: (due, seq) -> (offset, key) of the live, and why others are dead."""
 
-    def __init__(self, seed: int, folds: Folds) -> None:
+    def __init__(self, seed: int, slot_cache: SlotSnapshotCache) -> None:
         self.choose = random.Random(seed)
-        self.folds = folds
+        self.slot_cache = slot_cache
         log = TimerLog(MemoryFiles(random.Random(seed)), "timerlog", 4096)
         self.index = TimerIndex(log, 5 * DAY_MS, Pair(START_MS - 1, MAX_SEQ), START_MS + 2 * HOUR_MS)
         self.live: dict[Key, tuple[int, int]] = {}
@@ -106,7 +106,7 @@ class Indexed:
         job.run()
         self.maybe()
         rows, live = job.result()
-        self.index.end_capture(job.capture)
+        self.index.close_view(job.view)
         keys = list(zip(rows["due"].tolist(), rows["seq"].tolist(), strict=True))
         assert keys == sorted(set(keys))
         columns = (live.tolist(), rows["offset"].tolist(), rows["key"].tolist(), rows["magic"].tolist())
@@ -122,7 +122,7 @@ class Indexed:
     def list_range(self) -> None:
         low, high = self.range()
         most = self.choose.choice((None, 1, 4, 30))
-        job = self.index.begin_scan(low, high, None, most, self.folds)
+        job = self.index.begin_scan(low, high, None, most, self.slot_cache)
         found = [(key, offset) for key, live, offset, _, _ in self.ended(job) if live]
         assert found == self.expected(low, Pair(*job.high))
         assert job.high == high or len(found) + 40 * 9 >= (most or 0)
@@ -134,10 +134,10 @@ class Indexed:
         found: list[tuple[Key, int]] = []
         begin = low
         while low < high:
-            job = self.index.begin_scan(low, high, None, most, self.folds)
+            job = self.index.begin_scan(low, high, None, most, self.slot_cache)
             job.run()
             rows, live = job.result()
-            self.index.end_capture(job.capture)
+            self.index.close_view(job.view)
             page = zip(
                 rows["due"][live].tolist(), rows["seq"][live].tolist(), rows["offset"][live].tolist(), strict=True
             )
@@ -149,7 +149,7 @@ class Indexed:
     def by_key(self) -> None:
         low, high = self.range()
         key = self.choose.randrange(KEYS)
-        found = self.ended(self.index.begin_scan(low, high, OfKey(key), None, self.folds))
+        found = self.ended(self.index.begin_scan(low, high, KeyFilter(key), None, self.slot_cache))
         assert all(live and hashed == key for _, live, _, hashed, _ in found)
         wanted = sorted((k, said[0]) for k, said in self.live.items() if low <= k < high and said[1] == key)
         assert [(k, offset) for k, _, offset, _, _ in found] == wanted
@@ -160,7 +160,7 @@ class Indexed:
             return
         asked = self.choose.choices(known, k=self.choose.choice((1, 1, 7)))
         due, seq = self.columns(asked)
-        job = self.index.begin_lookup(due, seq, np.ones(len(asked), bool), np.empty(0, UNIT), self.folds)
+        job = self.index.begin_lookup(due, seq, np.ones(len(asked), bool), np.empty(0, UNIT), self.slot_cache)
         found = {key: (live, offset, magic) for key, live, offset, _, magic in self.ended(job)}
         for key in asked:
             live, offset, magic = found[key]
@@ -187,13 +187,13 @@ def reads(both: Indexed, job: ScanJob) -> int:
         assert len(job.result()[0])
     finally:
         del log._read  # type: ignore[attr-defined]
-        both.index.end_capture(job.capture)
+        both.index.close_view(job.view)
     return count
 
 
 def with_one_slot(messages: int, flushes: int) -> Indexed:
     """A slot whose chain has as many runs as flushes."""
-    both = Indexed(1, Folds(1000, kept_from=10, piece_units=500))
+    both = Indexed(1, SlotSnapshotCache(1000, min_units=10, chunk_units=500))
     both.places = [START_MS + MINUTE_MS]
     for _ in range(flushes):
         for _ in range(messages // flushes):
@@ -208,7 +208,7 @@ def test_p4_the_next_page_of_a_large_slot_reads_only_what_the_slot_has_gained() 
     low, high = Pair(START_MS, 0), Pair(START_MS + 2 * MINUTE_MS, 0)
     costs = []
     while low < high:
-        job = both.index.begin_scan(low, high, None, 20, both.folds)
+        job = both.index.begin_scan(low, high, None, 20, both.slot_cache)
         costs.append(reads(both, job))
         low = job.high
     assert costs[0] >= 10
@@ -216,7 +216,7 @@ def test_p4_the_next_page_of_a_large_slot_reads_only_what_the_slot_has_gained() 
     assert len(costs) >= 10
     both.insert()
     both.flush()
-    assert reads(both, both.index.begin_scan(Pair(START_MS, 0), high, None, 20, both.folds)) == 1
+    assert reads(both, both.index.begin_scan(Pair(START_MS, 0), high, None, 20, both.slot_cache)) == 1
 
 
 def test_p4_one_cancel_after_the_other_in_a_large_slot_reads_it_only_twice() -> None:
@@ -224,17 +224,21 @@ def test_p4_one_cancel_after_the_other_in_a_large_slot_reads_it_only_twice() -> 
     job = both.index.begin_scan(Pair(START_MS, 0), Pair(START_MS + 2 * MINUTE_MS, 0))
     job.run()
     rows, _ = job.result()
-    both.index.end_capture(job.capture)
+    both.index.close_view(job.view)
     costs = []
     for row in rows[:5]:
         due, seq = np.array([row["due"]]), np.array([row["seq"]])
-        job = both.index.begin_lookup(due, seq, np.ones(1, bool), np.empty(0, UNIT), both.folds)
+        job = both.index.begin_lookup(due, seq, np.ones(1, bool), np.empty(0, UNIT), both.slot_cache)
         costs.append(reads(both, job))
     assert min(costs[:2]) >= 10
     assert costs[2:] == [0, 0, 0]
 
 
-FOLDS = [Folds(0), Folds(40, kept_from=1, piece_units=6), Folds(1000, kept_from=1, piece_units=50)]
+FOLDS = [
+    SlotSnapshotCache(0),
+    SlotSnapshotCache(40, min_units=1, chunk_units=6),
+    SlotSnapshotCache(1000, min_units=1, chunk_units=50),
+]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -246,5 +250,5 @@ def test_scans_and_lookups_find_what_is_there_whatever_was_folded_before(seed: i
         both.choose.choice(changes)()
         for _ in range(both.choose.randrange(3)):
             both.choose.choice(questions)()
-    assert len(both.folds) <= both.folds.limit
-    assert both.folds.limit == 0 or len(both.folds) > 0
+    assert len(both.slot_cache) <= both.slot_cache.limit
+    assert both.slot_cache.limit == 0 or len(both.slot_cache) > 0

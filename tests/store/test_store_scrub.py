@@ -100,18 +100,18 @@ def test_a_segment_freed_in_the_middle_of_a_step_is_passed_over(monkeypatch: pyt
     work = Scrub(world.shard, 0.0)
     step = work.begin()
     assert step is not None
-    path = step.piece.path
+    path = step.scrub_range.path
     read = world.disk.read
 
     def freed_while_it_is_read(path_: str, offset: int, length: int) -> bytes:
-        if path_ == path and step.piece.base in file.bases:
-            file.drop([step.piece.base])
+        if path_ == path and step.scrub_range.base in file.bases:
+            file.drop([step.scrub_range.base])
             return random.Random(1).randbytes(length)  # its descriptor is another file's by now
         return read(path_, offset, length)
 
     monkeypatch.setattr(world.disk, "read", freed_while_it_is_read)
     step.run()
-    assert step.piece.offset == step.piece.end
+    assert step.scrub_range.offset == step.scrub_range.end
 
 
 def test_a_shard_that_goes_on_is_scrubbed_meanwhile_and_found_well() -> None:

@@ -13,7 +13,7 @@ import pytest
 from delaynode.store.errors import Damaged
 from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.maintenance import persist, snapshot
-from delaynode.store.maintenance.snapshot import CheckpointSnapshot, Incoming
+from delaynode.store.maintenance.snapshot import CheckpointSnapshot, IncomingCopy
 from delaynode.store.shard import Shard
 
 from tests.store.consuming import World
@@ -32,8 +32,8 @@ def disk_of(seed: int = 1) -> MemoryFiles:
 
 
 def fetch(held: CheckpointSnapshot, files: Files, directory: str = ROOT, epoch: int = 100) -> None:
-    incoming = Incoming(files, directory, held.manifest)
-    for file, offset, length in incoming.wanted():
+    incoming = IncomingCopy(files, directory, held.manifest)
+    for file, offset, length in incoming.missing_chunks():
         incoming.write(file, offset, held.read(file, offset, length))
     incoming.finish(UID, "t", 0, epoch)
 
@@ -64,12 +64,12 @@ def test_what_was_taken_stays_while_the_copy_goes_on(chunk: int) -> None:
         a_life(world, rng, wheels=False)
         world.checkpoint()
         expected = as_of_its_checkpoint(world)
-        held = snapshot.take(world.disk, ROOT, "one")
+        held = snapshot.hold_checkpoint(world.disk, ROOT, "one")
         assert held.log_offset == checkpoint_of(world.disk).log_offset
         here = disk_of(seed)
-        incoming = Incoming(here, ROOT, held.manifest)
-        with patch.object(snapshot, "PIECE_BYTES", 1 << rng.randint(5, 12)):
-            wanted = list(incoming.wanted())
+        incoming = IncomingCopy(here, ROOT, held.manifest)
+        with patch.object(snapshot, "CHUNK_BYTES", 1 << rng.randint(5, 12)):
+            wanted = list(incoming.missing_chunks())
         for at, (file, offset, length) in enumerate(wanted):
             incoming.write(file, offset, held.read(file, offset, length))
             if at % max(1, len(wanted) // 4) == 0:
@@ -81,7 +81,7 @@ def test_what_was_taken_stays_while_the_copy_goes_on(chunk: int) -> None:
                 world.clean()
         assert set(world.shard.log.file.bases) != {base for base, _ in incoming_log(held)}
         identity = incoming.finish(UID, "t", 0, 100)
-        assert (incoming.done_bytes, list(incoming.wanted())) == (incoming.total_bytes, [])
+        assert (incoming.done_bytes, list(incoming.missing_chunks())) == (incoming.total_bytes, [])
         assert identity.copy_id != world.shard.identity.copy_id
         held.release()
         assert not below(world.disk, snapshot.SNAPSHOTS)
@@ -97,7 +97,7 @@ def incoming_log(held: CheckpointSnapshot) -> list[tuple[int, int]]:
 
 def test_a_snapshot_has_its_checkpoints_files_and_no_more() -> None:
     world = lived(5)
-    held = snapshot.take(world.disk, ROOT, "one")
+    held = snapshot.hold_checkpoint(world.disk, ROOT, "one")
     state = checkpoint_of(world.disk)
     content = json.loads(held.manifest)
     assert (content["uid"], content["log_offset"], content["files"]) == (
@@ -111,7 +111,7 @@ def test_a_snapshot_has_its_checkpoints_files_and_no_more() -> None:
 
 def test_two_snapshots_of_one_name_keep_out_of_each_others_way() -> None:
     world = lived(5)
-    one, two = snapshot.take(world.disk, ROOT, "n"), snapshot.take(world.disk, ROOT, "n")
+    one, two = snapshot.hold_checkpoint(world.disk, ROOT, "n"), snapshot.hold_checkpoint(world.disk, ROOT, "n")
     one.release()
     here = disk_of()
     fetch(two, here)
@@ -121,7 +121,7 @@ def test_two_snapshots_of_one_name_keep_out_of_each_others_way() -> None:
 def test_an_empty_copy_can_be_sent() -> None:
     there, here = disk_of(1), disk_of(2)
     persist.create(there, ROOT, UID, "t", 0, SMALL, 1000)
-    fetch(snapshot.take(there, ROOT, "n"), here)
+    fetch(snapshot.hold_checkpoint(there, ROOT, "n"), here)
     assert opened(here).log.end == 0
 
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_comes_between_is_taken_instead() -> None:
         link(self, path, other)
 
     with patch.object(MemoryFiles, "link", slow):
-        held = snapshot.take(world.disk, ROOT, "n")
+        held = snapshot.hold_checkpoint(world.disk, ROOT, "n")
     assert later
     here = disk_of()
     fetch(held, here)
@@ -155,7 +155,7 @@ def test_a_copy_that_lacks_a_file_is_not_sent(part: str) -> None:
     path = next(path for path in world.disk.files if path.startswith(f"{ROOT}/{part}/"))
     del world.disk.files[path]
     with pytest.raises(Damaged):
-        snapshot.take(world.disk, ROOT, "n")
+        snapshot.hold_checkpoint(world.disk, ROOT, "n")
     assert not below(world.disk, snapshot.SNAPSHOTS)
 
 
@@ -164,25 +164,25 @@ def test_a_copy_with_a_file_cut_short_is_not_sent() -> None:
     path = next(path for path in world.disk.files if path.startswith(f"{ROOT}/log/"))
     del world.disk.files[path].data[-1:]
     with pytest.raises(Damaged):
-        snapshot.take(world.disk, ROOT, "n")
+        snapshot.hold_checkpoint(world.disk, ROOT, "n")
     assert not below(world.disk, snapshot.SNAPSHOTS)
 
 
 @pytest.mark.parametrize(("file", "offset", "length"), [(-1, 0, 1), (99, 0, 1), (0, -1, 5), (0, 0, 0), (0, 0, 1 << 40)])
 def test_only_what_the_manifest_names_is_read(file: int, offset: int, length: int) -> None:
-    held = snapshot.take(lived(5).disk, ROOT, "n")
+    held = snapshot.hold_checkpoint(lived(5).disk, ROOT, "n")
     with pytest.raises(ValueError, match=r"file|bytes"):
         held.read(file, offset, length)
 
 
 # ---------------------------------------------------------------- the receiver
 def test_pieces_may_come_a_little_out_of_order() -> None:
-    held = snapshot.take(lived(5).disk, ROOT, "n")
+    held = snapshot.hold_checkpoint(lived(5).disk, ROOT, "n")
     for seed in range(5):
         here, rng = disk_of(seed), random.Random(seed)
-        with patch.object(snapshot, "PIECE_BYTES", 100):
-            incoming = Incoming(here, ROOT, held.manifest)
-            wanted = list(incoming.wanted())
+        with patch.object(snapshot, "CHUNK_BYTES", 100):
+            incoming = IncomingCopy(here, ROOT, held.manifest)
+            wanted = list(incoming.missing_chunks())
         while wanted:
             file, offset, length = wanted.pop(rng.randrange(min(8, len(wanted))))
             incoming.write(file, offset, held.read(file, offset, length))
@@ -191,27 +191,27 @@ def test_pieces_may_come_a_little_out_of_order() -> None:
 
 
 def test_a_transfer_goes_on_where_it_was() -> None:
-    held = snapshot.take(lived(5).disk, ROOT, "n")
+    held = snapshot.hold_checkpoint(lived(5).disk, ROOT, "n")
     here = disk_of()
-    with patch.object(snapshot, "PIECE_BYTES", 100):
-        incoming = Incoming(here, ROOT, held.manifest)
-        for at, (file, offset, length) in enumerate(list(incoming.wanted())):
+    with patch.object(snapshot, "CHUNK_BYTES", 100):
+        incoming = IncomingCopy(here, ROOT, held.manifest)
+        for at, (file, offset, length) in enumerate(list(incoming.missing_chunks())):
             if at == 20:
                 break
             incoming.write(file, offset, held.read(file, offset, length))
         done = incoming.done_bytes
-        assert done == sum(length for _, _, length in list(incoming.wanted())) * -1 + incoming.total_bytes > 0
-        for file, offset, length in list(incoming.wanted()):
+        assert done == sum(length for _, _, length in list(incoming.missing_chunks())) * -1 + incoming.total_bytes > 0
+        for file, offset, length in list(incoming.missing_chunks()):
             incoming.write(file, offset, held.read(file, offset, length))
     incoming.finish(UID, "t", 0, 100)
     check_well(here)
 
 
 def test_pieces_that_are_not_what_was_sent_are_refused() -> None:
-    held = snapshot.take(lived(5).disk, ROOT, "n")
-    incoming = Incoming(disk_of(), ROOT, held.manifest)
-    with patch.object(snapshot, "PIECE_BYTES", 100):
-        file, offset, length = next(incoming.wanted())
+    held = snapshot.hold_checkpoint(lived(5).disk, ROOT, "n")
+    incoming = IncomingCopy(disk_of(), ROOT, held.manifest)
+    with patch.object(snapshot, "CHUNK_BYTES", 100):
+        file, offset, length = next(incoming.missing_chunks())
     piece = held.read(file, offset, length)
     bad = [piece[:-1], b"", b"\0\0\0", bytes([piece[0] ^ 1]) + piece[1:]]
     for wrong in bad:
@@ -253,19 +253,19 @@ MANIFESTS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("what", MANIFESTS)
 def test_a_manifest_that_nobody_sends_is_refused(what: str) -> None:
-    manifest = snapshot.take(lived(5).disk, ROOT, "n").manifest
-    Incoming(disk_of(), ROOT, manifest)
+    manifest = snapshot.hold_checkpoint(lived(5).disk, ROOT, "n").manifest
+    IncomingCopy(disk_of(), ROOT, manifest)
     with pytest.raises(ValueError, match="manifest"):
-        Incoming(disk_of(), ROOT, MANIFESTS[what](manifest))
+        IncomingCopy(disk_of(), ROOT, MANIFESTS[what](manifest))
 
 
 def test_a_copy_of_another_shard_or_of_a_later_epoch_is_not_put_in_place() -> None:
     world = lived(5)
-    held = snapshot.take(world.disk, ROOT, "n")
+    held = snapshot.hold_checkpoint(world.disk, ROOT, "n")
     for uid, epoch in ((UID + 1, 100), (UID, 0)):
         here = disk_of()
-        incoming = Incoming(here, ROOT, held.manifest)
-        for file, offset, length in incoming.wanted():
+        incoming = IncomingCopy(here, ROOT, held.manifest)
+        for file, offset, length in incoming.missing_chunks():
             incoming.write(file, offset, held.read(file, offset, length))
         with pytest.raises(ValueError, match=r"epoch|shard"):
             incoming.finish(uid, "t", 0, epoch)
@@ -274,7 +274,7 @@ def test_a_copy_of_another_shard_or_of_a_later_epoch_is_not_put_in_place() -> No
 
 def test_a_copy_that_is_there_is_not_written_over() -> None:
     world = lived(5)
-    held = snapshot.take(world.disk, ROOT, "n")
+    held = snapshot.hold_checkpoint(world.disk, ROOT, "n")
     with pytest.raises(FileExistsError):
         fetch(held, world.disk)
     assert opened(world.disk).log.end == world.shard.log.end
@@ -283,11 +283,11 @@ def test_a_copy_that_is_there_is_not_written_over() -> None:
 def test_after_a_power_cut_at_any_moment_of_a_transfer_there_is_a_whole_copy_or_none() -> None:
     world = lived(5)
     expected = as_of_its_checkpoint(world)
-    held = snapshot.take(world.disk, ROOT, "n")
+    held = snapshot.hold_checkpoint(world.disk, ROOT, "n")
     whole = 0
     for calls in range(10_000):
         here = disk_of(calls)
-        with patch.object(snapshot, "PIECE_BYTES", 2000):
+        with patch.object(snapshot, "CHUNK_BYTES", 2000):
             here.append(f"{ROOT}/log/{0:020d}", [b"half made"])  # what an earlier life has left
             here.replace(f"{ROOT}/shard.json", b"")
             here.crash_after(calls)
@@ -299,7 +299,7 @@ def test_after_a_power_cut_at_any_moment_of_a_transfer_there_is_a_whole_copy_or_
                 done = False
         here.crash()
         assert persist.exists(here, ROOT) or not done
-        snapshot.sweep(here, SHARDS)
+        snapshot.remove_leftovers(here, SHARDS)
         if persist.exists(here, ROOT):
             assert state_of(opened(here)) == expected
             check_well(here)
@@ -328,7 +328,7 @@ def test_after_a_power_cut_at_any_moment_of_a_discard_there_is_a_whole_copy_or_n
         if persist.exists(here, ROOT):
             assert state_of(persist.recover(here, ROOT, SMALL)[0]) == expected
         else:
-            snapshot.sweep(here, SHARDS)
+            snapshot.remove_leftovers(here, SHARDS)
             assert not here.files
         if done:
             break
@@ -363,7 +363,7 @@ def test_a_copy_is_sent_from_disk_to_disk(tmp_path: Path) -> None:
     files, there, here = DiskFiles(), f"{tmp_path}/a/shards/t-0", f"{tmp_path}/b/shards/t-0"
     for path, file in world.disk.files.items():
         files.append(path.replace(ROOT, there), [bytes(file.data)])
-    held = snapshot.take(files, there, "n")
+    held = snapshot.hold_checkpoint(files, there, "n")
     assert len(list(Path(tmp_path, "a/shards/.snapshots/n").rglob("*"))) > 5
     shard = persist.recover(files, there, SMALL)[0]
     expected = as_of_its_checkpoint(world)
@@ -374,7 +374,7 @@ def test_a_copy_is_sent_from_disk_to_disk(tmp_path: Path) -> None:
     assert shard.log.end == world.shard.log.end
     for root in ("a", "b"):
         persist.discard(files, f"{tmp_path}/{root}/shards/t-0")
-        snapshot.sweep(files, f"{tmp_path}/{root}/shards")
+        snapshot.remove_leftovers(files, f"{tmp_path}/{root}/shards")
         assert list(Path(tmp_path, root, "shards").iterdir()) == []
     files.close()
 

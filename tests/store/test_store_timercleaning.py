@@ -70,7 +70,7 @@ def test_a_message_rescheduled_after_its_file_was_closed_is_released_at_its_new_
 
 
 def test_cleaning_joins_short_runs() -> None:
-    world = aged(piece_units=1000)  # a piece is no short run
+    world = aged(chunk_units=1000)  # a piece is no short run
 
     def runs() -> int:
         index = world.shard.index

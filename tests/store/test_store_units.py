@@ -12,7 +12,7 @@ from delaynode.store.timer.units import (
     UNIT,
     change_of,
     concatenated,
-    last_words,
+    latest_units,
     live_units,
 )
 from delaynode.store.timer.wheel import TimerWheel
@@ -54,7 +54,7 @@ def fold(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], tuple[bool, 
 @CI
 @given(some_units)
 def test_the_last_word_counts(rows: list[tuple[int, int, int]]) -> None:
-    words, live = last_words(made(rows))
+    words, live = latest_units(made(rows))
     got = {
         (int(w["due"]), int(w["seq"])): (bool(alive), int(w["offset"]), int(w["magic"]))
         for w, alive in zip(words, live, strict=True)
@@ -67,13 +67,13 @@ def test_the_last_word_counts(rows: list[tuple[int, int, int]]) -> None:
 
 def test_there_and_back_again_is_live_and_cancelled_after_it_is_dead() -> None:
     there_and_back = [(7, 1, DEFAULT), (7, 1, DELETE_MOVED), (7, 1, DEFAULT)]
-    assert last_words(made(there_and_back))[1].tolist() == [True]
-    assert last_words(made([*there_and_back, (7, 1, DELETE)]))[1].tolist() == [False]
-    assert last_words(made([*there_and_back, (7, 1, ROLL)]))[1].tolist() == [True]
+    assert latest_units(made(there_and_back))[1].tolist() == [True]
+    assert latest_units(made([*there_and_back, (7, 1, DELETE)]))[1].tolist() == [False]
+    assert latest_units(made([*there_and_back, (7, 1, ROLL)]))[1].tolist() == [True]
 
 
 def test_a_roll_never_revives() -> None:
-    words, live = last_words(made([(7, 1, DEFAULT), (7, 1, DELETE), (7, 1, ROLL)]))
+    words, live = latest_units(made([(7, 1, DEFAULT), (7, 1, DELETE), (7, 1, ROLL)]))
     assert live.tolist() == [False]
     assert words["magic"].tolist() == [DELETE]
 
@@ -83,7 +83,7 @@ def test_a_slots_count_is_what_its_units_add() -> None:
 
 
 def test_folding_nothing_is_nothing() -> None:
-    words, live = last_words(concatenated([]))
+    words, live = latest_units(concatenated([]))
     assert len(words) == len(live) == 0
 
 

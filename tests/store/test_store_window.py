@@ -104,7 +104,7 @@ class WindowAndModel:
         if target < self.watermark:
             return
         most = self.rng.choice([1, 3, 50, 10**6])
-        taken = self.window.take(target, most)
+        taken = self.window.drain(target, most)
         got = list(zip(taken.due.tolist(), taken.seq.tolist(), strict=True))
         assert got == sorted(key for key in self.live if key <= taken.watermark)
         assert taken.offset.tolist() == [self.live[key] for key in got]
@@ -151,7 +151,7 @@ def test_a_herd_that_does_not_fit_is_cut_within_its_millisecond() -> None:
         window.add(rows[window.covers(rows["due"], rows["seq"])])
         assert len(window) <= 1000
     assert Pair(50, 500) < window.bound <= Pair(50, 1000)
-    assert window.take(Pair(50, window.bound.seq - 1), 10**6).seq.tolist() == list(range(window.bound.seq))
+    assert window.drain(Pair(50, window.bound.seq - 1), 10**6).seq.tolist() == list(range(window.bound.seq))
 
 
 def test_after_and_before_are_neighbours() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 from delaynode.store.errors import Trimmed
 from delaynode.store.log.commit_log import frames_of
 from delaynode.store.log.frames import Frame
-from delaynode.store.maintenance import cleaning
-from delaynode.store.maintenance.cleaning import EmptyJob
-from delaynode.store.timer.cleanup import CleanJob
+from delaynode.store.maintenance import evacuation
+from delaynode.store.maintenance.evacuation import EvacuationJob
+from delaynode.store.timer.cleanup import CleanupJob
 from delaynode.store.types import Pair, Records, at_or_below
 
 from tests.store import model as m
@@ -31,15 +31,15 @@ class Tidying(WorldBase):
 
     def _forget_jobs(self) -> None:
         super()._forget_jobs()
-        self.emptying: EmptyJob | None = None
-        self.cleaning: CleanJob | None = None
+        self.emptying: EvacuationJob | None = None
+        self.cleaning: CleanupJob | None = None
 
     # ------------------------------------------------------------ TRIM
     def trim(self, *, small: bool = True) -> None:
         shard, start = self.shard, self.model.start
         before = len(shard.log.pending)
         with self.recording() as events:
-            shard.freeing.trim(self.now, shard.checkpointed, small=small)
+            shard.space.trim(self.now, shard.checkpointed, small=small)
             if len(shard.log.pending) > before:
                 events.append(m.Trim(shard.queue.start))
                 self.check_trim(start, shard.queue.start)
@@ -62,7 +62,7 @@ class Tidying(WorldBase):
         letters = {o for group in self.model.groups.values() for o in (*group.dead, *group.redriven)}
         kept = len(self.model.queue) - self.model.start
         trimmed = [self.model.queue[o].msg for o in letters if o < self.model.start]
-        segments = self.shard.freeing.ledger.segments
+        segments = self.shard.space.ledger.segments
         assert int(segments["count"].sum()) == len(self.model.live) + kept + len(trimmed)
         bodies = [q.msg for q in self.model.queue[self.model.start :]] + trimmed + list(self.model.live.values())
         assert int(segments["bytes"].sum()) == sum(len(msg.body) for msg in bodies)
@@ -84,10 +84,10 @@ class Tidying(WorldBase):
         scan = index.begin_scan(index.watermark, Pair(max([key[0] + 1 for key in self.model.live], default=0), 0))
         scan.run()
         rows, live = scan.result()
-        index.end_capture(scan.capture)
+        index.close_view(scan.view)
         pending = rows[live & ~at_or_below(rows["due"], rows["seq"], index.watermark)]
         staged = [released.rows for _, released in queue._staged]  # not committed yet
-        parts = [pending, queue.read(queue.start, queue.end), *staged, shard.consumers.trimmed_letters()]
+        parts = [pending, queue.read(queue.start, queue.end), *staged, shard.consumers.trimmed_dead_letters()]
         found: Records = np.concatenate([part[["offset", "size"]] for part in parts])
         return found
 
@@ -95,9 +95,9 @@ class Tidying(WorldBase):
     def begin_empty(self, choice: int) -> None:
         shard = self.shard
         if self.emptying is None:
-            found = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=float("inf"))
+            found = shard.space.mostly_dead(shard.checkpointed, self.now, share=float("inf"))
             if len(found):
-                self.emptying = cleaning.begin_emptying(shard, found[choice % len(found)])
+                self.emptying = evacuation.begin_evacuation(shard, found[choice % len(found)])
 
     def run_empty(self) -> None:
         if self.emptying is not None and "empty" not in self.ran:
@@ -112,8 +112,8 @@ class Tidying(WorldBase):
             return
         shard = self.shard
         with self.recording() as events:
-            events += [m.Relocate()] * cleaning.relocate(shard, self.emptying, self.now)
-        cleaning.end_emptying(shard, self.emptying)
+            events += [m.Relocate()] * evacuation.relocate(shard, self.emptying, self.now)
+        evacuation.end_evacuation(shard, self.emptying)
         self.emptying = None
         self.ran.discard("empty")
         self.check_ledger()
@@ -122,12 +122,12 @@ class Tidying(WorldBase):
         """Every closed segment that can be emptied is; a TRIM and a checkpoint then free it."""
         self._all_of(self.run_empty, self.finish_empty)
         shard = self.shard
-        rows = shard.freeing.mostly_dead(shard.checkpointed, self.now, share=float("inf"))
-        job = cleaning.begin_emptying(shard, rows)
+        rows = shard.space.mostly_dead(shard.checkpointed, self.now, share=float("inf"))
+        job = evacuation.begin_evacuation(shard, rows)
         job.run()
         with self.recording() as events:
-            events += [m.Relocate()] * cleaning.relocate(shard, job, self.now)
-        cleaning.end_emptying(shard, job)
+            events += [m.Relocate()] * evacuation.relocate(shard, job, self.now)
+        evacuation.end_evacuation(shard, job)
         self.check_ledger()
         self._all_of(self.trim, self.checkpoint, self.trim, self.checkpoint)
 

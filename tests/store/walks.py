@@ -10,7 +10,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from delaynode.store.log import commit_log, offsets
-from delaynode.store.maintenance import cleaning, freeing
+from delaynode.store.maintenance import evacuation, reclaim
 from delaynode.store.queue import dead_letters, groups
 from delaynode.store.timer import cascade, index, timer_log
 from delaynode.store.timer.index import DAY_MS, HOUR_MS
@@ -37,16 +37,16 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
         patch.object(timer_log, "LARGEST_BLOCK", largest),
         patch.object(commit_log, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
         patch.object(commit_log, "GAP_BYTES", rng.choice([0, 30, 4096])),
-        patch.object(commit_log, "FEW_RUNS", rng.choice([0, 2, 8])),
+        patch.object(commit_log, "MAX_UNSORTED_RUNS", rng.choice([0, 2, 8])),
         patch.object(cascade, "PART_UNITS", rng.choice([1, 2, 8_192])),
         patch.object(index, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),
-        patch.object(cleaning, "BATCH_BYTES", rng.choice([30, 100, 4 << 20])),
-        patch.object(freeing, "TRIM_ROWS", rng.choice([1, 7, 262_144])),
+        patch.object(evacuation, "BATCH_BYTES", rng.choice([30, 100, 4 << 20])),
+        patch.object(reclaim, "TRIM_ROWS", rng.choice([1, 7, 262_144])),
         patch.object(groups, "FILTER_STEP", rng.choice([1, 3, 4096])),
         patch.object(groups, "COUNT_ROWS", rng.choice([1000, 4096])),
-        patch.object(offsets, "NEAR_ROWS", rng.choice([1, 2, 4096])),
+        patch.object(offsets, "MAX_GAP_ROWS", rng.choice([1, 2, 4096])),
         patch.object(dead_letters, "SWEEP_ROWS", rng.choice([1, 1024])),
-        patch.object(dead_letters, "LOOK_ROWS", rng.choice([1, 2, 4096])),
+        patch.object(dead_letters, "SCAN_ROWS", rng.choice([1, 2, 4096])),
     ):
         yield
 
@@ -63,7 +63,7 @@ def tidy_world(seed: int) -> World:
         lookahead_ms=rng.choice([1000, 120_000, HOUR_MS]),
         max_attempts=rng.choice([1, 2]),
         keep=replace(SMALL.keep, retention_ms=rng.choice([1, 1000, 60_000])),
-        piece_units=rng.choice([1, 3, 3, 20]),
+        chunk_units=rng.choice([1, 3, 3, 20]),
     )
     return World(seed, config, page=rng.choice([16, 64, 512]))
 
@@ -86,7 +86,7 @@ def world_of(seed: int) -> World:
         timer_segment_bytes=rng.choice([52 * 3, 52 * 12, 1 << 20]),
         queue_segment_bytes=rng.choice([40, 40 * 7, 1 << 20]),
         keep=replace(SMALL.keep, retention_ms=rng.choice([1000, HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])),
-        piece_units=rng.choice([1, 3, 3, 262_144]),
+        chunk_units=rng.choice([1, 3, 3, 262_144]),
     )
     return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
 

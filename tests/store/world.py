@@ -19,7 +19,7 @@ import numpy as np
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.frames import FrameKind, Unsealed
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.cascade import CascadeJob
@@ -48,7 +48,7 @@ SMALL = ShardConfig(
     max_tick=5,
     window_budget=8,
     lookahead_ms=2 * MINUTE_MS,
-    piece_units=3,
+    chunk_units=3,
     log_segment_bytes=2000,
     timer_segment_bytes=52 * 12,
     queue_segment_bytes=40 * 7,
@@ -110,13 +110,13 @@ class WorldBase:
 
     def power_cut(self) -> None:
         """The machine stops. With fsync nothing that was committed may be missing afterwards."""
-        must_have = self.shard.committed if self.fsync else self.shard.log.synced
+        must_have = self.shard.committed_offset if self.fsync else self.shard.log.synced
         self.disk.crash()
         self._recover(must_have)
 
     def kill(self) -> None:
         """kill -9: all that was written is still there."""
-        must_have = max(self.shard.committed, self.shard.log.written)
+        must_have = max(self.shard.committed_offset, self.shard.log.written)
         self.disk.kill()
         self._recover(must_have)
 
@@ -164,7 +164,7 @@ class WorldBase:
         epoch = self.next_epoch()
         persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
         with self.recording() as events:
-            self.shard.begin_reign(epoch, "n0", self.now)
+            self.shard.begin_term(epoch, "n0", self.now)
             events.append(m.Epoch(epoch))
 
     def next_epoch(self) -> int:
@@ -208,7 +208,7 @@ class WorldBase:
         """Commit up to the frame `lag` frames before the last that may be."""
         ready = self.ready()
         end_of = attrgetter("end")
-        first = bisect_right(self.entries, self.shard.committed, key=end_of)
+        first = bisect_right(self.entries, self.shard.committed_offset, key=end_of)
         last = bisect_right(self.entries, ready, key=end_of) - 1 - lag
         if last < first:
             return
@@ -273,7 +273,7 @@ class WorldBase:
 
     def run_checkpoint(self) -> None:
         job = self.checkpointing
-        if job is not None and "checkpoint" not in self.ran and self.shard.committed >= job.log_offset:
+        if job is not None and "checkpoint" not in self.ran and self.shard.committed_offset >= job.log_offset:
             with self.disk_trouble():
                 job.run()
                 self.ran.add("checkpoint")
@@ -377,7 +377,7 @@ class WorldBase:
         """After a recovery, when all that is in the log is committed: everything, read back from the disk."""
         self.check_counters()
         shard = self.shard
-        assert shard.committed == shard.log.end
+        assert shard.committed_offset == shard.log.end
         start = shard.queue.start
         assert start == self.model.start
         rows = shard.queue.read(start, shard.queue.end)

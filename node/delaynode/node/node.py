@@ -107,7 +107,7 @@ class Node:
             release_rate=self.routes.release_rate, stopping=self.routes.stopping,
         )  # fmt: skip
         replicas = self._replicas = Replicas(yard)
-        await ask(lambda: snapshot.sweep(self._files, f"{self.config.data}/shards"))
+        await ask(lambda: snapshot.remove_leftovers(self._files, f"{self.config.data}/shards"))
         await peering.listen(replicas, self._clock.heard)
 
     async def start(self) -> None:
@@ -343,7 +343,7 @@ class Node:
             start, width, count = await host.off_loop(host.shard.index.begin_count())
             sums = found.setdefault(host.topic, [0, 0, 0, 0])
             sums[0] += host.shard.index.pending
-            kept, full = host.shard.consumers.letters()
+            kept, full = host.shard.consumers.dead_letter_usage()
             before, was_full = dead.get(host.topic, (0, False))
             dead[host.topic] = before + kept, was_full or full
             for at, seconds in enumerate((60, 300, 3600)):

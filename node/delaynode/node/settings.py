@@ -7,7 +7,7 @@ from dataclasses import replace
 from delayregistry.model import ClusterSpec
 
 from delaynode.config import NodeConfig
-from delaynode.store.maintenance.freeing import KeepConfig
+from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.index import DAY_MS
 

@@ -27,7 +27,7 @@ from delaynode.replication.protocol import (
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.frames import BadFrame
-from delaynode.store.maintenance.snapshot import Incoming
+from delaynode.store.maintenance.snapshot import IncomingCopy
 
 PULLS = 8  # pieces of a transfer that are asked for at once
 
@@ -39,7 +39,7 @@ class FollowedReplica(Protocol):
     host: SlaveHost | None  # None: there is no copy, or it does not follow
 
     @property
-    def fetching(self) -> Incoming | None: ...
+    def fetching(self) -> IncomingCopy | None: ...
 
     def entry(self) -> str:
         """The copy's name in the in-sync set; "" without a copy."""
@@ -49,13 +49,13 @@ class FollowedReplica(Protocol):
     async def accept_epoch(self, epoch: int) -> None:
         """Persist it. Raises OSError, Damaged."""
 
-    async def begin_fetch(self, manifest: bytes) -> Incoming:
+    async def begin_fetch(self, manifest: bytes) -> IncomingCopy:
         """Raises OSError, ValueError, Damaged; then the copy that is here has not been thrown away."""
 
     async def end_fetch(self, epoch: int) -> None:
         """The files are complete: open the copy."""
 
-    async def write_piece(self, incoming: Incoming, piece: SnapshotChunk) -> None: ...
+    async def write_piece(self, incoming: IncomingCopy, piece: SnapshotChunk) -> None: ...
 
 
 class ReplicaFollower:
@@ -144,7 +144,7 @@ class ReplicaFollower:
             return
         log = copy.host.shard.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs)
-        committed = max(copy.host.known, copy.host.shard.committed)
+        committed = max(copy.host.known, copy.host.shard.committed_offset)
         self.origin.reply(FollowerState(copy.uid, self.epoch, copy.entry(), log.end, min(committed, log.end), epochs))
 
     async def _start(self, message: Start) -> None:
@@ -218,7 +218,7 @@ class ReplicaFollower:
         except (OSError, ValueError, Damaged) as error:
             self._give_up(f"transfer not begun: {error}")
             return
-        self._wanted = list(incoming.wanted())[::-1]
+        self._wanted = list(incoming.missing_chunks())[::-1]
         self._owed = 0
         self._ask()
         if not self._owed:

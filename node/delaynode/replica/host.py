@@ -96,7 +96,7 @@ class CopyHost(ABC):
         self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
         self._closed = False  # it writes nothing more: the log is another host's, or opened anew
         self.upkeep = Upkeep(self)
-        shard.failed = self.fail
+        shard.on_failed = self.fail
 
     # ------------------------------------------------------------ work
     def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -164,11 +164,11 @@ class CopyHost(ABC):
             self.shard.damaged = why
             self.shop.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
             self._end(why)
-            self.lasting = marker.outlasts_a_restart(error)
+            self.lasting = marker.is_permanent(error)
             if self.lasting:
                 self._mark = partial(
                     marker.mark_damaged, self.shop.files, self.directory, why, self.shop.clock.now_ms(),
-                    self.shard.committed,
+                    self.shard.committed_offset,
                 )  # fmt: skip
                 self._marking = asyncio.ensure_future(self._write_mark())
             self.failed()

@@ -24,7 +24,7 @@ from delaynode.replica.storage import Holding
 from delaynode.replication.leader import Leader, Reign
 from delaynode.replication.shipping import Shipping, SnapshotSource
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.maintenance.marker import outlasts_a_restart
+from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.shard import Shard
 
 RETRY_SECONDS = 1.0
@@ -214,7 +214,7 @@ class Reigning:
         except (Damaged, OSError, Refused) as error:
             if leader.ended is None:  # no other reign has begun meanwhile: this copy is to blame
                 holding.damage = f"epoch {spec.epoch} not begun: {error}"
-                holding.lasting = isinstance(error, Refused) or outlasts_a_restart(error)
+                holding.lasting = isinstance(error, Refused) or is_permanent(error)
                 await leader.resign(holding.damage)
             return
         if leader.ended is not None:
@@ -228,7 +228,7 @@ class Reigning:
     async def _not_taken_up(self, epoch: int, error: Exception) -> None:
         """A disk without room, say, has harmed nothing: there may be room in a while, and maybe nobody else to lead."""
         why = f"epoch {epoch} not taken up: {error}"
-        if self._copy.shard is not None and outlasts_a_restart(error):
+        if self._copy.shard is not None and is_permanent(error):
             self._candidate_ms = None
             self._copy.broken(why)
             return
@@ -320,7 +320,7 @@ class Reigning:
             lasting = master.lasting if master is not None and failed else self._copy.holding.lasting
             self._copy.broken(self._copy.holding.damage, lasting=lasting)
             return
-        if master is None and shard is not None and shard.applied <= shard.committed:
+        if master is None and shard is not None and shard.applied <= shard.committed_offset:
             self._copy.follow()  # it has applied nothing that may have to be undone
         else:
             self._copy.role = ReplicaRole.OPENING

@@ -22,7 +22,7 @@ import numpy as np
 
 from delaynode.memory import give_back
 from delaynode.store.errors import Damaged, Impossible, Trimmed
-from delaynode.store.maintenance import cleaning, persist
+from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.queue.ledger import COLUMN_BYTES
 from delaynode.store.timer.jobs import LoadJob
 from delaynode.store.types import Pair, Records
@@ -130,7 +130,7 @@ class Upkeep:
         try:
             await self._host.off_loop(job.run)
         except BaseException:
-            self._shard.index.end_capture(job.capture)
+            self._shard.index.close_view(job.view)
             raise
         self._shard.index.finish_load(job)
 
@@ -151,7 +151,7 @@ class Upkeep:
                 self._freed = time.monotonic()
             if shard.index.clean_due() and await self._clean_step():
                 continue
-            shard.index.window.settle()  # now, not when a herd is due
+            shard.index.window.flush_arrivals()  # now, not when a herd is due
             quiet = shard.applied == seen and not self._shop.disk_tight()
             seen, pause = shard.applied, min(2 * pause, self._intervals.quiet) if quiet else self._intervals.maintain
             await _wait(self._wanted, pause)
@@ -189,7 +189,7 @@ class Upkeep:
     def _checkpoint_due(self) -> bool:
         shard, every = self._shard, self._intervals
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
-        doomed = bool(shard.freeing.doomed)
+        doomed = bool(shard.space.pending_delete)
         idle = grown < IDLE_BYTES and not shard.index.unflushed and not doomed
         busy = grown >= BUSY_BYTES and not self._shop.checkpoints.locked()
         enough = every.idle_checkpoint if idle else every.busy_checkpoint if busy else every.checkpoint
@@ -255,7 +255,7 @@ class Upkeep:
     @property
     def full(self) -> bool:
         """Flushes are behind, so nothing should be taken in: units that are not flushed are memory."""
-        return self._shard.index.unflushed + self._captured >= self._shard.config.most_unflushed
+        return self._shard.index.unflushed + self._captured >= self._shard.config.max_unflushed
 
     async def room(self) -> None:
         """Wait while it is full. Raises Refused."""
@@ -301,12 +301,12 @@ class Upkeep:
         small = time.monotonic() - self._trimmed > self._intervals.trim
         end, more = shard.log_end, True
         while more:
-            more = shard.freeing.trim(now, self._host.needed_from(), small=small)
+            more = shard.space.trim(now, self._host.needed_from(), small=small)
             if shard.log_end > end:
                 self._trimmed, end = time.monotonic(), shard.log_end
                 self._host.changed()
                 await self._host.written(end)
-        shard.freeing.roll(now, self._share())
+        shard.space.begin_segment_if_dead(now, self._share())
         segments = self._to_empty(now)
         if len(segments):
             await self._empty(segments)
@@ -317,7 +317,7 @@ class Upkeep:
 
     def _to_empty(self, now_ms: int) -> Records:
         """The emptiest segments worth it, as many as are emptied at once; else small ones that are joined."""
-        freeing, limit = self._shard.freeing, self._host.needed_from()
+        freeing, limit = self._shard.space, self._host.needed_from()
         share = self._share()
         candidates = freeing.mostly_dead(limit, now_ms, share)
         now = time.monotonic()
@@ -336,22 +336,22 @@ class Upkeep:
         again = time.monotonic() + self._intervals.empty_again
         self._not_before |= dict.fromkeys(segments["base"].tolist(), again)
         async with self._shop.checkpoints:
-            job = cleaning.begin_emptying(shard, segments)
+            job = evacuation.begin_evacuation(shard, segments)
             try:
                 with suppress(Trimmed):  # it went while it was looked at
                     await host.off_loop(job.run)
             except BaseException:
-                cleaning.end_emptying(shard, job)
+                evacuation.end_evacuation(shard, job)
                 raise
         try:
             self._kept |= job.kept
             # While a slave is away this waits: other shards' checkpoints must not wait with it.
             await host.may_append()
-            if cleaning.relocate(shard, job, self._shop.clock.now_ms()):
+            if evacuation.relocate(shard, job, self._shop.clock.now_ms()):
                 host.changed()
                 await host.written(shard.log_end)
         finally:
-            cleaning.end_emptying(shard, job)
+            evacuation.end_evacuation(shard, job)
 
     async def _clean_step(self) -> bool:
         """A step of cleaning the TimerLog; False when there was nothing to clean."""
@@ -363,7 +363,7 @@ class Upkeep:
             try:
                 await self._host.off_loop(job.run)
             except BaseException:
-                shard.index.end_capture(job.capture)
+                shard.index.close_view(job.view)
                 raise
             shard.index.finish_clean(job)
         return True

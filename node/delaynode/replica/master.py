@@ -15,7 +15,7 @@ from delaynode.replica.host import CopyHost, WallClock, Workshop
 from delaynode.replication.transport.until import until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.queue import consumers
 from delaynode.store.queue.consume_queue import ReleasedRows
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -87,7 +87,7 @@ class ShardHost(CopyHost):
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
         """Begin the reign whose epoch was persisted; serves when this returns."""
-        self.shard.begin_reign(epoch, node, self.shop.clock.now_ms())
+        self.shard.begin_term(epoch, node, self.shop.clock.now_ms())
         self.serving = True
         self.shop.syncer.mark(self)
         await self.written(self.shard.log_end)
@@ -114,7 +114,7 @@ class ShardHost(CopyHost):
         await self._end_mark()
 
     async def _last_checkpoint(self) -> None:
-        if self.failure is None and self.shard.committed == self.shard.log_end:
+        if self.failure is None and self.shard.committed_offset == self.shard.log_end:
             try:
                 await self.upkeep.checkpoint(copy_wheels=True)
             except (OSError, Damaged) as error:
@@ -190,7 +190,7 @@ class ShardHost(CopyHost):
         if self.failure is not None or not (self.serving or self._waiting):
             return
         end = self.durable if self.replication is None else min(self.durable, self.replication.commit_limit())
-        if end <= self.shard.committed:
+        if end <= self.shard.committed_offset:
             return
         try:
             released = self.shard.commit(end)
@@ -209,7 +209,7 @@ class ShardHost(CopyHost):
 
     async def committed(self, offset: int) -> None:
         """Return once everything before log offset `offset` is committed, and may be answered. Raises Refused."""
-        if offset > self.shard.committed:
+        if offset > self.shard.committed_offset:
             self.check_serving()
             await self.written(offset)
         if self.replication is not None:
@@ -231,7 +231,7 @@ class ShardHost(CopyHost):
 
     async def written(self, offset: int) -> None:
         """As committed(), also while the shard is stopping or may not answer."""
-        if offset <= self.shard.committed:
+        if offset <= self.shard.committed_offset:
             return
         if self.failure is not None or self._ended is not None:
             raise self._refusal(self._ended or "")
@@ -377,14 +377,14 @@ class ShardHost(CopyHost):
                     if found.next_expiry < self._sleep_until:
                         self._alarm.set()
                     try:
-                        await self.committed(delivery.rests_on)
+                        await self.committed(delivery.depends_on)
                     except BaseException:  # also that who asked has gone
                         self.give_back(group, delivery)
                         raise
                     return delivery
             left = deadline - time.monotonic()
             if left <= 0:
-                await self.committed(found.rests.last)  # what took the last one away
+                await self.committed(found.commit_dependency.last)  # what took the last one away
                 return ConsumerDelivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
             # A master that is cut off must not keep its consumers waiting while another delivers.
             await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))
@@ -401,7 +401,7 @@ class ShardHost(CopyHost):
         """Nobody was sent it."""
         found = self.shard.consumers.groups.get(group)
         if found is not None:
-            found.give_back(delivery.offset, delivery.until_ms)
+            found.undo_delivery(delivery.offset, delivery.until_ms)
             self.waiting.look(group)
 
     def woken(self) -> None:

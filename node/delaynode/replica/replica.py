@@ -30,7 +30,7 @@ from delaynode.replication.leader import Leader
 from delaynode.replication.protocol import Message, SnapshotChunk
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged
-from delaynode.store.maintenance.snapshot import Incoming
+from delaynode.store.maintenance.snapshot import IncomingCopy
 from delaynode.store.shard import Shard
 
 __all__ = ["Replica", "ReplicaRole", "Yard"]
@@ -151,8 +151,8 @@ class Replica:
     def _keep_status(self) -> None:
         """The next checkpoint has it: a registry that is lost is made again from what the copies keep."""
         status = self.object.status
-        if self.shard is not None and status is not None and status.serving_epoch >= self.shard.kept[0]:
-            self.shard.kept = status.serving_epoch, status.in_sync
+        if self.shard is not None and status is not None and status.serving_epoch >= self.shard.known_status[0]:
+            self.shard.known_status = status.serving_epoch, status.in_sync
 
     def from_master(self, origin: Origin, message: Message) -> None:
         leader = self.leader
@@ -178,7 +178,7 @@ class Replica:
         return self.holding.shard
 
     @property
-    def fetching(self) -> Incoming | None:
+    def fetching(self) -> IncomingCopy | None:
         return self.holding.fetching
 
     def entry(self) -> str:
@@ -191,7 +191,7 @@ class Replica:
     async def accept_epoch(self, epoch: int) -> None:
         await self.holding.accept_epoch(epoch)
 
-    async def begin_fetch(self, manifest: bytes) -> Incoming:
+    async def begin_fetch(self, manifest: bytes) -> IncomingCopy:
         """Whatever is here is of no use, as the master can't continue it: but for a copy that a newer program wrote."""
         if self.holding.newer:
             raise Damaged(f"not thrown away for another copy: {self.holding.damage}")
@@ -201,7 +201,7 @@ class Replica:
         self.role, self.holding.fetching = ReplicaRole.FETCHING, incoming
         return incoming
 
-    async def write_piece(self, incoming: Incoming, piece: SnapshotChunk) -> None:
+    async def write_piece(self, incoming: IncomingCopy, piece: SnapshotChunk) -> None:
         await self.holding.write_piece(incoming, piece)
 
     async def end_fetch(self, epoch: int) -> None:

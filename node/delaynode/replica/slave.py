@@ -33,7 +33,7 @@ class SlaveHost(CopyHost):
     def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
         super().__init__(shard, directory, shop)
         self.stored: Callable[[], None] = lambda: None
-        self.known = shard.committed  # log offset: all before it is committed, wherever this log ends
+        self.known = shard.committed_offset  # log offset: all before it is committed, wherever this log ends
         self._frames: deque[Frame] = deque()  # not applied yet, a stretch without gaps, or empty
         self._bytes = 0
         self._news = asyncio.Event()
@@ -112,7 +112,7 @@ class SlaveHost(CopyHost):
             if end < min(self.known, log.end) or end < self.shard.applied:  # `known` may lie beyond what is here
                 raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known} is committed")
             self._forget_frames()
-            batch = log.take(sync=self.shop.fsync)  # here: no sync round must take it while the file is cut
+            batch = log.next_batch(sync=self.shop.fsync)  # here: no sync round must take it while the file is cut
 
             def work() -> None:
                 if batch is not None:

@@ -18,7 +18,7 @@ from delaynode.replication.protocol import SnapshotChunk
 from delaynode.replication.shipping import SnapshotSource
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.maintenance import persist, snapshot
-from delaynode.store.maintenance.marker import outlasts_a_restart
+from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.shard import Shard
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Holding:
         self.damage: str | None = None
         self.lasting = False  # the damage that open() found would be found again
         self.newer = False  # it is not damaged: a newer program wrote it, and will open it again
-        self.fetching: snapshot.Incoming | None = None
+        self.fetching: snapshot.IncomingCopy | None = None
         self._files = yard.shop.files
         self._note = note
 
@@ -81,13 +81,13 @@ class Holding:
             if copy_id := await self.off_loop(partial(persist.read_copy_id, files, directory)):
                 self.entry = self._named(copy_id)
             self.newer = isinstance(error, NewerFormat)
-            self.damage, self.lasting = str(error), self.newer or outlasts_a_restart(error)
+            self.damage, self.lasting = str(error), self.newer or is_permanent(error)
             return False
         self._have(shard)
         self._note(
             "copy-opened", epoch=shard.identity.epoch, pending=shard.index.pending, units=recovery.units,
-            log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes, mended=recovery.mended,
-            seconds=round((yard.boot_ms() - started) / 1000, 3),
+            log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes,
+            mended=recovery.repaired, seconds=round((yard.boot_ms() - started) / 1000, 3),
         )  # fmt: skip
         return True
 
@@ -130,7 +130,7 @@ class Holding:
             if shard.applied >= shard.log.end:
                 return frames
             async with shop.checkpoints:
-                await self.off_loop(partial(persist.prepare, self._files, self.directory, shard))
+                await self.off_loop(partial(persist.make_room, self._files, self.directory, shard))
 
     async def discard(self, why: str) -> None:
         """Throw the copy away. Nothing may use it any more."""
@@ -140,13 +140,13 @@ class Holding:
         self.entry, self.damage, self.newer = "", None, False
 
     # ------------------------------------------------------------ transfers
-    async def begin_fetch(self, manifest: bytes) -> snapshot.Incoming:
+    async def begin_fetch(self, manifest: bytes) -> snapshot.IncomingCopy:
         """Raises ValueError, OSError."""
-        incoming = await self.off_loop(lambda: snapshot.Incoming(self._files, self.directory, manifest))
+        incoming = await self.off_loop(lambda: snapshot.IncomingCopy(self._files, self.directory, manifest))
         self._note("fetching", total_bytes=incoming.total_bytes)
         return incoming
 
-    async def write_piece(self, incoming: snapshot.Incoming, piece: SnapshotChunk) -> None:
+    async def write_piece(self, incoming: snapshot.IncomingCopy, piece: SnapshotChunk) -> None:
         """Raises ValueError, OSError."""
         await self.off_loop(lambda: incoming.write(piece.file, piece.offset, piece.data))
 
@@ -162,7 +162,7 @@ class Holding:
         transfers = self.yard.transfers.place(self.shard.log_end if self.shard is not None else 0)
         await transfers.acquire()
         try:
-            take = partial(snapshot.take, self._files, self.directory, f"{self.yard.boot_ms()}")
+            take = partial(snapshot.hold_checkpoint, self._files, self.directory, f"{self.yard.boot_ms()}")
             async with self.yard.shop.checkpoints:  # files come and go with checkpoints
                 taken: SnapshotSource = await (master.off_loop(take) if master is not None else self.off_loop(take))
         except BaseException:

@@ -125,7 +125,7 @@ class Shipping:
         self.changed: Callable[[PeerReplica], None] = lambda member: None
         self.deposed: Callable[[int], None] = lambda epoch: None
         self.replaceable: Callable[[str], bool] = lambda entry: True
-        self.commit = log.committed
+        self.commit = log.committed_offset
         self._log, self._peers, self._pool, self._boot_ms, self._note = log, peers, pool, boot_ms, note
         self._snapshot, self._catching_up = snapshot, catching_up
         self._loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class Shipping:
             member.durable = member.applied = 0  # another copy than the one that acknowledged
         member.entry, member.damaged = state.entry, False
         at = common_end(self._log.epochs, self._log.end, state.epochs, state.log_end)
-        if state.entry == "" or at < state.committed or not self._log.reaches(at):
+        if state.entry == "" or at < state.committed or not self._log.holds_from(at):
             if state.entry == "" or self.replaceable(state.entry):
                 self._spawn(self._offer(member, member.session))
             else:  # a failover could still choose it: it is taken out of the in-sync set first

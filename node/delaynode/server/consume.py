@@ -36,7 +36,7 @@ class ConsumeCalls:
         offset = request.offset
         if request.group:
             group = host.shard.consumers.group(request.group)
-            offset = group.floor if offset < 0 else offset
+            offset = group.first_unacked if offset < 0 else offset
         most_bytes = min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window)
         most = min(request.max_messages or 1024, MAX_RECEIVE)
         offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
@@ -102,7 +102,7 @@ class ConsumeCalls:
         shard = host.shard
         await host.pass_filtered(request.group)
         group = shard.consumers.group(request.group)
-        full = group.fresh - group.floor >= group.max_unacked
+        full = group.window_end - group.first_unacked >= group.max_unacked
         done = shard.consumers.acknowledge(request.group, start, end, self.node.clock.now_ms())
         host.changed()
         await host.committed(shard.log_end)
@@ -138,10 +138,10 @@ class ConsumeCalls:
             oldest = groups[name].oldest(shard.queue)
             states.append(
                 pb.GroupState(
-                    group=name, tags=groups[name].tags, floor=groups[name].floor, end_offset=end,
+                    group=name, tags=groups[name].tags, floor=groups[name].first_unacked, end_offset=end,
                     available=counts.available, in_flight=counts.in_flight, waiting_retry=counts.waiting_retry,
                     dead=counts.dead, redriven=counts.redriven, dead_limit=shard.consumers.limits.max_dead,
-                    oldest_ms=0 if oldest is None else shard.freeing.released_ms(oldest),
+                    oldest_ms=0 if oldest is None else shard.space.released_ms(oldest),
                 )
             )  # fmt: skip
         await host.committed(shard.log_end)

@@ -19,7 +19,7 @@ from delaynode.server.forward import Passed
 from delaynode.server.rpc import as_error
 from delaynode.server.topic_type import check_type
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import IncomingBatch, columns_of
+from delaynode.store.log.incoming_batch import IncomingBatch, columns_of
 from delaynode.store.types import I64
 
 UNANSWERED_IN_STREAM = 16

@@ -16,9 +16,9 @@ import numpy as np
 
 from delaynode.replica.host import WallClock
 from delaynode.replica.master import ShardHost
-from delaynode.store.log.intake import MAX_BATCH_MESSAGES
+from delaynode.store.log.incoming_batch import MAX_BATCH_MESSAGES
 from delaynode.store.shard import MOVED_NOW, Lookup, Outcomes
-from delaynode.store.timer.scan import Folds
+from delaynode.store.timer.scan import SlotSnapshotCache
 from delaynode.store.types import I64
 
 ABSOLUTE = np.empty(0, np.uint8)  # no time is a delay
@@ -45,8 +45,8 @@ class LookupBatch:
 class Lookups:
     """Owned by the event loop; one for a node. scans: how many may run at once."""
 
-    def __init__(self, scans: asyncio.Semaphore, folds: Folds, clock: WallClock) -> None:
-        self._scans, self._folds, self._clock = scans, folds, clock
+    def __init__(self, scans: asyncio.Semaphore, slot_cache: SlotSnapshotCache, clock: WallClock) -> None:
+        self._scans, self._slot_cache, self._clock = scans, slot_cache, clock
         self._gathering: dict[tuple[ShardHost, bool], LookupBatch] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -107,7 +107,7 @@ class Lookups:
         due, seq = (np.concatenate(parts) for parts in zip(*((one.due, one.seq) for one in wanted), strict=True))
         times = [one.time for one in wanted if one.time is not None]
         host.check_serving()
-        lookup = host.shard.begin_lookup(due, seq, self._folds)
+        lookup = host.shard.begin_lookup(due, seq, self._slot_cache)
         try:
             if lookup.job is not None:
                 await host.off_loop(lookup.job.run)

@@ -17,9 +17,9 @@ from delaynode.server.dispatch import Dispatch
 from delaynode.server.lookups import Lookups
 from delaynode.server.rpc import column, fitting
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import MAX_BATCH_MESSAGES
+from delaynode.store.log.incoming_batch import MAX_BATCH_MESSAGES
 from delaynode.store.timer.due_window import after
-from delaynode.store.timer.scan import Choice, Folds, OfKey
+from delaynode.store.timer.scan import KeyFilter, MessageFilter, SlotSnapshotCache
 from delaynode.store.timer.units import UNIT
 from delaynode.store.types import I64, U8, Array, Pair, Records, at_or_below
 
@@ -33,9 +33,9 @@ class PendingCalls:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self.node = dispatch.node
-        self._folds = Folds()
+        self._slot_cache = SlotSnapshotCache()
         self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
-        self._lookups = Lookups(self._scans, self._folds, self.node.clock)
+        self._lookups = Lookups(self._scans, self._slot_cache, self.node.clock)
 
     def _handles(self, request: pb.CancelRequest | pb.RescheduleRequest, host: ShardHost) -> tuple[I64, I64]:
         due = column("due", request.due, "<i8")
@@ -73,7 +73,7 @@ class PendingCalls:
         if request.from_ms >= request.to_ms:
             raise Refused("BAD_REQUEST", f"empty range: from_ms {request.from_ms} is not before to_ms {request.to_ms}")
         low, high = Pair(request.from_ms, 0), Pair(request.to_ms, 0)
-        rows, _ = await self._pending(host, low, high, OfKey(crc32(request.key.encode())), MAX_OF_KEY + 1)
+        rows, _ = await self._pending(host, low, high, KeyFilter(crc32(request.key.encode())), MAX_OF_KEY + 1)
         if len(rows) > MAX_OF_KEY:
             raise Refused(
                 "BATCH_TOO_LARGE",
@@ -89,7 +89,7 @@ class PendingCalls:
         return np.ascontiguousarray(rows["due"]), np.ascontiguousarray(rows["seq"])
 
     async def _pending(
-        self, host: ShardHost, low: Pair, high: Pair, choice: Choice | None, most: int | None
+        self, host: ShardHost, low: Pair, high: Pair, choice: MessageFilter | None, most: int | None
     ) -> tuple[Records, bool]:
         """Live rows of a range above the watermark, committed, by (due, seq); and whether there may be more behind."""
         index = host.shard.index
@@ -98,12 +98,12 @@ class PendingCalls:
             return np.empty(0, UNIT), False
         async with self._scans:
             host.check_serving()
-            job = index.begin_scan(low, high, choice, most, self._folds)
+            job = index.begin_scan(low, high, choice, most, self._slot_cache)
             try:
                 await host.off_loop(job.run)
                 rows, live = job.result()
             finally:
-                index.end_capture(job.capture)
+                index.close_view(job.view)
         host.check_serving()
         await host.committed(host.shard.log_end)
         pending = live & ~at_or_below(rows["due"], rows["seq"], index.watermark)

@@ -31,9 +31,9 @@ def state_of(replica: Replica, beacon_age_ms: int | None) -> pb.ReplicaState:
     )  # fmt: skip
     if shard is not None:
         state.epoch, state.log_epoch = shard.identity.epoch, shard.log.last_epoch
-        state.log_end, state.committed = shard.log.end, shard.committed
-        state.kept_epoch = shard.kept[0]
-        state.kept_in_sync.extend(shard.kept[1])
+        state.log_end, state.committed = shard.log.end, shard.committed_offset
+        state.kept_epoch = shard.known_status[0]
+        state.kept_in_sync.extend(shard.known_status[1])
     if replica.host is not None:
         state.committed = max(state.committed, min(replica.host.known, state.log_end))
     if replica.master is not None and replica.master.serving and replica.leader is not None:

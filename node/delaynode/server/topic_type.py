@@ -7,7 +7,7 @@ from delayregistry.model import TopicType
 from numpy.typing import NDArray
 
 from delaynode.store.errors import Refused
-from delaynode.store.log.intake import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 
 
 def check_type(topic: str, kind: TopicType, batch: IncomingBatch, now_ms: int) -> None:

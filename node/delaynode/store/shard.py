@@ -41,21 +41,21 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.intake import IncomingBatch, resolve_due
-from delaynode.store.maintenance.freeing import Freeing, KeepConfig
+from delaynode.store.log.incoming_batch import IncomingBatch, resolve_due
+from delaynode.store.maintenance.reclaim import KeepConfig, SpaceReclaimer
 from delaynode.store.queue.consume_queue import ConsumeQueue, ReleasedRows
 from delaynode.store.queue.consumers import Consumers, GroupLimits
 from delaynode.store.queue.producers import FirstAnswer, Producers
-from delaynode.store.timer.cascade import PIECE_UNITS
+from delaynode.store.timer.cascade import CHUNK_UNITS
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
-from delaynode.store.timer.due_window import Run, before
+from delaynode.store.timer.due_window import SortedRun, before
 from delaynode.store.timer.index import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
-from delaynode.store.timer.scan import Folds, ScanJob
+from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
 from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, UNIT, units
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
 
 MAX_DUE_MS = 1 << 62
-FEW_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
+MIN_TICK_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
 
 UNFLUSHED_FLUSHES = 2
 
@@ -81,7 +81,7 @@ class ShardConfig:
     max_producers: int = 10_000  # idempotent producers seen within a day
     flush_units: int = 1_000_000  # unflushed units that call for a checkpoint
     wheel_copy_units: int = 5_000_000  # units flushed between two copies of the wheels
-    piece_units: int = PIECE_UNITS  # of a slot, that a cascade or the emptying of a segment has in memory, about
+    chunk_units: int = CHUNK_UNITS  # of a slot, that a cascade or the emptying of a segment has in memory, about
     log_segment_bytes: int = 64 << 20
     timer_segment_bytes: int = 64 << 20
     queue_segment_bytes: int = 16 << 20
@@ -90,7 +90,7 @@ class ShardConfig:
     scrub_days: float = 7.0  # in which everything on disk is read again and checked
 
     @property
-    def most_unflushed(self) -> int:
+    def max_unflushed(self) -> int:
         """With so many unflushed units, which are memory, a shard takes in no more until a flush has ended."""
         return UNFLUSHED_FLUSHES * self.flush_units
 
@@ -160,19 +160,22 @@ class Shard:
         self.log = log
         self.index = index
         self.queue = queue
-        self.consumers = Consumers(queue, self._propose, self._committed_end, config.group_limits)
+        self.consumers = Consumers(queue, self._propose, self._get_committed_offset, config.group_limits)
         self.producers = Producers(config.max_producers)
-        self.freeing = Freeing(log, index, queue, self.consumers, config.keep, self._propose)
+        self.space = SpaceReclaimer(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
         self.epochs = epochs  # [epoch, start offset], ascending, of the frames applied
         self.wall_ms = wall_ms  # the highest of a frame applied
         self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
-        self.committed = 0
+        self.committed_offset = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
         self.skipped: list[int] = []  # log offsets of frames that a person has had skipped, see repair.py
         self.damaged: str | None = None  # why nothing more is written
-        self.failed: Callable[[str, Exception], None] | None = None  # told when the effect of a proposal has failed
-        self.kept: tuple[int, tuple[str, ...]] = (0, ())  # the registry's status, as last seen: epoch, in-sync set
+        self.on_failed: Callable[[str, Exception], None] | None = None  # told when the effect of a proposal has failed
+        self.known_status: tuple[int, tuple[str, ...]] = (
+            0,
+            (),
+        )  # the registry's status, as last seen: epoch, in-sync set
 
     # ------------------------------------------------------------ the log
     @property
@@ -185,18 +188,18 @@ class Shard:
 
     def take_writes(self, *, sync: bool) -> WriteBatch | None:
         """What waits to be written, or None: also once the copy is damaged."""
-        return self.log.take(sync=sync) if self.damaged is None else None
+        return self.log.next_batch(sync=sync) if self.damaged is None else None
 
     def finish_writes(self, batch: WriteBatch) -> None:
         self.log.finish(batch)
 
     def commit(self, offset: int) -> list[ReleasedRows]:
         """Frames up to log offset `offset` are committed. Returns what became visible, by frame."""
-        self.committed = self.log.committed = max(self.committed, offset)
-        return self.queue.commit(self.committed)
+        self.committed_offset = self.log.committed_offset = max(self.committed_offset, offset)
+        return self.queue.commit(self.committed_offset)
 
-    def _committed_end(self) -> int:
-        return self.committed
+    def _get_committed_offset(self) -> int:
+        return self.committed_offset
 
     @contextmanager
     def _propose(
@@ -207,25 +210,25 @@ class Shard:
         Where the body fails, the shard is changed by half: the frame is taken back and nothing is written any more.
         """
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
-        self._pass(now_ms)
+        self._advance_time(now_ms)
         self.applied = self.log.end
         try:
             if frame.flags & FLAG_NEW_SEGMENT:
-                self.freeing.ledger.open(frame.offset, now_ms)
+                self.space.ledger.open(frame.offset, now_ms)
             yield self.applied
         except Exception as error:
-            self.log.take_back(frame)
+            self.log.retract(frame)
             self.damaged = f"the effect of a {kind.name} failed: {type(error).__name__}: {error}"
-            if self.failed is not None:
-                self.failed(self.damaged, error)
+            if self.on_failed is not None:
+                self.on_failed(self.damaged, error)
             raise
 
-    def _pass(self, wall_ms: int) -> None:
+    def _advance_time(self, wall_ms: int) -> None:
         """A frame of this wall time is applied."""
         self.wall_ms = max(self.wall_ms, wall_ms)
-        self.producers.passes(wall_ms)
+        self.producers.advance_time(wall_ms)
 
-    def begin_reign(self, epoch: int, node: str, now_ms: int) -> None:
+    def begin_term(self, epoch: int, node: str, now_ms: int) -> None:
         """Append EPOCH: the start of a reign. The epoch was persisted before."""
         if epoch <= self.log.last_epoch:
             raise Damaged(f"epoch {epoch} does not follow {self.log.last_epoch}")
@@ -280,10 +283,10 @@ class Shard:
         reach = np.cumsum(a.size, dtype=np.int64)
         at = reach - a.size + a.records_at
         check = record_checks(a.records, a.records_at, a.size, seq)
-        self.freeing.ledger.hold(n, int(reach[-1]))
+        self.space.ledger.hold(n, int(reach[-1]))
         over = (a.due <= wall_ms) | at_or_below(a.due, seq, self.index.watermark)
         if over.any():
-            self.freeing.releases(wall_ms)
+            self.space.on_release(wall_ms)
             self.queue.stage(end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over], wall_ms)
         if not over.all():
             rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT, check)
@@ -297,7 +300,7 @@ class Shard:
         """When tick() has something to do, ms: the next due, or the idle tick."""
         return min(self.index.window.next_due(), self.index.watermark.due + self.config.idle_tick_ms)
 
-    def tick(self, now_ms: int, most: int | None = None) -> int:
+    def tick(self, now_ms: int, max_released: int | None = None) -> int:
         """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.
 
         Never goes past the loaded part of the window. most: messages that may be released, at least 1; None: no limit
@@ -309,8 +312,12 @@ class Shard:
             return -1
         if index.window.next_due() > target.due and target.due - index.watermark.due < self.config.idle_tick_ms:
             return -1
-        rows = self.config.max_tick if most is None else min(self.config.max_tick, max(FEW_ROWS, 4 * most))
-        taken = index.release(target, rows, most)
+        rows = (
+            self.config.max_tick
+            if max_released is None
+            else min(self.config.max_tick, max(MIN_TICK_ROWS, 4 * max_released))
+        )
+        taken = index.release(target, rows, max_released)
         tick = Tick(taken.watermark.due, taken.watermark.seq, len(taken), self.queue.end + len(taken))
         with self._propose(FrameKind.TICK, len(taken), tick.payload(), now_ms) as end:
             self._release(taken, now_ms, end)
@@ -318,16 +325,18 @@ class Shard:
 
     def _release(self, taken: Taken, wall_ms: int, end: int) -> None:
         """What a TICK of `wall_ms`, which ends at log offset `end`, has taken out of the window."""
-        self.freeing.passes(wall_ms)
+        self.space.on_tick(wall_ms)
         if len(taken):
-            self.freeing.releases(wall_ms)
+            self.space.on_release(wall_ms)
             self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
 
     def wants_load(self, now_ms: int) -> bool:
         """Whether the due window should be loaded further."""
         window = self.index.window
-        near = window.bound.due < now_ms + self.config.lookahead_ms // 2
-        return near and len(window) <= self.config.window_budget // 2 and window.bound.due < self.index.minute_bound_ms
+        runs_low = window.bound.due < now_ms + self.config.lookahead_ms // 2
+        return (
+            runs_low and len(window) <= self.config.window_budget // 2 and window.bound.due < self.index.minute_bound_ms
+        )
 
     def load_target(self, now_ms: int) -> int:
         """Whole minutes, so that the wheel's slots are read once."""
@@ -335,46 +344,48 @@ class Shard:
         return self.config.geometry.minute_end(target)
 
     # ------------------------------------------------------------ a topic's limits
-    def reconfigure(self, wished: ShardConfig) -> None:
+    def reconfigure(self, desired: ShardConfig) -> None:
         """Take up what may change while the shard is used. On the owner's thread."""
         limits = ("max_delay_ms", "max_attempts", "dlq_retention_ms", "keep")
-        config = replace(self.config, **{name: getattr(wished, name) for name in limits})
+        config = replace(self.config, **{name: getattr(desired, name) for name in limits})
         if config != self.config:
-            self.config, self.consumers.limits, self.freeing.config = config, config.group_limits, config.keep
+            self.config, self.consumers.limits, self.space.config = config, config.group_limits, config.keep
 
     # ------------------------------------------------------------ cancel, reschedule
-    def _away(self, found: Bools, seq: I64) -> Bools:
+    def _not_in_window(self, found: Bools, seq: I64) -> Bools:
         return ~found & (seq >= 0) & (seq < self.next_seq)
 
     def in_window(self, due: I64, seq: I64) -> bool:
         """A lookup of these messages has no job."""
-        return not self._away(self.index.window.find(due, seq)[1], seq).any()
+        return not self._not_in_window(self.index.window.find(due, seq)[1], seq).any()
 
-    def begin_lookup(self, due: I64, seq: I64, folds: Folds | None = None) -> Lookup:
+    def begin_lookup(self, due: I64, seq: I64, slot_cache: SlotSnapshotCache | None = None) -> Lookup:
         """Start to find messages; run `job` on any thread, then cancel() or reschedule(), then end_lookup().
 
         Without a job, go on before anything else is done to the shard.
         """
         rows, found = self.index.window.find(due, seq)
-        away = self._away(found, seq)
-        return Lookup(due, seq, self.index.begin_lookup(due, seq, away, rows[found], folds) if away.any() else None)
+        away = self._not_in_window(found, seq)
+        return Lookup(
+            due, seq, self.index.begin_lookup(due, seq, away, rows[found], slot_cache) if away.any() else None
+        )
 
     def end_lookup(self, lookup: Lookup) -> None:
         """Always, also when the job failed."""
         if lookup.job is not None:
-            self.index.end_capture(lookup.job.capture)
+            self.index.close_view(lookup.job.view)
             lookup.job = None
 
-    def _stand(self, lookup: Lookup, now_ms: int) -> tuple[Records, Bools, U8]:
+    def _resolve_lookup(self, lookup: Lookup, now_ms: int) -> tuple[Records, Bools, U8]:
         """Per message: its unit, whether it can still be cancelled, and else the outcome that says why not."""
         due, seq = lookup.due, lookup.seq
         rows, found = self.index.window.find(due, seq)
         if lookup.job is not None:
-            words, _ = lookup.job.result()
-            if len(words):
-                place = Run.of(words).places(due, seq)  # words are in a run's order
-                hit = ~found & (place >= 0)
-                rows[hit] = words[place[hit]]
+            latest, _ = lookup.job.result()
+            if len(latest):
+                row = SortedRun.of(latest).places(due, seq)  # words are in a run's order
+                hit = ~found & (row >= 0)
+                rows[hit] = latest[row[hit]]
                 found |= hit
         released = at_or_below(due, seq, self.index.watermark)
         dead = found & ((rows["magic"] & DELETE) != 0)
@@ -403,12 +414,12 @@ class Shard:
 
     def cancel(self, lookup: Lookup, now_ms: int) -> Outcomes:
         """Append a CANCEL of those that are live; the truth for each. Raises Impossible."""
-        rows, live, why = self._stand(lookup, now_ms)
+        rows, live, why = self._resolve_lookup(lookup, now_ms)
         first = self._first_named(rows, live)
         if first.any():
             chosen = rows[first]
             cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "offset", "size")))
-            self.freeing.ledger.check_release(cancel.offset, cancel.size)
+            self.space.ledger.check_release(cancel.offset, cancel.size)
             with self._propose(FrameKind.CANCEL, len(chosen), cancel.payload(), now_ms):
                 self._apply_cancel(cancel)
         why[live] = ALREADY_CANCELLED
@@ -417,7 +428,7 @@ class Shard:
 
     def _apply_cancel(self, cancel: Cancel) -> None:
         self.index.delete(cancel.due, cancel.seq, cancel.size, moved=False)
-        self.freeing.ledger.release(cancel.offset, cancel.size)
+        self.space.ledger.release(cancel.offset, cancel.size)
 
     def new_due(self, time: I64, relative: U8, now_ms: int) -> I64:
         """The dues that a reschedule asks for, i64[n] ms. Raises Refused where one is against the rules of enqueue."""
@@ -428,7 +439,7 @@ class Shard:
     def reschedule(self, lookup: Lookup, time: I64, relative: U8, now_ms: int) -> Outcomes:
         """Give live messages a new due under the rules of enqueue; all or none where a new due is refused."""
         new_due = self.new_due(time, relative, now_ms)
-        rows, live, why = self._stand(lookup, now_ms)
+        rows, live, why = self._resolve_lookup(lookup, now_ms)
         first = self._first_named(rows, live)
         if first.any():
             chosen, due = rows[first], new_due[first]
@@ -448,7 +459,7 @@ class Shard:
         over = (r.new_due <= wall_ms) | at_or_below(r.new_due, r.seq, self.index.watermark)
         if over.any():
             order = np.flatnonzero(over)[np.lexsort((r.seq[over], r.new_due[over]))]
-            self.freeing.releases(wall_ms)
+            self.space.on_release(wall_ms)
             self.queue.stage(
                 end, r.new_due[order], r.seq[order], r.offset[order], r.size[order], r.tag[order], r.check[order],
                 wall_ms,
@@ -480,8 +491,8 @@ class Shard:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # a frame may say anything: no error of its own may get past those who catch Damaged
-            told = isinstance(error, Damaged | Impossible)
-            why = str(error) if told else f"{type(error).__name__}: {error}"
+            is_known_error = isinstance(error, Damaged | Impossible)
+            why = str(error) if is_known_error else f"{type(error).__name__}: {error}"
             raise Unappliable(frame.offset, f"{frame.kind.name} of epoch {frame.epoch}", why) from error
         self.applied = frame.end
 
@@ -502,9 +513,9 @@ class Shard:
 
     def _begin(self, frame: Frame) -> None:
         """What a frame brings whatever its effect: its time, and the segment that it begins."""
-        self._pass(frame.wall_ms)
+        self._advance_time(frame.wall_ms)
         if frame.flags & FLAG_NEW_SEGMENT:
-            self.freeing.ledger.open(frame.offset, frame.wall_ms)
+            self.space.ledger.open(frame.offset, frame.wall_ms)
 
     def _apply(self, frame: Frame) -> None:
         kind = frame.kind
@@ -520,9 +531,9 @@ class Shard:
         elif kind is FrameKind.GROUP:
             self.consumers.apply_group(parse_group(frame))
         elif kind is FrameKind.RELOCATE:
-            self.freeing.apply_relocate(parse_relocate(frame))
+            self.space.apply_relocate(parse_relocate(frame))
         elif kind is FrameKind.TRIM:
-            self.freeing.apply_trim(parse_trim(frame))
+            self.space.apply_trim(parse_trim(frame))
         elif kind is FrameKind.EPOCH:
             self.epochs.append([frame.epoch, frame.offset])
         else:

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from delaynode.store.log.following import FrameChunk, forget_floor, write_floor
+from delaynode.store.log.frame_chunk import FrameChunk, remove_synced_limit, write_synced_limit
 from delaynode.store.log.frames import FLAG_NEW_SEGMENT, Unsealed
 from delaynode.store.types import Buffer
 
 if TYPE_CHECKING:
     from delaynode.store.log.commit_log import CommitLog
 
-FLOOR_BYTES = 16 << 20  # the floor follows what is on disk at this distance, at most
+SYNCED_LIMIT_LAG_BYTES = 16 << 20  # the floor follows what is on disk at this distance, at most
 
-Run = tuple[list[Buffer], int, bool]
+SegmentWrite = tuple[list[Buffer], int, bool]
 """What goes into one segment: buffers, their bytes in all, whether they begin it."""
 
 
@@ -45,25 +45,25 @@ class WriteBatch:
         runs = self._sealed()
         if self.on_sealed is not None:
             self.on_sealed(self, runs[0][0] if len(runs) == 1 else list(chain.from_iterable(run[0] for run in runs)))
-        for parts, size, roll in runs:
-            file.append(parts, size, roll=roll)
+        for parts, size, new_segment in runs:
+            file.append(parts, size, new_segment=new_segment)
         if self.sync:
             file.sync()
 
-    def _sealed(self) -> list[Run]:
+    def _sealed(self) -> list[SegmentWrite]:
         synced = self.log.synced
-        runs: list[Run] = []
+        runs: list[SegmentWrite] = []
         parts: list[Buffer] = []
-        size, roll = 0, False
+        size, new_segment = 0, False
         for frame in self.frames:
             if frame.flags & FLAG_NEW_SEGMENT:
                 if size:
-                    runs.append((parts, size, roll))
-                parts, size, roll = [], 0, True
+                    runs.append((parts, size, new_segment))
+                parts, size, new_segment = [], 0, True
             parts.append(frame.seal(synced))
             parts.extend(part for part in frame.payload if len(part))
             size += frame.length
-        runs.append((parts, size, roll))
+        runs.append((parts, size, new_segment))
         return runs
 
 
@@ -84,41 +84,41 @@ class ReceivedFrames(WriteBatch):
     nothing that was acknowledged; what is given up is that rot in the log's last part is told from a torn tail.
     """
 
-    pieces: list[FrameChunk] = field(default_factory=list)
+    chunks: list[FrameChunk] = field(default_factory=list)
 
     def run(self) -> None:
         """Write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""
         log, file = self.log, self.log.file
-        places = self._sync_before()
-        if log.floor is not None and places == [] and log.synced == log.written:
-            forget_floor(file.files, file.directory)
-            log.floor = None
-        elif places is None or len(places) > 1 or (places and log.floor is not None):
-            self._lower_proof()
-            places = []
-        for at, piece in enumerate(self.pieces):
-            if places and at == places[0]:
+        positions = self._sync_before()
+        if log.synced_limit is not None and positions == [] and log.synced == log.written:
+            remove_synced_limit(file.files, file.directory)
+            log.synced_limit = None
+        elif positions is None or len(positions) > 1 or (positions and log.synced_limit is not None):
+            self._lower_synced_limit()
+            positions = []
+        for at, chunk in enumerate(self.chunks):
+            if positions and at == positions[0]:
                 file.sync()
-            for data, roll in piece.runs():
-                file.append([data], len(data), roll=roll)
+            for data, new_segment in chunk.runs():
+                file.append([data], len(data), new_segment=new_segment)
         if self.sync:
             file.sync()
 
     def _sync_before(self) -> list[int] | None:
         """The pieces before which to sync; None where that would not do."""
         durable = self.log.synced
-        places: list[int] = []
-        for at, piece in enumerate(self.pieces):
-            if piece.synced > durable:
-                places.append(at)
-                durable = piece.start
-            if piece.synced > durable:
+        positions: list[int] = []
+        for at, chunk in enumerate(self.chunks):
+            if chunk.synced > durable:
+                positions.append(at)
+                durable = chunk.start
+            if chunk.synced > durable:
                 return None
-        return places
+        return positions
 
-    def _lower_proof(self) -> None:
+    def _lower_synced_limit(self) -> None:
         """What frames say of `synced` proves nothing above what is on this disk now, or was a little ago."""
         log = self.log
-        if log.floor is None or log.synced - log.floor > FLOOR_BYTES:
-            write_floor(log.file.files, log.file.directory, log.synced)
-            log.floor = log.synced
+        if log.synced_limit is None or log.synced - log.synced_limit > SYNCED_LIMIT_LAG_BYTES:
+            write_synced_limit(log.file.files, log.file.directory, log.synced)
+            log.synced_limit = log.synced

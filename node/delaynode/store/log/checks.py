@@ -27,12 +27,12 @@ from delaynode.store.types import I64, U32, Array, Buffer, Records
 
 U64 = npt.NDArray[np.uint64]
 
-PIECE_BYTES = 256 << 10  # records of so many bytes are looked at together: what they need stays in the cache
-PIECE_WORDS = PIECE_BYTES // 8 + 2
-PIECE_UNITS = 1024
-FEW_RECORDS = 3  # so many are quicker one by one
+CHUNK_BYTES = 256 << 10  # records of so many bytes are looked at together: what they need stays in the cache
+CHUNK_WORDS = CHUNK_BYTES // 8 + 2
+CHUNK_UNITS = 1024
+MAX_SCALAR_RECORDS = 3  # so many are quicker one by one
 HALF = np.uint64(32)
-EVEN = np.arange(0, 2 * PIECE_WORDS, 2, dtype=np.uint64)
+EVEN = np.arange(0, 2 * CHUNK_WORDS, 2, dtype=np.uint64)
 WORD = 2**64 - 1
 LOW_BYTES = np.array([(1 << 8 * k) - 1 for k in range(8)], np.uint64)  # masks of a word's first k bytes
 PADS = [bytes(k) for k in range(9)]
@@ -53,8 +53,8 @@ class _Scratch(threading.local):
     """A thread's arrays for one piece: allocated anew each time, their page faults would cost more than the sums."""
 
     def __init__(self) -> None:
-        self.words, self.sums, self.factors = (np.empty(PIECE_WORDS, np.uint64) for _ in range(3))
-        self.units = np.empty(PIECE_UNITS * len(FACTORS), np.uint64)
+        self.words, self.sums, self.factors = (np.empty(CHUNK_WORDS, np.uint64) for _ in range(3))
+        self.units = np.empty(CHUNK_UNITS * len(FACTORS), np.uint64)
 
 
 _scratch = _Scratch()
@@ -64,28 +64,28 @@ _scratch = _Scratch()
 def record_checks(records: Buffer, start: int, size: U32 | I64, seq: I64) -> U32:
     """The checks (n,) of records that lie one after the other from log offset `start` on; sizes (n,) bytes."""
     size = size.astype(np.int64)
-    if len(size) <= FEW_RECORDS:
+    if len(size) <= MAX_SCALAR_RECORDS:
         view, at = memoryview(records), np.cumsum(size) - size
         parts = [view[low : low + length] for low, length in zip(at.tolist(), size.tolist(), strict=True)]
-        return _few(parts, at + start, seq)
-    if len(records) <= PIECE_BYTES:
-        return _piece(records, start, size, seq)
+        return _scalar_checks(parts, at + start, seq)
+    if len(records) <= CHUNK_BYTES:
+        return _chunk_checks(records, start, size, seq)
     stop = np.cumsum(size)
     view, checks = memoryview(records), np.empty(len(size), np.uint32)
     low = 0
     while low < len(size):
         begin = int(stop[low] - size[low])
-        high = max(low + 1, int(np.searchsorted(stop, begin + PIECE_BYTES, "right")))
+        high = max(low + 1, int(np.searchsorted(stop, begin + CHUNK_BYTES, "right")))
         part = view[begin : int(stop[high - 1])]
-        checks[low:high] = _piece(part, start + begin, size[low:high], seq[low:high])
+        checks[low:high] = _chunk_checks(part, start + begin, size[low:high], seq[low:high])
         low = high
     return checks
 
 
-def _piece(records: Buffer, start: int, size: I64, seq: I64) -> U32:
+def _chunk_checks(records: Buffer, start: int, size: I64, seq: I64) -> U32:
     low, pad, length = start >> 3, start & 7, len(records)
     count = (pad + length >> 3) + 1
-    if count <= PIECE_WORDS:
+    if count <= CHUNK_WORDS:
         words, sums, factors = (array[:count] for array in (_scratch.words, _scratch.sums, _scratch.factors))
         np.add(EVEN[:count], np.uint64(2 * low + 1), out=factors)
     else:  # one record of megabytes
@@ -100,22 +100,24 @@ def _piece(records: Buffer, start: int, size: I64, seq: I64) -> U32:
 
 def checks_of(records: Sequence[Buffer], offset: I64, size: I64, seq: I64) -> U32:
     """The checks (n,) of records, each in a buffer of its own, from log offsets (n,)."""
-    if len(records) <= FEW_RECORDS:
-        return _few(records, offset, seq)
+    if len(records) <= MAX_SCALAR_RECORDS:
+        return _scalar_checks(records, offset, seq)
     joined = join_padded(offset.tolist(), records)
     return checks_in(joined, offset, offset + size, np.arange(len(records)), offset, size, seq)
 
 
-def _few(records: Sequence[Buffer], offset: I64, seq: I64) -> U32:
-    checks = [_one(record, at, of) for record, at, of in zip(records, offset.tolist(), seq.tolist(), strict=True)]
+def _scalar_checks(records: Sequence[Buffer], offset: I64, seq: I64) -> U32:
+    checks = [
+        _scalar_check(record, at, of) for record, at, of in zip(records, offset.tolist(), seq.tolist(), strict=True)
+    ]
     return np.array(checks, np.uint32)
 
 
-def _one(record: Buffer, offset: int, seq: int) -> int:
+def _scalar_check(record: Buffer, offset: int, seq: int) -> int:
     """_checks() and _mixed() of one record, as plain numbers but for its words."""
     words = np.frombuffer(b"".join((PADS[offset & 7], record, PADS[-(offset + len(record)) & 7])), "<u8")
     words = words ^ (words >> HALF)
-    even = EVEN[: len(words)] if len(words) <= PIECE_WORDS else np.arange(0, 2 * len(words), 2, dtype=np.uint64)
+    even = EVEN[: len(words)] if len(words) <= CHUNK_WORDS else np.arange(0, 2 * len(words), 2, dtype=np.uint64)
     total = (2 * (offset >> 3) + 1) * int(words.sum()) + int(words @ even)
     first, second, third, fourth = MIX_INTS
     total = total * first & WORD
@@ -131,7 +133,7 @@ def join_padded(low: Sequence[int], extents: Sequence[Buffer]) -> bytes:
     return b"".join(parts)
 
 
-def places_in(low: I64, high: I64) -> I64:
+def position_shifts(low: I64, high: I64) -> I64:
     """What to add to a log offset to find it in the join_padded() extents [low, high) (k,), by extent (k,): bytes."""
     counts = (high >> 3) - (low >> 3) + 1
     moved: I64 = 8 * (np.cumsum(counts) - counts - (low >> 3))
@@ -144,7 +146,7 @@ def checks_in(joined: bytes, low: I64, high: I64, which: I64, offset: I64, size:
     which: the extent (n,) in which each record lies whole.
     """
     words = np.frombuffer(joined, "<u8")
-    moved = places_in(low, high)
+    moved = position_shifts(low, high)
     index = np.arange(len(words), dtype=np.int64)
     index -= np.repeat(moved >> 3, (high >> 3) - (low >> 3) + 1)
     factors = (2 * index + 1).view(np.uint64)
@@ -191,7 +193,7 @@ def _mixed(sums: U64, size: I64, seq: I64) -> U32:
 
 
 # ---------------------------------------------------------------- units
-def unit_checks(units: Records, place: I64, own: int, bits: int, uid: int = 0) -> U64:
+def unit_checks(units: Records, positions: I64, own: int, bits: int, uid: int = 0) -> U64:
     """The own checks (n,) of units (n,) as they are stored, at `place` (n,) of shard `uid`: the highest `bits` of 64.
 
     own: which of a unit's 32-bit words has the own check as its highest `bits`; they count as 0.
@@ -199,14 +201,14 @@ def unit_checks(units: Records, place: I64, own: int, bits: int, uid: int = 0) -
     width = units.dtype.itemsize // 4
     words = units.view("<u4").reshape(len(units), width)
     factors, scratch = _factors(width, own), _scratch.units
-    sums = place.astype(np.uint64)
+    sums = positions.astype(np.uint64)
     sums += np.uint64(uid)
     sums *= FACTORS[width]
-    for low in range(0, len(units), PIECE_UNITS):
-        part = words[low : low + PIECE_UNITS]
+    for low in range(0, len(units), CHUNK_UNITS):
+        part = words[low : low + CHUNK_UNITS]
         wide = scratch[: part.size].reshape(part.shape)
         wide[:] = part
-        sums[low : low + PIECE_UNITS] += wide @ factors
+        sums[low : low + CHUNK_UNITS] += wide @ factors
     if bits < 32:
         sums += (words[:, own] & np.uint32((1 << 32 - bits) - 1)) * FACTORS[own]
     sums >>= np.uint64(64 - bits)

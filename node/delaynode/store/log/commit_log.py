@@ -16,9 +16,23 @@ import numpy as np
 from delaynode.store.errors import Damaged, NewerFormat, Refused
 from delaynode.store.log.batches import ReceivedFrames
 from delaynode.store.log.batches import WriteBatch as WriteBatch  # callers know it from here
-from delaynode.store.log.checks import checks_in, checks_of, first_difference, join_padded, places_in, record_checks
+from delaynode.store.log.checks import (
+    checks_in,
+    checks_of,
+    first_difference,
+    join_padded,
+    position_shifts,
+    record_checks,
+)
 from delaynode.store.log.files import Files
-from delaynode.store.log.following import FrameChunk, check_followers, forget_floor, parse_frames, piece_of, read_floor
+from delaynode.store.log.frame_chunk import (
+    FrameChunk,
+    check_successors,
+    chunk_of,
+    parse_frames,
+    read_synced_limit,
+    remove_synced_limit,
+)
 from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     HEADER_BYTES,
@@ -36,7 +50,7 @@ from delaynode.store.types import U32, Buffer, Records
 
 SCAN_BYTES = 8 << 20
 GAP_BYTES = 1024  # two records closer than this are read by one pread: less copying than the call would cost
-FEW_RUNS = 64  # so many reads are cheaper than sorting
+MAX_UNSORTED_RUNS = 64  # so many reads are cheaper than sorting
 LONG_RUN = 32  # records in a run, on average, that are worth a look at each run by itself
 
 
@@ -49,19 +63,19 @@ class CommitLog:
     end: int = 0  # the next frame's offset
     written: int = 0  # in the page cache at least
     synced: int = 0  # known to be on disk
-    committed: int = 0  # known to be committed: never cut below it
+    committed_offset: int = 0  # known to be committed: never cut below it
     segment: int = 0  # where the segment that the next frame goes into starts, if it fits
-    floor: int | None = None  # from here on, what frames say of `synced` may not be true of this disk
+    synced_limit: int | None = None  # from here on, what frames say of `synced` may not be true of this disk
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, start offset) of the whole log, ascending
     pending: list[Unsealed | FrameChunk] = field(default_factory=list)  # what take() has not taken
-    _roll: bool = False  # the next frame begins a segment
+    _new_segment: bool = False  # the next frame begins a segment
 
     @classmethod
     def open(cls, files: Files, directory: str, uid: int, segment_bytes: int) -> CommitLog:
         """The log as its files stand; scan() and cut() decide what of it is valid."""
         file = SegmentedFile(files, directory, segment_bytes)
-        floor = read_floor(files, directory)
-        return cls(file, uid, end=file.end, written=file.end, segment=file.segment_start(), floor=floor)
+        synced_limit = read_synced_limit(files, directory)
+        return cls(file, uid, end=file.end, written=file.end, segment=file.segment_start(), synced_limit=synced_limit)
 
     @property
     def last_epoch(self) -> int:
@@ -85,10 +99,10 @@ class CommitLog:
         length = HEADER_BYTES + sum(len(part) for part in payload)
         if length > MAX_FRAME_BYTES:
             raise Refused("BATCH_TOO_LARGE", f"this takes {length:,} bytes in the log, of at most {MAX_FRAME_BYTES:,}")
-        full = self._roll or self.end + length - self.segment > self.file.segment_bytes
+        full = self._new_segment or self.end + length - self.segment > self.file.segment_bytes
         if self.end == 0 or (full and self.end > self.segment):
             flags |= FLAG_NEW_SEGMENT
-            self.segment, self._roll = self.end, False
+            self.segment, self._new_segment = self.end, False
         frame = Unsealed(kind, flags, self.uid, epoch, count, first_seq, wall_ms, self.end, payload, length)
         if kind is FrameKind.EPOCH:
             self.epochs.append((epoch, self.end))
@@ -96,7 +110,7 @@ class CommitLog:
         self.end += length
         return frame
 
-    def take_back(self, frame: Unsealed) -> None:
+    def retract(self, frame: Unsealed) -> None:
         """The frame proposed last was not taken and goes nowhere. Its copy has failed: nothing is proposed after it."""
         assert self.pending[-1] is frame, "the last frame, proposed in this very step"
         self.pending.pop()
@@ -105,7 +119,7 @@ class CommitLog:
 
     def begin_segment(self) -> None:
         """The next frame begins a segment."""
-        self._roll = True
+        self._new_segment = True
 
     # ------------------------------------------------------------ a master's frames
     def receive(self, data: memoryview) -> list[Frame]:
@@ -115,13 +129,13 @@ class CommitLog:
         Raises BadFrame, and takes nothing, unless all of them may follow here.
         """
         frames = parse_frames(data, self.end, self.uid)
-        check_followers(frames, self.last_epoch)
+        check_successors(frames, self.last_epoch)
         if frames:
-            piece = piece_of(frames, data)
-            self.pending.append(piece)
+            chunk = chunk_of(frames, data)
+            self.pending.append(chunk)
             self.epochs += [(frame.epoch, frame.offset) for frame in frames if frame.kind is FrameKind.EPOCH]
-            self.segment = piece.rolls[-1] if piece.rolls else self.segment
-            self.end = piece.end
+            self.segment = chunk.segment_starts[-1] if chunk.segment_starts else self.segment
+            self.end = chunk.end
         return frames
 
     def parse_all(self, data: memoryview, offset: int) -> list[Frame]:
@@ -141,10 +155,10 @@ class CommitLog:
 
     def _forget_after(self, end: int) -> None:
         self.epochs = [pair for pair in self.epochs if pair[1] < end]
-        self.segment, self._roll = self.file.segment_start(), False
+        self.segment, self._new_segment = self.file.segment_start(), False
 
     # ------------------------------------------------------------ writing
-    def take(self, *, sync: bool) -> WriteBatch | None:
+    def next_batch(self, *, sync: bool) -> WriteBatch | None:
         """What waits to be written, or None. One batch is under way at a time."""
         if not self.pending:
             return None
@@ -153,9 +167,9 @@ class CommitLog:
         if len(frames) == len(waiting):
             last = frames[-1]
             return WriteBatch(self, frames[0].offset, last.offset + last.length, sync, frames)
-        pieces = [one for one in waiting if isinstance(one, FrameChunk)]
+        chunks = [one for one in waiting if isinstance(one, FrameChunk)]
         self.pending = [*frames]  # of a reign that has begun since: after what came before it
-        return ReceivedFrames(self, pieces[0].start, pieces[-1].end, sync, pieces=pieces)
+        return ReceivedFrames(self, chunks[0].start, chunks[-1].end, sync, chunks=chunks)
 
     def finish(self, batch: WriteBatch) -> None:
         """The batch has run."""
@@ -164,7 +178,7 @@ class CommitLog:
             self.synced = batch.end
 
     # ------------------------------------------------------------ for other copies
-    def read_raw(self, offset: int, most: int) -> bytes:
+    def read_raw(self, offset: int, max_bytes: int) -> bytes:
         """Whole frames from `offset` on as they stand in the files, at most `most` bytes but at least one frame; b"" at
         `written`. Any thread. Fewer where a segment ends.
 
@@ -173,8 +187,8 @@ class CommitLog:
         end = self.written
         if offset >= end:
             return b""
-        end = min(end, self.file.reach(offset))
-        data = self.file.read(offset, min(most, end - offset))
+        end = min(end, self.file.segment_end(offset))
+        data = self.file.read(offset, min(max_bytes, end - offset))
         view, at = memoryview(data), 0
         while at < len(data):
             try:
@@ -184,24 +198,24 @@ class CommitLog:
                 if at:
                     break
                 if not needed or needed > end - offset:
-                    self._blame(offset, bad)
+                    self._raise_unreadable(offset, bad)
                 data = self.file.read(offset, needed)
                 view = memoryview(data)
         return data[:at]
 
-    def _blame(self, offset: int, bad: BadFrame) -> None:
+    def _raise_unreadable(self, offset: int, bad: BadFrame) -> None:
         """No frame can be read at `offset`: Damaged, unless none begins there, and whoever asked is wrong."""
         base = max(base for base in self.file.bases if base <= offset)
-        for frame in frames_of(self, base, self.file.reach(offset)):
+        for frame in frames_of(self, base, self.file.segment_end(offset)):
             if frame.offset < offset < frame.end:
                 raise BadFrame(f"no frame begins at {offset}", 0) from bad
             if frame.end == offset:
                 break
         raise Damaged(f"{self.file.directory}: offset {offset}: {bad.args[0]}") from bad
 
-    def reaches(self, offset: int) -> bool:
+    def holds_from(self, offset: int) -> bool:
         """Whether the log still holds everything from `offset` on."""
-        return offset <= self.end and self.file.whole_from(min(offset, self.written))
+        return offset <= self.end and self.file.is_complete_from(min(offset, self.written))
 
     # ------------------------------------------------------------ recovery
     def scan(self, offset: int) -> Iterator[Frame]:
@@ -211,7 +225,9 @@ class CommitLog:
         what was known to be on disk must be there. Raises Damaged when it is not, NewerFormat at a frame of a kind that
         this program does not know: that is no torn tail.
         """
-        known_synced = max(offset, self.floor or 0)  # the caller's checkpoint was written after a sync up to `offset`
+        known_synced = max(
+            offset, self.synced_limit or 0
+        )  # the caller's checkpoint was written after a sync up to `offset`
         data, base = memoryview(b""), offset
         while True:
             at = offset - base
@@ -232,7 +248,7 @@ class CommitLog:
                 if available:
                     self._check_tail(offset, known_synced, str(bad.args[0]))
                 return
-            known_synced = max(known_synced, self._proved(frame))
+            known_synced = max(known_synced, self._synced_proof(frame))
             yield frame
             offset = frame.end
 
@@ -241,15 +257,15 @@ class CommitLog:
         if known_synced > offset:
             raise Damaged(f"{self.file.directory}: offset {offset}: {reason}, though synced to {known_synced}")
         for frame in self._frames_after(offset):
-            if self._proved(frame) > offset:
+            if self._synced_proof(frame) > offset:
                 raise Damaged(
                     f"{self.file.directory}: offset {offset}: {reason}, though the frame at {frame.offset} says "
                     f"that all before {frame.synced} is on disk"
                 )
 
-    def _proved(self, frame: Frame) -> int:
+    def _synced_proof(self, frame: Frame) -> int:
         """The log offset before which all was on this disk when the frame was written."""
-        return frame.synced if self.floor is None else min(frame.synced, self.floor)
+        return frame.synced if self.synced_limit is None else min(frame.synced, self.synced_limit)
 
     def _frames_after(self, offset: int) -> Iterator[Frame]:
         """Whatever still parses as a frame of this log behind a bad place."""
@@ -269,23 +285,23 @@ class CommitLog:
 
         Raises Damaged where that would take a committed frame: somebody was told of it.
         """
-        if end < self.committed:
-            raise Damaged(f"{self.file.directory}: not cut at {end}: all before {self.committed} is committed")
+        if end < self.committed_offset:
+            raise Damaged(f"{self.file.directory}: not cut at {end}: all before {self.committed_offset} is committed")
         self._write_before(end)
         self.file.truncate(end, None)
         self.file.sync_all()
-        if self.floor is not None:
-            forget_floor(self.file.files, self.file.directory)
-            self.floor = None
+        if self.synced_limit is not None:
+            remove_synced_limit(self.file.files, self.file.directory)
+            self.synced_limit = None
         self.end = self.written = self.synced = end
         self.pending.clear()
         self._forget_after(end)
 
     def _write_before(self, end: int) -> None:
         """Of the received frames that wait to be written, those before `end`."""
-        pieces = [one.before(end) for one in self.pending if isinstance(one, FrameChunk) and one.start < end]
-        if pieces:
-            batch = ReceivedFrames(self, pieces[0].start, pieces[-1].end, sync=True, pieces=pieces)
+        chunks = [one.before(end) for one in self.pending if isinstance(one, FrameChunk) and one.start < end]
+        if chunks:
+            batch = ReceivedFrames(self, chunks[0].start, chunks[-1].end, sync=True, chunks=chunks)
             batch.run()
             self.finish(batch)
 
@@ -316,7 +332,7 @@ class CommitLog:
         breaks = np.flatnonzero(offset[1:] != stop[:-1])
         first, last = np.concatenate(([0], breaks + 1)), np.append(breaks, len(stop) - 1)
         begin, end = offset[first], stop[last]
-        if len(begin) <= FEW_RUNS:
+        if len(begin) <= MAX_UNSORTED_RUNS:
             parts = [self.file.read(low, high - low) for low, high in zip(begin.tolist(), end.tolist(), strict=True)]
             if len(rows) < LONG_RUN * len(parts):
                 which = np.repeat(np.arange(len(parts)), last - first + 1)
@@ -339,7 +355,7 @@ class CommitLog:
         extent[order] = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(start))))
         which = np.repeat(extent, last - first + 1)
         self._verify(rows, checks_in(joined, low, high, which, offset, size, rows["seq"]))
-        place = begin + places_in(low, high)[extent]
+        place = begin + position_shifts(low, high)[extent]
         # C-level iteration: slice(a, b) and [] run without bytecode per message
         return [b"".join(map(joined.__getitem__, map(slice, place.tolist(), (place + end - begin).tolist())))]
 

@@ -213,8 +213,8 @@ class DiskFiles(ReadFiles):
         """Close the descriptors of the files below the directory."""
         below = f"{directory}/"
         with self._lock:
-            gone = [path for path in self._descriptors if path.startswith(below)]
-            descriptors = [self._descriptors.pop(path) for path in gone]
+            dropped = [path for path in self._descriptors if path.startswith(below)]
+            descriptors = [self._descriptors.pop(path) for path in dropped]
             self._named = {path for path in self._named if not path.startswith(below)}
         for fd in descriptors:
             os.close(fd)

@@ -143,7 +143,7 @@ class PayloadColumns:
         self.payload = payload
         self.at = 0
 
-    def take(self, dtype: str, count: int) -> Array:
+    def read_column(self, dtype: str, count: int) -> Array:
         try:
             column = np.frombuffer(self.payload, dtype, count, self.at) if count else np.empty(0, dtype)
         except ValueError as error:
@@ -204,8 +204,8 @@ def parse_append(frame: Frame) -> Append:
     columns = PayloadColumns(frame.payload)
     producer, number = columns.unpack(_APPEND)
     n = frame.count
-    due, size = columns.take("<i8", n), columns.take("<u4", n)
-    key, tag = columns.take("<u4", n), columns.take("<u4", n)
+    due, size = columns.read_column("<i8", n), columns.read_column("<u4", n)
+    key, tag = columns.read_column("<u4", n), columns.read_column("<u4", n)
     if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
@@ -245,8 +245,8 @@ class Cancel:
 
 def parse_cancel(frame: Frame) -> Cancel:
     columns, n = PayloadColumns(frame.payload), frame.count
-    eights = [columns.take("<i8", n) for _ in range(3)]
-    return Cancel(eights[0], eights[1], eights[2], columns.take("<u4", n))
+    eights = [columns.read_column("<i8", n) for _ in range(3)]
+    return Cancel(eights[0], eights[1], eights[2], columns.read_column("<u4", n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +270,8 @@ class Reschedule:
 
 def parse_reschedule(frame: Frame) -> Reschedule:
     columns, n = PayloadColumns(frame.payload), frame.count
-    eights = [columns.take("<i8", n) for _ in range(4)]
-    fours = [columns.take("<u4", n) for _ in range(4)]
+    eights = [columns.read_column("<i8", n) for _ in range(4)]
+    fours = [columns.read_column("<u4", n) for _ in range(4)]
     return Reschedule(*eights, *fours)
 
 
@@ -317,11 +317,11 @@ class GroupProgress:
 def parse_progress(frame: Frame) -> GroupProgress:
     columns, k = PayloadColumns(frame.payload), frame.count
     group = columns.text()
-    start, end = columns.take("<i8", k), columns.take("<i8", k)
+    start, end = columns.read_column("<i8", k), columns.read_column("<i8", k)
     if frame.kind is FrameKind.ACK:
         return GroupProgress(group, start, end, np.empty(0, np.uint32), np.empty(0, np.int64))
-    attempt = columns.take("<u4", k)
-    visible = columns.take("<i8", k) if frame.kind is FrameKind.RETRY else np.empty(0, np.int64)
+    attempt = columns.read_column("<u4", k)
+    visible = columns.read_column("<i8", k) if frame.kind is FrameKind.RETRY else np.empty(0, np.int64)
     return GroupProgress(group, start, end, attempt, visible)
 
 
@@ -348,8 +348,8 @@ class Relocate:
 
 def parse_relocate(frame: Frame) -> Relocate:
     columns, n = PayloadColumns(frame.payload), frame.count
-    seq, due, old_offset = (columns.take("<i8", n) for _ in range(3))
-    size, key, tag = (columns.take("<u4", n) for _ in range(3))
+    seq, due, old_offset = (columns.read_column("<i8", n) for _ in range(3))
+    size, key, tag = (columns.read_column("<u4", n) for _ in range(3))
     if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
@@ -370,4 +370,4 @@ class Trim:
 def parse_trim(frame: Frame) -> Trim:
     columns = PayloadColumns(frame.payload)
     (queue_start,) = columns.unpack(struct.Struct("<q"))
-    return Trim(queue_start, columns.take("<i8", frame.count))
+    return Trim(queue_start, columns.read_column("<i8", frame.count))

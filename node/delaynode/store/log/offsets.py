@@ -8,7 +8,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.types import I64, U32, Records
 
-NEAR_ROWS = 4096  # units closer than this are read as one piece
+MAX_GAP_ROWS = 4096  # units closer than this are read as one piece
 
 
 def as_ranges(offsets: I64) -> tuple[I64, I64]:
@@ -21,7 +21,7 @@ def as_ranges(offsets: I64) -> tuple[I64, I64]:
     return start, end
 
 
-def as_like_ranges(offsets: I64, attempt: U32, visible: I64) -> tuple[I64, I64, U32, I64]:
+def as_attempt_ranges(offsets: I64, attempt: U32, visible: I64) -> tuple[I64, I64, U32, I64]:
     """As as_ranges(), of at least one offset; those in a range have like attempt and time."""
     breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(attempt) != 0) | (np.diff(visible) != 0))
     first = np.concatenate(([0], breaks + 1))
@@ -44,9 +44,9 @@ def rows_at(queue: ConsumeQueue, offsets: I64) -> Records:
     """The queue's units at these ascending offsets, read in few pieces. Raises Damaged when one is not there."""
     if not len(offsets):
         return queue.read(0, 0)
-    near = offsets[-1] - offsets[0] <= NEAR_ROWS
+    is_dense = offsets[-1] - offsets[0] <= MAX_GAP_ROWS
     parts = []
-    for part in (offsets,) if near else np.split(offsets, np.flatnonzero(np.diff(offsets) > NEAR_ROWS) + 1):
+    for part in (offsets,) if is_dense else np.split(offsets, np.flatnonzero(np.diff(offsets) > MAX_GAP_ROWS) + 1):
         low, high = int(part[0]), int(part[-1]) + 1
         rows = queue.read(low, high - low)
         if len(rows) < high - low:

@@ -20,7 +20,7 @@ from delaynode.store.log.files import Files
 from delaynode.store.types import Buffers
 
 
-class Segments(NamedTuple):
+class SegmentBounds(NamedTuple):
     """Where each segment begins and ends, by offset. The last one may have grown since."""
 
     bases: tuple[int, ...]
@@ -41,7 +41,7 @@ class SegmentedFile:
         names = [name for name in files.list(directory) if len(name) == 20 and name.isascii() and name.isdigit()]
         bases = tuple(map(int, names))
         ends = tuple(base + files.size(self._path(base)) for base in bases)
-        self._segments = Segments(bases, ends)  # replaced whole: a reader on another thread sees one or the other
+        self._segments = SegmentBounds(bases, ends)  # replaced whole: a reader on another thread sees one or the other
         self._dirty: dict[int, int] = {}  # base -> `end` after its last append that may not be on disk
         self._lock = threading.Lock()  # of _dirty and of replacing _segments: one thread appends, others sync or drop
         self._syncing = threading.Lock()  # one fsync at a time: its error must be in _failed before another one returns
@@ -61,20 +61,20 @@ class SegmentedFile:
         """The first offset that is there; the end when nothing is."""
         return self._segments.bases[0] if self._segments.bases else self.end
 
-    def append(self, buffers: Buffers, size: int, *, roll: bool | None = None) -> int:
+    def append(self, buffers: Buffers, size: int, *, new_segment: bool | None = None) -> int:
         """Append `size` bytes; returns their offset.
 
-        roll: whether they begin a segment; None: when the open one would grow above `segment_bytes`.
+        new_segment: whether they begin a segment; None: when the open one would grow above `segment_bytes`.
         """
         self._check_synced()
         offset = self.end
         bases, ends = self._segments
-        if roll is None:
-            roll = self.begins(size)
-        if roll or not bases:
+        if new_segment is None:
+            new_segment = self.begins_segment(size)
+        if new_segment or not bases:
             with self._lock:
                 bases, ends = self._segments
-                self._segments = Segments((*bases, offset), (*ends[:-1], offset, offset) if bases else (offset,))
+                self._segments = SegmentBounds((*bases, offset), (*ends[:-1], offset, offset) if bases else (offset,))
             base = offset
         else:
             base = bases[-1]
@@ -84,7 +84,7 @@ class SegmentedFile:
         self.end = offset + size
         return offset
 
-    def begins(self, size: int) -> bool:
+    def begins_segment(self, size: int) -> bool:
         """Whether `size` bytes more begin a segment."""
         bases = self._segments.bases
         return bool(bases) and self.end > bases[-1] and self.end + size - bases[-1] > self.segment_bytes
@@ -101,7 +101,7 @@ class SegmentedFile:
                     if self._dirty.get(base) == end:  # else it was appended to meanwhile, and that may not be on disk
                         del self._dirty[base]
 
-    def _limit(self, segments: Segments, at: int) -> int:
+    def _limit(self, segments: SegmentBounds, at: int) -> int:
         """Where segment `at` ends."""
         return segments.ends[at] if at + 1 < len(segments.bases) else self.end
 
@@ -109,7 +109,7 @@ class SegmentedFile:
         """Exactly `length` bytes at `offset`. Raises Trimmed when they were dropped, Damaged when they are missing."""
         if not length:
             return b""
-        base, limit = self._place(offset)
+        base, limit = self._segment_of(offset)
         here = min(length, limit - offset)
         try:
             data = self.files.read(self._path(base), offset - base, here)
@@ -135,11 +135,11 @@ class SegmentedFile:
                 break
         return b"".join(parts)
 
-    def reach(self, offset: int) -> int:
+    def segment_end(self, offset: int) -> int:
         """Where the segment that holds `offset` ends. Raises as read()."""
-        return self._place(offset)[1]
+        return self._segment_of(offset)[1]
 
-    def _place(self, offset: int) -> tuple[int, int]:
+    def _segment_of(self, offset: int) -> tuple[int, int]:
         """[base, end) of the segment that holds `offset`."""
         segments = self._segments
         at = bisect_right(segments.bases, offset) - 1
@@ -150,10 +150,10 @@ class SegmentedFile:
             raise Trimmed(f"{self.directory}: what offset {offset} held is dropped")
         raise Damaged(f"{self.directory}: no segment holds offset {offset}, the end is {self.end}")
 
-    def whole_from(self, offset: int) -> bool:
+    def is_complete_from(self, offset: int) -> bool:
         """Whether everything from `offset` to the end is there."""
         at = self.end
-        for base, end in reversed(self.spans()):
+        for base, end in reversed(self.segments()):
             if end != at or at <= offset:
                 break
             at = base
@@ -164,7 +164,7 @@ class SegmentedFile:
         ends = [(base, base + self.files.size(self._path(base))) for base in self._segments.bases]
         return [(max(base, offset), end) for base, end in ends if end > offset]
 
-    def spans(self) -> list[tuple[int, int]]:
+    def segments(self) -> list[tuple[int, int]]:
         """[base, end) of each segment as it was written."""
         bases, ends = self._segments
         return list(zip(bases, (*ends[:-1], self.end), strict=True)) if bases else []
@@ -219,12 +219,12 @@ class SegmentedFile:
         with self._lock:
             kept = [pair for pair in zip(*self._segments, strict=True) if pair[0] not in gone]
             dropped = [base for base in self._segments.bases if base in gone]
-            self._segments = Segments(tuple(base for base, _ in kept), tuple(end for _, end in kept))
+            self._segments = SegmentBounds(tuple(base for base, _ in kept), tuple(end for _, end in kept))
             for base in dropped:
                 self._dirty.pop(base, None)
         return [self._path(base) for base in dropped]
 
-    def check_whole(self, start: int, end: int, expected: Sequence[tuple[int, int]] | None = None) -> None:
+    def check_complete(self, start: int, end: int, expected: Sequence[tuple[int, int]] | None = None) -> None:
         """Raises Damaged unless all of [start, end) is there once, or just the `expected` (base, end) of it."""
         bases, ends = self._segments
         ends = (*ends[:-1], self.end) if ends else ()
@@ -252,7 +252,7 @@ class SegmentedFile:
         """
         self._check_synced()
         if start is not None:
-            self.check_whole(start, end)
+            self.check_complete(start, end)
         bases, ends = self._segments
         keep = tuple(base for base in bases if base < end)
         if end > (start or 0) and not keep:
@@ -265,6 +265,6 @@ class SegmentedFile:
         if held > end:
             with self._keeping_failure():
                 self.files.truncate(self._path(keep[-1]), end - keep[-1])
-        self._segments = Segments(keep, (*ends[: len(keep) - 1], end) if keep else ())
+        self._segments = SegmentBounds(keep, (*ends[: len(keep) - 1], end) if keep else ())
         self._dirty = {base: at for base, at in self._dirty.items() if base in keep}
         self.end = end

@@ -54,18 +54,18 @@ FIELDS = {one.name for one in fields(Checkpoint)}
 
 def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> bytes:
     """The bytes of the file of that name: in another's place it is refused."""
-    places: dict[str, list[object]] = {}
+    positions: dict[str, list[object]] = {}
     parts: list[bytes] = []
     at = 0
     for key, array in arrays.items():
         raw = np.ascontiguousarray(array).tobytes()
-        places[key] = [array.dtype.descr if array.dtype.names else array.dtype.str, list(array.shape), at]
+        positions[key] = [array.dtype.descr if array.dtype.names else array.dtype.str, list(array.shape), at]
         parts.append(raw)
         at += len(raw)
     state = asdict(checkpoint)
     if not checkpoint.cascade:  # a program that does not know it opens those without, and refuses to read the others
         del state["cascade"]
-    text = json.dumps({"version": VERSION, "file": file, "state": state, "arrays": places}).encode()
+    text = json.dumps({"version": VERSION, "file": file, "state": state, "arrays": positions}).encode()
     body = HEAD.pack(MAGIC, 0, len(text), 0)[8:] + text + b"".join(parts)
     return struct.pack("<II", MAGIC, zlib.crc32(body)) + body
 

@@ -21,7 +21,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_HANDLE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
-def outlasts_a_restart(error: Exception) -> bool:
+def is_permanent(error: Exception) -> bool:
     """Whether a copy that failed with this error must not be trusted by another process either.
 
     A write that found no room, or no file handle, changed nothing that was there: recovery drops what it left behind.

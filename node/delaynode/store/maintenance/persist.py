@@ -31,7 +31,7 @@ from delaynode.store.log.files import Files
 from delaynode.store.log.frames import Frame, FrameKind
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance.checkpoint import Checkpoint
-from delaynode.store.maintenance.marker import check_unmarked, mark_damaged, outlasts_a_restart
+from delaynode.store.maintenance.marker import check_unmarked, is_permanent, mark_damaged
 from delaynode.store.maintenance.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.ledger import SegmentLedger
@@ -40,7 +40,7 @@ from delaynode.store.shard import Identity, Shard, ShardConfig
 from delaynode.store.timer.cascade import Cascade
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.jobs import FlushJob
-from delaynode.store.timer.repair import Mender
+from delaynode.store.timer.repair import FlushRepairer
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import SLOT, TimerWheel
 from delaynode.store.types import MAX_SEQ, Pair, Records
@@ -59,7 +59,7 @@ class Recovery:
     units: int
     frames: int
     dropped_bytes: int
-    mended: list[int]
+    repaired: list[int]
 
 
 def exists(files: Files, directory: str) -> bool:
@@ -175,12 +175,14 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     watermark = Pair(state.watermark_due, state.watermark_seq)
     index = TimerIndex(
         timer_log, horizon_ms, watermark, state.minute_bound_ms, config.window_budget, config.geometry,
-        config.piece_units,
+        config.chunk_units,
     )  # fmt: skip
     index.pending, index.pending_bytes = state.pending, state.pending_bytes
     index.flushed, index.cascade = state.log_offset, Cascade.of(state.cascade) if state.cascade else None
-    mender = Mender(timer_log, log)
-    units = index.rebuild(max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)), mender.mend)
+    repairer = FlushRepairer(timer_log, log)
+    units = index.rebuild(
+        max(state.timer_start, _read_wheels(files, f"{directory}/wheels", index, state)), repairer.repair
+    )
     shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
     _restore(shard, state, arrays, ledger)
 
@@ -198,12 +200,12 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     try:
         log.cut(end)
     except OSError as error:
-        if outlasts_a_restart(error):
+        if is_permanent(error):
             with suppress(OSError):
                 mark_damaged(files, directory, f"recovery: {error}", shard.wall_ms, state.log_offset)
         raise
     shard.commit(shard.applied)
-    return shard, Recovery(units, frames, dropped, mender.mended)
+    return shard, Recovery(units, frames, dropped, repairer.repaired)
 
 
 def _apply(shard: Shard, frame: Frame) -> None:
@@ -211,7 +213,7 @@ def _apply(shard: Shard, frame: Frame) -> None:
     shard.apply(frame)
 
 
-def replay(shard: Shard, through: int, most: int | None = None, *, light: bool = False) -> int:
+def replay(shard: Shard, through: int, max_frames: int | None = None, *, light: bool = False) -> int:
     """Commit and apply the frames before log offset `through` that are not applied yet, out of the log's files, on any
     one thread; returns their number. most: stop after so many bytes. Raises Damaged.
 
@@ -219,33 +221,33 @@ def replay(shard: Shard, through: int, most: int | None = None, *, light: bool =
     """
     begin, frames = shard.applied, 0
     for frame in frames_of(shard.log, begin, through):
-        if light and (_crowded(shard) or shard.needs_cascade(frame)):
+        if light and (_has_too_many_unflushed(shard) or shard.needs_cascade(frame)):
             break
         _apply(shard, frame)
         frames += 1
-        if most is not None and frame.end - begin >= most:
+        if max_frames is not None and frame.end - begin >= max_frames:
             break
     shard.commit(shard.applied)
     return frames
 
 
-def prepare(files: Files, directory: str, shard: Shard) -> None:
+def make_room(files: Files, directory: str, shard: Shard) -> None:
     """Make way for the next frame, of a log that is committed, on any one thread: flush the units that wait, with a
     checkpoint, when they are many; else a piece of the hour that is to come down. Raises Damaged, OSError.
     """
-    if _crowded(shard):
+    if _has_too_many_unflushed(shard):
         job = begin_checkpoint(files, directory, shard)
         job.run()
         remove_files(files, finish_checkpoint(job))
         return
-    piece = shard.index.begin_cascade()
-    if piece is not None:
-        piece.run()
-        shard.index.finish_cascade(piece)
+    chunk = shard.index.begin_cascade()
+    if chunk is not None:
+        chunk.run()
+        shard.index.finish_cascade(chunk)
 
 
-def _crowded(shard: Shard) -> bool:
-    return shard.index.unflushed >= shard.config.most_unflushed
+def _has_too_many_unflushed(shard: Shard) -> bool:
+    return shard.index.unflushed >= shard.config.max_unflushed
 
 
 def _match_files(
@@ -259,7 +261,7 @@ def _match_files(
     expected = [(int(row["base"]), int(row["end"]) or state.log_offset) for row in known]
     spare = {base for base in log.file.bases if base < state.log_offset} - {base for base, _ in expected}
     _remove(files, log.file.drop(spare))
-    log.file.check_whole(0, state.log_offset, expected)
+    log.file.check_complete(0, state.log_offset, expected)
     timer_log.start, queue.start = state.timer_start, state.queue_start
     for file, start, end in (
         (timer_log.file, state.timer_start, state.timer_end),
@@ -278,11 +280,11 @@ def _remove(files: Files, paths: list[str]) -> None:
 def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: SegmentLedger) -> None:
     shard.checkpointed = shard.applied = state.log_offset
     shard.log.epochs = [(epoch, start) for epoch, start in state.epochs]
-    shard.kept = state.kept_epoch, tuple(state.kept_in_sync)
-    shard.freeing.ledger = ledger
+    shard.known_status = state.kept_epoch, tuple(state.kept_in_sync)
+    shard.space.ledger = ledger
     shard.skipped = arrays["skipped"].tolist() if "skipped" in arrays else []
     times = arrays["release_times"].tolist() if "release_times" in arrays else []
-    shard.freeing.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
+    shard.space.release_times = [(int(wall_ms), int(offset)) for wall_ms, offset in times]
     shard.consumers.restore(state.groups, arrays)
     # Without the clock it is a checkpoint of before there was one: `seen_ms` was a frame's wall time then.
     time_ms, wall_ms = arrays.get("producer_clock", np.array([state.wall_ms, state.wall_ms])).tolist()
@@ -330,7 +332,7 @@ class CheckpointJob:
         self._shard = shard
         self._state, self._arrays = state, arrays
         self.queue_start, self.timer_start = state.queue_start, state.timer_start
-        self.doomed = list(shard.freeing.doomed)  # CommitLog segments that this checkpoint does without
+        self.pending_delete = list(shard.space.pending_delete)  # CommitLog segments that this checkpoint does without
 
     def run(self) -> None:
         """Raises OSError: the copy is damaged then."""
@@ -351,7 +353,7 @@ def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJo
     if len(shard.producers):
         arrays["producers"] = shard.producers.rows().copy()
     arrays["producer_clock"] = np.array([shard.producers.time_ms, shard.producers.wall_ms], np.int64)
-    index, freeing = shard.index, shard.freeing
+    index, freeing = shard.index, shard.space
     flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
     arrays["ledger"] = freeing.ledger.segments.copy()
     if shard.skipped:
@@ -363,7 +365,7 @@ def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJo
         watermark_due=index.watermark.due, watermark_seq=index.watermark.seq, minute_bound_ms=index.minute_bound_ms,
         next_seq=shard.next_seq, pending=index.pending, pending_bytes=index.pending_bytes,
         epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups,
-        kept_epoch=shard.kept[0], kept_in_sync=list(shard.kept[1]),
+        kept_epoch=shard.known_status[0], kept_in_sync=list(shard.known_status[1]),
         cascade=index.cascade.saved() if index.cascade is not None else [],
     )  # fmt: skip
     return CheckpointJob(files, directory, shard, flush, state, arrays)
@@ -385,10 +387,10 @@ def finish_checkpoint(job: CheckpointJob) -> list[str]:
     shard, index = job._shard, job._shard.index
     index.finish_flush(job.flush)
     shard.checkpointed = job.log_offset
-    shard.freeing.doomed = [base for base in shard.freeing.doomed if base not in job.doomed]
+    shard.space.pending_delete = [base for base in shard.space.pending_delete if base not in job.pending_delete]
     queue, timer = shard.queue.file, index.log.file
     return [
-        *shard.log.file.drop(job.doomed),
+        *shard.log.file.drop(job.pending_delete),
         *queue.drop(queue.closed_below(job.queue_start * QUEUED_BYTES)),
         *timer.drop(timer.closed_below(min(job.timer_start, index.unread_below()))),
     ]

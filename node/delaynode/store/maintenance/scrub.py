@@ -50,81 +50,81 @@ class ScrubRange:
 class ScrubStep(ABC):
     """Reads on in one piece. Raises Damaged, with the segment and the place, when what is there is not what was."""
 
-    def __init__(self, piece: ScrubRange, uid: int) -> None:
-        self.piece = piece
+    def __init__(self, scrub_range: ScrubRange, uid: int) -> None:
+        self.scrub_range = scrub_range
         self.bytes = 0  # read
         self._uid = uid
 
     def run(self) -> None:
-        begun = self.piece.offset
+        begun = self.scrub_range.offset
         try:
-            self._look()
+            self._check_next()
         except (Damaged, Trimmed):
-            if self._freed():
+            if self._is_freed():
                 return
             # once more: the file may have been freed, and its descriptor been used again, in the middle of it
-            self.piece.offset = begun
+            self.scrub_range.offset = begun
             try:
-                self._look()
+                self._check_next()
             except Damaged:
-                if not self._freed():
+                if not self._is_freed():
                     raise
             except Trimmed as error:
-                if not self._freed():
-                    raise self.piece.bad(self.piece.offset, str(error)) from error
+                if not self._is_freed():
+                    raise self.scrub_range.bad(self.scrub_range.offset, str(error)) from error
 
     @abstractmethod
-    def _look(self) -> None:
+    def _check_next(self) -> None:
         """Reads on. Raises Damaged, Trimmed."""
 
-    def _freed(self) -> bool:
+    def _is_freed(self) -> bool:
         """Whether the segment is not the shard's any more."""
-        piece = self.piece
-        if piece.base in piece.file.bases:
+        chunk = self.scrub_range
+        if chunk.base in chunk.file.bases:
             return False
-        piece.offset = piece.end
+        chunk.offset = chunk.end
         return True
 
     def _read(self, offset: int, size: int) -> bytes:
         self.bytes += size
-        return self.piece.file.read(offset, size)
+        return self.scrub_range.file.read(offset, size)
 
 
 class LogStep(ScrubStep):
-    def _look(self) -> None:
-        piece = self.piece
-        size = min(STEP_BYTES, piece.end - piece.offset)
-        data, low = memoryview(self._read(piece.offset, size)), piece.offset
-        while piece.offset < low + len(data):
+    def _check_next(self) -> None:
+        chunk = self.scrub_range
+        size = min(STEP_BYTES, chunk.end - chunk.offset)
+        data, low = memoryview(self._read(chunk.offset, size)), chunk.offset
+        while chunk.offset < low + len(data):
             try:
-                frame = parse(data, piece.offset - low, piece.offset, self._uid)
+                frame = parse(data, chunk.offset - low, chunk.offset, self._uid)
             except BadFrame as bad:
                 needed = int(bad.args[1])
-                if not needed or piece.offset + needed > piece.end:
-                    raise piece.bad(piece.offset, str(bad.args[0])) from None
-                if piece.offset > low:
+                if not needed or chunk.offset + needed > chunk.end:
+                    raise chunk.bad(chunk.offset, str(bad.args[0])) from None
+                if chunk.offset > low:
                     return  # the next step begins with it
                 data = memoryview(self._read(low, needed))
                 continue
-            piece.offset = frame.end
+            chunk.offset = frame.end
 
 
 class FlushStep(ScrubStep):
-    def _look(self) -> None:
-        piece = self.piece
-        stop = piece.offset + STEP_BYTES
-        while piece.offset < min(stop, piece.end):
-            piece.offset = self._flush(piece.offset)
+    def _check_next(self) -> None:
+        chunk = self.scrub_range
+        stop = chunk.offset + STEP_BYTES
+        while chunk.offset < min(stop, chunk.end):
+            chunk.offset = self._flush(chunk.offset)
 
     def _flush(self, position: int) -> int:
         """One flush, in parts; returns where it ends."""
-        piece = self.piece
+        chunk = self.scrub_range
         header = np.frombuffer(self._read(position, UNIT_BYTES), STORED).copy()
         count, expected, kind = int(header["offset"][0]), int(header["key"][0]), int(header["magic"][0])
         header["key"] = 0
         end = position + (count + 1) * UNIT_BYTES
-        if kind != HEADER or count < 0 or end > piece.end:
-            raise piece.bad(position, "no flush header")
+        if kind != HEADER or count < 0 or end > chunk.end:
+            raise chunk.bad(position, "no flush header")
         crc = zlib.crc32(raw(header), flush_crc(position, self._uid))
         at = position + UNIT_BYTES
         while at < end:
@@ -132,28 +132,28 @@ class FlushStep(ScrubStep):
             data = self._read(at, size)
             crc = zlib.crc32(data, crc)
             units = np.frombuffer(data, STORED)
-            place = at + UNIT_BYTES * np.arange(len(units), dtype=np.int64)
-            wrong = first_difference(units["own"], own_checks(units, place, self._uid))
+            positions = at + UNIT_BYTES * np.arange(len(units), dtype=np.int64)
+            wrong = first_difference(units["own"], own_checks(units, positions, self._uid))
             if wrong >= 0:
-                raise piece.bad(int(place[wrong]), "the unit's own check differs")
+                raise chunk.bad(int(positions[wrong]), "the unit's own check differs")
             at += size
         if crc != expected:
-            raise piece.bad(position, "the crc32 of the flush differs")
+            raise chunk.bad(position, "the crc32 of the flush differs")
         return end
 
 
 class QueueStep(ScrubStep):
-    def _look(self) -> None:
-        piece = self.piece
-        size = min(STEP_BYTES // QUEUED_BYTES * QUEUED_BYTES, piece.end - piece.offset)
-        rows = np.frombuffer(self._read(piece.offset, size), QUEUED)
-        wrong = first_difference(rows["own"], queue_checks(rows, piece.offset // QUEUED_BYTES, self._uid))
+    def _check_next(self) -> None:
+        chunk = self.scrub_range
+        size = min(STEP_BYTES // QUEUED_BYTES * QUEUED_BYTES, chunk.end - chunk.offset)
+        rows = np.frombuffer(self._read(chunk.offset, size), QUEUED)
+        wrong = first_difference(rows["own"], queue_checks(rows, chunk.offset // QUEUED_BYTES, self._uid))
         if wrong >= 0:
-            raise piece.bad(piece.offset + wrong * QUEUED_BYTES, f"the unit's own check differs{self._named(wrong)}")
-        piece.offset += size
+            raise chunk.bad(chunk.offset + wrong * QUEUED_BYTES, f"the unit's own check differs{self._named(wrong)}")
+        chunk.offset += size
 
     def _named(self, row: int) -> str:
-        return f" (queue offset {self.piece.offset // QUEUED_BYTES + row})"
+        return f" (queue offset {self.scrub_range.offset // QUEUED_BYTES + row})"
 
 
 class Scrub:
@@ -179,19 +179,19 @@ class Scrub:
             if not self._todo:
                 return None
             kind, file, base = self._todo.popleft()
-            end = dict(file.spans()).get(base, base)
+            end = dict(file.segments()).get(base, base)
             if end > base:
                 self._now = kind, ScrubRange(file, base, base, end)
-        kind, piece = self._now
-        return kind(piece, self._shard.identity.uid)
+        kind, chunk = self._now
+        return kind(chunk, self._shard.identity.uid)
 
     def finish(self, step: ScrubStep) -> None:
         self.bytes += step.bytes
-        if step.piece.offset >= step.piece.end:
+        if step.scrub_range.offset >= step.scrub_range.end:
             self._now = None
 
 
 def size_of(shard: Shard) -> int:
     """Bytes that a lap reads, about."""
     files = (shard.log.file, shard.index.log.file, shard.queue.file)
-    return sum(end - base for file in files for base, end in file.spans())
+    return sum(end - base for file in files for base, end in file.segments())

@@ -34,9 +34,9 @@ from delaynode.store.shard import Identity
 from delaynode.store.types import Buffer
 
 SNAPSHOTS, INCOMING = ".snapshots", ".incoming"
-PIECE_BYTES = 512 << 10
+CHUNK_BYTES = 512 << 10
 CRC_BYTES = 4
-EARLY_BYTES = 64 << 20  # of pieces that have come before an earlier one of their file, at most
+MAX_OUT_OF_ORDER_BYTES = 64 << 20  # of pieces that have come before an earlier one of their file, at most
 ATTEMPTS = 5  # to link files while checkpoints come and go
 VERSION = 1
 PATH = re.compile(r"checkpoint|(log|timerlog|queue)/[0-9]{20}")
@@ -45,13 +45,13 @@ Parts = list[tuple[str, int]]
 """(path below the copy's directory, bytes) of each file."""
 
 
-def sealed_piece(data: bytes) -> bytes:
+def sealed_chunk(data: bytes) -> bytes:
     return data + zlib.crc32(data).to_bytes(CRC_BYTES, "little")
 
 
-def _opened_piece(piece: Buffer) -> memoryview:
+def _opened_chunk(chunk: Buffer) -> memoryview:
     """Raises ValueError when it is not what was sealed."""
-    view = memoryview(piece)
+    view = memoryview(chunk)
     data, crc = view[:-CRC_BYTES], view[-CRC_BYTES:]
     if len(crc) != CRC_BYTES or zlib.crc32(data) != int.from_bytes(crc, "little"):
         raise ValueError(f"a piece of {len(view)} bytes: its crc32 differs")
@@ -79,14 +79,14 @@ class CheckpointSnapshot:
         data = self.files.read(f"{self.directory}/{path}", offset, length)
         if len(data) != length:
             raise OSError(f"{self.directory}/{path}: ends at {offset + len(data)}, it had {size} bytes")
-        return sealed_piece(data)
+        return sealed_chunk(data)
 
     def release(self) -> None:
         """The files are needed no more. Any thread, once no read is under way."""
         self.files.remove_tree(self.directory)
 
 
-def take(files: Files, directory: str, name: str) -> CheckpointSnapshot:
+def hold_checkpoint(files: Files, directory: str, name: str) -> CheckpointSnapshot:
     """Hold the files of a copy as of its last checkpoint. Any thread. Raises OSError, Damaged.
 
     What is linked is only ever appended to, below the checkpoint's ends. A copy that is cut to a later checkpoint, or
@@ -95,27 +95,27 @@ def take(files: Files, directory: str, name: str) -> CheckpointSnapshot:
     identity, horizon_ms = persist.read_identity(files, directory)
     missing: Exception | None = None
     for _ in range(ATTEMPTS):
-        place = _begin(files, directory, name)
+        snapshot_dir = _begin(files, directory, name)
         try:
-            state, arrays = _checkpoint_in(files, place)
-            parts = [("checkpoint", files.size(f"{place}/checkpoint")), *_parts(files, directory, state, arrays)]
+            state, arrays = _checkpoint_in(files, snapshot_dir)
+            parts = [("checkpoint", files.size(f"{snapshot_dir}/checkpoint")), *_parts(files, directory, state, arrays)]
             for path, _ in parts[1:]:
-                files.link(f"{directory}/{path}", f"{place}/{path}")
+                files.link(f"{directory}/{path}", f"{snapshot_dir}/{path}")
             for path, length in parts:
-                if files.size(f"{place}/{path}") < length:
+                if files.size(f"{snapshot_dir}/{path}") < length:
                     raise Damaged(f"{directory}/{path}: ends before {length}, where the checkpoint has it end")
         except FileNotFoundError as error:  # a later checkpoint did without it
             missing = error
-            files.remove_tree(place)
+            files.remove_tree(snapshot_dir)
             continue
         except BaseException:
-            files.remove_tree(place)
+            files.remove_tree(snapshot_dir)
             raise
         content = {
             "version": VERSION, "uid": identity.uid, "log_offset": state.log_offset, "horizon_ms": horizon_ms,
             "files": parts,
         }  # fmt: skip
-        return CheckpointSnapshot(files, place, state.log_offset, json.dumps(content).encode(), parts)
+        return CheckpointSnapshot(files, snapshot_dir, state.log_offset, json.dumps(content).encode(), parts)
     raise Damaged(f"{directory}: its checkpoint needs a file that is not there: {missing}") from missing
 
 
@@ -124,20 +124,20 @@ def _begin(files: Files, directory: str, name: str) -> str:
     root = posixpath.dirname(directory)
     number = 1
     while True:
-        place = f"{root}/{SNAPSHOTS}/{name}" + (f"-{number}" if number > 1 else "")
+        snapshot_dir = f"{root}/{SNAPSHOTS}/{name}" + (f"-{number}" if number > 1 else "")
         try:
-            files.link(f"{directory}/checkpoint", f"{place}/checkpoint")
-            return place
+            files.link(f"{directory}/checkpoint", f"{snapshot_dir}/checkpoint")
+            return snapshot_dir
         except FileExistsError:
             number += 1
         except FileNotFoundError as error:
             raise Damaged(f"{directory}/checkpoint: missing") from error
 
 
-def _checkpoint_in(files: Files, place: str) -> tuple[Checkpoint, ck.Arrays]:
-    read = ck.read(files, f"{place}/checkpoint")
+def _checkpoint_in(files: Files, snapshot_dir: str) -> tuple[Checkpoint, ck.Arrays]:
+    read = ck.read(files, f"{snapshot_dir}/checkpoint")
     if read is None:
-        raise Damaged(f"{place}/checkpoint: empty")
+        raise Damaged(f"{snapshot_dir}/checkpoint: empty")
     return read
 
 
@@ -159,14 +159,14 @@ def _parts(files: Files, directory: str, state: Checkpoint, arrays: ck.Arrays) -
     return found
 
 
-def sweep(files: Files, root: str) -> None:
+def remove_leftovers(files: Files, root: str) -> None:
     """At a process's start: what transfers and discards of an earlier one have left below the shards' root."""
     for name in (SNAPSHOTS, INCOMING, persist.TRASH):
         files.remove_tree(f"{root}/{name}")
 
 
 # ---------------------------------------------------------------- the receiver
-class Incoming:
+class IncomingCopy:
     """A copy that is being put together; nothing of it is in its place before finish(). One call at a time."""
 
     def __init__(self, files: Files, directory: str, manifest: bytes) -> None:
@@ -175,40 +175,40 @@ class Incoming:
         self.uid, self.log_offset, self._horizon_ms, self._parts = _read_manifest(manifest)
         root, name = posixpath.split(directory)
         self._stage = f"{root}/{INCOMING}/{name}"
-        self._have = [0] * len(self._parts)
-        self._early: dict[tuple[int, int], memoryview] = {}
+        self._received = [0] * len(self._parts)
+        self._out_of_order: dict[tuple[int, int], memoryview] = {}
         self.total_bytes = sum(length for _, length in self._parts)
         files.remove_tree(self._stage)
 
     @property
     def done_bytes(self) -> int:
-        return sum(self._have)
+        return sum(self._received)
 
-    def wanted(self) -> Iterator[tuple[int, int, int]]:
+    def missing_chunks(self) -> Iterator[tuple[int, int, int]]:
         """(file, offset, length) of the pieces that are not here yet, in the order in which to ask for them."""
-        for file, ((_, size), have) in enumerate(zip(self._parts, self._have, strict=True)):
-            for offset in range(have, size, PIECE_BYTES):
-                yield file, offset, min(PIECE_BYTES, size - offset)
+        for file, ((_, size), have) in enumerate(zip(self._parts, self._received, strict=True)):
+            for offset in range(have, size, CHUNK_BYTES):
+                yield file, offset, min(CHUNK_BYTES, size - offset)
 
-    def write(self, file: int, offset: int, piece: Buffer) -> None:
+    def write(self, file: int, offset: int, chunk: Buffer) -> None:
         """A piece has come; those of one file in about the order of wanted(). Raises ValueError, OSError."""
-        data = _opened_piece(piece)
+        data = _opened_chunk(chunk)
         if not (0 <= file < len(self._parts) and len(data)):
             raise ValueError(f"no piece of {len(data)} bytes of file {file} is wanted")
         path, size = self._parts[file]
-        if not self._have[file] <= offset <= size - len(data) or (file, offset) in self._early:
+        if not self._received[file] <= offset <= size - len(data) or (file, offset) in self._out_of_order:
             raise ValueError(f"{path}: [{offset}, {offset + len(data)}) is not wanted")
-        if offset > self._have[file]:
-            if sum(map(len, self._early.values())) + len(data) > EARLY_BYTES:
+        if offset > self._received[file]:
+            if sum(map(len, self._out_of_order.values())) + len(data) > MAX_OUT_OF_ORDER_BYTES:
                 raise ValueError(f"{path}: what comes before {offset} does not come")
-            self._early[file, offset] = data
+            self._out_of_order[file, offset] = data
             return
         next_: memoryview | None = data
         while next_ is not None:
             self._files.append(f"{self._stage}/{path}", [next_])
-            self._have[file] += len(next_)
-            next_ = self._early.pop((file, self._have[file]), None)
-        if self._have[file] == size:
+            self._received[file] += len(next_)
+            next_ = self._out_of_order.pop((file, self._received[file]), None)
+        if self._received[file] == size:
             self._files.sync(f"{self._stage}/{path}")
 
     def finish(self, uid: int, topic: str, queue: int, epoch: int) -> Identity:
@@ -244,8 +244,8 @@ def _read_manifest(manifest: bytes) -> tuple[int, int, int, Parts]:
             raise ValueError(f"version {content['version']}, this program reads {VERSION}")
         numbers = content["uid"], content["log_offset"], content["horizon_ms"]
         parts = [(path, length) for path, length in content["files"]]
-        whole = all(isinstance(number, int) and number >= 0 for number in (*numbers, *(n for _, n in parts)))
-        if not whole or not all(isinstance(path, str) and PATH.fullmatch(path) for path, _ in parts):
+        is_valid = all(isinstance(number, int) and number >= 0 for number in (*numbers, *(n for _, n in parts)))
+        if not is_valid or not all(isinstance(path, str) and PATH.fullmatch(path) for path, _ in parts):
             raise ValueError("a number or a path is not what it should be")
         if len({path for path, _ in parts}) != len(parts) or not all(length for _, length in parts):
             raise ValueError("a file is named twice, or empty")

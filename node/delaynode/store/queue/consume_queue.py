@@ -79,10 +79,10 @@ class ConsumeQueue:
         self._staged.append((frame_end, ReleasedRows(rows, arrived_ms)))
         self.end += len(rows)
 
-    def commit(self, committed: int) -> list[ReleasedRows]:
+    def commit(self, committed_offset: int) -> list[ReleasedRows]:
         """Write what frames up to log offset `committed` released; returns it, in order."""
         ready: list[ReleasedRows] = []
-        while self._staged and self._staged[0][0] <= committed:
+        while self._staged and self._staged[0][0] <= committed_offset:
             ready.append(self._staged.popleft()[1])
         if ready:
             buffers = [raw(released.rows) for released in ready]

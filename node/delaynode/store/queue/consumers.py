@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from delaynode.store.errors import Impossible, Refused
 from delaynode.store.log.frames import FLAG_DEAD_LETTERS, FrameKind, GroupChange, GroupProgress
-from delaynode.store.log.offsets import as_like_ranges, as_ranges, expand, rows_at
+from delaynode.store.log.offsets import as_attempt_ranges, as_ranges, expand, rows_at
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.dead_letters import NEVER
-from delaynode.store.queue.groups import Group, HandOut
+from delaynode.store.queue.groups import DeliveryAttempts, Group
 from delaynode.store.types import I64, U32, Array, Buffer, Records
 
 MAX_GROUP_NAME_BYTES = 255
@@ -42,7 +42,7 @@ class ConsumerDelivery:
     offset: I64
     attempt: U32
     rows: Records
-    rests_on: int = 0
+    depends_on: int = 0
     until_ms: int = 0
 
 
@@ -54,7 +54,7 @@ class NackCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ExpiredAttempts:
     """Attempts that ended because their time was over, by what became of their messages."""
 
     retried: int
@@ -86,15 +86,15 @@ class Consumers:
     """
 
     def __init__(
-        self, queue: ConsumeQueue, propose: Propose, committed: Callable[[], int], limits: GroupLimits
+        self, queue: ConsumeQueue, propose: Propose, committed_offset: Callable[[], int], limits: GroupLimits
     ) -> None:
         self.queue = queue
         self.groups: dict[str, Group] = {}
         self.limits = limits
-        self.freed: Callable[[Records], None] = lambda rows: None
+        self.on_freed: Callable[[Records], None] = lambda rows: None
         self.check_freed: Callable[[Records], None] = lambda rows: None
         self._propose = propose
-        self._committed = committed  # log offset
+        self._committed_offset = committed_offset  # log offset
 
     # ------------------------------------------------------------ operations of the master
     def group(self, name: str) -> Group:
@@ -114,7 +114,7 @@ class Consumers:
                     "GROUP_MISMATCH",
                     f"group {name!r} takes tags {list(known.tags) or 'all'}, asked for {list(tags) or 'all'}",
                 )
-            return known.rests.changed
+            return known.commit_dependency.last_change
         if not 0 < len(name.encode()) <= MAX_GROUP_NAME_BYTES:
             raise Refused(
                 "BAD_GROUP", f"a group's name has 1 to {MAX_GROUP_NAME_BYTES} bytes, this one {len(name.encode())}"
@@ -126,38 +126,42 @@ class Consumers:
         change = GroupChange(name, True, self.queue.visible if from_end else self.queue.start, tags)
         with self._propose(FrameKind.GROUP, 1, change.payload(), now_ms, 0) as end:
             self.apply_group(change)
-            self.groups[name].rests.changed = end
+            self.groups[name].commit_dependency.last_change = end
         return end
 
     def delete(self, name: str, now_ms: int) -> None:
         """Raises Refused, Impossible."""
         group = self.group(name)
         change = GroupChange(name, False, 0, ())
-        self._check_removal(group, *group.letters.below(self.queue.start))
+        self._check_removal(group, *group.dead_letters.below(self.queue.start))
         with self._propose(FrameKind.GROUP, 1, change.payload(), now_ms, 0):
             self.apply_group(change)
 
-    def deliver(self, name: str, now_ms: int, invisible_ms: int, most: int, most_bytes: int) -> ConsumerDelivery:
+    def deliver(self, name: str, now_ms: int, invisible_ms: int, max_messages: int, max_bytes: int) -> ConsumerDelivery:
         """Hand out what is visible now, at least one message if there is any, at most `most` and `most_bytes`."""
         group = self.group(name)
         until_ms = now_ms + invisible_ms
-        handed = group.hand_out(self.queue, now_ms, until_ms, most)
-        rows = self._rows(group, handed.offset)
-        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
+        delivered = group.deliver(self.queue, now_ms, until_ms, max_messages)
+        rows = self._rows(group, delivered.offset)
+        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), max_bytes, "right")))
         if fits < len(rows):
-            group.give_back(handed.offset[fits:], until_ms)
-            handed, rows = HandOut(handed.offset[:fits], handed.attempt[:fits]), rows[:fits]
-        rests_on = group.rests.before(int(handed.offset.max(initial=-1)) + 1 - self.limits.max_unacked)
+            group.undo_delivery(delivered.offset[fits:], until_ms)
+            delivered, rows = DeliveryAttempts(delivered.offset[:fits], delivered.attempt[:fits]), rows[:fits]
+        depends_on = group.commit_dependency.depends_on(
+            int(delivered.offset.max(initial=-1)) + 1 - self.limits.max_unacked
+        )
         records_end = int((rows["offset"] + rows["size"]).max(initial=0))
-        if records_end > self._committed():  # a letter's, which a RELOCATE under way moves
-            rests_on = max(rests_on, records_end)
-        return ConsumerDelivery(handed.offset, handed.attempt, rows, rests_on, until_ms)
+        if records_end > self._committed_offset():  # a letter's, which a RELOCATE under way moves
+            depends_on = max(depends_on, records_end)
+        return ConsumerDelivery(delivered.offset, delivered.attempt, rows, depends_on, until_ms)
 
-    def _rows(self, group: Group, handed: I64) -> Records:
+    def _rows(self, group: Group, delivered: I64) -> Records:
         """The rows of what a group handed out: letters first, then messages of its window."""
-        places, letter = group.letters.working(handed)
-        rows = rows_at(self.queue, handed[~letter])
-        return np.concatenate((group.letters.rows(places[letter]), rows)) if letter.any() else rows
+        positions, is_dead_letter = group.dead_letters.find_redriven(delivered)
+        rows = rows_at(self.queue, delivered[~is_dead_letter])
+        return (
+            np.concatenate((group.dead_letters.rows(positions[is_dead_letter]), rows)) if is_dead_letter.any() else rows
+        )
 
     def acknowledge(self, name: str, start: I64, end: I64, now_ms: int) -> int:
         """Take ranges out of the group; returns how many messages that were. Any released offset may be named.
@@ -177,7 +181,9 @@ class Consumers:
                 "BAD_REQUEST",
                 f"range {at} is [{int(start[at])}, {int(end[at])}), released are [0, {self.queue.visible})",
             )
-        reach = max(group.floor, int(end[start <= group.floor].max(initial=0))) + self.limits.max_unacked
+        reach = (
+            max(group.first_unacked, int(end[start <= group.first_unacked].max(initial=0))) + self.limits.max_unacked
+        )
         if int(end.max()) > reach:
             raise Refused(
                 "BAD_REQUEST",
@@ -188,9 +194,9 @@ class Consumers:
         if bool((start[1:] < end[:-1]).any()):
             raise Refused("BAD_COLUMNS", "ranges overlap")
         progress = GroupProgress(name, start, end, NONE_U32, NONE_I64)
-        self._check_removal(group, *group.letters.at(group.letters.within(start, end)))
+        self._check_removal(group, *group.dead_letters.at(group.dead_letters.redriven_in(start, end)))
         with self._propose(FrameKind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
-            group.rests.move(group.floor, log_end, self._committed())
+            group.commit_dependency.add_window_move(group.first_unacked, log_end, self._committed_offset())
             return group.acknowledge(start, end, self.queue)
 
     def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
@@ -202,13 +208,13 @@ class Consumers:
         _, first = np.unique(offset, return_index=True)
         named = len(offset)
         offset, attempt = offset[first], attempt[first]
-        known = (offset >= 0) & (offset < min(self.queue.visible, group.floor + self.limits.max_unacked))
+        known = (offset >= 0) & (offset < min(self.queue.visible, group.first_unacked + self.limits.max_unacked))
         offset, attempt = offset[known], attempt[known]
-        held = group.holds(offset, attempt, self.queue)
-        retried, dead = self._end_attempts(name, HandOut(offset[held], attempt[held]), backoff_ms, now_ms)
+        held = group.is_current_attempt(offset, attempt, self.queue)
+        retried, dead = self._end_attempts(name, DeliveryAttempts(offset[held], attempt[held]), backoff_ms, now_ms)
         return NackCounts(retried, dead, named - retried - dead)
 
-    def expire(self, now_ms: int) -> Ended:
+    def expire(self, now_ms: int) -> ExpiredAttempts:
         """End the attempts whose invisible time is over."""
         retried = dead = 0
         for name, group in self.groups.items():
@@ -218,13 +224,13 @@ class Consumers:
             if len(late.offset):
                 again, died = self._end_attempts(name, late, 0, now_ms)
                 retried, dead = retried + again, dead + died
-        return Ended(retried, dead)
+        return ExpiredAttempts(retried, dead)
 
     def next_expiry(self) -> int:
         """When the earliest invisible time ends, ms; NEVER when nothing is handed out."""
         return min((group.next_expiry for group in self.groups.values()), default=NEVER)
 
-    def _end_attempts(self, name: str, ended: HandOut, backoff_ms: int, now_ms: int) -> tuple[int, int]:
+    def _end_attempts(self, name: str, ended: DeliveryAttempts, backoff_ms: int, now_ms: int) -> tuple[int, int]:
         """Propose what becomes of ended attempts: (messages to be tried again, messages that died).
 
         While the group's letters are at their limit, messages that should die stay in its window and are tried again
@@ -232,8 +238,8 @@ class Consumers:
         """
         group = self.groups[name]
         last = ended.attempt >= self.limits.max_attempts
-        new = np.flatnonzero(last & ~group.letters.working(ended.offset)[1])
-        kept = new[max(0, self.limits.max_dead - len(group.letters)) :]
+        new = np.flatnonzero(last & ~group.dead_letters.find_redriven(ended.offset)[1])
+        kept = new[max(0, self.limits.max_dead - len(group.dead_letters)) :]
         last[kept] = False
         if backoff_ms >= 0:
             wait = np.full(len(last), backoff_ms, np.int64)
@@ -245,27 +251,29 @@ class Consumers:
         for kind, rows in ((FrameKind.DEAD, last), (FrameKind.RETRY, ~last)):
             if not rows.any():
                 continue
-            start, end, attempt, visible = as_like_ranges(ended.offset[rows], ended.attempt[rows], now_ms + wait[rows])
+            start, end, attempt, visible = as_attempt_ranges(
+                ended.offset[rows], ended.attempt[rows], now_ms + wait[rows]
+            )
             progress = GroupProgress(name, start, end, attempt, visible if kind is FrameKind.RETRY else NONE_I64)
             with self._propose(kind, len(start), progress.payload(), now_ms, 0) as log_end:
-                group.rests.changed = log_end
+                group.commit_dependency.last_change = log_end
                 self.apply_progress(kind, 0, progress, now_ms)
         return int(np.count_nonzero(~last)), int(np.count_nonzero(last))
 
     # ------------------------------------------------------------ dead letters
     def dead_letters(self, name: str, after_offset: int, limit: int) -> ConsumerDelivery:
         """Dead letters with a larger offset, ascending."""
-        return ConsumerDelivery(*self.group(name).letters.dead_after(after_offset, limit))
+        return ConsumerDelivery(*self.group(name).dead_letters.dead_after(after_offset, limit))
 
     def resolve(self, name: str, offsets: I64 | None, *, redrive: bool, now_ms: int) -> int:
         """Redrive or drop dead letters (all with None); returns how many of those named were dead letters.
 
         Raises Refused, Impossible.
         """
-        dead = self.group(name).letters.dead_after(-1, NEVER)[0]
-        wanted = dead if offsets is None else dead[np.isin(dead, offsets)]
-        self._resolve(name, wanted, redrive=redrive, now_ms=now_ms)
-        return len(wanted)
+        dead = self.group(name).dead_letters.dead_after(-1, NEVER)[0]
+        selected = dead if offsets is None else dead[np.isin(dead, offsets)]
+        self._resolve(name, selected, redrive=redrive, now_ms=now_ms)
+        return len(selected)
 
     def expire_dead(self, now_ms: int) -> int:
         """Drop letters that died, or were redriven, longer than `dlq_retention_ms` ago; returns how many.
@@ -274,22 +282,22 @@ class Consumers:
         """
         count = 0
         for name, group in self.groups.items():
-            old = group.letters.older_than(now_ms - self.limits.dlq_retention_ms)
+            old = group.dead_letters.older_than(now_ms - self.limits.dlq_retention_ms)
             self._resolve(name, old, redrive=False, now_ms=now_ms)
             count += len(old)
         return count
 
-    def _resolve(self, name: str, letters: I64, *, redrive: bool, now_ms: int) -> None:
-        if not len(letters):
+    def _resolve(self, name: str, offsets: I64, *, redrive: bool, now_ms: int) -> None:
+        if not len(offsets):
             return
-        start, end = as_ranges(letters)
+        start, end = as_ranges(offsets)
         kind, group = FrameKind.RETRY if redrive else FrameKind.DEAD, self.group(name)
         if not redrive:
-            self._check_removal(group, *group.letters.at(group.letters.places(letters)[0]))
+            self._check_removal(group, *group.dead_letters.at(group.dead_letters.find(offsets)[0]))
         zeros = np.zeros(len(start), np.int64)
         progress = GroupProgress(name, start, end, zeros.astype(np.uint32), zeros if redrive else NONE_I64)
         with self._propose(kind, len(start), progress.payload(), now_ms, FLAG_DEAD_LETTERS) as log_end:
-            group.rests.changed = log_end
+            group.commit_dependency.last_change = log_end
             self.apply_progress(kind, FLAG_DEAD_LETTERS, progress, now_ms)
 
     # ------------------------------------------------------------ what is still needed
@@ -297,33 +305,35 @@ class Consumers:
         """The first queue offset that some group is not done with; without a group nothing is done with."""
         for group in self.groups.values():
             group.skip_filtered(self.queue, SKIP_ROWS)
-        return min((group.floor for group in self.groups.values()), default=self.queue.start)
+        return min((group.first_unacked for group in self.groups.values()), default=self.queue.start)
 
     def pinned(self) -> I64:
         """The queue offsets of all groups' letters, ascending, each once: TRIM keeps their bodies."""
-        parts = [group.letters.offsets() for group in self.groups.values() if len(group.letters)]
+        parts = [group.dead_letters.offsets() for group in self.groups.values() if len(group.dead_letters)]
         if len(parts) < 2:
             return parts[0] if parts else NONE_I64
         return np.unique(np.concatenate(parts))
 
-    def letters(self) -> tuple[int, bool]:
+    def dead_letter_usage(self) -> tuple[int, bool]:
         """How many letters all groups have, and whether some group has as many as it may."""
-        counts = [len(group.letters) for group in self.groups.values()]
+        counts = [len(group.dead_letters) for group in self.groups.values()]
         return sum(counts), max(counts, default=0) >= self.limits.max_dead
 
-    def trimmed_letters(self) -> Records:
+    def trimmed_dead_letters(self) -> Records:
         """The QUEUED rows, each once, of letters below the queue's start: the only ones a RELOCATE may move."""
-        parts = [group.letters.below(self.queue.start) for group in self.groups.values() if len(group.letters)]
+        parts = [
+            group.dead_letters.below(self.queue.start) for group in self.groups.values() if len(group.dead_letters)
+        ]
         rows = np.concatenate([rows for _, rows in parts]) if parts else self.queue.read(0, 0)
         offsets = np.concatenate([offsets for offsets, _ in parts]) if parts else NONE_I64
         trimmed: Records = rows[np.unique(offsets, return_index=True)[1]]
         return trimmed
 
-    def trims(self, start: int, end: int) -> None:
+    def on_trim(self, start: int, end: int) -> None:
         """A TRIM to queue offset `start` was proposed, which ends at log offset `end`, and is to be applied."""
         for group in self.groups.values():
-            if group.floor < start:
-                group.rests.move(group.floor, end, self._committed())
+            if group.first_unacked < start:
+                group.commit_dependency.add_window_move(group.first_unacked, end, self._committed_offset())
 
     def forget_below(self, start: int) -> int:
         """TRIM: the queue starts at `start` now, its units below can still be read.
@@ -339,26 +349,26 @@ class Consumers:
             rows["offset"], rows["check"] = offset[which], check[which]
 
         for group in self.groups.values():
-            group.letters.relocate(seq, moved)
+            group.dead_letters.relocate(seq, moved)
 
-    def _removed(self, group: Group, offsets: I64, rows: Records) -> None:
+    def _on_removed(self, group: Group, offsets: I64, rows: Records) -> None:
         """The group has these letters no more."""
-        last = self._last(group, offsets, rows)
+        last = self._unreferenced(group, offsets, rows)
         if len(last):
-            self.freed(last)
+            self.on_freed(last)
 
     def _check_removal(self, group: Group, offsets: I64, rows: Records) -> None:
         """Raises Impossible when the group can't lose these letters."""
         if len(offsets):
-            self.check_freed(self._last(group, offsets, rows))
+            self.check_freed(self._unreferenced(group, offsets, rows))
 
-    def _last(self, owner: Group, offsets: I64, rows: Records) -> Records:
+    def _unreferenced(self, owner: Group, offsets: I64, rows: Records) -> Records:
         """The rows of those letters of one group that no other group has, nor the queue."""
-        gone = offsets < self.queue.start
+        trimmed = offsets < self.queue.start
         for group in self.groups.values():
-            if group is not owner and gone.any() and len(group.letters):
-                gone &= ~group.letters.places(offsets)[1]
-        last: Records = rows[gone]
+            if group is not owner and trimmed.any() and len(group.dead_letters):
+                trimmed &= ~group.dead_letters.find(offsets)[1]
+        last: Records = rows[trimmed]
         return last
 
     # ------------------------------------------------------------ frames
@@ -370,10 +380,10 @@ class Consumers:
             return
         group = self.groups.pop(change.group, None)
         if group is not None:
-            group.letters.remove_all()
+            group.dead_letters.remove_all()
 
     def _add(self, group: Group) -> None:
-        group.letters.removed = partial(self._removed, group)
+        group.dead_letters.on_removed = partial(self._on_removed, group)
         self.groups[group.name] = group
 
     def apply_progress(self, kind: FrameKind, flags: int, progress: GroupProgress, wall_ms: int) -> None:
@@ -385,13 +395,13 @@ class Consumers:
             raise Impossible(f"it names queue offset {int(progress.end.max()) - 1}, the queue ends at {self.queue.end}")
         if flags & FLAG_DEAD_LETTERS:
             offsets = expand(progress.start, progress.end)
-            group.redrive(offsets, wall_ms) if kind is FrameKind.RETRY else group.drop(offsets)
+            group.redrive(offsets, wall_ms) if kind is FrameKind.RETRY else group.drop_dead_letters(offsets)
         elif kind is FrameKind.ACK:
             group.acknowledge(progress.start, progress.end, self.queue)
         elif kind is FrameKind.RETRY:
             group.retry(progress.start, progress.end, progress.attempt, progress.visible, self.queue)
         else:
-            group.bury(progress.start, progress.end, progress.attempt, wall_ms, self.queue)
+            group.add_dead_letters(progress.start, progress.end, progress.attempt, wall_ms, self.queue)
 
     # ------------------------------------------------------------ checkpoint
     def snapshot(self) -> tuple[list[dict[str, object]], dict[str, Array]]:

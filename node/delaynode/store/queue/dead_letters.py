@@ -23,12 +23,12 @@ import numpy.typing as npt
 from delaynode.store.queue.consume_queue import QUEUED
 from delaynode.store.types import I64, U8, U32, Array, Bools, Records
 
-FREE, OUT, DEAD, GONE = 0, 1, 2, 3
+FREE, OUT, DEAD, REMOVED = 0, 1, 2, 3
 NEVER = 2**63 - 1
 SWEEP_ROWS = 1024  # fewer GONE rows than this are left where they are
-LOOK_ROWS = 4096  # letters looked at per step while some are handed out
+SCAN_ROWS = 4096  # letters looked at per step while some are handed out
 
-Places = npt.NDArray[np.intp]
+Positions = npt.NDArray[np.intp]
 
 
 class _Table(NamedTuple):
@@ -49,22 +49,22 @@ class _Table(NamedTuple):
 EMPTY = _Table(*(np.empty(0, kind) for kind in (np.int64, np.uint8, np.uint32, np.int64, np.int64, np.int64, QUEUED)))
 
 
-class Letters:
+class DeadLetters:
     """`removed` is told the queue offsets and rows of letters that went for good, each once."""
 
     def __init__(self) -> None:
         self._table = EMPTY
         self._used = 0  # rows in use; the arrays may be longer
-        self._gone = 0  # of these, GONE
+        self._removed_count = 0  # of these, GONE
         self.dead = 0  # of these, DEAD
-        self.next_look = NEVER  # no FREE letter is visible before this, ms
+        self.next_visible = NEVER  # no FREE letter is visible before this, ms
         self.next_expiry = NEVER  # no OUT letter expires before this, ms
         self.oldest = NEVER  # no letter's `since` is before this, ms
-        self.removed: Callable[[I64, Records], None] = lambda offsets, rows: None
+        self.on_removed: Callable[[I64, Records], None] = lambda offsets, rows: None
 
     def __len__(self) -> int:
         """Dead letters and those at work again."""
-        return self._used - self._gone
+        return self._used - self._removed_count
 
     def _columns(self) -> _Table:
         """The rows in use."""
@@ -74,47 +74,47 @@ class Letters:
     def offsets(self) -> I64:
         """The queue offsets of all letters, ascending: they pin their messages' bodies."""
         rows = self._columns()
-        offsets: I64 = rows.at[rows.state != GONE]
+        offsets: I64 = rows.at[rows.state != REMOVED]
         return offsets
 
     def below(self, offset: int) -> tuple[I64, Records]:
         """The offsets and rows of letters below a queue offset."""
         rows = self._columns()
-        places = np.flatnonzero(rows.state[: np.searchsorted(rows.at, offset)] != GONE)
-        return rows.at[places], rows.row[places]
+        positions = np.flatnonzero(rows.state[: np.searchsorted(rows.at, offset)] != REMOVED)
+        return rows.at[positions], rows.row[positions]
 
     def dead_after(self, offset: int, limit: int) -> tuple[I64, U32, Records]:
         """Up to `limit` dead letters with a larger queue offset, ascending: offsets, attempts, rows."""
         rows = self._columns()
         low = int(np.searchsorted(rows.at, offset, "right"))
-        places = np.flatnonzero(rows.state[low:] == DEAD)[:limit] + low
-        return rows.at[places], rows.attempt[places], rows.row[places]
+        positions = np.flatnonzero(rows.state[low:] == DEAD)[:limit] + low
+        return rows.at[positions], rows.attempt[positions], rows.row[positions]
 
-    def places(self, offsets: I64) -> tuple[Places, Bools]:
+    def find(self, offsets: I64) -> tuple[Positions, Bools]:
         """Where these offsets stand in the table and whether they do. (n,) -> (n,), (n,)."""
         rows = self._columns()
         if not len(rows.at):
             return np.zeros(len(offsets), np.intp), np.zeros(len(offsets), bool)
-        places = np.minimum(np.searchsorted(rows.at, offsets), len(rows.at) - 1)
-        found: Bools = (rows.at[places] == offsets) & (rows.state[places] != GONE)
-        return places, found
+        positions = np.minimum(np.searchsorted(rows.at, offsets), len(rows.at) - 1)
+        found: Bools = (rows.at[positions] == offsets) & (rows.state[positions] != REMOVED)
+        return positions, found
 
-    def working(self, offsets: I64) -> tuple[Places, Bools]:
+    def find_redriven(self, offsets: I64) -> tuple[Positions, Bools]:
         """As places(), of letters that are at work again."""
-        places, found = self.places(offsets)
+        positions, found = self.find(offsets)
         if found.any():
-            found &= self._table.state[places] != DEAD
-        return places, found
+            found &= self._table.state[positions] != DEAD
+        return positions, found
 
-    def at(self, places: Places) -> tuple[I64, Records]:
+    def at(self, positions: Positions) -> tuple[I64, Records]:
         """The offsets and rows of letters."""
-        return self._table.at[places], self._table.row[places]
+        return self._table.at[positions], self._table.row[positions]
 
-    def attempts(self, places: Places) -> U32:
-        return self._table.attempt[places]
+    def attempts(self, positions: Positions) -> U32:
+        return self._table.attempt[positions]
 
-    def rows(self, places: Places) -> Records:
-        return self._table.row[places]
+    def rows(self, positions: Positions) -> Records:
+        return self._table.row[positions]
 
     def counts(self, now_ms: int) -> tuple[int, int, int]:
         """Letters at work again: to be handed out now, handed out, waiting."""
@@ -126,36 +126,36 @@ class Letters:
         return len(when) - waiting, int(np.count_nonzero(rows.state == OUT)), waiting
 
     # ------------------------------------------------------------ hand-outs (memory of the master)
-    def hand_out(self, now_ms: int, until_ms: int, most: int) -> tuple[I64, U32]:
+    def deliver(self, now_ms: int, until_ms: int, max_messages: int) -> tuple[I64, U32]:
         """Up to `most` that are visible, now OUT until `until_ms`: offsets ascending, attempts."""
         none = np.empty(0, np.int64), np.empty(0, np.uint32)
-        if self.next_look > now_ms or most <= 0:
+        if self.next_visible > now_ms or max_messages <= 0:
             return none
         rows = self._columns()
         free = np.flatnonzero(rows.state == FREE)
-        found: list[Places] = []
-        count, look, next_look = 0, 0, NEVER
-        while look < len(free) and count < most:
-            part = free[look : look + LOOK_ROWS]
-            look += LOOK_ROWS
+        found: list[Positions] = []
+        count, begin, next_visible = 0, 0, NEVER
+        while begin < len(free) and count < max_messages:
+            part = free[begin : begin + SCAN_ROWS]
+            begin += SCAN_ROWS
             when = rows.visible[part]
-            found.append(part[when <= now_ms][: most - count])
+            found.append(part[when <= now_ms][: max_messages - count])
             count += len(found[-1])
-            next_look = min(next_look, int(when[when > now_ms].min(initial=NEVER)))
-        self.next_look = next_look if count < most else now_ms  # there may be more
-        places = np.concatenate(found) if found else np.empty(0, np.intp)
-        if not len(places):
+            next_visible = min(next_visible, int(when[when > now_ms].min(initial=NEVER)))
+        self.next_visible = next_visible if count < max_messages else now_ms  # there may be more
+        positions = np.concatenate(found) if found else np.empty(0, np.intp)
+        if not len(positions):
             return none
-        rows.state[places], rows.until[places] = OUT, until_ms
+        rows.state[positions], rows.until[positions] = OUT, until_ms
         self.next_expiry = min(self.next_expiry, until_ms)
-        return rows.at[places], rows.attempt[places]
+        return rows.at[positions], rows.attempt[positions]
 
-    def give_back(self, places: Places, until_ms: int) -> None:
+    def undo_delivery(self, positions: Positions, until_ms: int) -> None:
         """Handed out until `until_ms` but not sent: what is still so is free again, same attempt."""
-        places = places[(self._table.state[places] == OUT) & (self._table.until[places] == until_ms)]
-        if len(places):
-            self._table.state[places] = FREE
-            self.next_look = 0
+        positions = positions[(self._table.state[positions] == OUT) & (self._table.until[positions] == until_ms)]
+        if len(positions):
+            self._table.state[positions] = FREE
+            self.next_visible = 0
 
     def expired(self, now_ms: int) -> tuple[I64, U32]:
         """Offsets and attempts of those whose time is over; they stay OUT until a frame says otherwise."""
@@ -168,7 +168,7 @@ class Letters:
         return self._table.at[late], self._table.attempt[late]
 
     # ------------------------------------------------------------ frames
-    def bury(self, offsets: I64, attempts: U32, rows: Records, now_ms: int) -> None:
+    def add(self, offsets: I64, attempts: U32, rows: Records, now_ms: int) -> None:
         """Messages of the window die: offsets ascending, none of them here."""
         n = len(offsets)
         if not n:
@@ -192,67 +192,67 @@ class Letters:
                 column[used : used + n] = next(parts)
         self._used = used + n
 
-    def die(self, places: Places, attempts: U32, now_ms: int) -> None:
+    def die_again(self, positions: Positions, attempts: U32, now_ms: int) -> None:
         """Letters that were at work used up their attempts once more."""
-        if len(places):
+        if len(positions):
             table = self._table
-            table.state[places], table.attempt[places], table.since[places] = DEAD, attempts, now_ms
-            self.dead += len(places)
+            table.state[positions], table.attempt[positions], table.since[positions] = DEAD, attempts, now_ms
+            self.dead += len(positions)
             self.oldest = min(self.oldest, now_ms)
 
-    def retry(self, places: Places, visible_ms: I64) -> None:
+    def retry(self, positions: Positions, visible_ms: I64) -> None:
         """The attempts of these letters end: the next ones, visible at `visible_ms`."""
-        if len(places):
+        if len(positions):
             table = self._table
-            table.state[places], table.visible[places] = FREE, visible_ms
-            table.attempt[places] += 1
-            self.next_look = min(self.next_look, int(visible_ms.min()))
+            table.state[positions], table.visible[positions] = FREE, visible_ms
+            table.attempt[positions] += 1
+            self.next_visible = min(self.next_visible, int(visible_ms.min()))
 
     def redrive(self, offsets: I64, now_ms: int) -> None:
         """Dead letters go to work again; attempts start anew."""
-        places, found = self.places(offsets)
-        places = places[found & (self._table.state[places] == DEAD)] if len(self) else places[:0]
-        if len(places):
+        positions, found = self.find(offsets)
+        positions = positions[found & (self._table.state[positions] == DEAD)] if len(self) else positions[:0]
+        if len(positions):
             table = self._table
-            table.state[places], table.visible[places] = FREE, 0
-            table.attempt[places], table.since[places] = 1, now_ms
-            self.dead -= len(places)
-            self.next_look, self.oldest = 0, min(self.oldest, now_ms)
+            table.state[positions], table.visible[positions] = FREE, 0
+            table.attempt[positions], table.since[positions] = 1, now_ms
+            self.dead -= len(positions)
+            self.next_visible, self.oldest = 0, min(self.oldest, now_ms)
 
-    def within(self, start: I64, end: I64) -> Places:
+    def redriven_in(self, start: I64, end: I64) -> Positions:
         """Letters at work whose offsets lie in these ranges, which are ascending."""
         if len(self) == self.dead:
             return np.empty(0, np.intp)
         working = np.flatnonzero(self._columns().state <= OUT)
         at = self._table.at[working]
         range_ = np.searchsorted(start, at, "right") - 1
-        inside: Places = working[(range_ >= 0) & (at < end[np.maximum(range_, 0)])]
+        inside: Positions = working[(range_ >= 0) & (at < end[np.maximum(range_, 0)])]
         return inside
 
-    def remove(self, places: Places) -> None:
+    def remove(self, positions: Positions) -> None:
         """These go for good."""
-        if not len(places):
+        if not len(positions):
             return
         table = self._table
-        self.dead -= int(np.count_nonzero(table.state[places] == DEAD))
-        table.state[places] = GONE
-        self._gone += len(places)
-        offsets, rows = table.at[places], table.row[places]
-        if self._gone >= SWEEP_ROWS and 2 * self._gone >= self._used:
-            kept = self._columns().state != GONE
+        self.dead -= int(np.count_nonzero(table.state[positions] == DEAD))
+        table.state[positions] = REMOVED
+        self._removed_count += len(positions)
+        offsets, rows = table.at[positions], table.row[positions]
+        if self._removed_count >= SWEEP_ROWS and 2 * self._removed_count >= self._used:
+            kept = self._columns().state != REMOVED
             self._table = self._columns().each(lambda column: column[kept])
-            self._used, self._gone = len(self._table.at), 0
-        self.removed(offsets, rows)
+            self._used, self._removed_count = len(self._table.at), 0
+        self.on_removed(offsets, rows)
 
     def remove_all(self) -> None:
-        self.remove(np.flatnonzero(self._columns().state != GONE))
+        self.remove(np.flatnonzero(self._columns().state != REMOVED))
 
     def older_than(self, limit_ms: int) -> I64:
         """Offsets of letters whose `since` is before `limit_ms`, ascending; quick when there are none."""
         if self.oldest >= limit_ms:
             return np.empty(0, np.int64)
         rows = self._columns()
-        live = rows.state != GONE
+        live = rows.state != REMOVED
         old = live & (rows.since < limit_ms)
         if not old.any():
             self.oldest = int(rows.since[live].min(initial=NEVER))
@@ -260,7 +260,7 @@ class Letters:
         return offsets
 
     # ------------------------------------------------------------ bodies, checkpoint
-    def relocate(self, seq: I64, place: Callable[[Records, Places], None]) -> None:
+    def relocate(self, seq: I64, update: Callable[[Records, Positions], None]) -> None:
         """place(rows, which): rows of letters whose seq is among `seq`, and where in `seq`, to be changed in place."""
         if not len(self) or not len(seq):
             return
@@ -269,16 +269,16 @@ class Letters:
         mine = columns.row["seq"]
         where = np.minimum(np.searchsorted(seq, mine, sorter=order), len(seq) - 1)
         which = order[where]
-        hit = np.flatnonzero((seq[which] == mine) & (columns.state != GONE))
+        hit = np.flatnonzero((seq[which] == mine) & (columns.state != REMOVED))
         if len(hit):
             rows = columns.row[hit]
-            place(rows, which[hit])
+            update(rows, which[hit])
             columns.row[hit] = rows
 
     def snapshot(self) -> dict[str, Array]:
         """What frames have said, a column each; hand-outs are left out."""
         columns = self._columns()
-        live = columns.state != GONE
+        live = columns.state != REMOVED
         kept = columns.each(lambda column: column[live])
         kept.visible[kept.state == DEAD] = 0
         kept.state[kept.state == OUT] = FREE
@@ -290,7 +290,7 @@ class Letters:
         self._table = _Table(*((arrays | until)[f"letter.{name}"].copy() for name in _Table._fields))
         self._used = len(self._table.at)
         self.dead = int(np.count_nonzero(self._table.state == DEAD))
-        self.next_look = 0
+        self.next_visible = 0
         self.oldest = int(self._table.since.min(initial=NEVER))
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from delaynode.store.log.offsets import expand, rows_at
 from delaynode.store.queue.consume_queue import ConsumeQueue
-from delaynode.store.queue.dead_letters import NEVER, Letters
+from delaynode.store.queue.dead_letters import NEVER, DeadLetters
 from delaynode.store.types import I64, U32, Array, Bools
 
 FREE, OUT, DONE = 0, 1, 2
@@ -28,7 +28,7 @@ MAX_ATTEMPT = 2**16 - 1  # a message that can't be buried is tried again for eve
 
 
 @dataclass(frozen=True, slots=True)
-class HandOut:
+class DeliveryAttempts:
     """n messages given to one consumer: queue offsets i64[n], ascending, attempts u32[n] (1 is the first)."""
 
     offset: I64
@@ -45,7 +45,7 @@ class GroupCounts:
 
 
 @dataclass(slots=True)
-class Rests:
+class CommitDependency:
     """The frames that a hand-out rests on: it is answered once they are committed. Memory of the master.
 
     They are those that made the group, ended attempts or redrove letters, not the APPENDs and TICKs under way beside
@@ -53,195 +53,195 @@ class Rests:
     be refused when it is acknowledged, had the next master not got them.
     """
 
-    changed: int = 0  # log offset: the end of the last one that does more than move the window on
+    last_change: int = 0  # log offset: the end of the last one that does more than move the window on
     _moves: deque[tuple[int, int]] = field(default_factory=deque)
     """ACKs and TRIMs under way, in their order: the log offset of the end, the group's floor before it."""
 
-    def move(self, floor: int, end: int, committed: int) -> None:
+    def add_window_move(self, first_unacked: int, end: int, committed_offset: int) -> None:
         """An ACK or a TRIM was proposed that ends at log offset `end`; `floor`: the group's before it."""
-        while self._moves and self._moves[0][0] <= committed:
+        while self._moves and self._moves[0][0] <= committed_offset:
             self._moves.popleft()
-        self._moves.append((end, floor))
+        self._moves.append((end, first_unacked))
 
     @property
     def last(self) -> int:
         """The end of the last of all these; it may be committed."""
-        return max(self.changed, self._moves[-1][0] if self._moves else 0)
+        return max(self.last_change, self._moves[-1][0] if self._moves else 0)
 
-    def before(self, floor: int) -> int:
+    def depends_on(self, first_unacked: int) -> int:
         """The log offset before which all frames are that a hand-out rests on which needs the group's floor at `floor`.
 
         That is its highest queue offset + 1, less the window's size.
         """
-        if not self._moves or self._moves[0][1] >= floor:
-            return self.changed
-        return max(self.changed, next(end for end, before in reversed(self._moves) if before < floor))
+        if not self._moves or self._moves[0][1] >= first_unacked:
+            return self.last_change
+        return max(self.last_change, next(end for end, before in reversed(self._moves) if before < first_unacked))
 
 
 class Group:
     """tags: the filter, empty for all. max_unacked: offsets that the window may hold."""
 
-    def __init__(self, name: str, tags: tuple[str, ...], tag_hashes: U32, floor: int, max_unacked: int) -> None:
+    def __init__(self, name: str, tags: tuple[str, ...], tag_hashes: U32, first_unacked: int, max_unacked: int) -> None:
         self.name = name
         self.tags = tags
         self.tag_hashes = tag_hashes
         self.max_unacked = max_unacked
-        self.floor = floor
-        self.fresh = floor  # first offset outside the window
-        self._origin = floor  # the offset of row 0
+        self.first_unacked = first_unacked
+        self.window_end = first_unacked  # first offset outside the window
+        self._origin = first_unacked  # the offset of row 0
         self._state = np.zeros(1024, np.uint8)
         self._attempt = np.ones(1024, np.uint16)
         self._visible = np.zeros(1024, np.int64)  # ms: to be handed out from then on
         self._until = np.zeros(1024, np.int64)  # ms: OUT until then
-        self._next_look = NEVER  # no FREE row below `fresh` is visible before this
+        self._next_visible = NEVER  # no FREE row below `fresh` is visible before this
         self._next_expiry = NEVER  # no OUT row expires before this
-        self.letters = Letters()
-        self.rests = Rests()
-        self._counted = floor  # under a filter: [fresh, _counted) was read for counts() ...
+        self.dead_letters = DeadLetters()
+        self.commit_dependency = CommitDependency()
+        self._counted = first_unacked  # under a filter: [fresh, _counted) was read for counts() ...
         self._matches = 0  # ... and has so many messages that the filter takes
 
     # ------------------------------------------------------------ the window's rows
-    def _reach(self, end: int, queue: ConsumeQueue) -> None:
+    def _extend_window_to(self, end: int, queue: ConsumeQueue) -> None:
         """Take offsets up to `end` into the window; under a filter in steps, so that what is left out takes no room."""
-        while self.fresh < end:
-            self._take_in(min(end, self.fresh + FILTER_STEP) if len(self.tag_hashes) else end, queue)
-            self._next_look = 0
+        while self.window_end < end:
+            self._extend_window(min(end, self.window_end + FILTER_STEP) if len(self.tag_hashes) else end, queue)
+            self._next_visible = 0
 
-    def skip_filtered(self, queue: ConsumeQueue, most: int) -> bool:
+    def skip_filtered(self, queue: ConsumeQueue, max_units: int) -> bool:
         """Raise the floor over what the filter leaves out, as far as hand_out() may have done on another master.
 
         Looks at about `most` units; True when there are more to look at.
         """
-        last = min(queue.visible, self.fresh + most)
-        while len(self.tag_hashes) and self.floor == self.fresh < last:
-            self._reach(min(queue.visible, self.fresh + min(FILTER_STEP, self.max_unacked)), queue)
-        return bool(len(self.tag_hashes)) and self.floor == self.fresh < queue.visible
+        last = min(queue.visible, self.window_end + max_units)
+        while len(self.tag_hashes) and self.first_unacked == self.window_end < last:
+            self._extend_window_to(min(queue.visible, self.window_end + min(FILTER_STEP, self.max_unacked)), queue)
+        return bool(len(self.tag_hashes)) and self.first_unacked == self.window_end < queue.visible
 
-    def _take_in(self, end: int, queue: ConsumeQueue) -> None:
+    def _extend_window(self, end: int, queue: ConsumeQueue) -> None:
         """A step of _reach(): those that the filter leaves out are DONE from the start."""
         self._make_room(end)
-        rows = slice(self.fresh - self._origin, end - self._origin)
+        rows = slice(self.window_end - self._origin, end - self._origin)
         self._state[rows], self._attempt[rows], self._visible[rows] = FREE, 1, 0
         if len(self.tag_hashes):
-            mine = np.isin(queue.read(self.fresh, end - self.fresh)["tag"], self.tag_hashes)
+            mine = np.isin(queue.read(self.window_end, end - self.window_end)["tag"], self.tag_hashes)
             self._state[rows] = np.where(mine, FREE, DONE)
-            self._passed(end, int(np.count_nonzero(mine)))
-        self.fresh = end
+            self._on_window_extended(end, int(np.count_nonzero(mine)))
+        self.window_end = end
         if len(self.tag_hashes):
-            self._raise_floor()
+            self._advance_first_unacked()
 
     def _make_room(self, end: int) -> None:
         if end - self._origin <= len(self._state):
             return
-        keep = slice(self.floor - self._origin, self.fresh - self._origin)
-        size = max(1024, 1 << (2 * (end - self.floor) - 1).bit_length())
+        keep = slice(self.first_unacked - self._origin, self.window_end - self._origin)
+        size = max(1024, 1 << (2 * (end - self.first_unacked) - 1).bit_length())
         columns = []
         for column in (self._state, self._attempt, self._visible, self._until):
             grown = np.zeros(size, column.dtype)
             grown[: keep.stop - keep.start] = column[keep]
             columns.append(grown)
         self._state, self._attempt, self._visible, self._until = columns
-        self._origin = self.floor
+        self._origin = self.first_unacked
 
-    def _taken_by_filter(self, begin: int, end: int, queue: ConsumeQueue) -> int:
+    def _count_matching(self, begin: int, end: int, queue: ConsumeQueue) -> int:
         """How many messages of [begin, end) are this group's."""
         if not len(self.tag_hashes):
             return end - begin
         parts = (queue.read(at, min(FILTER_STEP, end - at))["tag"] for at in range(begin, end, FILTER_STEP))
         return sum(int(np.count_nonzero(np.isin(tags, self.tag_hashes))) for tags in parts)
 
-    def _passed(self, end: int, matches: int) -> None:
+    def _on_window_extended(self, end: int, matches: int) -> None:
         """`fresh` goes up to `end`, over so many messages that the filter takes."""
         if end < self._counted:
             self._matches -= matches
         else:
             self._counted, self._matches = end, 0
 
-    def _raise_floor(self) -> None:
-        low, high = self.floor - self._origin, self.fresh - self._origin
+    def _advance_first_unacked(self) -> None:
+        low, high = self.first_unacked - self._origin, self.window_end - self._origin
         open_rows = np.flatnonzero(self._state[low : min(low + 64, high)] != DONE)
         if not len(open_rows):
             open_rows = np.flatnonzero(self._state[low:high] != DONE)
-        self.floor += int(open_rows[0]) if len(open_rows) else high - low
+        self.first_unacked += int(open_rows[0]) if len(open_rows) else high - low
 
     def _rows(self, offsets: I64) -> npt.NDArray[np.int64]:
         return offsets - self._origin
 
     def _in_window(self, offsets: I64) -> I64:
-        return offsets[(offsets >= self.floor) & (offsets < self.fresh)]
+        return offsets[(offsets >= self.first_unacked) & (offsets < self.window_end)]
 
     # ------------------------------------------------------------ handing out (memory of the master)
-    def hand_out(self, queue: ConsumeQueue, now_ms: int, until_ms: int, most: int) -> HandOut:
+    def deliver(self, queue: ConsumeQueue, now_ms: int, until_ms: int, max_messages: int) -> DeliveryAttempts:
         """Up to `most` visible messages, now OUT until `until_ms`; redriven ones first, then retries."""
-        again, attempts = self.letters.hand_out(now_ms, until_ms, most)
-        chosen = self._choose(queue, now_ms, most - len(again))
+        again, attempts = self.dead_letters.deliver(now_ms, until_ms, max_messages)
+        chosen = self._choose(queue, now_ms, max_messages - len(again))
         rows = self._rows(chosen)
         self._state[rows], self._until[rows] = OUT, until_ms
         if len(chosen):
             self._next_expiry = min(self._next_expiry, until_ms)
-        return HandOut(
+        return DeliveryAttempts(
             np.concatenate((again, chosen)), np.concatenate((attempts, self._attempt[rows].astype(np.uint32)))
         )
 
     @property
     def next_expiry(self) -> int:
         """Nothing that is handed out expires before this, ms; NEVER when nothing is."""
-        return min(self._next_expiry, self.letters.next_expiry)
+        return min(self._next_expiry, self.dead_letters.next_expiry)
 
-    def _choose(self, queue: ConsumeQueue, now_ms: int, most: int) -> I64:
+    def _choose(self, queue: ConsumeQueue, now_ms: int, max_messages: int) -> I64:
         found = np.empty(0, np.int64)
-        if most > 0 and self._next_look <= now_ms:
-            low, high = self.floor - self._origin, self.fresh - self._origin
+        if max_messages > 0 and self._next_visible <= now_ms:
+            low, high = self.first_unacked - self._origin, self.window_end - self._origin
             free = np.flatnonzero(self._state[low:high] == FREE) + low
             visible = self._visible[free] <= now_ms
-            found = (free[visible][:most] + self._origin).astype(np.int64)
+            found = (free[visible][:max_messages] + self._origin).astype(np.int64)
             left = free if not len(found) else np.setdiff1d(free, found - self._origin, assume_unique=True)
-            self._next_look = int(self._visible[left].min()) if len(left) else NEVER
-        next_look = self._next_look
-        while len(found) < most:
-            begin, wanted = self.fresh, most - len(found)
-            step = max(wanted, FILTER_STEP) if len(self.tag_hashes) else wanted
-            end = min(queue.visible, self.floor + self.max_unacked, begin + step)
+            self._next_visible = int(self._visible[left].min()) if len(left) else NEVER
+        next_look = self._next_visible
+        while len(found) < max_messages:
+            begin, remaining = self.window_end, max_messages - len(found)
+            step = max(remaining, FILTER_STEP) if len(self.tag_hashes) else remaining
+            end = min(queue.visible, self.first_unacked + self.max_unacked, begin + step)
             if end <= begin:
                 break
-            self._reach(end, queue)
+            self._extend_window_to(end, queue)
             begin = max(begin, self._origin)
             rows = np.flatnonzero(self._state[begin - self._origin : end - self._origin] == FREE)
-            if len(rows) > wanted:
+            if len(rows) > remaining:
                 next_look = 0
-            found = np.concatenate((found, rows[:wanted] + begin))
-            self._raise_floor()
-        self._next_look = next_look
+            found = np.concatenate((found, rows[:remaining] + begin))
+            self._advance_first_unacked()
+        self._next_visible = next_look
         return found
 
-    def give_back(self, offsets: I64, until_ms: int) -> None:
+    def undo_delivery(self, offsets: I64, until_ms: int) -> None:
         """These were handed out until `until_ms`, but not sent: what is still so is free again, same attempt."""
-        places, again = self.letters.working(offsets)
-        self.letters.give_back(places[again], until_ms)
+        positions, again = self.dead_letters.find_redriven(offsets)
+        self.dead_letters.undo_delivery(positions[again], until_ms)
         rows = self._in_window(offsets[~again]) - self._origin
         rows = rows[(self._state[rows] == OUT) & (self._until[rows] == until_ms)]
         self._state[rows] = FREE
         if len(rows):
-            self._next_look = 0
+            self._next_visible = 0
 
     def readable(self, queue: ConsumeQueue, now_ms: int) -> bool:
         """Whether hand_out() could find something now (a filter may still leave it empty)."""
         return (
-            self.fresh < min(queue.visible, self.floor + self.max_unacked)
-            or self._next_look <= now_ms
-            or self.letters.next_look <= now_ms
+            self.window_end < min(queue.visible, self.first_unacked + self.max_unacked)
+            or self._next_visible <= now_ms
+            or self.dead_letters.next_visible <= now_ms
         )
 
     def next_visible(self) -> int:
         """When a waiting retry becomes visible at the earliest, ms; NEVER when none waits."""
-        return min(self._next_look, self.letters.next_look)
+        return min(self._next_visible, self.dead_letters.next_visible)
 
-    def expired(self, now_ms: int) -> HandOut:
+    def expired(self, now_ms: int) -> DeliveryAttempts:
         """What was handed out and not answered by its deadline; it stays OUT until a frame says otherwise."""
-        again, attempts = self.letters.expired(now_ms)
+        again, attempts = self.dead_letters.expired(now_ms)
         late = np.empty(0, np.int64)
         if self._next_expiry <= now_ms:
-            low, high = self.floor - self._origin, self.fresh - self._origin
+            low, high = self.first_unacked - self._origin, self.window_end - self._origin
             out = np.flatnonzero(self._state[low:high] == OUT) + low
             until = self._until[out]
             late = out[until <= now_ms].astype(np.int64)
@@ -249,20 +249,20 @@ class Group:
         offsets = np.concatenate((again, late + self._origin))
         attempts = np.concatenate((attempts, self._attempt[late].astype(np.uint32)))
         order = np.argsort(offsets)
-        return HandOut(offsets[order], attempts[order])
+        return DeliveryAttempts(offsets[order], attempts[order])
 
-    def holds(self, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
+    def is_current_attempt(self, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
         """Which of these released offsets are open at just this attempt, so that a Nack may end it. (n,) -> (n,).
 
         Whoever handed it out: a master that has just started knows no hand-outs.
         """
-        self._reach(min(int(offsets.max(initial=-1)) + 1, queue.visible), queue)
+        self._extend_window_to(min(int(offsets.max(initial=-1)) + 1, queue.visible), queue)
         held = np.zeros(len(offsets), bool)
-        inside = (offsets >= self.floor) & (offsets < self.fresh)
+        inside = (offsets >= self.first_unacked) & (offsets < self.window_end)
         rows = offsets[inside] - self._origin
         held[inside] = (self._state[rows] != DONE) & (self._attempt[rows] == attempts[inside])
-        places, again = self.letters.working(offsets)
-        held[again] = self.letters.attempts(places[again]) == attempts[again]
+        positions, again = self.dead_letters.find_redriven(offsets)
+        held[again] = self.dead_letters.attempts(positions[again]) == attempts[again]
         return held
 
     # ------------------------------------------------------------ frames
@@ -271,81 +271,82 @@ class Group:
         if not len(start):
             return 0
         done = 0
-        whole = int(end[start <= self.floor].max(initial=0))
-        if whole > self.fresh:  # a commit that goes past the window needs no rows
-            open_rows = self._state[self.floor - self._origin : self.fresh - self._origin] != DONE
-            done = int(np.count_nonzero(open_rows)) + self._jump(whole, queue)
-        self._reach(min(int(end.max()), queue.end), queue)
+        done_below = int(end[start <= self.first_unacked].max(initial=0))
+        if done_below > self.window_end:  # a commit that goes past the window needs no rows
+            open_rows = self._state[self.first_unacked - self._origin : self.window_end - self._origin] != DONE
+            done = int(np.count_nonzero(open_rows)) + self._skip_window_to(done_below, queue)
+        self._extend_window_to(min(int(end.max()), queue.end), queue)
         offsets = expand(
-            np.maximum(start, self.floor), np.maximum(np.minimum(end, self.fresh), np.maximum(start, self.floor))
+            np.maximum(start, self.first_unacked),
+            np.maximum(np.minimum(end, self.window_end), np.maximum(start, self.first_unacked)),
         )
         rows = self._rows(offsets)
         done += int(np.count_nonzero(self._state[rows] != DONE))
         self._state[rows] = DONE
-        self._raise_floor()
-        again = self.letters.within(start, end)
-        self.letters.remove(again)
+        self._advance_first_unacked()
+        again = self.dead_letters.redriven_in(start, end)
+        self.dead_letters.remove(again)
         return done + len(again)
 
-    def _jump(self, end: int, queue: ConsumeQueue) -> int:
+    def _skip_window_to(self, end: int, queue: ConsumeQueue) -> int:
         """Floor and window go to `end`, above the window; how many messages that skips unseen."""
-        skipped = self._taken_by_filter(self.fresh, end, queue)
-        self._passed(end, skipped)
-        self.floor = self.fresh = self._origin = end
+        skipped = self._count_matching(self.window_end, end, queue)
+        self._on_window_extended(end, skipped)
+        self.first_unacked = self.window_end = self._origin = end
         return skipped
 
     def forget_below(self, start: int, queue: ConsumeQueue) -> int:
         """TRIM: the queue starts at `start` now; returns how many messages that takes from the group."""
-        if start <= self.floor:
+        if start <= self.first_unacked:
             return 0
-        low, high = self.floor - self._origin, min(start, self.fresh) - self._origin
+        low, high = self.first_unacked - self._origin, min(start, self.window_end) - self._origin
         lost = int(np.count_nonzero(self._state[low:high] != DONE))
-        if start > self.fresh:
-            return lost + self._jump(start, queue)
-        self.floor = start
-        self._raise_floor()
+        if start > self.window_end:
+            return lost + self._skip_window_to(start, queue)
+        self.first_unacked = start
+        self._advance_first_unacked()
         return lost
 
     def retry(self, start: I64, end: I64, attempt: U32, visible: I64, queue: ConsumeQueue) -> None:
         """RETRY: each offset whose current attempt is `attempt` gets the next one, visible at `visible` ms."""
-        self._reach(min(int(end.max()), queue.end), queue)
+        self._extend_window_to(min(int(end.max()), queue.end), queue)
         lengths = end - start
         offsets = expand(start, end)
         attempts, times = np.repeat(attempt, lengths), np.repeat(visible, lengths)
-        places, again = self.letters.working(offsets)
+        positions, again = self.dead_letters.find_redriven(offsets)
         if again.any():
-            again &= self.letters.attempts(places) == attempts
-            self.letters.retry(places[again], times[again])
-        inside = (offsets >= self.floor) & (offsets < self.fresh)
+            again &= self.dead_letters.attempts(positions) == attempts
+            self.dead_letters.retry(positions[again], times[again])
+        inside = (offsets >= self.first_unacked) & (offsets < self.window_end)
         rows = self._rows(offsets[inside])
         match = (self._state[rows] != DONE) & (self._attempt[rows] == attempts[inside])
         rows, when_ms = rows[match], times[inside][match]
         self._state[rows], self._visible[rows] = FREE, when_ms
         self._attempt[rows] = np.minimum(self._attempt[rows], MAX_ATTEMPT - 1) + 1
         if len(rows):
-            self._next_look = min(self._next_look, int(when_ms.min()))
+            self._next_visible = min(self._next_visible, int(when_ms.min()))
 
-    def bury(self, start: I64, end: I64, attempt: U32, now_ms: int, queue: ConsumeQueue) -> None:
+    def add_dead_letters(self, start: I64, end: I64, attempt: U32, now_ms: int, queue: ConsumeQueue) -> None:
         """DEAD: offsets that used up their attempts become dead letters; done for the group."""
-        self._reach(min(int(end.max()), queue.end), queue)
+        self._extend_window_to(min(int(end.max()), queue.end), queue)
         offsets, attempts = expand(start, end), np.repeat(attempt, end - start)
-        places, again = self.letters.working(offsets)
-        self.letters.die(places[again], attempts[again], now_ms)
-        inside = np.flatnonzero((offsets >= self.floor) & (offsets < self.fresh))
+        positions, again = self.dead_letters.find_redriven(offsets)
+        self.dead_letters.die_again(positions[again], attempts[again], now_ms)
+        inside = np.flatnonzero((offsets >= self.first_unacked) & (offsets < self.window_end))
         inside = inside[self._state[self._rows(offsets[inside])] != DONE]
         dying = offsets[inside]
-        self.letters.bury(dying, attempts[inside], rows_at(queue, dying), now_ms)
+        self.dead_letters.add(dying, attempts[inside], rows_at(queue, dying), now_ms)
         self._state[self._rows(dying)] = DONE
-        self._raise_floor()
+        self._advance_first_unacked()
 
     def redrive(self, offsets: I64, now_ms: int) -> None:
         """RETRY of dead letters: they are handed out again, attempts start anew."""
-        self.letters.redrive(offsets, now_ms)
+        self.dead_letters.redrive(offsets, now_ms)
 
-    def drop(self, offsets: I64) -> None:
+    def drop_dead_letters(self, offsets: I64) -> None:
         """DEAD of letters: forget them."""
-        places, found = self.letters.places(offsets)
-        self.letters.remove(places[found])
+        positions, found = self.dead_letters.find(offsets)
+        self.dead_letters.remove(positions[found])
 
     # ------------------------------------------------------------ views and checkpoint
     def counts(self, queue: ConsumeQueue, now_ms: int) -> GroupCounts:
@@ -353,63 +354,63 @@ class Group:
 
         A call reads COUNT_ROWS further, so those after it are exact.
         """
-        low, high = self.floor - self._origin, self.fresh - self._origin
+        low, high = self.first_unacked - self._origin, self.window_end - self._origin
         state = self._state[low:high]
         free = state == FREE
         waiting = int(np.count_nonzero(free & (self._visible[low:high] > now_ms)))
-        again, again_out, again_waiting = self.letters.counts(now_ms)
+        again, again_out, again_waiting = self.dead_letters.counts(now_ms)
         return GroupCounts(
-            available=int(np.count_nonzero(free)) - waiting + again + self._ahead(queue),
+            available=int(np.count_nonzero(free)) - waiting + again + self._count_beyond_window(queue),
             in_flight=int(np.count_nonzero(state == OUT)) + again_out,
             waiting_retry=waiting + again_waiting,
-            dead=self.letters.dead,
-            redriven=len(self.letters) - self.letters.dead,
+            dead=self.dead_letters.dead,
+            redriven=len(self.dead_letters) - self.dead_letters.dead,
         )
 
-    def _ahead(self, queue: ConsumeQueue) -> int:
+    def _count_beyond_window(self, queue: ConsumeQueue) -> int:
         """How many released messages of this group the window has not reached."""
         if not len(self.tag_hashes):
-            return max(0, queue.visible - self.fresh)
+            return max(0, queue.visible - self.window_end)
         end = max(self._counted, min(queue.visible, self._counted + COUNT_ROWS))
-        self._matches += self._taken_by_filter(self._counted, end, queue)
+        self._matches += self._count_matching(self._counted, end, queue)
         self._counted = end
         return self._matches + max(0, queue.visible - end)
 
     def oldest(self, queue: ConsumeQueue) -> int | None:
         """The offset of the oldest message that is not done; under a filter the search is as long as counts()'s."""
         self.skip_filtered(queue, COUNT_ROWS)
-        return self.floor if self.floor < queue.visible else None
+        return self.first_unacked if self.first_unacked < queue.visible else None
 
     def snapshot(self) -> tuple[dict[str, object], dict[str, Array]]:
         """What frames have said, as JSON-able fields and arrays; hand-outs are left out."""
-        low, high = self.floor - self._origin, self.fresh - self._origin
+        low, high = self.first_unacked - self._origin, self.window_end - self._origin
         state = self._state[low:high]
         tried = np.flatnonzero((state != DONE) & (self._attempt[low:high] > 1))
         fields: dict[str, object] = {
             "name": self.name,
             "tags": list(self.tags),
-            "floor": self.floor,
-            "fresh": self.fresh,
+            "floor": self.first_unacked,
+            "fresh": self.window_end,
         }
         arrays: dict[str, Array] = {
             "done": np.packbits(state == DONE),
-            "tried": tried + self.floor,
+            "tried": tried + self.first_unacked,
             "attempt": self._attempt[low:high][tried].astype(np.uint32),
             "visible": self._visible[low:high][tried],
-            **self.letters.snapshot(),
+            **self.dead_letters.snapshot(),
         }
         return fields, arrays
 
     def restore(self, fresh: int, arrays: dict[str, Array]) -> None:
         """Into a new group at its floor, from a snapshot."""
-        count = fresh - self.floor
+        count = fresh - self.first_unacked
         self._make_room(fresh)
-        self.fresh = self._counted = fresh
+        self.window_end = self._counted = fresh
         done = np.unpackbits(arrays["done"].astype(np.uint8), count=count)
         self._state[:count] = np.where(done == 1, DONE, FREE)
         self._attempt[:count] = 1
-        rows = arrays["tried"].astype(np.int64) - self.floor
+        rows = arrays["tried"].astype(np.int64) - self.first_unacked
         self._attempt[rows] = arrays["attempt"].astype(np.uint16)
         self._visible[rows] = arrays["visible"].astype(np.int64)
-        self._next_look = 0
-        self.letters.restore(arrays)
+        self._next_visible = 0
+        self.dead_letters.restore(arrays)

@@ -15,7 +15,7 @@ from delaynode.store.errors import Damaged, Impossible
 from delaynode.store.types import I64, Array, Bools, Records
 
 COLUMN_BYTES = 36  # a message's columns in a RELOCATE
-JOIN_LEAST, JOIN_MOST = 8, 16  # small segments that are written again as one
+MIN_JOIN, MAX_JOIN = 8, 16  # small segments that are written again as one
 SEGMENT = np.dtype(
     [
         ("base", "<i8"),  # log offset
@@ -28,7 +28,7 @@ SEGMENT = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SegmentUsage:
     """Bytes of the closed segments, and how much of it is needed."""
 
     closed_bytes: int
@@ -91,13 +91,13 @@ class SegmentLedger:
 
     def remove(self, bases: I64) -> None:
         """These segments are freed. Raises Impossible, and changes nothing, when one is needed, open or unknown."""
-        gone = np.isin(self.segments["base"], bases)
-        found = self.segments[gone]
+        dropped = np.isin(self.segments["base"], bases)
+        found = self.segments[dropped]
         if len(found) != len(bases) or int(found["end"].min(initial=1)) == 0 or int(found["count"].max(initial=0)):
             raise Impossible(
                 f"can't free CommitLog segments {bases.tolist()}: {found.tolist()} is what is known of them"
             )
-        self.segments = self.segments[~gone]
+        self.segments = self.segments[~dropped]
 
     # ------------------------------------------------------------ what can go
     def closed(self, limit: int) -> Bools:
@@ -137,9 +137,9 @@ class SegmentLedger:
         which = self.closed(limit) & (self.segments["count"] > 0) & (self.segments["closed_ms"] <= before_ms)
         which &= (size <= small) & ~np.isin(self.segments["base"], list(without))
         order = np.flatnonzero(which)
-        order = order[np.argsort(size[order], kind="stable")][:JOIN_MOST]
+        order = order[np.argsort(size[order], kind="stable")][:MAX_JOIN]
         size = size[order]
-        enough = np.flatnonzero((np.cumsum(size) >= 2 * size) & (np.arange(len(size)) + 1 >= JOIN_LEAST))
+        enough = np.flatnonzero((np.cumsum(size) >= 2 * size) & (np.arange(len(size)) + 1 >= MIN_JOIN))
         found: Records = self.segments[order[: int(enough[-1]) + 1 if len(enough) else 0]]
         return found
 
@@ -149,6 +149,6 @@ class SegmentLedger:
         size = log_end - int(last["base"])
         return size, (int(last["bytes"]) + COLUMN_BYTES * int(last["count"])) / max(1, size)
 
-    def usage(self) -> Usage:
+    def usage(self) -> SegmentUsage:
         rows = self.segments[self.segments["end"] > 0]
-        return Usage(int((rows["end"] - rows["base"]).sum()), int(rows["bytes"].sum()))
+        return SegmentUsage(int((rows["end"] - rows["base"]).sum()), int(rows["bytes"].sum()))

@@ -48,13 +48,13 @@ class Producers:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self._place: dict[int, int] = {}  # id -> row
+        self._row_index: dict[int, int] = {}  # id -> row
         self._rows: Records = np.zeros(FIRST_ROWS, ROW)
         self._none_expires_before_ms = 0
         self.time_ms = 0  # frame time
         self.wall_ms = 0  # of the latest frame
 
-    def passes(self, wall_ms: int) -> None:
+    def advance_time(self, wall_ms: int) -> None:
         """A frame of this wall time is applied; to be told before what the frame does."""
         self.time_ms = self._time_at(wall_ms)
         self.wall_ms = wall_ms
@@ -63,18 +63,18 @@ class Producers:
         return self.time_ms + min(max(0, wall_ms - self.wall_ms), LONGEST_STEP_MS)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._row_index)
 
     def check(self, producer: int, number: int, now_ms: int) -> FirstAnswer | None:
         """The first answer of a batch that is stored already; None when it is next in order. Raises Refused.
 
         now_ms: this node's wall time.
         """
-        place = self._place.get(producer)
-        if place is None:
+        row_index = self._row_index.get(producer)
+        if row_index is None:
             self._check_unknown(producer, number, now_ms)
             return None
-        row = self._rows[place]
+        row = self._rows[row_index]
         last = int(row["last"])
         if number == last + 1:
             return None
@@ -91,24 +91,24 @@ class Producers:
                 f"producer {producer:x} is not known here (it expires after a day unseen); start at number 0",
                 expected=0,
             )
-        if len(self._place) >= self.limit and self._time_at(now_ms) >= self._none_expires_before_ms:
+        if len(self._row_index) >= self.limit and self._time_at(now_ms) >= self._none_expires_before_ms:
             self.expire(self._time_at(now_ms))
-        if len(self._place) >= self.limit:
+        if len(self._row_index) >= self.limit:
             raise Refused(
                 "TOO_MANY_PRODUCERS",
-                f"the shard remembers {len(self._place):,} producers of the last day, at most {self.limit:,}",
+                f"the shard remembers {len(self._row_index):,} producers of the last day, at most {self.limit:,}",
                 retry_after_ms=RETRY_MS,
             )
 
     def store(self, producer: int, answer: FirstAnswer) -> None:
         """The batch was stored."""
-        place = self._place.get(producer)
-        if place is None:
-            place = self._place[producer] = len(self._place)
-            if place == len(self._rows):
-                self._rows = np.concatenate((self._rows, np.zeros(place, ROW)))
-            self._rows[place] = np.zeros((), ROW)
-        row = self._rows[place]
+        row_index = self._row_index.get(producer)
+        if row_index is None:
+            row_index = self._row_index[producer] = len(self._row_index)
+            if row_index == len(self._rows):
+                self._rows = np.concatenate((self._rows, np.zeros(row_index, ROW)))
+            self._rows[row_index] = np.zeros((), ROW)
+        row = self._rows[row_index]
         if not answer.number:  # it had expired; a replay from an older checkpoint may still know its former numbers
             row["messages"] = 0
         row["id"], row["last"], row["seen_ms"] = producer, answer.number, self.time_ms
@@ -121,19 +121,19 @@ class Producers:
         rows = self.rows()
         kept = rows[rows["seen_ms"] + EXPIRY_MS > time_ms]
         if len(kept) < len(rows):
-            self._know(kept)
+            self._add_rows(kept)
         self._none_expires_before_ms = int(kept["seen_ms"].min()) + EXPIRY_MS if len(kept) else 0
 
     def rows(self) -> Records:
         """All that is known, of dtype ROW: what a checkpoint keeps. A view until the next change."""
-        return self._rows[: len(self._place)]
+        return self._rows[: len(self._row_index)]
 
     def restore(self, rows: Array, time_ms: int, wall_ms: int) -> None:
         """Know what rows(), time_ms and wall_ms were, and nothing else."""
         self.time_ms, self.wall_ms = time_ms, wall_ms
-        self._know(rows)
+        self._add_rows(rows)
 
-    def _know(self, rows: Array) -> None:
+    def _add_rows(self, rows: Array) -> None:
         self._rows = np.zeros(max(FIRST_ROWS, len(rows)), ROW)
         self._rows[: len(rows)] = rows
-        self._place = {producer: place for place, producer in enumerate(rows["id"].tolist())}
+        self._row_index = {producer: row_index for row_index, producer in enumerate(rows["id"].tolist())}

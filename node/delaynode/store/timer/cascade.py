@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from delaynode.store.timer.due_window import before
-from delaynode.store.timer.jobs import Capture, SlotRef, first_of, within
+from delaynode.store.timer.jobs import SlotRef, TimerView, first_of, within
 from delaynode.store.timer.timer_log import UNIT_BYTES, Flush, TimerLog, as_units
-from delaynode.store.timer.units import ROLL, UNIT, last_words
+from delaynode.store.timer.units import ROLL, UNIT, latest_units
 from delaynode.store.types import Bools, Pair, Records, at_or_below
 
-PIECE_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about five times that while they are folded
+CHUNK_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about five times that while they are folded
 PART_UNITS = 8_192  # of a run, which lie side by side and are read together
 
 PART = np.dtype(
@@ -47,7 +47,7 @@ class ChainReader:
 
     def __init__(self, log: TimerLog, slot: SlotRef, start: int) -> None:
         self.log, self.slot = log, slot
-        self._chain = Capture(log, [slot], [], start=start)
+        self._chain = TimerView(log, [slot], [], start=start)
         self._parts: Records | None = None  # sorted by their low end
 
     def read(
@@ -57,16 +57,16 @@ class ChainReader:
         if self._parts is None:
             if low <= Pair(self.slot.time, 0) and self.slot.num <= limit:
                 return self._chain.collect_some(limit, self.slot, low, high, keep)
-            self._parts = self._noted()
+            self._parts = self._index_parts()
         parts = self._parts[~at_or_below(self._parts["high"], self._parts["high_seq"], before(low))]
         reach = np.cumsum(parts["count"])
         found: list[Records] = []  # as stored, with their positions in `prev`
-        total, most, end, at = 0, limit + limit // 2, high, 0
+        total, max_count, end, at = 0, limit + limit // 2, high, 0
         while at < len(parts):
-            if total > most:
+            if total > max_count:
                 found, end = first_of(found, limit)
                 total = sum(map(len, found))
-                most = max(limit, total) + limit // 2
+                max_count = max(limit, total) + limit // 2
             if Pair(int(parts["low"][at]), int(parts["low_seq"][at])) >= end:
                 break
             read = int(reach[at - 1]) if at else 0
@@ -83,7 +83,7 @@ class ChainReader:
         rows = np.concatenate(found)
         return as_units(rows[np.argsort(rows["prev"])]), end
 
-    def _noted(self) -> Records:
+    def _index_parts(self) -> Records:
         slot, parts = self.slot, []
         for position, run in self.log.runs(slot.last, slot.time, slot.width_ms, self._chain.start):
             for at in range(0, len(run), PART_UNITS):
@@ -132,15 +132,15 @@ class CascadeJob:
         """Raises OSError, Damaged."""
         units, self.cut = self._reader.read(self._limit, self._cascade.cut, self.cut)
         if self._cascade.first:
-            units = rolled(units)
+            units = cascaded_units(units)
         if len(units):
             self.flush = self._build(units)
             self._reader.log.write(self.flush)
 
 
-def rolled(ordered: Records) -> Records:
+def cascaded_units(ordered: Records) -> Records:
     """The last words of units given in TimerLog order as ROLL units: live, or dead and why."""
-    rows, live = last_words(ordered)
+    rows, live = latest_units(ordered)
     rows = rows.copy()
     rows["magic"] = np.where(live, ROLL, rows["magic"] | ROLL)
     return rows

@@ -17,11 +17,11 @@ from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records
 RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag", "check")
 CANCELLED_AT, MOVED_AT = -1, -2  # in place of a record's offset: dead, and why
 NEVER = 2**63 - 1  # a due: nothing waits
-LARGE_RUN = 262_144  # rows: merging larger ones would take twice their memory
+MAX_MERGED_RUN = 262_144  # rows: merging larger ones would take twice their memory
 
 
 @dataclass(slots=True)
-class Run:
+class SortedRun:
     """Columns (n,) sorted by (due, seq); rows before `at` have been released."""
 
     due: I64
@@ -34,7 +34,7 @@ class Run:
     at: int = 0
 
     @classmethod
-    def of(cls, units: Records) -> Run:
+    def of(cls, units: Records) -> SortedRun:
         """From units of any order."""
         rows = units[release_order(units["due"], units["seq"])]
         due, seq, offset, size, key, tag, check = (np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS)
@@ -43,13 +43,13 @@ class Run:
     def __len__(self) -> int:
         return len(self.due) - self.at
 
-    def merged(self, other: Run) -> Run:
+    def merged(self, other: SortedRun) -> SortedRun:
         def both(mine: Array, others: Array) -> Array:
             return np.concatenate((mine[self.at :], others[other.at :]))
 
         due, seq = both(self.due, other.due), both(self.seq, other.seq)
         order = release_order(due, seq)
-        return Run(
+        return SortedRun(
             due[order],
             seq[order],
             both(self.offset, other.offset)[order],
@@ -59,10 +59,10 @@ class Run:
             both(self.check, other.check)[order],
         )
 
-    def cut(self, end: int) -> Run:
+    def cut(self, end: int) -> SortedRun:
         """The rows before `end` in memory of their own."""
         part = slice(self.at, end)
-        return Run(
+        return SortedRun(
             self.due[part].copy(), self.seq[part].copy(), self.offset[part].copy(), self.size[part].copy(),
             self.key[part].copy(), self.tag[part].copy(), self.check[part].copy(),
         )  # fmt: skip
@@ -80,9 +80,9 @@ class Run:
             middle = (low + high) // 2
             less = (low < high) & (self.seq[np.minimum(middle, len(self.seq) - 1)] < seq)
             low, high = np.where(less, middle + 1, low), np.where(less, high, np.minimum(middle, high))
-        there = low < ends
-        there[there] = self.seq[low[there]] == seq[there]
-        place: I64 = np.where(there, low, -1)
+        present = low < ends
+        present[present] = self.seq[low[present]] == seq[present]
+        place: I64 = np.where(present, low, -1)
         place[place < self.at] = -1
         return place
 
@@ -109,7 +109,7 @@ class DueWindow:
     def __init__(self, bound: Pair, limit: int = NEVER) -> None:
         self.bound = bound
         self.limit = limit
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
         self._arrivals: list[Records] = []
         self._arrived = 0  # rows in _arrivals
         self._first_arrival = NEVER
@@ -134,21 +134,21 @@ class DueWindow:
         """Install what was loaded from the wheel between the old bound and `bound`."""
         self.bound = bound
         if len(loaded):
-            self._runs.append(Run.of(loaded))
+            self._runs.append(SortedRun.of(loaded))
             self._merge()
 
-    def settle(self) -> None:
+    def flush_arrivals(self) -> None:
         """Turn waiting arrivals into a run; what needs it does it, but it is better done in good time."""
         if self._arrivals:
-            self._runs.append(Run.of(concatenated(self._arrivals)))
+            self._runs.append(SortedRun.of(concatenated(self._arrivals)))
             self._arrivals.clear()
             self._arrived = 0
             self._first_arrival = NEVER
             self._merge()
 
     def _merge(self) -> None:
-        large = [run for run in self._runs if len(run) > LARGE_RUN // 2]
-        small = [run for run in self._runs if 0 < len(run) <= LARGE_RUN // 2]
+        large = [run for run in self._runs if len(run) > MAX_MERGED_RUN // 2]
+        small = [run for run in self._runs if 0 < len(run) <= MAX_MERGED_RUN // 2]
         while len(small) > 1 and len(small[-2]) <= 2 * len(small[-1]):
             last = small.pop()
             small[-1] = small[-1].merged(last)
@@ -156,7 +156,7 @@ class DueWindow:
 
     def _shed(self, keep: int) -> None:
         """Lower the bound so that at most `keep` rows stay."""
-        self.settle()
+        self.flush_arrivals()
         low, high = self.next_due(), max((int(run.due[-1]) for run in self._runs), default=0)
         while low < high:  # the last due before which at most `keep` rows lie
             middle = (low + high + 1) // 2
@@ -185,24 +185,26 @@ class DueWindow:
 
     def count_below(self, due_ms: int) -> int:
         """How many live rows are due before `due_ms`."""
-        self.settle()
+        self.flush_arrivals()
         ends = [max(run.at, int(np.searchsorted(run.due, due_ms))) for run in self._runs]
         return sum(
             int(np.count_nonzero(run.offset[run.at : end] >= 0)) for run, end in zip(self._runs, ends, strict=True)
         )
 
-    def take(self, target: Pair, most: int, most_live: int | None = None) -> ReleasedColumns:
+    def drain(self, target: Pair, max_rows: int, max_live: int | None = None) -> ReleasedColumns:
         """Remove what is at or below `target`, at most `most` rows and `most_live` live ones, in (due, seq) order.
 
         Its watermark is `target`, or the last row taken where one of these cut it short.
         """
         if self._first_arrival <= target.due:
-            self.settle()
+            self.flush_arrivals()
         ends = [max(run.at, run.rows_through(target)) for run in self._runs]
-        cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > most
+        cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > max_rows
         if cut:  # nothing beyond the `most`-th row of any one run is needed
-            last = [run.at + most - 1 for run, end in zip(self._runs, ends, strict=True) if end - run.at >= most]
-            full = [run for run, end in zip(self._runs, ends, strict=True) if end - run.at >= most]
+            last = [
+                run.at + max_rows - 1 for run, end in zip(self._runs, ends, strict=True) if end - run.at >= max_rows
+            ]
+            full = [run for run, end in zip(self._runs, ends, strict=True) if end - run.at >= max_rows]
             brims = [Pair(int(run.due[at]), int(run.seq[at])) for run, at in zip(full, last, strict=True)]
             if brims:
                 ends = [max(run.at, run.rows_through(min(brims))) for run in self._runs]
@@ -217,11 +219,11 @@ class DueWindow:
             return ReleasedColumns(none, none, none, none4, none4, none4, target)
         due, seq, offset, size, tag, check = (part[0] if len(part) == 1 else np.concatenate(part) for part in columns)
         if len(columns[0]) > 1:
-            order = release_order(due, seq)[:most]
+            order = release_order(due, seq)[:max_rows]
             due, seq, offset = due[order], seq[order], offset[order]
             size, tag, check = size[order], tag[order], check[order]
-        if most_live is not None:
-            over = np.flatnonzero(offset >= 0)[most_live:]
+        if max_live is not None:
+            over = np.flatnonzero(offset >= 0)[max_live:]
             if len(over):
                 cut, keep = True, slice(0, int(over[0]))
                 due, seq, offset, size, tag, check = (part[keep] for part in (due, seq, offset, size, tag, check))
@@ -236,14 +238,14 @@ class DueWindow:
 
     def kill(self, due: I64, seq: I64, mark: int) -> None:
         """Mark rows dead; those not here are left alone."""
-        self.settle()
+        self.flush_arrivals()
         for run in self._runs:
             place = run.places(due, seq)
             run.offset[place[place >= 0]] = mark
 
     def revive(self, units: Records) -> Records:
         """Make dead rows of these messages live again, in place; returns the units that have no row here."""
-        self.settle()
+        self.flush_arrivals()
         left = np.ones(len(units), bool)
         for run in self._runs:
             place = run.places(units["due"], units["seq"])
@@ -254,7 +256,7 @@ class DueWindow:
 
     def relocate(self, units: Records) -> None:
         """The records of these messages lie elsewhere now; those not here, or dead, are left alone."""
-        self.settle()
+        self.flush_arrivals()
         for run in self._runs:
             place = run.places(units["due"], units["seq"])
             hit = np.flatnonzero(place >= 0)
@@ -263,7 +265,7 @@ class DueWindow:
 
     def find(self, due: I64, seq: I64) -> tuple[Records, Bools]:
         """The rows (k,) of these messages as units, and which were found; a dead one's magic has DELETE."""
-        self.settle()
+        self.flush_arrivals()
         rows = np.zeros(len(due), UNIT)
         found = np.zeros(len(due), bool)
         for run in self._runs:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from delaynode.store.timer.cascade import PIECE_UNITS, Cascade, CascadeJob, ChainReader
-from delaynode.store.timer.cleanup import STEP_UNITS, CleanJob, Cycle
+from delaynode.store.timer.cascade import CHUNK_UNITS, Cascade, CascadeJob, ChainReader
+from delaynode.store.timer.cleanup import STEP_UNITS, CleanupCycle, CleanupJob
 from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, ReleasedColumns, after
-from delaynode.store.timer.jobs import Capture, FlushJob, LoadJob, Pieces, SlotRef
-from delaynode.store.timer.scan import Choice, Folds, Named, ScanJob
-from delaynode.store.timer.timer_log import UNIT_BYTES, Flush, LogRange, Mend, TimerLog, build_flush
+from delaynode.store.timer.jobs import FlushJob, FlushLayout, LoadJob, SlotRef, TimerView
+from delaynode.store.timer.scan import MessageFilter, MessageSetFilter, ScanJob, SlotSnapshotCache
+from delaynode.store.timer.timer_log import UNIT_BYTES, Flush, LogRange, RepairFlush, TimerLog, build_flush
 from delaynode.store.timer.units import DELETE, DELETE_MOVED, UNIT, change_of, concatenated, live_units, units
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, U32, Bools, Pair, Records
@@ -30,7 +30,7 @@ CLEAN_SEGMENTS = 2  # TimerLog files that may be of no use before a cleaning is 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MINUTE_SLOTS = 2 * 1440
 LOAD_UNITS = 524_288  # that the window is extended by at a time; being sorted they take four times their memory
-FEW_SLOTS = 64
+MAX_UNCHECKED_SLOTS = 64
 MANY_PARTS, SMALL_PART = 64, 4096  # arrays of unflushed units: so many are worth joining those with so few units
 JOIN_PARTS = 1024  # so many more are joined in any case: an array of one unit takes four times its memory
 
@@ -53,7 +53,9 @@ class Geometry:
     margin_ms: int = 2 * HOUR_MS  # the minute level ends this much before it would lap the watermark
     ahead_ms: int = DAY_MS  # an hour is cascaded this long before it begins
     spare_ms: int = 7 * DAY_MS  # the hour level spans the horizon and this
-    told_ms: int = HOUR_MS  # so long after its due, at least, a late Cancel is told that a message was cancelled
+    cancelled_retention_ms: int = (
+        HOUR_MS  # so long after its due, at least, a late Cancel is told that a message was cancelled
+    )
 
     def minute_end(self, ms: int) -> int:
         """The end of the minute slot that `ms` falls into."""
@@ -78,7 +80,7 @@ class TimerIndex:
         minute_bound_ms: int,
         window_budget: int = NEVER,
         geometry: Geometry = GEOMETRY,
-        piece_units: int = PIECE_UNITS,
+        chunk_units: int = CHUNK_UNITS,
     ) -> None:
         self.log = log
         self.geometry = geometry
@@ -90,15 +92,15 @@ class TimerIndex:
         self._arrivals: list[Records] = []
         self._join_at = JOIN_PARTS
         self._flushing: list[Records] = []
-        self._captures: list[Capture] = []
+        self._views: list[TimerView] = []
         self.flushed = 0  # log offset: the units of all frames before it are in the TimerLog
         self.kept_end = log.end  # TimerLog position: what lies beyond is in no checkpoint, a recovery cuts it off
         self.cascade: Cascade | None = None  # how much of the hour at the bound is done
-        self._piece_units = piece_units
+        self._chunk_units = chunk_units
         self._reader: ChainReader | None = None  # of its pass
-        self._cycle: Cycle | None = None  # the cleaning under way
-        self._told = 0  # dead messages that the last cycle said again
-        self._before_flush: tuple[Cycle | None, int, int] = (None, log.start, 0)  # should the flush not be made
+        self._cycle: CleanupCycle | None = None  # the cleaning under way
+        self._dead_units = 0  # dead messages that the last cycle said again
+        self._before_flush: tuple[CleanupCycle | None, int, int] = (None, log.start, 0)  # should the flush not be made
         self.unflushed = 0  # units in _arrivals
         self.pending = 0  # live messages above the watermark
         self.pending_bytes = 0
@@ -130,9 +132,9 @@ class TimerIndex:
         self._arrive(rows)
         self.window.relocate(rows)
 
-    def release(self, target: Pair, most: int, most_live: int | None = None) -> ReleasedColumns:
+    def release(self, target: Pair, max_rows: int, max_live: int | None = None) -> ReleasedColumns:
         """Take what is at or below `target` (which must be loaded) out of the window; moves the watermark."""
-        taken = self.window.take(target, most, most_live)
+        taken = self.window.drain(target, max_rows, max_live)
         self.watermark = taken.watermark
         self.pending -= len(taken)
         self.pending_bytes -= int(taken.size.sum(dtype=np.int64))
@@ -145,8 +147,8 @@ class TimerIndex:
                 self._arrivals = joined(self._arrivals)
                 self._join_at = len(self._arrivals) + JOIN_PARTS
             self.unflushed += len(rows)
-            for capture in self._captures:
-                capture.since.append(rows)
+            for view in self._views:
+                view.since.append(rows)
 
     def _count(self, rows: Records, sign: int) -> None:
         self.pending += sign * len(rows)
@@ -158,7 +160,7 @@ class TimerIndex:
         return self.hour.slot_time(self.watermark.due) + self.hour.span_ms - 2 * self.hour.width_ms - 1
 
     # ------------------------------------------------------------ jobs
-    def capture(self, low_ms: int, high_ms: int, starts: I64 | None = None) -> Capture:
+    def view(self, low_ms: int, high_ms: int, starts: I64 | None = None) -> TimerView:
         """Slots that overlap [low_ms, high_ms) and may hold a unit, with heads, and the unflushed units.
 
         starts: i64[k] ms, only of slots that start at one of these. end_capture() is owed.
@@ -180,7 +182,7 @@ class TimerIndex:
             heads, nums = np.where(own, rows["last"], NOWHERE), np.where(own, rows["num"], 0)
             if starts is not None:
                 held = np.isin(times, starts)
-            elif len(times) <= FEW_SLOTS:  # cheaper than to look which of them the unflushed units are of
+            elif len(times) <= MAX_UNCHECKED_SLOTS:  # cheaper than to look which of them the unflushed units are of
                 held = np.ones(len(times), bool)
             else:
                 held = heads != NOWHERE
@@ -192,13 +194,13 @@ class TimerIndex:
                 SlotRef(time, wheel.width_ms, head, num)
                 for time, head, num in zip(times[held].tolist(), heads[held].tolist(), nums[held].tolist(), strict=True)
             )
-        capture = Capture(self.log, refs, unflushed, start=self.log.start)
-        self._captures.append(capture)
-        return capture
+        view = TimerView(self.log, refs, unflushed, start=self.log.start)
+        self._views.append(view)
+        return view
 
-    def end_capture(self, capture: Capture) -> None:
+    def close_view(self, view: TimerView) -> None:
         """The job is over, whether it ran or failed."""
-        self._captures.remove(capture)
+        self._views.remove(view)
 
     def begin_load(self, target_ms: int, budget: int) -> LoadJob | None:
         """Load the window up to `target_ms` (cut at the minute level's end), at most about `budget` messages."""
@@ -206,14 +208,14 @@ class TimerIndex:
         bound = self.window.bound
         if target_ms <= bound.due:
             return None
-        capture = self.capture(bound.due, target_ms)
-        return LoadJob(capture, bound, target_ms, min(budget, LOAD_UNITS))
+        view = self.view(bound.due, target_ms)
+        return LoadJob(view, bound, target_ms, min(budget, LOAD_UNITS))
 
     def finish_load(self, job: LoadJob) -> None:
-        self.end_capture(job.capture)
+        self.close_view(job.view)
         if self.window.bound != job.low:
             return  # it has become too full for its far end: what was loaded comes after a gap
-        late = job.capture.arrived(job.low, job.high)
+        late = job.view.arrived(job.low, job.high)
         loaded = concatenated(job.loaded)
         self.window.extend(live_units(np.concatenate([loaded, *late])) if late else loaded, job.high)
 
@@ -246,7 +248,7 @@ class TimerIndex:
         def build(units_: Records) -> Flush:
             return build_flush(units_, bound + width, position, minute, hour, reached, self.log.uid)
 
-        return CascadeJob(self._reader, cascade, self._piece_units, build)
+        return CascadeJob(self._reader, cascade, self._chunk_units, build)
 
     def _hour_slot(self, time_ms: int) -> tuple[int, int]:
         """The head of an hour's chain, NOWHERE when there is none, and its live units."""
@@ -274,13 +276,13 @@ class TimerIndex:
     # ------------------------------------------------------------ cleaning
     def clean_due(self) -> bool:
         """Whether a cycle is under way, or half of the TimerLog is of no use any more."""
-        needed = (self.pending + self._told) * UNIT_BYTES
+        needed = (self.pending + self._dead_units) * UNIT_BYTES
         size = self.log.end - self.log.start
         if self._cycle is not None:
             return self._cycle.low is not None
         return size > 2 * needed + CLEAN_SEGMENTS * self.log.file.segment_bytes
 
-    def begin_clean(self) -> CleanJob | None:
+    def begin_clean(self) -> CleanupJob | None:
         """A step of the cycle; None when no file is closed, an hour is half cascaded, or the cycle waits for its flush.
 
         Not while an hour is cascaded or a flush runs.
@@ -291,23 +293,23 @@ class TimerIndex:
             end = self.log.file.segment_start()
             if end <= self.log.start:
                 return None
-            self._cycle = Cycle(end, Pair(0, 0))
+            self._cycle = CleanupCycle(end, Pair(0, 0))
         if self._cycle.low is None:
             return None
-        told = Pair(self.minute.slot_time(self.watermark.due - self.geometry.told_ms), 0)
-        low = self._cycle.low = max(self._cycle.low, told)
-        capture = self.capture(low.due, self.last_due_ms() + 1)
-        capture.slots = [slot for slot in capture.slots if slot.last >= self.log.start]
-        return CleanJob(capture, self._cycle.end, low, STEP_UNITS, self.watermark)
+        retention_start = Pair(self.minute.slot_time(self.watermark.due - self.geometry.cancelled_retention_ms), 0)
+        low = self._cycle.low = max(self._cycle.low, retention_start)
+        view = self.view(low.due, self.last_due_ms() + 1)
+        view.slots = [slot for slot in view.slots if slot.last >= self.log.start]
+        return CleanupJob(view, self._cycle.end, low, STEP_UNITS, self.watermark)
 
-    def finish_clean(self, job: CleanJob) -> None:
-        self.end_capture(job.capture)
+    def finish_clean(self, job: CleanupJob) -> None:
+        self.close_view(job.view)
         cycle = self._cycle
         assert cycle is not None, "a step belongs to a cycle"
-        words, counts = job.result()
-        self._arrive(words)
+        latest, counts = job.result()
+        self._arrive(latest)
         cycle.counts.append(counts)
-        cycle.told += int(np.count_nonzero(words["magic"] & DELETE))
+        cycle.dead_units += int(np.count_nonzero(latest["magic"] & DELETE))
         cycle.low = job.next
 
     def _end_cycle(self) -> Records:
@@ -320,7 +322,7 @@ class TimerIndex:
             return np.empty(0, UNIT)
         self._cycle = None
         self.log.start = cycle.end
-        self._told = cycle.told
+        self._dead_units = cycle.dead_units
         counts = concatenated(cycle.counts)
         # of slots that are still there: unreleased, and at the level that they were counted at
         hours = counts["size"] == self.hour.width_ms  # the width of its slot
@@ -329,25 +331,27 @@ class TimerIndex:
 
     def unread_below(self) -> int:
         """The TimerLog position below which no job reads."""
-        return min((capture.start for capture in self._captures), default=self.log.start)
+        return min((view.start for view in self._views), default=self.log.start)
 
     # ------------------------------------------------------------ ranges
     def begin_scan(
         self,
         low: Pair,
         high: Pair,
-        choice: Choice | None = None,
-        most: int | None = None,
-        folds: Folds | None = None,
+        message_filter: MessageFilter | None = None,
+        max_live: int | None = None,
+        slot_cache: SlotSnapshotCache | None = None,
     ) -> ScanJob:
         """Rows with low <= (due, seq) < high, of `choice` or all, until `most` live ones are found.
 
         The caller finishes with result() and end_capture().
         """
-        capture = self.capture(low.due, high.due + (high.seq > 0))
-        return ScanJob(capture, low, high, choice, most, folds)
+        view = self.view(low.due, high.due + (high.seq > 0))
+        return ScanJob(view, low, high, message_filter, max_live, slot_cache)
 
-    def begin_lookup(self, due: I64, seq: I64, away: Bools, known: Records, folds: Folds | None = None) -> ScanJob:
+    def begin_lookup(
+        self, due: I64, seq: I64, away: Bools, known: Records, slot_cache: SlotSnapshotCache | None = None
+    ) -> ScanJob:
         """Last words of messages (k,): of those that are `away` from the window, and of those that it knows.
 
         Of those too: one that is in the window now may be cancelled or relocated, and then released or pushed out of
@@ -355,9 +359,15 @@ class TimerIndex:
         """
         far = due[away]
         starts = np.unique(far - far % np.where(far < self.minute_bound_ms, self.minute.width_ms, self.hour.width_ms))
-        capture = self.capture(int(far.min()), int(far.max()) + 1, starts)
+        view = self.view(int(far.min()), int(far.max()) + 1, starts)
         return ScanJob(
-            capture, Pair(int(due.min()), 0), Pair(int(due.max()) + 1, 0), Named(due, seq), None, folds, known
+            view,
+            Pair(int(due.min()), 0),
+            Pair(int(due.max()) + 1, 0),
+            MessageSetFilter(due, seq),
+            None,
+            slot_cache,
+            known,
         )
 
     def begin_flush(self, log_range: LogRange) -> FlushJob:
@@ -365,10 +375,10 @@ class TimerIndex:
         assert not self._flushing, "one flush at a time"
         self._flushing, self._arrivals, self._join_at = joined(self._arrivals), [], JOIN_PARTS
         self.unflushed = 0
-        self._before_flush = self._cycle, self.log.start, self._told
+        self._before_flush = self._cycle, self.log.start, self._dead_units
         counts = self._end_cycle()
-        pieces = Pieces(self._piece_units, self.minute_bound_ms, self.minute, self.hour, log_range)
-        return FlushJob(self.log, self._flushing, self.watermark, counts, pieces)
+        chunks = FlushLayout(self._chunk_units, self.minute_bound_ms, self.minute, self.hour, log_range)
+        return FlushJob(self.log, self._flushing, self.watermark, counts, chunks)
 
     def finish_flush(self, job: FlushJob) -> None:
         for minutes, hours in job.runs:
@@ -382,12 +392,12 @@ class TimerIndex:
         self._arrivals = [*self._flushing, *self._arrivals]
         self._flushing = []
         self.unflushed = sum(map(len, self._arrivals))
-        self._cycle, self.log.start, self._told = self._before_flush
+        self._cycle, self.log.start, self._dead_units = self._before_flush
 
     # ------------------------------------------------------------ recovery
-    def rebuild(self, position: int, mend: Mend | None = None) -> int:
+    def rebuild(self, position: int, repair: RepairFlush | None = None) -> int:
         """Hang the TimerLog from `position` on onto the wheels; returns the number of units read. Raises Damaged."""
-        total = self.log.rebuild(self.minute, self.hour, position, mend)
+        total = self.log.rebuild(self.minute, self.hour, position, repair)
         stale = (self.hour.slots["time"] >= 0) & (self.hour.slots["time"] < self.minute_bound_ms)
         for time in self.hour.slots["time"][stale].tolist():
             self.hour.empty(time)  # cascaded: its units came again as ROLLs

@@ -33,7 +33,7 @@ class SlotRef:
 
 
 @dataclass(slots=True, eq=False)
-class Capture:
+class TimerView:
     """What a job reads: slots in time order, the units not in the TimerLog, and `since`, where later ones gather."""
 
     log: TimerLog
@@ -41,7 +41,7 @@ class Capture:
     unflushed: list[Records]
     since: list[Records] = field(default_factory=list)
     start: int = 0  # TimerLog position at which chains end
-    _asked: int = 0
+    _read_count: int = 0
     _by_due: ByDue | None = None  # of the unflushed units, once it pays
 
     def collect(self, slot: SlotRef, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
@@ -79,8 +79,8 @@ class Capture:
 
     def recent(self, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None) -> Records:
         """The units of [low, high) that were not in the TimerLog, those of one message in order of arrival."""
-        self._asked += 1
-        if self._asked > SORTED_FROM and self._by_due is None:
+        self._read_count += 1
+        if self._read_count > SORTED_FROM and self._by_due is None:
             self._by_due = ByDue(self.unflushed)
         parts = self.unflushed if self._by_due is None else self._by_due.between(low, high)
         return concatenated([found for part in parts if len(found := within(part, low, high, keep))])
@@ -126,21 +126,21 @@ def within(rows: Records, low: Pair, high: Pair, keep: Callable[[Records], Bools
     return rows if inside.all() else rows[inside]
 
 
-def first_of(parts: list[Records], most: int) -> tuple[list[Records], Pair]:
+def first_of(parts: list[Records], max_units: int) -> tuple[list[Records], Pair]:
     """Of n units those of the first messages, as many as have `most` units, at least one; and where they end."""
     due = np.concatenate([part["due"] for part in parts])
-    last_due = int(np.partition(due, most - 1)[most - 1])
+    last_due = int(np.partition(due, max_units - 1)[max_units - 1])
     herd = np.concatenate([part["seq"][part["due"] == last_due] for part in parts])
-    rank = most - 1 - int(np.count_nonzero(due < last_due))
+    rank = max_units - 1 - int(np.count_nonzero(due < last_due))
     end = after(Pair(last_due, int(np.partition(herd, rank)[rank])))
     return [within(part, Pair(0, 0), end) for part in parts], end
 
 
-def part_that_fits(capture: Capture, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
+def part_that_fits(view: TimerView, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
     """Where to stop in a slot that may be larger than the room: a histogram of its dues, then of one ms's seqs."""
     room = max(room, 1)
     counts = np.zeros(slot.width_ms, np.int64)
-    for block in _blocks(capture, slot, low, high):
+    for block in _blocks(view, slot, low, high):
         counts += np.bincount(block["due"] - slot.time, minlength=slot.width_ms)
     reach = np.cumsum(counts)
     if not len(reach) or reach[-1] <= room:
@@ -148,41 +148,41 @@ def part_that_fits(capture: Capture, slot: SlotRef, low: Pair, high: Pair, room:
     due = slot.time + int(np.searchsorted(reach, room, "right"))
     if due > low.due:
         return Pair(due, 0)
-    return _part_of_herd(capture, slot, low, min(high, Pair(due + 1, 0)), room)
+    return _part_of_herd(view, slot, low, min(high, Pair(due + 1, 0)), room)
 
 
-def _part_of_herd(capture: Capture, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
+def _part_of_herd(view: TimerView, slot: SlotRef, low: Pair, high: Pair, room: int) -> Pair:
     """Where to stop in one millisecond that holds more than fits: histograms of its seqs, finer and finer."""
-    ends = [(int(s.min()), int(s.max())) for b in _blocks(capture, slot, low, high) if len(s := b["seq"])]
+    ends = [(int(s.min()), int(s.max())) for b in _blocks(view, slot, low, high) if len(s := b["seq"])]
     first, last = min(low for low, _ in ends), max(high for _, high in ends)
     while True:
         width = -(-(last - first + 1) // HERD_BINS)
         counts = np.zeros(HERD_BINS, np.int64)
-        for block in _blocks(capture, slot, low, high):
+        for block in _blocks(view, slot, low, high):
             seq = block["seq"]
             counts += np.bincount((seq[seq <= last] - first) // width, minlength=HERD_BINS)
-        whole = int(np.searchsorted(np.cumsum(counts), room, "right"))  # bins that fit
-        if whole == HERD_BINS:
+        fitting_bins = int(np.searchsorted(np.cumsum(counts), room, "right"))  # bins that fit
+        if fitting_bins == HERD_BINS:
             return Pair(low.due, last + 1)
-        if whole or width == 1:
-            return Pair(low.due, first + max(1, whole) * width)
+        if fitting_bins or width == 1:
+            return Pair(low.due, first + max(1, fitting_bins) * width)
         last = first + width - 1
 
 
-def _blocks(capture: Capture, slot: SlotRef, low: Pair, high: Pair) -> Iterator[Records]:
+def _blocks(view: TimerView, slot: SlotRef, low: Pair, high: Pair) -> Iterator[Records]:
     """(due, seq) of the slot's units of [low, high), block by block."""
-    blocks = capture.log.walk(slot.last, slot.time, slot.width_ms, capture.start)
+    blocks = view.log.walk(slot.last, slot.time, slot.width_ms, view.start)
     begin, end = max(low, Pair(slot.time, 0)), min(high, Pair(slot.time + slot.width_ms, 0))
     columns = ["due", "seq"]
-    for part in chained(blocks, [capture.recent(begin, end)]):
+    for part in chained(blocks, [view.recent(begin, end)]):
         yield within(part, begin, end)[columns].copy()
 
 
 class LoadJob:
     """Reads the live messages between the window's bound and a target, as many as fit the budget."""
 
-    def __init__(self, capture: Capture, low: Pair, target_ms: int, budget: int) -> None:
-        self.capture = capture
+    def __init__(self, view: TimerView, low: Pair, target_ms: int, budget: int) -> None:
+        self.view = view
         self.low = low
         self.high = Pair(target_ms, 0)
         self.budget = budget
@@ -190,9 +190,9 @@ class LoadJob:
 
     def run(self) -> None:
         room = self.budget
-        for slot in self.capture.slots:
+        for slot in self.view.slots:
             low, high = max(self.low, Pair(slot.time, 0)), min(self.high, Pair(slot.time + slot.width_ms, 0))
-            units, cut = self.capture.collect_some(max(1, room), slot, low, high)
+            units, cut = self.view.collect_some(max(1, room), slot, low, high)
             part = live_units(units)
             if len(part):
                 self.loaded.append(part)
@@ -209,24 +209,26 @@ class FlushJob:
     that the TimerLog never begins in their midst: a bad one is made again with the others' help, see timer/repair.py.
     """
 
-    def __init__(self, log: TimerLog, parts: list[Records], watermark: Pair, counts: Records, pieces: Pieces) -> None:
+    def __init__(
+        self, log: TimerLog, parts: list[Records], watermark: Pair, counts: Records, layout: FlushLayout
+    ) -> None:
         self.units = 0  # written
         self.runs: list[tuple[SlotRuns, SlotRuns]] = []  # that each piece adds to the minute and to the hour level
-        self.flushed = pieces.log_range[1]  # log offset: the units of all frames before it are in the TimerLog then
-        self._log, self._parts, self._watermark, self._counts, self._pieces = log, parts, watermark, counts, pieces
+        self.flushed = layout.log_range[1]  # log offset: the units of all frames before it are in the TimerLog then
+        self._log, self._parts, self._watermark, self._counts, self._layout = log, parts, watermark, counts, layout
 
     def run(self) -> None:
         """Raises OSError."""
-        log, pieces = self._log, self._pieces
+        log, chunks = self._log, self._layout
         kept = self._kept()
         self.units = sum(len(part) if mask is None else int(np.count_nonzero(mask)) for part, mask in kept)
-        many = -(-self.units // pieces.limit)
-        minute, hour = (pieces.minute.copy(), pieces.hour.copy()) if many > 1 else (pieces.minute, pieces.hour)
-        roll = log.file.begins((self.units + many) * UNIT_BYTES)
-        for rows in _cut(kept, pieces.limit):
-            flush = build_flush(rows, pieces.bound_ms, log.end, minute, hour, pieces.log_range, log.uid)
-            log.append(flush, roll=roll)
-            roll = False
+        many = -(-self.units // chunks.limit)
+        minute, hour = (chunks.minute.copy(), chunks.hour.copy()) if many > 1 else (chunks.minute, chunks.hour)
+        new_segment = log.file.begins_segment((self.units + many) * UNIT_BYTES)
+        for rows in _cut(kept, chunks.limit):
+            flush = build_flush(rows, chunks.bound_ms, log.end, minute, hour, chunks.log_range, log.uid)
+            log.append(flush, new_segment=new_segment)
+            new_segment = False
             self.runs.append((flush.minutes, flush.hours))
             if many > 1:  # the next piece's chains go on from here
                 flush.minutes.hang(minute)
@@ -236,8 +238,8 @@ class FlushJob:
 
     def _kept(self) -> list[tuple[Records, Bools | None]]:
         """The parts, each with which of its units are written; None: all."""
-        gone = [part["seq"][(part["magic"] & DELETE) != 0] for part in self._parts]
-        ended = np.sort(np.concatenate(gone)) if any(map(len, gone)) else np.empty(0, np.int64)
+        deleted = [part["seq"][(part["magic"] & DELETE) != 0] for part in self._parts]
+        ended = np.sort(np.concatenate(deleted)) if any(map(len, deleted)) else np.empty(0, np.int64)
         kept: list[tuple[Records, Bools | None]] = []
         for part in self._parts:
             over = at_or_below(part["due"], part["seq"], self._watermark)
@@ -249,7 +251,7 @@ class FlushJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class FlushLayout:
     """How a flush is laid out: about `limit` units at a time, for these wheels, which stay as they are meanwhile."""
 
     limit: int
@@ -261,17 +263,17 @@ class Pieces:
 
 def _cut(kept: list[tuple[Records, Bools | None]], limit: int) -> Iterator[Records]:
     """The units that are kept, `limit` at a time."""
-    piece: list[Records] = []
+    chunk: list[Records] = []
     room = limit
     for part, mask in kept:
         for at in range(0, len(part), limit):
             rows = part[at : at + limit]
             rows = rows if mask is None else rows[mask[at : at + limit]]
             while len(rows):
-                piece.append(rows[:room])
-                rows, room = rows[room:], room - len(piece[-1])
+                chunk.append(rows[:room])
+                rows, room = rows[room:], room - len(chunk[-1])
                 if not room:
-                    yield concatenated(piece)
-                    piece, room = [], limit
-    if piece:
-        yield concatenated(piece)
+                    yield concatenated(chunk)
+                    chunk, room = [], limit
+    if chunk:
+        yield concatenated(chunk)

@@ -29,7 +29,7 @@ from delaynode.store.log.frames import (
     parse_reschedule,
     parse_tick,
 )
-from delaynode.store.timer.pieces import PieceReader, hours_of_piece
+from delaynode.store.timer.cascade_chunk import CascadeChunkReader, hours_of_chunk
 from delaynode.store.timer.timer_log import (
     HEADER,
     STORED,
@@ -46,14 +46,14 @@ from delaynode.store.timer.wheel import TimerWheel
 from delaynode.store.types import I64, MAX_SEQ, Pair, Records, at_or_below, raw
 
 
-class Mender:
+class FlushRepairer:
     """Of one stopped copy. mended: the TimerLog positions of the flushes that it has made good."""
 
     def __init__(self, timer: TimerLog, log: CommitLog) -> None:
         self.timer, self.log = timer, log
-        self.mended: list[int] = []
+        self.repaired: list[int] = []
 
-    def mend(self, position: int, first: int, minute: TimerWheel, hour: TimerWheel) -> None:
+    def repair(self, position: int, first: int, minute: TimerWheel, hour: TimerWheel) -> None:
         """Write the flush at `position` as it was in its place. Raises Damaged when that can't be.
 
         first: where the pieces begin that the flush before is of. The wheels are as of before this one.
@@ -68,7 +68,7 @@ class Mender:
         if stored is None:
             raise Damaged(f"{self.timer.file.directory}: the flush at {position} is bad, and can't be made again")
         self._write(stored, position)
-        self.mended.append(position)
+        self.repaired.append(position)
 
     def _sound(self, stored: Records, position: int) -> bool:
         return flush_is_sound(stored, position, self.timer.uid)
@@ -93,7 +93,7 @@ class Mender:
         for lost in self._lost(stored, bad, position, first, minute, hour):
             if len(lost) == len(bad):
                 made = stored.copy()
-                self._put(made, lost, bad, place, minute, hour)
+                self._fill_rows(made, lost, bad, place, minute, hour)
                 if self._sound(made, position):
                     return made
         for tried in _one_bit_off(body[bad]) if len(bad) == 1 else ():
@@ -111,27 +111,29 @@ class Mender:
         head, body = stored[0], stored[1:]
         good, log_range = np.delete(body, bad), (int(head["prev"]), int(head["due"]))
         with suppress(Damaged):
-            beside = self._beside(position, first, len(stored), log_range)
+            beside = self._sibling_flush_units(position, first, len(stored), log_range)
             lost = self._of_frames(log_range, np.concatenate([good, *beside]))[: len(bad)]
             yield lost[np.argsort(lost["due"], kind="stable")]  # what came after these is of later pieces
         if head["prev"] < head["due"] or head["size"] < head["offset"]:
             return  # not a cascade's piece: of no frame, and all of the minute level
-        for time in hours_of_piece(good, minute, hour):
+        for time in hours_of_chunk(good, minute, hour):
             with suppress(Damaged):
-                piece = PieceReader(self.timer, position, len(body), time, minute, hour)
+                chunk = CascadeChunkReader(self.timer, position, len(body), time, minute, hour)
                 with suppress(Damaged):
-                    yield _unsaid(piece.from_chain(), good)
+                    yield _missing_units(chunk.from_chain(), good)
                 frames = self._frames(0, int(head["prev"]))
-                yield piece.from_frames((_said(iter([frame]))[0] for frame in frames), body, bad)
+                yield chunk.from_frames((_units_of_frames(iter([frame]))[0] for frame in frames), body, bad)
 
     def _of_frames(self, log_range: LogRange, good: Records) -> Records:
         """What the frames of the range say and no `good` unit does, in order of arrival. Raises Damaged."""
-        said, watermark = _said(self._frames(*log_range))
-        over = at_or_below(said["due"], said["seq"], watermark)
-        ended = np.concatenate([said["seq"][(said["magic"] & DELETE) != 0], good["seq"][(good["magic"] & DELETE) != 0]])
-        return _unsaid(said[~over | np.isin(said["seq"], ended)], good)  # as FlushJob has it
+        recorded, watermark = _units_of_frames(self._frames(*log_range))
+        over = at_or_below(recorded["due"], recorded["seq"], watermark)
+        ended = np.concatenate(
+            [recorded["seq"][(recorded["magic"] & DELETE) != 0], good["seq"][(good["magic"] & DELETE) != 0]]
+        )
+        return _missing_units(recorded[~over | np.isin(recorded["seq"], ended)], good)  # as FlushJob has it
 
-    def _beside(self, position: int, first: int, length: int, log_range: LogRange) -> Iterator[Records]:
+    def _sibling_flush_units(self, position: int, first: int, length: int, log_range: LogRange) -> Iterator[Records]:
         """The sound units of the other flushes of this log range; those before `position` are whole."""
         timer, at = self.timer, first
         with suppress(Damaged):  # no header: what lies beyond is not found
@@ -149,10 +151,12 @@ class Mender:
         """The frames of [low, high) that were not freed; none where a header says nonsense. Raises Damaged."""
         if not 0 <= low <= high <= self.log.end:
             return
-        for base, end in self.log.file.spans():
+        for base, end in self.log.file.segments():
             yield from frames_of(self.log, max(base, low), min(end, high))
 
-    def _put(self, stored: Records, lost: Records, bad: I64, place: I64, minute: TimerWheel, hour: TimerWheel) -> None:
+    def _fill_rows(
+        self, stored: Records, lost: Records, bad: I64, place: I64, minute: TimerWheel, hour: TimerWheel
+    ) -> None:
         """Lay the lost units (k,) out in rows `bad` (k,) of a flush's body."""
         body, split = stored[1:], int(stored[0]["size"])
         made = body[bad]
@@ -181,9 +185,9 @@ def _units_at(timer: TimerLog, position: int, count: int) -> Records:
     return np.frombuffer(timer.file.read(position, count * UNIT_BYTES), STORED)
 
 
-def _said(frames: Iterator[Frame]) -> tuple[Records, Pair]:
+def _units_of_frames(frames: Iterator[Frame]) -> tuple[Records, Pair]:
     """The units (n,) of dtype UNIT that frames add to the index, in order of arrival, and the watermark after them."""
-    said: list[Records] = []
+    recorded: list[Records] = []
     watermark = Pair(0, MAX_SEQ)  # a letter's due is 0; what else comes lies above the true one, see _check_wheel()
     for frame in frames:
         if frame.kind is FrameKind.TICK:
@@ -195,38 +199,38 @@ def _said(frames: Iterator[Frame]) -> tuple[Records, Pair]:
             check = record_checks(a.records, a.records_at, a.size, seq)
             offset = np.cumsum(a.size, dtype=np.int64) - a.size + a.records_at
             rows = units(a.due, seq, offset, a.size, a.key, a.tag, DEFAULT, check)
-            said.append(rows[~((a.due <= frame.wall_ms) | at_or_below(a.due, seq, watermark))])
+            recorded.append(rows[~((a.due <= frame.wall_ms) | at_or_below(a.due, seq, watermark))])
         elif frame.kind is FrameKind.CANCEL:
             c = parse_cancel(frame)
-            said.append(units(c.due, c.seq, 0, c.size, 0, 0, DELETE))
+            recorded.append(units(c.due, c.seq, 0, c.size, 0, 0, DELETE))
         elif frame.kind is FrameKind.RESCHEDULE:
             r = parse_reschedule(frame)
-            said.append(units(r.old_due, r.seq, 0, r.size, 0, 0, DELETE_MOVED))
+            recorded.append(units(r.old_due, r.seq, 0, r.size, 0, 0, DELETE_MOVED))
             rows = units(r.new_due, r.seq, r.offset, r.size, r.key, r.tag, DEFAULT, r.check)
-            said.append(rows[~((r.new_due <= frame.wall_ms) | at_or_below(r.new_due, r.seq, watermark))])
+            recorded.append(rows[~((r.new_due <= frame.wall_ms) | at_or_below(r.new_due, r.seq, watermark))])
         elif frame.kind is FrameKind.RELOCATE:
             m = parse_relocate(frame)
             check = record_checks(m.records, m.records_at, m.size, m.seq)
             offset = np.cumsum(m.size, dtype=np.int64) - m.size + m.records_at
             rows = units(m.due, m.seq, offset, m.size, m.key, m.tag, ROLL | SAME, check)
-            said.append(rows[~at_or_below(m.due, m.seq, watermark)])
-    return concatenated(said), watermark
+            recorded.append(rows[~at_or_below(m.due, m.seq, watermark)])
+    return concatenated(recorded), watermark
 
 
-def _unsaid(said: Records, good: Records) -> Records:
+def _missing_units(recorded: Records, good: Records) -> Records:
     """The units of `said` that none of `good` repeats."""
-    there = Counter(_words(as_units(good)))
-    lost = np.zeros(len(said), bool)
-    for row, word in enumerate(_words(said)):
-        lost[row] = not there[word]
-        there[word] -= not lost[row]
-    return said[lost]
+    present = Counter(_unit_contents(as_units(good)))
+    lost = np.zeros(len(recorded), bool)
+    for row, word in enumerate(_unit_contents(recorded)):
+        lost[row] = not present[word]
+        present[word] -= not lost[row]
+    return recorded[lost]
 
 
-def _words(rows: Records) -> list[bytes]:
+def _unit_contents(rows: Records) -> list[bytes]:
     """What each unit says, as bytes."""
-    words: list[bytes] = np.ascontiguousarray(rows).view(f"V{UNIT.itemsize}").tolist()
-    return words
+    latest: list[bytes] = np.ascontiguousarray(rows).view(f"V{UNIT.itemsize}").tolist()
+    return latest
 
 
 def _one_bit_off(unit: Records) -> Iterator[Records]:

@@ -13,53 +13,53 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, RUN_COLUMNS, Run, after, before
-from delaynode.store.timer.jobs import Capture, SlotRef, within
+from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, RUN_COLUMNS, SortedRun, after, before
+from delaynode.store.timer.jobs import SlotRef, TimerView, within
 from delaynode.store.timer.timer_log import UNIT_BYTES, TimerLog, as_units
-from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, ROLL, SAME, UNIT, concatenated, last_words
+from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, ROLL, SAME, UNIT, concatenated, latest_units
 from delaynode.store.types import I64, Bools, Pair, Records
 
-PIECE_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about three times that while it is folded
-KEPT_FROM = 16_384  # live messages: a smaller slot is read again as quickly
-FEW_SLOTS = 4  # a lookup of more slots than that is not one of many small ones
+CHUNK_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about three times that while it is folded
+MIN_CACHED_UNITS = 16_384  # live messages: a smaller slot is read again as quickly
+MAX_LOOKUP_SLOTS = 4  # a lookup of more slots than that is not one of many small ones
 MASK = (1 << 20) - 1
 
-Words: TypeAlias = tuple[Records, Bools]
+LatestUnits: TypeAlias = tuple[Records, Bools]
 """Rows (n,) of dtype UNIT sorted by (due, seq), one a message, and which are live."""
 
 
-class Choice(Protocol):
+class MessageFilter(Protocol):
     """The messages that a scan is about, when it is not about all of a range."""
 
-    def units(self, rows: Records) -> Bools:
+    def select_units(self, rows: Records) -> Bools:
         """Units (n,) that may decide about one of them -> bools (n,)."""
 
-    def words(self, rows: Records, live: Bools) -> Bools:
+    def select_latest(self, rows: Records, live: Bools) -> Bools:
         """Last words (n,) that are to be answered -> bools (n,)."""
 
-    def places(self, run: Run) -> I64:
+    def places(self, run: SortedRun) -> I64:
         """Where in a fold's run they, and what may be dead of them, are: rows, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
-class OfKey:
+class KeyFilter:
     """Live messages with this hash of their key. A DELETE has none, so it may be about any of them."""
 
     hash: int
 
-    def units(self, rows: Records) -> Bools:
+    def select_units(self, rows: Records) -> Bools:
         hit: Bools = (rows["key"] == self.hash) | ((rows["magic"] & DELETE) != 0)
         return hit
 
-    def words(self, rows: Records, live: Bools) -> Bools:
+    def select_latest(self, rows: Records, live: Bools) -> Bools:
         hit: Bools = live & (rows["key"] == self.hash)
         return hit
 
-    def places(self, run: Run) -> I64:
+    def places(self, run: SortedRun) -> I64:
         return np.flatnonzero((run.key == self.hash) | (run.offset < 0))
 
 
-class Named:
+class MessageSetFilter:
     """The messages (due, seq) i64[k]."""
 
     def __init__(self, due: I64, seq: I64) -> None:
@@ -68,33 +68,33 @@ class Named:
         self._maybe = np.zeros(MASK + 1, bool)  # by a seq's low bits: most units are out with one look
         self._maybe[self._seqs & MASK] = True
 
-    def units(self, rows: Records) -> Bools:
+    def select_units(self, rows: Records) -> Bools:
         seq = rows["seq"]
         hit: Bools = self._maybe[seq & MASK]
         at = np.flatnonzero(hit)
         some = seq[at]
-        near = np.minimum(np.searchsorted(self._seqs, some), len(self._seqs) - 1)
-        hit[at] = self._seqs[near] == some
+        index = np.minimum(np.searchsorted(self._seqs, some), len(self._seqs) - 1)
+        hit[at] = self._seqs[index] == some
         return hit
 
-    def words(self, rows: Records, live: Bools) -> Bools:
+    def select_latest(self, rows: Records, live: Bools) -> Bools:
         return np.ones(len(rows), bool)
 
-    def places(self, run: Run) -> I64:
+    def places(self, run: SortedRun) -> I64:
         place = run.places(self._due, self._seq)
         return np.unique(place[place >= 0])
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class SlotSnapshot:
     """What a chain says of [low, high) up to its unit at TimerLog position `last`: one row a message, also the dead."""
 
     low: Pair
     high: Pair
     last: int
-    run: Run
+    run: SortedRun
 
-    def rows(self, at: I64 | slice) -> Words:
+    def rows(self, at: I64 | slice) -> LatestUnits:
         """Those rows as units."""
         offset = self.run.offset[at]
         made = np.empty(len(offset), UNIT)
@@ -105,57 +105,57 @@ class Fold:
         return made, live
 
 
-def fold_of(ordered: Records, low: Pair, high: Pair, last: int) -> Fold:
+def snapshot_of(ordered: Records, low: Pair, high: Pair, last: int) -> SlotSnapshot:
     """From units of [low, high) in TimerLog order."""
-    rows, live = last_words(ordered)
-    run = Run.of(rows)
+    rows, live = latest_units(ordered)
+    run = SortedRun.of(rows)
     run.offset[~live] = np.where(rows["magic"][~live] & DELETE_MOVED == DELETE, CANCELLED_AT, MOVED_AT)
-    return Fold(low, high, last, run)
+    return SlotSnapshot(low, high, last, run)
 
 
-class Folds:
+class SlotSnapshotCache:
     """Folded pieces of slots, of all shards of a node together at most `limit` rows. Safe to use from any thread.
 
     kept_from: live messages of a slot that is worth it. piece_units: of a slot, read at a time.
     """
 
     def __init__(
-        self, limit: int = 2 * PIECE_UNITS, kept_from: int = KEPT_FROM, piece_units: int = PIECE_UNITS
+        self, limit: int = 2 * CHUNK_UNITS, min_units: int = MIN_CACHED_UNITS, chunk_units: int = CHUNK_UNITS
     ) -> None:
-        self.limit, self.kept_from, self.piece_units = limit, kept_from, piece_units
+        self.limit, self.min_units, self.chunk_units = limit, min_units, chunk_units
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[TimerLog, int, int, Pair], Fold] = OrderedDict()
-        self._looked: deque[tuple[TimerLog, int, int]] = deque(maxlen=64)
+        self._snapshots: OrderedDict[tuple[TimerLog, int, int, Pair], SlotSnapshot] = OrderedDict()
+        self._recent_reads: deque[tuple[TimerLog, int, int]] = deque(maxlen=64)
 
     def __len__(self) -> int:
-        return sum(len(fold.run) for fold in self._kept.values())
+        return sum(len(snapshot.run) for snapshot in self._snapshots.values())
 
-    def find(self, log: TimerLog, slot: SlotRef, low: Pair) -> Fold | None:
+    def find(self, log: TimerLog, slot: SlotRef, low: Pair) -> SlotSnapshot | None:
         """The piece that `low` lies in."""
         with self._lock:
-            for key, fold in self._kept.items():
-                if key[:3] == (log, slot.width_ms, slot.time) and fold.low <= low < fold.high:
-                    self._kept.move_to_end(key)
-                    return fold
+            for key, snapshot in self._snapshots.items():
+                if key[:3] == (log, slot.width_ms, slot.time) and snapshot.low <= low < snapshot.high:
+                    self._snapshots.move_to_end(key)
+                    return snapshot
         return None
 
-    def keep(self, log: TimerLog, slot: SlotRef, fold: Fold) -> None:
+    def put(self, log: TimerLog, slot: SlotRef, snapshot: SlotSnapshot) -> None:
         """In place of the least recently used ones."""
-        if len(fold.run) > self.limit:
+        if len(snapshot.run) > self.limit:
             return
         with self._lock:
-            self._kept[log, slot.width_ms, slot.time, fold.low] = fold
-            self._kept.move_to_end((log, slot.width_ms, slot.time, fold.low))
+            self._snapshots[log, slot.width_ms, slot.time, snapshot.low] = snapshot
+            self._snapshots.move_to_end((log, slot.width_ms, slot.time, snapshot.low))
             while len(self) > self.limit:
-                self._kept.popitem(last=False)
+                self._snapshots.popitem(last=False)
 
-    def looked_at_before(self, log: TimerLog, slot: SlotRef) -> bool:
+    def was_read_recently(self, log: TimerLog, slot: SlotRef) -> bool:
         """Whether this slot was asked for a short while ago: then it is worth to be kept."""
         key = (log, slot.width_ms, slot.time)
         with self._lock:
-            again = key in self._looked
+            again = key in self._recent_reads
             if not again:
-                self._looked.append(key)
+                self._recent_reads.append(key)
         return again
 
 
@@ -168,32 +168,32 @@ class ScanJob:
 
     def __init__(
         self,
-        capture: Capture,
+        view: TimerView,
         low: Pair,
         high: Pair,
-        choice: Choice | None,
-        most: int | None,
-        folds: Folds | None,
+        message_filter: MessageFilter | None,
+        max_live: int | None,
+        slot_cache: SlotSnapshotCache | None,
         known: Records | None = None,
     ) -> None:
-        self.capture = capture
+        self.view = view
         self.low, self.high = low, high
-        self.choice = choice
-        self.most = most
-        self._folds = folds if folds is not None else Folds(0)
+        self.message_filter = message_filter
+        self.max_live = max_live
+        self._slot_cache = slot_cache if slot_cache is not None else SlotSnapshotCache(0)
         self._known = known
-        self._found: list[Words] = []
+        self._found: list[LatestUnits] = []
 
     def run(self) -> None:
         count = 0
-        for slot in self.capture.slots:
+        for slot in self.view.slots:
             low, high = max(self.low, Pair(slot.time, 0)), min(self.high, Pair(slot.time + slot.width_ms, 0))
             while low < high:
-                wanted = None if self.most is None else self.most - count
-                (rows, live), low = self._piece(slot, low, high, wanted)
-                if self.choice is not None:
-                    said = self.choice.words(rows, live)
-                    rows, live = rows[said], live[said]
+                wanted = None if self.max_live is None else self.max_live - count
+                (rows, live), low = self._read_chunk(slot, low, high, wanted)
+                if self.message_filter is not None:
+                    selected = self.message_filter.select_latest(rows, live)
+                    rows, live = rows[selected], live[selected]
                 at = np.flatnonzero(live)
                 if wanted is not None and len(at) > wanted:
                     last = rows[at[wanted - 1]]
@@ -202,114 +202,114 @@ class ScanJob:
                 if len(rows):
                     self._found.append((rows, live))
                     count += int(np.count_nonzero(live))
-                if self.most is not None and count >= self.most:
+                if self.max_live is not None and count >= self.max_live:
                     self.high = low
                     return
 
-    def result(self) -> Words:
+    def result(self) -> LatestUnits:
         """Last words as of now; `high` says how far they go."""
         rows = concatenated([rows for rows, _ in self._found])
         live = np.concatenate([live for _, live in self._found]) if self._found else np.empty(0, bool)
         if self._known is not None and len(self._known):
-            rows, live = last_words(np.concatenate([self._known, rows]))
-        choose = None if self.choice is None else self.choice.units
-        later = self.capture.arrived(self.low, self.high, choose)
+            rows, live = latest_units(np.concatenate([self._known, rows]))
+        choose = None if self.message_filter is None else self.message_filter.select_units
+        later = self.view.arrived(self.low, self.high, choose)
         if not later:
             return rows, live
-        rows, live = overlaid(rows, concatenated(later))
-        if self.choice is None:
+        rows, live = with_later_units(rows, concatenated(later))
+        if self.message_filter is None:
             return rows, live
-        said = self.choice.words(rows, live)
-        return rows[said], live[said]
+        selected = self.message_filter.select_latest(rows, live)
+        return rows[selected], live[selected]
 
-    def _piece(self, slot: SlotRef, low: Pair, high: Pair, wanted: int | None) -> tuple[Words, Pair]:
+    def _read_chunk(self, slot: SlotRef, low: Pair, high: Pair, wanted: int | None) -> tuple[LatestUnits, Pair]:
         """The next piece of a slot from `low` on, and where it ends."""
-        fold = self._fold(slot, low)
-        choose = None if self.choice is None else self.choice.units
-        if fold is None:
-            units, high = self._read(self.capture, slot, low, high)
-            return last_words(units), high
-        high = min(high, fold.high)
-        begin, end = (fold.run.rows_through(before(pair)) for pair in (low, high))
-        recent = self.capture.recent(low, high, choose)
-        if self.choice is not None:
-            places = self.choice.places(fold.run)
-            words = fold.rows(places[(places >= begin) & (places < end)])
+        snapshot = self._slot_snapshot(slot, low)
+        choose = None if self.message_filter is None else self.message_filter.select_units
+        if snapshot is None:
+            units, high = self._read(self.view, slot, low, high)
+            return latest_units(units), high
+        high = min(high, snapshot.high)
+        begin, end = (snapshot.run.rows_through(before(pair)) for pair in (low, high))
+        recent = self.view.recent(low, high, choose)
+        if self.message_filter is not None:
+            positions = self.message_filter.places(snapshot.run)
+            latest = snapshot.rows(positions[(positions >= begin) & (positions < end)])
         else:
             if wanted is not None:
-                at = np.flatnonzero(fold.run.offset[begin:end] >= 0)
+                at = np.flatnonzero(snapshot.run.offset[begin:end] >= 0)
                 if len(at) > wanted:
                     end = begin + int(at[wanted])
-                    high = Pair(int(fold.run.due[end]), int(fold.run.seq[end]))
-                    recent = self.capture.recent(low, high)
-            words = fold.rows(slice(begin, end))
-        return (last_words(concatenated([words[0], recent])) if len(recent) else words), high
+                    high = Pair(int(snapshot.run.due[end]), int(snapshot.run.seq[end]))
+                    recent = self.view.recent(low, high)
+            latest = snapshot.rows(slice(begin, end))
+        return (latest_units(concatenated([latest[0], recent])) if len(recent) else latest), high
 
-    def _fold(self, slot: SlotRef, low: Pair) -> Fold | None:
+    def _slot_snapshot(self, slot: SlotRef, low: Pair) -> SlotSnapshot | None:
         """The chain's piece that `low` lies in, folded, where that is worth its memory; brought up to date."""
-        log, folds = self.capture.log, self._folds
-        if slot.num < folds.kept_from or not folds.limit:
+        log, slot_cache = self.view.log, self._slot_cache
+        if slot.num < slot_cache.min_units or not slot_cache.limit:
             return None
-        fold = folds.find(log, slot, low)
-        if fold is not None and fold.last >= slot.last:
-            return fold  # what it knows beyond the capture comes again, in order, in `unflushed` and `since`
-        if fold is not None and fold.last < self.capture.start:
-            fold = None  # what its chain has gained was cleaned: a DEFAULT after a DELETE is a ROLL now
-        if fold is not None and slot.num > len(fold.run) + folds.piece_units:
-            fold = None  # it has become another slot
-        chain = Capture(log, [slot], [], start=self.capture.start)
-        if fold is not None:
-            units = concatenated([fold.rows(slice(None))[0], self._gained(slot, fold)])
-            fold = fold_of(units, fold.low, fold.high, slot.last)
-        elif self.choice is None:
-            begin = Pair(slot.time, 0) if slot.num <= folds.piece_units else low
-            units, high = self._read(chain, slot, begin, Pair(slot.time + slot.width_ms, 0), whole=True)
+        snapshot = slot_cache.find(log, slot, low)
+        if snapshot is not None and snapshot.last >= slot.last:
+            return snapshot  # what it knows beyond the capture comes again, in order, in `unflushed` and `since`
+        if snapshot is not None and snapshot.last < self.view.start:
+            snapshot = None  # what its chain has gained was cleaned: a DEFAULT after a DELETE is a ROLL now
+        if snapshot is not None and slot.num > len(snapshot.run) + slot_cache.chunk_units:
+            snapshot = None  # it has become another slot
+        chain = TimerView(log, [slot], [], start=self.view.start)
+        if snapshot is not None:
+            units = concatenated([snapshot.rows(slice(None))[0], self._units_since(slot, snapshot)])
+            snapshot = snapshot_of(units, snapshot.low, snapshot.high, slot.last)
+        elif self.message_filter is None:
+            begin = Pair(slot.time, 0) if slot.num <= slot_cache.chunk_units else low
+            units, high = self._read(chain, slot, begin, Pair(slot.time + slot.width_ms, 0), unfiltered=True)
             if high <= low:  # the dead made it larger than it looked
                 begin = low
-                units, high = self._read(chain, slot, begin, Pair(slot.time + slot.width_ms, 0), whole=True)
-            fold = fold_of(units, begin, high, slot.last)
-        elif self._looked_at_again(slot):
+                units, high = self._read(chain, slot, begin, Pair(slot.time + slot.width_ms, 0), unfiltered=True)
+            snapshot = snapshot_of(units, begin, high, slot.last)
+        elif self._is_read_again(slot):
             begin, end = Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
-            units, high = self._read(chain, slot, begin, end, whole=True)
+            units, high = self._read(chain, slot, begin, end, unfiltered=True)
             if high < end:
                 return None
-            fold = fold_of(units, begin, end, slot.last)
+            snapshot = snapshot_of(units, begin, end, slot.last)
         else:
             return None
-        folds.keep(log, slot, fold)
-        return fold
+        slot_cache.put(log, slot, snapshot)
+        return snapshot
 
-    def _looked_at_again(self, slot: SlotRef) -> bool:
+    def _is_read_again(self, slot: SlotRef) -> bool:
         """One message after the other is looked up in this slot, as it seems."""
-        few = len(self.capture.slots) <= FEW_SLOTS and slot.num <= self._folds.piece_units
-        return few and self._folds.looked_at_before(self.capture.log, slot)
+        is_small_lookup = len(self.view.slots) <= MAX_LOOKUP_SLOTS and slot.num <= self._slot_cache.chunk_units
+        return is_small_lookup and self._slot_cache.was_read_recently(self.view.log, slot)
 
-    def _gained(self, slot: SlotRef, fold: Fold) -> Records:
+    def _units_since(self, slot: SlotRef, snapshot: SlotSnapshot) -> Records:
         """The units of a fold's range that its chain has gained since."""
-        start = max(self.capture.start, fold.last + UNIT_BYTES)
+        start = max(self.view.start, snapshot.last + UNIT_BYTES)
         parts: list[Records] = []
-        for block in self.capture.log.walk(slot.last, slot.time, slot.width_ms, start):
-            parts.append(as_units(within(block, fold.low, fold.high)))
+        for block in self.view.log.walk(slot.last, slot.time, slot.width_ms, start):
+            parts.append(as_units(within(block, snapshot.low, snapshot.high)))
         parts.reverse()
         return concatenated(parts)
 
     def _read(
-        self, capture: Capture, slot: SlotRef, low: Pair, high: Pair, *, whole: bool = False
+        self, view: TimerView, slot: SlotRef, low: Pair, high: Pair, *, unfiltered: bool = False
     ) -> tuple[Records, Pair]:
         """Units of [low, high) in TimerLog order; where they are too many, of its first part, and where that ends."""
-        choose = None if self.choice is None or whole else self.choice.units
-        return capture.collect_some(self._folds.piece_units, slot, low, high, choose)
+        choose = None if self.message_filter is None or unfiltered else self.message_filter.select_units
+        return view.collect_some(self._slot_cache.chunk_units, slot, low, high, choose)
 
 
-def overlaid(rows: Records, later: Records) -> Words:
+def with_later_units(rows: Records, later: Records) -> LatestUnits:
     """Last words of messages whose last words were `rows`, by later units, in order.
 
     A ROLL of none of them, and with no DEFAULT before it, is of a message whose last word was left out: it is dead.
     """
     moved = (later["magic"] & ~SAME) == ROLL
     if moved.any():
-        known = Run.of(concatenated([rows, later[~moved]]))
+        known = SortedRun.of(concatenated([rows, later[~moved]]))
         moves = np.flatnonzero(moved)
-        strange = known.places(later["due"][moves], later["seq"][moves]) < 0
-        later = np.delete(later, moves[strange])
-    return last_words(concatenated([rows, later]))
+        unknown = known.places(later["due"][moves], later["seq"][moves]) < 0
+        later = np.delete(later, moves[unknown])
+    return latest_units(concatenated([rows, later]))

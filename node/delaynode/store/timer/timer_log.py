@@ -54,9 +54,9 @@ OWN_WORD = 3  # of a unit's 32-bit words
 FIRST_BLOCK, LARGEST_BLOCK = 256, 1 << 16  # units read at a time while walking a chain
 
 
-def own_checks(stored: Records, place: I64, uid: int) -> Array:
+def own_checks(stored: Records, positions: I64, uid: int) -> Array:
     """The own checks u16 (n,) that a shard's units at positions `place` (n,) should have, whatever they say."""
-    return unit_checks(stored, place, OWN_WORD, 16, uid)
+    return unit_checks(stored, positions, OWN_WORD, 16, uid)
 
 
 def flush_crc(position: int, uid: int) -> int:
@@ -71,7 +71,7 @@ def flush_is_sound(stored: Records, position: int, uid: int) -> bool:
     return zlib.crc32(raw(stored[1:]), zlib.crc32(raw(header), flush_crc(position, uid))) == int(stored[0]["key"])
 
 
-Mend: TypeAlias = Callable[[int, int, TimerWheel, TimerWheel], None]
+RepairFlush: TypeAlias = Callable[[int, int, TimerWheel, TimerWheel], None]
 """What makes the bad flush at a position good again, see timer/repair.py. Raises Damaged."""
 
 LogRange: TypeAlias = tuple[int, int]
@@ -139,16 +139,16 @@ def build_flush(
     body = stored[1:]
     for name in ("check", "magic", "due", "offset", "size", "key", "tag", "seq"):
         body[name] = units[name][order]
-    place = position + UNIT_BYTES * np.arange(1, n + 1, dtype=np.int64)
-    body["prev"] = place - UNIT_BYTES
+    positions = position + UNIT_BYTES * np.arange(1, n + 1, dtype=np.int64)
+    body["prev"] = positions - UNIT_BYTES
     sorted_due = np.ascontiguousarray(body["due"])
     split = int(np.searchsorted(sorted_due, bound_ms, "left"))
     levels = []
     for wheel, low, high in ((minute, 0, split), (hour, split, n)):
-        runs, starts = _runs(sorted_due[low:high], change_of(body["magic"][low:high]), place[low:high], wheel)
+        runs, starts = _runs(sorted_due[low:high], change_of(body["magic"][low:high]), positions[low:high], wheel)
         body["prev"][low + starts] = wheel.last_positions(runs.times) if len(starts) else NOWHERE
         levels.append(runs)
-    body["own"] = own_checks(body, place, uid)
+    body["own"] = own_checks(body, positions, uid)
     stored[0] = (0, log_range[0], HEADER, 0, log_range[1], n, split, 0, 0, 0)
     stored[0]["key"] = zlib.crc32(raw(stored), flush_crc(position, uid))
     return Flush(stored, *levels)
@@ -172,9 +172,9 @@ class TimerLog:
         self.append(flush)
         self.sync()
 
-    def append(self, flush: Flush, *, roll: bool | None = None) -> None:
-        """roll: whether it begins a segment; None: when the open one would grow too large."""
-        self.file.append([raw(flush.stored)], flush.stored.nbytes, roll=roll)
+    def append(self, flush: Flush, *, new_segment: bool | None = None) -> None:
+        """new_segment: whether it begins a segment; None: when the open one would grow too large."""
+        self.file.append([raw(flush.stored)], flush.stored.nbytes, new_segment=new_segment)
 
     def sync(self) -> None:
         self.file.sync()
@@ -200,13 +200,13 @@ class TimerLog:
                 raise Damaged(f"{self.file.directory}: the chain of slot {slot_time} leads to {position}")
             low = max(start, position - (block - 1) * UNIT_BYTES)
             stored = self._read(low, (position - low) // UNIT_BYTES + 1)
-            place = low + UNIT_BYTES * np.arange(len(stored), dtype=np.int64)
-            breaks = np.flatnonzero(stored["prev"] != place - UNIT_BYTES)
+            positions = low + UNIT_BYTES * np.arange(len(stored), dtype=np.int64)
+            breaks = np.flatnonzero(stored["prev"] != positions - UNIT_BYTES)
             first = int(breaks[-1]) if len(breaks) else 0
             run = stored[first:]
-            bad = first_difference(run["own"], own_checks(run, place[first:], self.uid))
+            bad = first_difference(run["own"], own_checks(run, positions[first:], self.uid))
             if bad >= 0:
-                raise Damaged(f"{self.file.directory}: the check of the unit at {int(place[first + bad])} differs")
+                raise Damaged(f"{self.file.directory}: the check of the unit at {int(positions[first + bad])} differs")
             due = run["due"]
             if bool(((due < slot_time) | (due >= slot_time + width_ms)).any()):
                 raise Damaged(f"{self.file.directory}: a chain of slot {slot_time} holds a unit that is not its own")
@@ -225,11 +225,13 @@ class TimerLog:
         spans = zip(position.tolist(), (UNIT_BYTES * count).tolist(), strict=True)
         stored = np.frombuffer(bytearray().join([self.file.read(at, size) for at, size in spans]), STORED)
         first = np.cumsum(count) - count
-        place = np.repeat(position - UNIT_BYTES * first, count) + UNIT_BYTES * np.arange(len(stored), dtype=np.int64)
-        bad = first_difference(stored["own"], own_checks(stored, place, self.uid))
+        positions = np.repeat(position - UNIT_BYTES * first, count) + UNIT_BYTES * np.arange(
+            len(stored), dtype=np.int64
+        )
+        bad = first_difference(stored["own"], own_checks(stored, positions, self.uid))
         if bad >= 0:
-            raise Damaged(f"{self.file.directory}: the check of the unit at {int(place[bad])} differs")
-        stored["prev"] = place
+            raise Damaged(f"{self.file.directory}: the check of the unit at {int(positions[bad])} differs")
+        stored["prev"] = positions
         counts = (stored["magic"] & COUNT) != 0
         return stored[~counts] if counts.any() else stored
 
@@ -254,18 +256,18 @@ class TimerLog:
             first = position + (1 + at) * UNIT_BYTES
             body = self._read(first, min(LARGEST_BLOCK, count - at))
             crc = zlib.crc32(raw(body), crc)
-            place = first + UNIT_BYTES * np.arange(len(body), dtype=np.int64)
+            positions = first + UNIT_BYTES * np.arange(len(body), dtype=np.int64)
             part = min(max(split - at, 0), len(body))
             for wheel, low, high in ((minute, 0, part), (hour, part, len(body))):
                 due = np.ascontiguousarray(body["due"][low:high])
                 magic = body["magic"][low:high]
                 change = change_of(magic) + np.where((magic & COUNT) != 0, body["seq"][low:high], 0)
-                found.append((_runs(due, change, place[low:high], wheel)[0], wheel))
+                found.append((_runs(due, change, positions[low:high], wheel)[0], wheel))
         if crc != expected:
             raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
         return found
 
-    def rebuild(self, minute: TimerWheel, hour: TimerWheel, position: int, mend: Mend | None = None) -> int:
+    def rebuild(self, minute: TimerWheel, hour: TimerWheel, position: int, repair: RepairFlush | None = None) -> int:
         """Hang every flush from `position` on onto the wheels; returns the number of units. Raises Damaged.
 
         One vectorised pass over each flush; how a wheel is made after an unclean stop or a change of owner.
@@ -275,9 +277,9 @@ class TimerLog:
             try:
                 found = self._runs_of(position, minute, hour)
             except Damaged:
-                if mend is None:
+                if repair is None:
                     raise
-                mend(position, first, minute, hour)
+                repair(position, first, minute, hour)
                 found = self._runs_of(position, minute, hour)
             for runs, wheel in found:
                 runs.hang(wheel)

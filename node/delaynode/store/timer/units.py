@@ -67,7 +67,7 @@ def concatenated(parts: list[Records]) -> Records:
     return np.concatenate(parts) if parts else np.empty(0, UNIT)
 
 
-def last_words(ordered: Records) -> tuple[Records, Bools]:
+def latest_units(ordered: Records) -> tuple[Records, Bools]:
     """Fold units given in TimerLog order: one row per (due, seq), sorted by it, and which of them are live.
 
     A row is the last unit of its (due, seq): of a live one it names the record; of a dead one its magic has
@@ -82,13 +82,13 @@ def last_words(ordered: Records) -> tuple[Records, Bools]:
         return rows, (magic & DELETE) == 0
     last = np.append(starts[1:], len(rows)) - 1
     at = np.arange(len(rows))
-    told = (magic & ~SAME) != ROLL
-    decided = np.maximum.reduceat(np.where(told, at, -1), starts)  # the last DEFAULT or DELETE, -1: none
+    decisive = (magic & ~SAME) != ROLL
+    decided = np.maximum.reduceat(np.where(decisive, at, -1), starts)  # the last DEFAULT or DELETE, -1: none
     live = (decided < 0) | ((magic[decided] & DELETE) == 0)
     return rows[np.where(live, last, decided)], live
 
 
 def live_units(ordered: Records) -> Records:
     """The live rows of last_words()."""
-    rows, live = last_words(ordered)
+    rows, live = latest_units(ordered)
     return rows if live.all() else rows[live]

@@ -46,9 +46,9 @@ class TimerWheel:
         be flushed when the watermark is hours past its due, and the minute two days later may have its units already.
         """
         index = slot_times // self.width_ms % len(self.slots)
-        there = self.slots["time"][index] <= slot_times
-        if not there.all():
-            index, slot_times, first, last, more = (a[there] for a in (index, slot_times, first, last, more))
+        present = self.slots["time"][index] <= slot_times
+        if not present.all():
+            index, slot_times, first, last, more = (a[present] for a in (index, slot_times, first, last, more))
         rows = self.slots[index]
         other_lap = rows["time"] != slot_times
         rows["first"] = np.where(other_lap, first, rows["first"])

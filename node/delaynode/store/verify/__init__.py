@@ -24,22 +24,22 @@ from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.verify.accounts import account
 from delaynode.store.verify.findings import Finding, Report, Summary
-from delaynode.store.verify.logpass import LogPass
+from delaynode.store.verify.log_pass import LogPass
 from delaynode.store.verify.overlay import Overlay, ReadOnlyFiles
-from delaynode.store.verify.queuepass import QueuePass
-from delaynode.store.verify.statepass import (
+from delaynode.store.verify.queue_pass import QueuePass
+from delaynode.store.verify.state_pass import (
     check_against_log,
     check_ends,
     check_ledger,
-    letters_below,
+    dead_letters_below,
     read_state,
     watermark_of,
 )
-from delaynode.store.verify.timerpass import TimerPass
+from delaynode.store.verify.timer_pass import TimerPass
 
 __all__ = ["Finding", "Overlay", "ReadOnlyFiles", "Summary", "size_of", "verify_shard"]
 
-LARGE = 1 << 62  # a segment size that no file reaches
+UNLIMITED = 1 << 62  # a segment size that no file reaches
 
 
 def size_of(files: Files, directory: str) -> int:
@@ -52,28 +52,28 @@ def size_of(files: Files, directory: str) -> int:
 def verify_shard(
     files: Files,
     directory: str,
-    tell: Callable[[Finding], None],
+    on_finding: Callable[[Finding], None],
     progress: Callable[[int], None] = lambda read: None,
 ) -> Summary:
     """Look at everything in a shard's directory. tell: each finding; progress: bytes read so far."""
     started = time.perf_counter()
-    report = Report(tell, progress)
-    _look(files, directory, report)
+    report = Report(on_finding, progress)
+    _verify(files, directory, report)
     _try_to_open(files, directory, report)
     report.end()
     report.summary.seconds = time.perf_counter() - started
     return report.summary
 
 
-def _look(files: Files, directory: str, report: Report) -> None:
+def _verify(files: Files, directory: str, report: Report) -> None:
     state = read_state(files, directory, report)
     checkpoint = state.checkpoint
     uid = state.identity.uid if state.identity is not None else checkpoint.uid if checkpoint is not None else None
     if uid is None:
         report.add(directory, -1, "nothing says whose files these are: neither shard.json nor checkpoint can be read")
         return
-    timer = TimerLog(files, f"{directory}/timerlog", LARGE, uid)
-    queue = ConsumeQueue(files, f"{directory}/queue", LARGE, uid)
+    timer = TimerLog(files, f"{directory}/timerlog", UNLIMITED, uid)
+    queue = ConsumeQueue(files, f"{directory}/queue", UNLIMITED, uid)
     check_ends(directory, state, timer, queue, report)
     as_of = None if checkpoint is None else checkpoint.log_offset
     facts = LogPass(files, f"{directory}/log", uid, as_of, state.expected(), state.skipped(), report).run()
@@ -91,7 +91,7 @@ def _look(files: Files, directory: str, report: Report) -> None:
     released = QueuePass(queue, queue_start, queue_end, facts, report).run()
     if checkpoint is None:
         return
-    if pending.whole:
+    if pending.complete:
         sizes = pending.pending["size"]
         for what, expected, found in (
             ("pending", len(sizes), checkpoint.pending),
@@ -102,9 +102,9 @@ def _look(files: Files, directory: str, report: Report) -> None:
                 report.add(path, -1, f"{what} is not what the TimerLog has", expected=expected, found=found)
     if facts.complete:
         account(directory, facts, released, pending, queue_start > 0, report)
-    if state.ledger is not None and pending.whole and released.whole:
+    if state.ledger is not None and pending.complete and released.complete:
         try:
-            letters = letters_below(state, queue)
+            letters = dead_letters_below(state, queue)
         except Damaged as error:
             report.add(f"{directory}/checkpoint", -1, str(error))
             return

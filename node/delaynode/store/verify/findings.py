@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MOST_OF_A_KIND = 10  # findings of one kind in one file that are told one by one
+MAX_PER_KIND = 10  # findings of one kind in one file that are told one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Summary:
 class Report:
     """Collects findings; `tell` gets each one as it is found."""
 
-    tell: Callable[[Finding], None]
+    on_finding: Callable[[Finding], None]
     progress: Callable[[int], None] = lambda read: None  # bytes read so far
     summary: Summary = field(default_factory=Summary)
-    _told: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(
         self,
@@ -72,14 +72,14 @@ class Report:
             self.summary.notes += 1
         else:
             self.summary.damage += 1
-        self._told[path, what] += 1
-        if self._told[path, what] <= MOST_OF_A_KIND:
-            self.tell(Finding(path, int(offset), where, what, str(expected), str(found), note))
+        self._counts[path, what] += 1
+        if self._counts[path, what] <= MAX_PER_KIND:
+            self.on_finding(Finding(path, int(offset), where, what, str(expected), str(found), note))
 
     def more(self, path: str, what: str, count: int) -> None:
         """`count` more of a kind that was told often enough."""
         self.summary.damage += count
-        self._told[path, what] += count
+        self._counts[path, what] += count
 
     def read(self, size: int) -> None:
         """So many bytes more were read."""
@@ -88,6 +88,6 @@ class Report:
 
     def end(self) -> None:
         """Tell how many findings of each kind were not told."""
-        for (path, what), count in self._told.items():
-            if count > MOST_OF_A_KIND:
-                self.tell(Finding(path, -1, "", f"{count - MOST_OF_A_KIND:,} more of this kind: {what}", note=True))
+        for (path, what), count in self._counts.items():
+            if count > MAX_PER_KIND:
+                self.on_finding(Finding(path, -1, "", f"{count - MAX_PER_KIND:,} more of this kind: {what}", note=True))

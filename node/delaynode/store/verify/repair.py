@@ -43,14 +43,14 @@ from delaynode.store.types import I64, at_or_below
 from delaynode.store.verify.overlay import Overlay
 
 KEPT = ".repair"  # beside the shards' directories
-MOST_SKIPPED = 100  # frames: where more would have to be skipped, skipping is no way out
+MAX_SKIPPED = 100  # frames: where more would have to be skipped, skipping is no way out
 COPY_BYTES = 8 << 20
-LARGE = 1 << 62  # a segment size that no file reaches
+UNLIMITED = 1 << 62  # a segment size that no file reaches
 PROGRESS = (FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD)
 
 
 @dataclass(slots=True)
-class Attempt:
+class RecoveryAttempt:
     """A recovery with all writes kept in memory. error: where it ended, None when the copy opens."""
 
     changes: Overlay
@@ -80,7 +80,7 @@ class Diagnosis:
     log_end: int
 
 
-def recover(files: Files, directory: str, skip: Iterable[int] = ()) -> Attempt:
+def recover(files: Files, directory: str, skip: Iterable[int] = ()) -> RecoveryAttempt:
     """Try to open a copy, without the effect of the frames at log offsets `skip`.
 
     Raises Damaged, OSError, when it fails for anything but a frame's effect.
@@ -88,7 +88,7 @@ def recover(files: Files, directory: str, skip: Iterable[int] = ()) -> Attempt:
     trial, wanted = Overlay(files), sorted(skip)
     trial.remove(f"{directory}/{marker.MARKER}")
     shard, _ = persist.recover(trial, directory, ShardConfig(), replay=False)
-    attempt, left = Attempt(trial, shard), list(wanted)
+    attempt, left = RecoveryAttempt(trial, shard), list(wanted)
     moved: int | None = None  # queue offset: from here on, later frames may name other messages than they meant
     try:
         for frame in frames_of(shard.log, shard.applied, shard.log.end):
@@ -174,7 +174,7 @@ def propose_skip(files: Files, directory: str, first: int) -> RepairPlan:
     while True:
         attempt = recover(files, directory, offsets)
         error = attempt.error
-        if error is None or len(offsets) == MOST_SKIPPED:
+        if error is None or len(offsets) == MAX_SKIPPED:
             return plan_skip(files, directory, offsets)
         kind = next(frames_of(attempt.shard.log, error.offset, attempt.shard.log.end)).kind
         if kind in (FrameKind.TICK, FrameKind.EPOCH) or "would have moved" in error.why:
@@ -189,7 +189,7 @@ def plan_cut(files: Files, directory: str, end: int) -> RepairPlan:
     shard, _ = persist.recover(trial, directory, ShardConfig(), replay=False)
     loses = losses_of(_from(frames_of(shard.log, shard.applied, shard.log.end), end))
     cut = Overlay(files)
-    CommitLog.open(cut, f"{directory}/log", shard.identity.uid, LARGE).cut(end)
+    CommitLog.open(cut, f"{directory}/log", shard.identity.uid, UNLIMITED).cut(end)
     error = recover(cut, directory).error
     word = _word(files, directory, "cut", (end,))
     return RepairPlan("cut", (end,), loses, cut, word, None if error is None else str(error))
@@ -215,7 +215,7 @@ def _word(files: Files, directory: str, what: str, at: tuple[int, ...]) -> str:
 
 
 # ---------------------------------------------------------------- doing it
-def carry_out(files: Files, directory: str, plan: RepairPlan) -> str:
+def execute_plan(files: Files, directory: str, plan: RepairPlan) -> str:
     """Put the plan's changes on the disk; returns where what they replace is kept. Raises OSError, Damaged.
 
     After half of them a start still ends at the same frame. A mark as damaged goes once the copy was seen to open.
@@ -262,8 +262,8 @@ def _keep(files: Files, directory: str, plan: RepairPlan) -> str:
             files.append(copy, [files.read(path, at, min(COPY_BYTES, size - at))])
         if size:
             files.sync(copy)
-    said = {"what": plan.what, "at": plan.at, "loses": plan.loses, "of": directory}
-    files.replace(f"{kept}/repair.json", json.dumps(said, indent=1).encode() + b"\n")
+    summary = {"what": plan.what, "at": plan.at, "loses": plan.loses, "of": directory}
+    files.replace(f"{kept}/repair.json", json.dumps(summary, indent=1).encode() + b"\n")
     return kept
 
 
@@ -317,11 +317,11 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
             r = parse_relocate(frame)
             bases = shard.log.file.bases
             at = np.searchsorted(np.array(bases), r.old_offset, "right") - 1
-            reach = [shard.log.file.reach(base) for base in bases]
-            gone = (at < 0) | (r.old_offset >= np.array(reach)[at])
-            if gone.any():
-                return f"LOST: {_messages(int(gone.sum()))} of {len(gone):,} whose old segments are gone"
-            return f"nothing: the records of {_messages(len(gone))} stay where they were"
+            reach = [shard.log.file.segment_end(base) for base in bases]
+            freed = (at < 0) | (r.old_offset >= np.array(reach)[at])
+            if freed.any():
+                return f"LOST: {_messages(int(freed.sum()))} of {len(freed):,} whose old segments are gone"
+            return f"nothing: the records of {_messages(len(freed))} stay where they were"
         case FrameKind.TRIM:
             trim = parse_trim(frame)
             return f"nothing: {len(trim.bases)} segments, and what lies below queue offset {trim.queue_start}, are kept"
@@ -341,7 +341,7 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
 def losses_of(frames: Iterable[Frame]) -> list[str]:
     """What it means that the log ends before these frames, in words."""
     kinds, counts, acked = Counter[FrameKind](), Counter[FrameKind](), Counter[str]()
-    stored, low, high = 0, LARGE, -LARGE
+    stored, low, high = 0, UNLIMITED, -UNLIMITED
     unreadable: list[str] = []
     for frame in frames:
         kinds[frame.kind] += 1

@@ -36,7 +36,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PairSource:
     """Pairs (n,); each counts `sign` in its group (0, 1, ...)."""
 
     due: I64
@@ -46,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class PairTally:
     """Distinct pairs (n,), and how often each group has them: i64 (n,) a group."""
 
     due: I64
@@ -54,7 +54,7 @@ class Tally:
     counts: tuple[I64, ...]
 
 
-def tallies(*sources: Source) -> Iterator[Tally]:
+def tallies(*sources: PairSource) -> Iterator[PairTally]:
     """How often each pair is in each group of sources, a range of seqs at a time, so that memory stays bounded."""
     groups = 1 + max(source.group for source in sources)
     total = sum(len(source.seq) for source in sources)
@@ -83,4 +83,4 @@ def tallies(*sources: Source) -> Iterator[Tally]:
         starts = np.flatnonzero(np.concatenate(([True], (due[1:] != due[:-1]) | (seq[1:] != seq[:-1]))))
         which, weight = np.concatenate(group_of)[order], np.concatenate(signs)[order]
         counts = tuple(np.add.reduceat(np.where(which == group, weight, 0), starts) for group in range(groups))
-        yield Tally(due[starts], seq[starts], counts)
+        yield PairTally(due[starts], seq[starts], counts)

@@ -23,7 +23,7 @@ from delaynode.store.errors import Impossible
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import FrameKind, Relocate, Trim
-from delaynode.store.log.intake import DAY_MS
+from delaynode.store.log.incoming_batch import DAY_MS
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SegmentLedger
@@ -54,7 +54,7 @@ class KeepConfig:
     relocate_share: float = 0.25  # a segment is emptied when at most this part of its bytes is needed
 
 
-class Freeing:
+class SpaceReclaimer:
     """Owned by the shard's thread."""
 
     def __init__(
@@ -69,12 +69,12 @@ class Freeing:
         self.ledger = SegmentLedger()
         self.config = config
         self.release_times: list[tuple[int, int]] = []  # (wall ms, queue offset): what lies below was released before
-        self.doomed: list[int] = []  # bases of freed segments whose files the next checkpoint does without
+        self.pending_delete: list[int] = []  # bases of freed segments whose files the next checkpoint does without
         self.expired = 0  # (group, message) pairs that retention ended unconsumed, since the process started
         self._log, self._index, self._queue, self._consumers = log, index, queue, consumers
         self._open = -1, 0  # the open segment's base, and when this process first saw it, ms
         self._propose = propose
-        consumers.freed, consumers.check_freed = self._freed, self._check_freed
+        consumers.on_freed, consumers.check_freed = self._freed, self._check_freed
 
     def _freed(self, rows: Records) -> None:
         self.ledger.release(rows["offset"], rows["size"])
@@ -83,13 +83,13 @@ class Freeing:
         self.ledger.check_release(rows["offset"], rows["size"])
 
     # ------------------------------------------------------------ release times
-    def releases(self, wall_ms: int) -> None:
+    def on_release(self, wall_ms: int) -> None:
         """Messages are about to be staged at the queue's end by a frame of `wall_ms`."""
         times = self.release_times
         if not times or wall_ms >= times[-1][0] + self._mark_ms:
             times.append((wall_ms, self._queue.end))
 
-    def passes(self, wall_ms: int) -> None:
+    def on_tick(self, wall_ms: int) -> None:
         """A TICK of `wall_ms`, maybe an idle one: what is in the queue was released before. The last burst ages too."""
         times = self.release_times
         if times and self._queue.end > times[-1][1] and wall_ms >= times[-1][0] + self._mark_ms:
@@ -99,7 +99,7 @@ class Freeing:
     def _mark_ms(self) -> int:
         return max(self.config.mark_ms, self.config.retention_ms // MARKS)
 
-    def _outlived(self, now_ms: int) -> int:
+    def _expired_offset(self, now_ms: int) -> int:
         """The queue offset below which everything was released more than the retention ago."""
         at = bisect_right(self.release_times, (now_ms - self.config.retention_ms, self._queue.end)) - 1
         return self.release_times[at][1] if at >= 0 else self._queue.start
@@ -114,7 +114,7 @@ class Freeing:
     def keep_from(self, now_ms: int) -> int:
         """The first queue offset that is still to be kept."""
         done = self._consumers.lowest_needed()
-        return max(self._queue.start, min(self._queue.visible, max(done, self._outlived(now_ms))))
+        return max(self._queue.start, min(self._queue.visible, max(done, self._expired_offset(now_ms))))
 
     def trim(self, now_ms: int, limit: int, *, small: bool) -> bool:
         """Append a TRIM if there is something to free; True when there may be more at once.
@@ -122,28 +122,28 @@ class Freeing:
         limit: the log offset below which no frame is needed: by a recovery, a transfer or a replica.
         small: also for a few queue entries. Raises Impossible, and has freed nothing.
         """
-        wanted = self.keep_from(now_ms)
-        start = min(wanted, self._queue.start + TRIM_ROWS)
+        desired_start = self.keep_from(now_ms)
+        start = min(desired_start, self._queue.start + TRIM_ROWS)
         kept_from = self.ledger.kept_from(self._log.end, now_ms, self.config.keep_log_bytes, self.config.keep_log_ms)
         bases = self.ledger.empty(min(limit, kept_from))
-        few = start - self._queue.start < WORTH_ROWS
-        if not len(bases) and few and not (small and start > self._queue.start):
+        few_rows = start - self._queue.start < WORTH_ROWS
+        if not len(bases) and few_rows and not (small and start > self._queue.start):
             return False
         trim = Trim(start, bases)
-        ended = self._ended(start)
+        ended = self._expired_rows(start)
         self.ledger.check_release(ended["offset"], ended["size"])
         with self._propose(FrameKind.TRIM, len(bases), trim.payload(), now_ms) as end:
-            self._consumers.trims(start, end)
+            self._consumers.on_trim(start, end)
             self._trim(trim, ended)
-        return start < wanted
+        return start < desired_start
 
     def apply_trim(self, trim: Trim) -> None:
         queue = self._queue
         if not queue.start <= trim.queue_start <= queue.visible:  # what it ends is read here: it is committed
             raise Impossible(f"TRIM to queue offset {trim.queue_start}, this copy has [{queue.start}, {queue.visible})")
-        self._trim(trim, self._ended(trim.queue_start))
+        self._trim(trim, self._expired_rows(trim.queue_start))
 
-    def _ended(self, start: int) -> Records:
+    def _expired_rows(self, start: int) -> Records:
         """The rows of dtype QUEUED that are kept no longer once the queue starts at `start`; TRIM_ROWS at most."""
         low = self._queue.start
         rows, pinned = self._queue.read(low, start - low), self._consumers.pinned()
@@ -161,7 +161,7 @@ class Freeing:
                 self.release_times.pop(0)
         if len(trim.bases):
             self.ledger.remove(trim.bases)
-            self.doomed.extend(trim.bases.tolist())
+            self.pending_delete.extend(trim.bases.tolist())
 
     # ------------------------------------------------------------ RELOCATE
     def mostly_dead(self, limit: int, now_ms: int, share: float | None) -> Records:
@@ -169,7 +169,7 @@ class Freeing:
 
         limit: as for trim(). share: of its bytes that are needed, for want of disk and at any age; None: as configured.
         """
-        config, limit = self.config, self._below_kept(limit, now_ms)
+        config, limit = self.config, self._below_retained(limit, now_ms)
         if share is not None:
             return self.ledger.mostly_dead(limit, now_ms, share)
         return self.ledger.mostly_dead(limit, now_ms - config.relocate_after_ms, config.relocate_share)
@@ -181,14 +181,14 @@ class Freeing:
         """
         small = self._log.file.segment_bytes // SMALL_PART
         before_ms = now_ms - self.config.relocate_after_ms
-        return self.ledger.joinable(self._below_kept(limit, now_ms), before_ms, small, without)
+        return self.ledger.joinable(self._below_retained(limit, now_ms), before_ms, small, without)
 
-    def _below_kept(self, limit: int, now_ms: int) -> int:
+    def _below_retained(self, limit: int, now_ms: int) -> int:
         """What is kept for replicas would stay beside its copy, just when there is no room for both."""
         config = self.config
         return min(limit, self.ledger.kept_from(self._log.end, now_ms, config.keep_log_bytes, config.keep_log_ms))
 
-    def roll(self, now_ms: int, share: float | None) -> bool:
+    def begin_segment_if_dead(self, now_ms: int, share: float | None) -> bool:
         """Let the next frame begin a segment if the open one has become large and mostly dead: else a shard that has
         come to rest would keep it for ever. share: as for mostly_dead().
         """

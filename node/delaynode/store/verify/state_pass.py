@@ -10,7 +10,7 @@ import numpy as np
 
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import Files
-from delaynode.store.log.following import FLOOR
+from delaynode.store.log.frame_chunk import SYNCED_LIMIT_FILE
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
@@ -25,8 +25,8 @@ from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import SLOT
 from delaynode.store.types import Array, Pair, Records
 from delaynode.store.verify.findings import Report
-from delaynode.store.verify.logpass import Expected, LogFacts
-from delaynode.store.verify.timerpass import WheelCopy
+from delaynode.store.verify.log_pass import Expected, LogFacts
+from delaynode.store.verify.timer_pass import WheelCopy
 
 OURS = {"shard.json", "checkpoint", "wheels", "log", "timerlog", "queue", MARKER}
 
@@ -91,7 +91,10 @@ def read_state(files: Files, directory: str, report: Report) -> SmallFiles:
             report.add(f"{directory}/{name}", -1, "not a file of the store", note=True)
     for part in ("log", "timerlog", "queue"):
         for name in files.list(f"{directory}/{part}"):
-            if not (len(name) == 20 and name.isascii() and name.isdigit()) and (part, name) != ("log", FLOOR):
+            if not (len(name) == 20 and name.isascii() and name.isdigit()) and (part, name) != (
+                "log",
+                SYNCED_LIMIT_FILE,
+            ):
                 report.add(f"{directory}/{part}/{name}", -1, "not a segment", note=True)
     return state
 
@@ -123,7 +126,7 @@ def _read_copy(files: Files, path: str, state: SmallFiles, report: Report) -> Wh
 
 def check_segments(file: SegmentedFile, report: Report) -> None:
     """No two segments have a byte in common."""
-    spans = file.spans()
+    spans = file.segments()
     for (_, before), (base, _) in pairwise(spans):
         if base < before:
             report.add(f"{file.directory}/{base:020d}", 0, "begins before the segment before it ends", expected=before)
@@ -154,11 +157,15 @@ def check_ends(directory: str, state: SmallFiles, timer: TimerLog, queue: Consum
         found = f"[{checkpoint.queue_start}, {checkpoint.queue_end})"
         report.add(path, -1, "queue_start lies outside the queue", found=found)
     for group in checkpoint.groups:
-        floor, fresh = group.get("floor"), group.get("fresh")
-        if not isinstance(floor, int) or not isinstance(fresh, int) or not 0 <= floor <= fresh <= checkpoint.queue_end:
+        first_unacked, fresh = group.get("floor"), group.get("fresh")
+        if (
+            not isinstance(first_unacked, int)
+            or not isinstance(fresh, int)
+            or not 0 <= first_unacked <= fresh <= checkpoint.queue_end
+        ):
             report.add(
                 path, -1, f"group {group.get('name')!r} lies outside the queue",
-                expected=f"[0, {checkpoint.queue_end}]", found=f"[{floor}, {fresh})",
+                expected=f"[0, {checkpoint.queue_end}]", found=f"[{first_unacked}, {fresh})",
             )  # fmt: skip
 
 
@@ -200,7 +207,7 @@ def check_against_log(directory: str, state: SmallFiles, facts: LogFacts, report
         )
 
 
-def letters_below(state: SmallFiles, queue: ConsumeQueue) -> Records:
+def dead_letters_below(state: SmallFiles, queue: ConsumeQueue) -> Records:
     """The QUEUED rows of dead letters whose queue units are trimmed. Raises Damaged."""
     assert state.checkpoint is not None
     config = ShardConfig()
@@ -213,7 +220,7 @@ def letters_below(state: SmallFiles, queue: ConsumeQueue) -> Records:
     arrays: dict[str, Array] = dict(state.arrays)
     try:
         consumers.restore(state.checkpoint.groups, arrays)
-        return consumers.trimmed_letters()
+        return consumers.trimmed_dead_letters()
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise Damaged(f"groups that can't be restored: {type(error).__name__}: {error}") from error
 

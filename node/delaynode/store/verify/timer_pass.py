@@ -11,15 +11,15 @@ import numpy as np
 from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
 from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES, TimerLog, _runs, flush_crc, own_checks
-from delaynode.store.timer.units import COUNT, DEFAULT, DELETE, MOVED, ROLL, SAME, change_of, last_words
+from delaynode.store.timer.units import COUNT, DEFAULT, DELETE, MOVED, ROLL, SAME, change_of, latest_units
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, Array, Bools, Pair, Records, at_or_below, raw
-from delaynode.store.verify.findings import MOST_OF_A_KIND, Report
-from delaynode.store.verify.logpass import LogFacts
+from delaynode.store.verify.findings import MAX_PER_KIND, Report
+from delaynode.store.verify.log_pass import LogFacts
 from delaynode.store.verify.table import Table
 
 READ_UNITS = 1 << 16  # read at a time while looking for the next flush
-FOLD_UNITS = 1 << 20  # folded at a time, about
+COMPACT_UNITS = 1 << 20  # folded at a time, about
 
 DELETED = (DELETE, DELETE | MOVED, DELETE | ROLL, DELETE | MOVED | ROLL)
 MAGICS = np.array(
@@ -47,7 +47,7 @@ class TimerFacts:
     """Pending messages as of the checkpoint, one row each; not whole when flushes were unreadable."""
 
     pending: Table = field(default_factory=lambda: Table(due="<i8", seq="<i8", offset="<i8", size="<u4"))
-    whole: bool = True
+    complete: bool = True
 
 
 def wrong_records(rows: Records, named: Bools, facts: LogFacts) -> tuple[Bools, Bools]:
@@ -103,18 +103,18 @@ class TimerPass:
             try:
                 position = self._flush(position)
             except (Damaged, Trimmed) as error:
-                self._tell(position, str(error))
-                self.found.whole = False
+                self._report(position, str(error))
+                self.found.complete = False
                 position = self._next_flush(position)
             self._compare_copy(position)
-        if self.copy is not None and self.found.whole:
+        if self.copy is not None and self.found.complete:
             what = "the copy's TimerLog position is not the end of a flush"
             if self.start <= self.copy.position <= self.end:
                 self.report.add(self.copy.path, -1, what, found=self.copy.position)
         self._fold()
         return self.found
 
-    def _tell(self, position: int, what: str, *, expected: object = "", found: object = "") -> None:
+    def _report(self, position: int, what: str, *, expected: object = "", found: object = "") -> None:
         base = max((base for base in self.file.bases if base <= position), default=position)
         self.report.add(
             f"{self.file.directory}/{base:020d}", position - base, what, where=f"TimerLog position {position}",
@@ -146,62 +146,62 @@ class TimerPass:
             raise Damaged(f"the crc32 of the flush of {count:,} units differs")
         self.report.summary.units += count
         if int(head["due"]) < self._log_reached:
-            self._tell(position, "log range goes back", expected=self._log_reached, found=int(head["due"]))
+            self._report(position, "log range goes back", expected=self._log_reached, found=int(head["due"]))
         self._log_reached = max(self._log_reached, int(head["due"]))
-        place = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
-        self._units(body, place, split)
+        positions = position + UNIT_BYTES * np.arange(1, count + 1, dtype=np.int64)
+        self._units(body, positions, split)
         due = np.ascontiguousarray(body["due"])
         if count and bool((due[1:] < due[:-1]).any()):
             at = int(np.argmax(due[1:] < due[:-1])) + 1
-            self._tell(int(place[at]), "the flush is not sorted by due")
-            self.found.whole = False
+            self._report(int(positions[at]), "the flush is not sorted by due")
+            self.found.complete = False
             return after
         magic = body["magic"].astype(np.int64)
         change = change_of(magic) + np.where((magic & COUNT) != 0, body["seq"], 0)
         for wheel, low, high in ((self.minute, 0, split), (self.hour, split, count)):
-            runs, starts = _runs(due[low:high], change[low:high], place[low:high], wheel)
+            runs, starts = _runs(due[low:high], change[low:high], positions[low:high], wheel)
             if len(starts):
-                self._chains(body["prev"][low:high], place[low:high], starts, wheel.last_positions(runs.times))
+                self._chains(body["prev"][low:high], positions[low:high], starts, wheel.last_positions(runs.times))
             runs.hang(wheel)
         return after
 
-    def _chains(self, prev: I64, place: I64, starts: I64, heads: I64) -> None:
+    def _chains(self, prev: I64, positions: I64, starts: I64, heads: I64) -> None:
         """prev (n,) of one level's units: inside a run the unit before, at its start the chain's head so far."""
-        expected = place - UNIT_BYTES
+        expected = positions - UNIT_BYTES
         expected[starts] = heads
-        if self.found.whole:
+        if self.found.complete:
             bad = prev != expected
             outside = starts[heads == NOWHERE]  # what lies below the start is cleaned: a chain may end there anyhow
             bad[outside] &= prev[outside] >= self.start
         else:
-            bad = prev >= place
+            bad = prev >= positions
         rows = np.flatnonzero(bad)
-        for at in rows[:MOST_OF_A_KIND].tolist():
-            self._tell(int(place[at]), ELSEWHERE, expected=int(expected[at]), found=int(prev[at]))
-        self._more(int(place[0]), ELSEWHERE, len(rows) - MOST_OF_A_KIND)
+        for at in rows[:MAX_PER_KIND].tolist():
+            self._report(int(positions[at]), ELSEWHERE, expected=int(expected[at]), found=int(prev[at]))
+        self._more(int(positions[0]), ELSEWHERE, len(rows) - MAX_PER_KIND)
 
-    def _units(self, body: Records, place: I64, split: int) -> None:
+    def _units(self, body: Records, positions: I64, split: int) -> None:
         magic = body["magic"].astype(np.int64)
-        self._each(body["own"] != own_checks(body, place, self.log.uid), place, "the unit's own check differs")
-        self._each(~np.isin(magic, MAGICS), place, "no unit says this", magic)
+        self._each(body["own"] != own_checks(body, positions, self.log.uid), positions, "the unit's own check differs")
+        self._each(~np.isin(magic, MAGICS), positions, "no unit says this", magic)
         counts = (magic & COUNT) != 0
         dead = (magic & DELETE) != 0
         missing, other = wrong_records(body, ~counts & ~dead, self.facts)
-        self._each(missing, place, "no record begins where the unit says", body["offset"])
-        self._each(other, place, "the unit is not of the record that it names", body["seq"])
+        self._each(missing, positions, "no record begins where the unit says", body["offset"])
+        self._each(other, positions, "the unit is not of the record that it names", body["seq"])
         ahead = ~counts & ~at_or_below(body["due"], body["seq"], self.watermark)
         if self.minute_bound_ms is not None:  # an hour that is half cascaded: the hour slot says what is true of it
             ahead[:split] &= body["due"][:split] < self.minute_bound_ms
-        words = np.empty(int(np.count_nonzero(ahead)), WORD)
+        latest = np.empty(int(np.count_nonzero(ahead)), WORD)
         for name in WORD.names or ():
-            words[name] = body[name][ahead]
-        self._words.append(words)
+            latest[name] = body[name][ahead]
+        self._words.append(latest)
 
-    def _each(self, bad: Bools, place: I64, what: str, found: Array | None = None) -> None:
+    def _each(self, bad: Bools, positions: I64, what: str, found: Array | None = None) -> None:
         rows = np.flatnonzero(bad)
-        for at in rows[:MOST_OF_A_KIND].tolist():
-            self._tell(int(place[at]), what, found="" if found is None else int(found[at]))
-        self._more(int(place[rows[0]]) if len(rows) else 0, what, len(rows) - MOST_OF_A_KIND)
+        for at in rows[:MAX_PER_KIND].tolist():
+            self._report(int(positions[at]), what, found="" if found is None else int(found[at]))
+        self._more(int(positions[rows[0]]) if len(rows) else 0, what, len(rows) - MAX_PER_KIND)
 
     def _next_flush(self, bad: int) -> int:
         """Where to go on after the flush at `bad`: where it says that it ends, if another begins there; else at the
@@ -252,7 +252,7 @@ class TimerPass:
     def _compare_copy(self, position: int) -> None:
         """Every slot of the copy, when its position is reached."""
         copy = self.copy
-        if copy is None or copy.position != position or not self.found.whole:
+        if copy is None or copy.position != position or not self.found.complete:
             return
         self.copy = None
         for wheel, slots, name in ((self.minute, copy.minute, "minute"), (self.hour, copy.hour, "hour")):
@@ -283,7 +283,7 @@ class TimerPass:
         total = sum(map(len, self._words))
         if not total:
             return
-        parts = -(-total // FOLD_UNITS)
+        parts = -(-total // COMPACT_UNITS)
         sample = np.sort(np.concatenate([part["due"][:: max(1, total // 100_000)] for part in self._words]))
         cuts = np.unique(sample[(np.arange(1, parts) * len(sample)) // parts]).tolist()
         for low, high in zip([None, *cuts], [*cuts, None], strict=True):
@@ -295,7 +295,7 @@ class TimerPass:
                 if high is not None:
                     inside &= part["due"] < high
                 chosen.append(part[inside])
-            rows, live = last_words(np.concatenate(chosen))
+            rows, live = latest_units(np.concatenate(chosen))
             rows = rows[live]
             self.found.pending.add(len(rows), **{name: rows[name] for name in ("due", "seq", "offset", "size")})
         self._words.clear()

@@ -8,14 +8,14 @@ from delaynode.store.log.files import Files
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
-from delaynode.store.timer.repair import Mender
+from delaynode.store.timer.repair import FlushRepairer
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import TimerWheel
 
-LARGE = 1 << 62  # a segment size that no file reaches
+UNLIMITED = 1 << 62  # a segment size that no file reaches
 
 
-def mend_timer_log(files: Files, directory: str) -> list[int]:
+def repair_timer_log(files: Files, directory: str) -> list[int]:
     """Make bad flushes good, up to the first that can't be; returns their TimerLog positions. Raises OSError.
 
     Changes nothing else, and nothing where identity, checkpoint or log can't be read at all.
@@ -23,18 +23,18 @@ def mend_timer_log(files: Files, directory: str) -> list[int]:
     try:
         identity, horizon_ms = persist.read_identity(files, directory)
         read = ck.read(files, f"{directory}/checkpoint")
-        log = CommitLog.open(files, f"{directory}/log", identity.uid, LARGE)
+        log = CommitLog.open(files, f"{directory}/log", identity.uid, UNLIMITED)
     except (Damaged, NewerFormat):
         return []
     if read is None or read[0].uid != identity.uid:
         return []
     state = read[0]
-    timer = TimerLog(files, f"{directory}/timerlog", LARGE, identity.uid)
+    timer = TimerLog(files, f"{directory}/timerlog", UNLIMITED, identity.uid)
     timer.start, timer.file.end = state.timer_start, min(timer.end, state.timer_end)
-    mender = Mender(timer, log)
+    mender = FlushRepairer(timer, log)
     try:
         wheels = TimerWheel(MINUTE_MS, MINUTE_SLOTS), TimerWheel(HOUR_MS, hour_slots(horizon_ms))
-        timer.rebuild(*wheels, state.timer_start, mender.mend)
+        timer.rebuild(*wheels, state.timer_start, mender.repair)
     except Damaged:
         pass  # told by verify_shard()
-    return mender.mended
+    return mender.repaired

@@ -17,9 +17,9 @@ from delaynode.store.log.commit_log import frames_of
 from delaynode.store.log.frames import FrameKind, parse_append, parse_relocate
 from delaynode.store.shard import Shard
 from delaynode.store.timer.cascade import ChainReader
-from delaynode.store.timer.due_window import Run
-from delaynode.store.timer.jobs import Capture, SlotRef
-from delaynode.store.timer.units import DEFAULT, MAGIC_MASK, ROLL, SAME, UNIT, concatenated, last_words
+from delaynode.store.timer.due_window import SortedRun
+from delaynode.store.timer.jobs import SlotRef, TimerView
+from delaynode.store.timer.units import DEFAULT, MAGIC_MASK, ROLL, SAME, UNIT, concatenated, latest_units
 from delaynode.store.types import I64, Bools, Buffer, Pair, Records, at_or_below
 
 BATCH_BYTES = 4 << 20  # of records in one RELOCATE, about
@@ -27,17 +27,17 @@ BATCH_ROWS = 65_536
 QUEUE_ROWS = 262_144  # queue units looked at in one read
 
 
-class EmptyJob:
+class EvacuationJob:
     """Finds what is needed of closed segments (k,). Made by begin_emptying()."""
 
-    def __init__(self, shard: Shard, segments: Records, capture: Capture, letters: Records) -> None:
+    def __init__(self, shard: Shard, segments: Records, view: TimerView, dead_letters: Records) -> None:
         self.segments = segments[np.argsort(segments["base"])]
-        self.capture = capture
+        self.view = view
         self.kept: dict[int, int] = {}  # segments left alone -> the queue offset of a message there that is kept
         self._log, self._queue = shard.log, shard.queue
         self._kept = shard.queue.start, shard.queue.visible  # queue offsets: released and kept for the groups
         self._watermark = shard.index.watermark
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._shard = shard
         self.batches: list[tuple[Records, bytes]] = []  # found: rows of dtype UNIT, and their records
 
@@ -48,27 +48,27 @@ class EmptyJob:
 
     def run(self) -> None:
         """Raises Damaged, naming the place, when what it reads is not what was written."""
-        self._leave_kept()
+        self._skip_retained_segments()
         if not len(self.segments):
             return
         minutes = self._minutes()
         likely = [
             slot
-            for slot in self.capture.slots
+            for slot in self.view.slots
             if np.searchsorted(minutes, slot.time) < np.searchsorted(minutes, slot.time + slot.width_ms)
         ]
-        letters = self._letters[self._within(self._letters["offset"])]
+        letters = self._dead_letters[self._within(self._dead_letters["offset"])]
         found = [_as_units(letters), *map(self._pending, likely)]
         if sum(map(len, found)) < int(self.segments["count"].sum()):  # some have been rescheduled to other slots
             named = {(slot.time, slot.width_ms) for slot in likely}
-            found += [self._pending(slot) for slot in self.capture.slots if (slot.time, slot.width_ms) not in named]
+            found += [self._pending(slot) for slot in self.view.slots if (slot.time, slot.width_ms) not in named]
         rows = concatenated([rows for rows in found if len(rows)])
         rows = rows[np.argsort(rows["due"], kind="stable")]  # what dies together lies together from then on
         group = np.cumsum(rows["size"], dtype=np.int64) // BATCH_BYTES + np.arange(len(rows)) // BATCH_ROWS
         parts = np.split(rows, np.flatnonzero(np.diff(group)) + 1) if len(rows) else []
         self.batches = [(part, b"".join(self._shard.read_records(part))) for part in parts]
 
-    def _leave_kept(self) -> None:
+    def _skip_retained_segments(self) -> None:
         """Segments that hold a message kept for the groups could not go: these are to be done with it first."""
         low, high = self._kept
         for begin in range(low, high, QUEUE_ROWS):
@@ -101,15 +101,15 @@ class EmptyJob:
 
         def keep(rows: Records) -> Bools:
             # whatever is no DEFAULT may end one of them, or say that its record lies elsewhere
-            told: Bools = (rows["magic"] & MAGIC_MASK) != DEFAULT
-            return told | self._within(rows["offset"])
+            decisive: Bools = (rows["magic"] & MAGIC_MASK) != DEFAULT
+            return decisive | self._within(rows["offset"])
 
-        reader = ChainReader(self.capture.log, slot, self.capture.start)
+        reader = ChainReader(self.view.log, slot, self.view.start)
         low, high = Pair(slot.time, 0), Pair(slot.time + slot.width_ms, 0)
         parts: list[Records] = []
         while low < high:
-            units, end = reader.read(self._shard.config.piece_units, low, high, keep)
-            parts.append(self._live(concatenated([units, self.capture.recent(low, end, keep)])))
+            units, end = reader.read(self._shard.config.chunk_units, low, high, keep)
+            parts.append(self._live(concatenated([units, self.view.recent(low, end, keep)])))
             low = end
         return concatenated(parts)
 
@@ -118,7 +118,7 @@ class EmptyJob:
         found = units.copy()
         # what said this spoke of a live message: left out may be the DEFAULT that brought it back after a DELETE
         found["magic"][((found["magic"] & MAGIC_MASK) == ROLL | SAME) & self._within(found["offset"])] = DEFAULT
-        rows, live = last_words(found)
+        rows, live = latest_units(found)
         # The slot of the watermark also holds messages that were released within its minute. One that is a letter by
         # now is among the letters; taken here as well, it would be written twice and counted off its segment twice.
         live &= ~at_or_below(rows["due"], rows["seq"], self._watermark)
@@ -126,29 +126,29 @@ class EmptyJob:
 
     def still_needed(self, shard: Shard) -> list[Bools]:
         """Which rows (n,) of each batch are still pending, or letters with their record where it was."""
-        said = [part for part in self.capture.since if len(part)]
-        later = Run.of(last_words(concatenated(said))[0]) if said else None
+        recorded = [part for part in self.view.since if len(part)]
+        later = SortedRun.of(latest_units(concatenated(recorded))[0]) if recorded else None
         return [self._still_needed(rows, later, shard) for rows, _ in self.batches]
 
-    def _still_needed(self, rows: Records, later: Run | None, shard: Shard) -> Bools:
+    def _still_needed(self, rows: Records, later: SortedRun | None, shard: Shard) -> Bools:
         letters = at_or_below(rows["due"], rows["seq"], self._watermark)
         needed: Bools = letters | ~at_or_below(rows["due"], rows["seq"], shard.index.watermark)
         if later is not None:
             needed &= letters | (later.places(rows["due"], rows["seq"]) < 0)
         if letters.any():
-            now = shard.consumers.trimmed_letters()
+            now = shard.consumers.trimmed_dead_letters()
             needed &= ~letters | np.isin(rows["offset"], now["offset"])
         return needed
 
 
-def begin_emptying(shard: Shard, segments: Records) -> EmptyJob:
+def begin_evacuation(shard: Shard, segments: Records) -> EvacuationJob:
     """Of rows (k,) of dtype SEGMENT, or one, closed. On the owner's thread."""
     index = shard.index
-    capture = index.capture(index.watermark.due, index.last_due_ms() + 1)
-    return EmptyJob(shard, np.atleast_1d(segments), capture, shard.consumers.trimmed_letters())
+    view = index.view(index.watermark.due, index.last_due_ms() + 1)
+    return EvacuationJob(shard, np.atleast_1d(segments), view, shard.consumers.trimmed_dead_letters())
 
 
-def relocate(shard: Shard, job: EmptyJob, now_ms: int) -> int:
+def relocate(shard: Shard, job: EvacuationJob, now_ms: int) -> int:
     """Append RELOCATEs of what is still needed of what the job found; returns their number. On the owner's thread."""
     needed = job.still_needed(shard)  # of all, before the first of them is among what has been said since
     if not any(which.any() for which in needed):
@@ -166,13 +166,13 @@ def _relocate(shard: Shard, rows: Records, records: Buffer, needed: Bools, now_m
         records = b"".join(map(memoryview(records).__getitem__, map(slice, low, high)))
         rows = rows[needed]
     if len(rows):
-        shard.freeing.relocate(rows, records, now_ms)
+        shard.space.relocate(rows, records, now_ms)
     return bool(len(rows))
 
 
-def end_emptying(shard: Shard, job: EmptyJob) -> None:
+def end_evacuation(shard: Shard, job: EvacuationJob) -> None:
     """Always, also when the job failed."""
-    shard.index.end_capture(job.capture)
+    shard.index.close_view(job.view)
 
 
 def _as_units(queued: Records) -> Records:

@@ -9,10 +9,10 @@ import numpy as np
 from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES, ConsumeQueue, own_checks
 from delaynode.store.types import Array, Bools, Records
-from delaynode.store.verify.findings import MOST_OF_A_KIND, Report
-from delaynode.store.verify.logpass import LogFacts
+from delaynode.store.verify.findings import MAX_PER_KIND, Report
+from delaynode.store.verify.log_pass import LogFacts
 from delaynode.store.verify.table import Table
-from delaynode.store.verify.timerpass import wrong_records
+from delaynode.store.verify.timer_pass import wrong_records
 
 READ_ROWS = 1 << 17
 
@@ -22,7 +22,7 @@ class QueueFacts:
     """The released messages that are kept; not whole when some were unreadable."""
 
     rows: Table = field(default_factory=lambda: Table(due="<i8", seq="<i8", offset="<i8", size="<u4"))
-    whole: bool = True
+    complete: bool = True
 
 
 class QueuePass:
@@ -45,11 +45,11 @@ class QueuePass:
             try:
                 data = self.file.read(at * QUEUED_BYTES, count * QUEUED_BYTES)
             except (Damaged, Trimmed) as error:
-                self.found.whole = False
+                self.found.complete = False
                 data = self.file.read_some(at * QUEUED_BYTES, count * QUEUED_BYTES)
                 data = data[: len(data) // QUEUED_BYTES * QUEUED_BYTES]  # as many as can be read
                 if not data:
-                    self._tell(at, f"the unit can't be read: {error}")
+                    self._report(at, f"the unit can't be read: {error}")
                     at, before = self._next_segment(at), np.empty(0, QUEUED)
                     continue
             rows = np.frombuffer(data, QUEUED)
@@ -68,7 +68,7 @@ class QueuePass:
         """Where the segment of byte `place` starts."""
         return max((base for base in self.file.bases if base <= place), default=place)
 
-    def _tell(self, at: int, what: str, found: object = "") -> None:
+    def _report(self, at: int, what: str, found: object = "") -> None:
         place = at * QUEUED_BYTES
         base = self._base(place)
         self.report.add(
@@ -77,11 +77,11 @@ class QueuePass:
 
     def _each(self, bad: Bools, first: int, what: str, found: Array | None = None) -> None:
         rows = np.flatnonzero(bad)
-        for at in rows[:MOST_OF_A_KIND].tolist():
-            self._tell(first + at, what, "" if found is None else found[at])
-        if len(rows) > MOST_OF_A_KIND:
+        for at in rows[:MAX_PER_KIND].tolist():
+            self._report(first + at, what, "" if found is None else found[at])
+        if len(rows) > MAX_PER_KIND:
             base = self._base((first + int(rows[0])) * QUEUED_BYTES)
-            self.report.more(f"{self.file.directory}/{base:020d}", what, len(rows) - MOST_OF_A_KIND)
+            self.report.more(f"{self.file.directory}/{base:020d}", what, len(rows) - MAX_PER_KIND)
 
     def _units(self, rows: Records, first: int) -> None:
         self.report.summary.entries += len(rows)

@@ -14,7 +14,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.log.files import Files
 from delaynode.store.log.frames import FLAG_NEW_SEGMENT, BadFrame, Frame, FrameKind, parse
 
-FLOOR = "floor"
+SYNCED_LIMIT_FILE = "floor"
 
 
 # ---------------------------------------------------------------- frames
@@ -24,7 +24,7 @@ class FrameChunk:
 
     start: int
     data: memoryview
-    rolls: tuple[int, ...]  # log offsets of the frames that begin a segment
+    segment_starts: tuple[int, ...]  # log offsets of the frames that begin a segment
     synced: int  # the highest that a frame says
 
     @property
@@ -33,13 +33,16 @@ class FrameChunk:
 
     def runs(self) -> list[tuple[memoryview, bool]]:
         """The parts that go into one segment each, and whether they begin it."""
-        cuts = sorted({self.start, *self.rolls, self.end})
-        return [(self.data[low - self.start : high - self.start], low in self.rolls) for low, high in pairwise(cuts)]
+        cuts = sorted({self.start, *self.segment_starts, self.end})
+        return [
+            (self.data[low - self.start : high - self.start], low in self.segment_starts)
+            for low, high in pairwise(cuts)
+        ]
 
     def before(self, end: int) -> FrameChunk:
         """What of it lies before the frame that begins at `end`."""
         return FrameChunk(
-            self.start, self.data[: end - self.start], tuple(at for at in self.rolls if at < end), self.synced
+            self.start, self.data[: end - self.start], tuple(at for at in self.segment_starts if at < end), self.synced
         )
 
 
@@ -54,7 +57,7 @@ def parse_frames(data: memoryview, offset: int, uid: int) -> list[Frame]:
     return frames
 
 
-def check_followers(frames: list[Frame], last_epoch: int) -> None:
+def check_successors(frames: list[Frame], last_epoch: int) -> None:
     """Raises BadFrame unless these may follow a log that is at `last_epoch`; 0: it has no frame."""
     for frame in frames:
         if frame.synced > frame.offset:
@@ -69,15 +72,15 @@ def check_followers(frames: list[Frame], last_epoch: int) -> None:
         raise BadFrame("the first frame begins no segment", 0)
 
 
-def piece_of(frames: list[Frame], data: memoryview) -> FrameChunk:
-    rolls = tuple(frame.offset for frame in frames if frame.flags & FLAG_NEW_SEGMENT)
-    return FrameChunk(frames[0].offset, data, rolls, max(frame.synced for frame in frames))
+def chunk_of(frames: list[Frame], data: memoryview) -> FrameChunk:
+    segment_starts = tuple(frame.offset for frame in frames if frame.flags & FLAG_NEW_SEGMENT)
+    return FrameChunk(frames[0].offset, data, segment_starts, max(frame.synced for frame in frames))
 
 
 # ---------------------------------------------------------------- the floor
-def read_floor(files: Files, directory: str) -> int | None:
+def read_synced_limit(files: Files, directory: str) -> int | None:
     """None when there is none: what frames say is true of this disk. Raises Damaged."""
-    path = f"{directory}/{FLOOR}"
+    path = f"{directory}/{SYNCED_LIMIT_FILE}"
     size = files.size(path)
     if not size:
         return None
@@ -91,12 +94,12 @@ def _seal(number: bytes) -> bytes:
     return f"crc32 {zlib.crc32(number):08x}\n".encode()
 
 
-def write_floor(files: Files, directory: str, offset: int) -> None:
+def write_synced_limit(files: Files, directory: str, offset: int) -> None:
     """offset: all before it is on this disk."""
     number = str(offset).encode()
-    files.replace(f"{directory}/{FLOOR}", number + b" " + _seal(number))
+    files.replace(f"{directory}/{SYNCED_LIMIT_FILE}", number + b" " + _seal(number))
 
 
-def forget_floor(files: Files, directory: str) -> None:
+def remove_synced_limit(files: Files, directory: str) -> None:
     """Everything that is written is on disk."""
-    files.remove(f"{directory}/{FLOOR}")
+    files.remove(f"{directory}/{SYNCED_LIMIT_FILE}")

@@ -15,7 +15,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.log.checks import checks_in, join_padded
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
-from delaynode.store.log.following import FLOOR, read_floor
+from delaynode.store.log.frame_chunk import SYNCED_LIMIT_FILE, read_synced_limit
 from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     MAGIC,
@@ -104,54 +104,54 @@ class LogPass:
         self.facts = LogFacts(self.log.end if as_of is None else as_of)
         self.state = self.facts.state
         self._known_synced, self._proof = (0, "") if as_of is None else (as_of, "the checkpoint says")
-        self._limit = self._read_floor(files, directory)
+        self._limit = self._read_synced_limit(files, directory)
         self._gaps: list[tuple[int, int, str]] = []  # [low, high) in which no frame parses, and why
         self._bad: tuple[int, str] | None = None  # a gap that is not over yet
         self._last_synced = 0
         self._waiting: list[int] = []  # sizes of runs whose place in the queue is not known yet
         self._fresh: list[tuple[I64, I64, I64, U32, U32, U32]] = []  # columns of `records`, of this block
 
-    def _read_floor(self, files: Files, directory: str) -> int:
+    def _read_synced_limit(self, files: Files, directory: str) -> int:
         """The log offset above which what frames say of `synced` proves nothing: of a slave that was catching up."""
         try:
-            floor = read_floor(files, directory)
+            synced_limit = read_synced_limit(files, directory)
         except Damaged as error:
-            self.report.add(f"{directory}/{FLOOR}", -1, str(error))
+            self.report.add(f"{directory}/{SYNCED_LIMIT_FILE}", -1, str(error))
             return 0
-        if floor is None:
+        if synced_limit is None:
             return 1 << 62
-        if floor > self._known_synced:
-            self._known_synced, self._proof = floor, "the file `floor` says"
-        return floor
+        if synced_limit > self._known_synced:
+            self._known_synced, self._proof = synced_limit, "the file `floor` says"
+        return synced_limit
 
     def run(self) -> LogFacts:
         facts = self.facts
         position = 0
         for base, end in self._pieces():
             if base > position:
-                self._lost_track()
+                self._reset_state()
             position = self._segment(base, end)
         facts.end = position
-        self._judge_gaps()
+        self._classify_gaps()
         if facts.as_of and not facts.at_frame and facts.complete:
-            self._tell(facts.as_of, "the checkpoint's log offset is not the end of a frame")
+            self._report(facts.as_of, "the checkpoint's log offset is not the end of a frame")
         return facts
 
     # ------------------------------------------------------------ segments
     def _pieces(self) -> list[tuple[int, int]]:
         """(base, end) of the segments to be read, ascending; tells what is missing."""
-        pieces = self.file.extents(0)
+        chunks = self.file.extents(0)
         if self.expected is None:
             at = 0
-            for base, end in pieces:
+            for base, end in chunks:
                 if base != at:
                     self._gap(min(at, base), max(at, base), "a segment is missing" if base > at else "segments overlap")
                 at = max(at, end)
-            return pieces
-        have = dict(pieces)
+            return chunks
+        have = dict(chunks)
         for base, end in self.expected:
             if base not in have:
-                self._tell(base, "the segment is missing")
+                self._report(base, "the segment is missing")
             elif have[base] < end:
                 self._gap(have[base], end, "the segment is cut short")
         known = {base for base, _ in self.expected}
@@ -163,7 +163,7 @@ class LogPass:
                 self.report.add(
                     f"{self.file.directory}/{base:020d}", -1, "a freed segment that is still there", note=True
                 )
-        return [(base, end) for base, end in pieces if base in known or base > last]
+        return [(base, end) for base, end in chunks if base in known or base > last]
 
     def _segment(self, base: int, end: int) -> int:
         """Read one segment; returns where its last frame ends."""
@@ -174,7 +174,7 @@ class LogPass:
                 break
             self.report.read(len(data))
             used, needed, valid = self._block(data, offset, offset + len(data) >= end, valid)
-            self._settle_records(memoryview(data)[:used], offset)
+            self._flush_records(memoryview(data)[:used], offset)
             offset += used
             size = max(BLOCK_BYTES, needed)
         self._end_gap(end)
@@ -212,9 +212,9 @@ class LogPass:
             low, why = self._bad
             self._bad = None
             self._gap(low, high, why)
-            self._lost_track()
+            self._reset_state()
 
-    def _lost_track(self) -> None:
+    def _reset_state(self) -> None:
         """Frames are missing here: what follows can't be counted on from what was before."""
         state = self.state
         if state is self.facts.state and state.queue_end is not None:
@@ -223,16 +223,18 @@ class LogPass:
         state.ticked = False
         self._waiting.clear()
 
-    def _judge_gaps(self) -> None:
+    def _classify_gaps(self) -> None:
         """Damage where anything says that it was on disk; else the log ends there."""
         for low, high, why in sorted(self._gaps):
             if low < self._known_synced:
-                self._tell(low, why, expected=f"a frame: {self._proof} that all before {self._known_synced} is on disk")
+                self._report(
+                    low, why, expected=f"a frame: {self._proof} that all before {self._known_synced} is on disk"
+                )
             elif low <= self.facts.end or high >= self.facts.end:
-                self._tell(low, f"torn tail of {high - low:,} bytes ({why}): the next start drops it", note=True)
+                self._report(low, f"torn tail of {high - low:,} bytes ({why}): the next start drops it", note=True)
                 self.facts.end = min(self.facts.end, low)
 
-    def _tell(self, offset: int, what: str, *, expected: object = "", found: object = "", note: bool = False) -> None:
+    def _report(self, offset: int, what: str, *, expected: object = "", found: object = "", note: bool = False) -> None:
         base = max((base for base in self.file.bases if base <= offset), default=offset)
         self.report.add(
             f"{self.file.directory}/{base:020d}", offset - base, what, where=f"log offset {offset}",
@@ -245,39 +247,39 @@ class LogPass:
         self.report.summary.frames += 1
         if not self._last_synced <= frame.synced <= frame.offset:
             expected = f"{self._last_synced} to {frame.offset}"
-            self._tell(frame.offset, "`synced` goes back or beyond the frame", expected=expected, found=frame.synced)
+            self._report(frame.offset, "`synced` goes back or beyond the frame", expected=expected, found=frame.synced)
         self._last_synced = max(self._last_synced, frame.synced)
         if self._known_synced < min(frame.synced, self._limit) and frame.synced <= frame.offset:
             self._known_synced = min(frame.synced, self._limit)
             self._proof = f"the frame at {frame.offset} says"
         if bool(frame.flags & FLAG_NEW_SEGMENT) != (frame.offset in self.file.bases):
-            self._tell(frame.offset, "the frame's flag and its place at a segment's start disagree")
+            self._report(frame.offset, "the frame's flag and its place at a segment's start disagree")
         if frame.offset >= facts.as_of and self.state is facts.state:
             self.state = state = replace(state, epochs=list(state.epochs))
         epoch = state.epochs[-1][0] if state.epochs else None
         if frame.kind is FrameKind.EPOCH:
             if epoch is not None and frame.epoch <= epoch:
-                self._tell(frame.offset, "the epoch does not rise", expected=f"above {epoch}", found=frame.epoch)
+                self._report(frame.offset, "the epoch does not rise", expected=f"above {epoch}", found=frame.epoch)
         elif epoch is not None and (frame.epoch < epoch or (frame.epoch > epoch and state.next_seq is not None)):
-            self._tell(frame.offset, "the epoch changes without an EPOCH frame", expected=epoch, found=frame.epoch)
+            self._report(frame.offset, "the epoch changes without an EPOCH frame", expected=epoch, found=frame.epoch)
         elif epoch is not None and frame.epoch > epoch:  # its EPOCH frame is freed or damaged
             state.epochs.append([frame.epoch, frame.offset])
         state.wall_ms = max(state.wall_ms, frame.wall_ms)
         try:
             if frame.offset in self._skipped:
-                self._tell(frame.offset, f"this {frame.kind.name} was skipped by a repair", note=True)
+                self._report(frame.offset, f"this {frame.kind.name} was skipped by a repair", note=True)
                 if frame.kind is FrameKind.APPEND:
                     state.next_seq = frame.first_seq + frame.count
             else:
-                self._meaning(frame, before=frame.offset < facts.as_of)
+                self._apply(frame, before=frame.offset < facts.as_of)
         except (Damaged, ValueError) as error:
-            self._tell(frame.offset, f"{frame.kind.name} frame that says nothing: {error}")
-            self._lost_track()
+            self._report(frame.offset, f"{frame.kind.name} frame that says nothing: {error}")
+            self._reset_state()
         if frame.offset < facts.as_of:
             facts.rows = len(facts.records) + sum(len(columns[0]) for columns in self._fresh)
             facts.at_frame |= frame.end == facts.as_of
 
-    def _meaning(self, frame: Frame, *, before: bool) -> None:
+    def _apply(self, frame: Frame, *, before: bool) -> None:
         """before: it is part of what the checkpoint has."""
         facts, state = self.facts, self.state
         match frame.kind:
@@ -305,7 +307,7 @@ class LogPass:
             case FrameKind.TRIM:
                 trim = parse_trim(frame)
                 if trim.queue_start < state.queue_start:
-                    self._tell(frame.offset, "TRIM goes back", expected=state.queue_start, found=trim.queue_start)
+                    self._report(frame.offset, "TRIM goes back", expected=state.queue_start, found=trim.queue_start)
                 state.queue_start = max(state.queue_start, trim.queue_start)
             case FrameKind.EPOCH:
                 state.epochs.append([frame.epoch, frame.offset])
@@ -321,20 +323,20 @@ class LogPass:
         if end != frame.end or not int(size.min(initial=1)):
             raise Damaged(f"its records' sizes lead to {end}, it ends at {frame.end}")
         self.report.summary.messages += len(size)
-        places: I64 = reach - size
-        return places
+        positions: I64 = reach - size
+        return positions
 
     def _append(self, frame: Frame, *, before: bool) -> None:
         state, a = self.state, parse_append(frame)
         offset = self._places(frame, a.size, a.records_at)
         if state.next_seq not in (None, frame.first_seq):
-            self._tell(frame.offset, "seq does not go on", expected=state.next_seq, found=frame.first_seq)
+            self._report(frame.offset, "seq does not go on", expected=state.next_seq, found=frame.first_seq)
         state.next_seq = frame.first_seq + frame.count
         seq = np.arange(frame.first_seq, state.next_seq, dtype=np.int64)
         self._fresh.append((offset, seq, a.due, a.size, a.key, a.tag))
         self._released_at_once((a.due <= frame.wall_ms) | at_or_below(a.due, seq, state.watermark), before=before)
 
-    def _settle_records(self, data: memoryview, low: int) -> None:
+    def _flush_records(self, data: memoryview, low: int) -> None:
         """The block's records into the table, with their checks: computed for all of them at once."""
         if not self._fresh:
             return
@@ -368,7 +370,7 @@ class LogPass:
         mark = Pair(tick.due, tick.seq)
         start = tick.queue_end - tick.released
         if mark < state.watermark:
-            self._tell(frame.offset, "the watermark goes back", expected=state.watermark, found=mark)
+            self._report(frame.offset, "the watermark goes back", expected=state.watermark, found=mark)
         if tick.released < 0 or start < 0 or not 0 <= tick.seq <= MAX_SEQ:
             raise Damaged(f"{tick}")
         if state.queue_end is None:
@@ -379,7 +381,7 @@ class LogPass:
                 at += count
             self._waiting.clear()
         elif start != state.queue_end:
-            self._tell(frame.offset, "TICK does not go on where the queue was", expected=state.queue_end, found=start)
+            self._report(frame.offset, "TICK does not go on where the queue was", expected=state.queue_end, found=start)
         if before and tick.released:
             self._run(start, True, state.watermark, mark)
         state.queue_end = tick.queue_end

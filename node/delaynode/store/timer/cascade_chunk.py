@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from delaynode.store.timer.cascade import PIECE_UNITS, Cascade, ChainReader, rolled
+from delaynode.store.timer.cascade import CHUNK_UNITS, Cascade, ChainReader, cascaded_units
 from delaynode.store.timer.due_window import after
 from delaynode.store.timer.jobs import SlotRef, first_of, within
 from delaynode.store.timer.timer_log import UNIT_BYTES, TimerLog
@@ -21,13 +21,13 @@ from delaynode.store.timer.units import COUNT, UNIT, concatenated
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, Pair, Records
 
-MOST_UNITS = 2 * PIECE_UNITS  # that frames say of an hour, in memory at a time: 23 MB, five times that once folded
+MAX_UNITS = 2 * CHUNK_UNITS  # that frames say of an hour, in memory at a time: 23 MB, five times that once folded
 
 RUN = np.dtype([("position", "<i8"), ("end", "<i8"), ("due", "<i8"), ("seq", "<i8")])
 """A run of a chain: [position, end) in the TimerLog, and its highest message."""
 
 
-class PieceReader:
+class CascadeChunkReader:
     """Reads what the piece with `count` units at TimerLog `position` said, if it is of the hour at `time`.
 
     The wheels are as of before the piece. Raises Damaged.
@@ -43,7 +43,7 @@ class PieceReader:
     def from_chain(self) -> Records:
         """Its units in order of (due, arrival), fewer than `count` where the chain does not say. Raises Damaged."""
         chain = _runs(self.timer, self._hour, np.array([self.time]))
-        cascade = _reached(chain, self._before, self._position, self.time)
+        cascade = _cascade_progress(chain, self._before, self._position, self.time)
         if cascade is None:
             return np.empty(0, UNIT)
         slot = SlotRef(self.time, self._hour.width_ms, cascade.last, self._count + 1)
@@ -51,7 +51,7 @@ class PieceReader:
         parts: list[Records] = []
         while low < self.end and sum(map(len, parts)) < self._count:
             units, low = reader.read(self._count, low, self.end)
-            parts.append(rolled(units) if cascade.first else units)
+            parts.append(cascaded_units(units) if cascade.first else units)
         rows = concatenated(parts)[: self._count]
         return rows[np.argsort(rows["due"], kind="stable")]
 
@@ -67,18 +67,18 @@ class PieceReader:
         low, high = _gap(body, gaps[0][0], gaps[-1][1], least, self.end)
         held: list[Records] = []
         total = 0
-        for said in frames:
-            if len(inside := within(said, low, high)):
+        for recorded in frames:
+            if len(inside := within(recorded, low, high)):
                 held.append(inside)
                 total += len(inside)
-            if total > MOST_UNITS:  # a piece that has lost its end may go on to that of the hour
-                first, high = first_of(held, MOST_UNITS // 2)
+            if total > MAX_UNITS:  # a piece that has lost its end may go on to that of the hour
+                first, high = first_of(held, MAX_UNITS // 2)
                 held = [concatenated(first)]
                 total = len(held[0])
-        words = rolled(concatenated(held))
+        latest = cascaded_units(concatenated(held))
         found: list[Records] = []
         for begin, last in gaps:
-            rows, needed = within(words, *_gap(body, begin, last, least, self.end)), last - begin + 1
+            rows, needed = within(latest, *_gap(body, begin, last, least, self.end)), last - begin + 1
             # before the first sound unit and behind the last one, only their number says how many are the piece's own
             rows = rows[:needed] if last + 1 == len(body) else rows[-needed:] if begin == 0 else rows
             found.append(rows)
@@ -88,11 +88,11 @@ class PieceReader:
 def _gap(body: Records, first: int, last: int, least: Pair, end: Pair) -> tuple[Pair, Pair]:
     """Between which messages those of rows [first, last] of a body lie: from the first pair to below the second."""
     low = after(Pair(int(body["due"][first - 1]), int(body["seq"][first - 1]))) if first else least
-    whole = last + 1 == len(body)
-    return low, end if whole else Pair(int(body["due"][last + 1]), int(body["seq"][last + 1]))
+    is_complete = last + 1 == len(body)
+    return low, end if is_complete else Pair(int(body["due"][last + 1]), int(body["seq"][last + 1]))
 
 
-def hours_of_piece(sound: Records, minute: TimerWheel, hour: TimerWheel) -> list[int]:
+def hours_of_chunk(sound: Records, minute: TimerWheel, hour: TimerWheel) -> list[int]:
     """Which hours, ms, a piece with these sound units may be of.
 
     Without any it is the last one that is at the minute level, or the next one that has a chain.
@@ -109,10 +109,10 @@ def _runs(timer: TimerLog, wheel: TimerWheel, times: I64) -> Records:
     found = []
     for time, last in zip(times.tolist(), wheel.last_positions(times).tolist(), strict=True):
         for position, run in timer.runs(last, time, wheel.width_ms, timer.start):
-            words = run[(run["magic"] & COUNT) == 0]
-            if len(words):
-                due = int(words["due"][-1])
-                seq = int(words["seq"][words["due"] == due].max())
+            latest = run[(run["magic"] & COUNT) == 0]
+            if len(latest):
+                due = int(latest["due"][-1])
+                seq = int(latest["seq"][latest["due"] == due].max())
                 found.append((position, position + UNIT_BYTES * len(run), due, seq))
     made = np.array(found, RUN)
     return made[np.argsort(made["position"])]
@@ -123,23 +123,23 @@ def _highest(runs: Records) -> Pair:
     return Pair(int(runs["due"][at]), int(runs["seq"][at]))
 
 
-def _reached(chain: Records, pieces: Records, position: int, time: int) -> Cascade | None:
+def _cascade_progress(chain: Records, chunks: Records, position: int, time: int) -> Cascade | None:
     """How far the cascade of the hour at `time` was when it had written `pieces` (k,), its next one at `position`.
 
     chain: the hour's runs. A pass is over with the piece that has its highest message. The next pass takes what the
     chain had gained by then. None: it had gained nothing.
     """
     first, begin, done = True, 0, 0
-    before = int(pieces["position"][0]) if len(pieces) else position
+    before = int(chunks["position"][0]) if len(chunks) else position
     while (end := int(np.searchsorted(chain["position"], before))) > begin:
-        top, left = _highest(chain[begin:end]), pieces[done:]
+        top, left = _highest(chain[begin:end]), chunks[done:]
         over = np.flatnonzero((left["due"] == top.due) & (left["seq"] == top.seq))
         if not len(over):
             cut = after(_highest(left)) if len(left) else Pair(time, 0)
             start = int(chain["end"][begin - 1]) if begin else 0
             return Cascade(first, start, int(chain["end"][end - 1]) - UNIT_BYTES, cut)
         done += int(over[0]) + 1
-        while done < len(pieces) and pieces["position"][done] == pieces["end"][done - 1]:
+        while done < len(chunks) and chunks["position"][done] == chunks["end"][done - 1]:
             done += 1  # of the same piece: a run may be read in several blocks
-        before, first, begin = int(pieces["position"][done - 1]), False, end
+        before, first, begin = int(chunks["position"][done - 1]), False, end
     return None
