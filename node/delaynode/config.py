@@ -59,31 +59,31 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     )
     parser.add_argument(
         "--listen",
-        type=_place,
+        type=_address,
         default="127.0.0.1:7070",
         help="HOST:PORT for gRPC; [::] stands for all addresses, of IPv6 and IPv4",
     )
     parser.add_argument(
         "--http",
-        type=_place,
+        type=_address,
         default="127.0.0.1:7170",
         help="HOST:PORT for /healthz, /readyz and /metrics; [::] as above",
     )
     parser.add_argument(
-        "--advertise-http", type=_place, default="", help="HOST:PORT that others reach --http at (default: the same)"
+        "--advertise-http", type=_address, default="", help="HOST:PORT that others reach --http at (default: the same)"
     )
     parser.add_argument(
-        "--advertise", type=_place, default="", help="HOST:PORT that others reach --listen at (default: the same)"
+        "--advertise", type=_address, default="", help="HOST:PORT that others reach --listen at (default: the same)"
     )
     parser.add_argument(
         "--peer",
-        type=_place,
+        type=_address,
         default="127.0.0.1:0",
         help="HOST:PORT for the other nodes, TCP and UDP; HOST an IP address, PORT 0: any that is free",
     )
     parser.add_argument(
         "--advertise-peer",
-        type=_place,
+        type=_address,
         default="",
         help="IP:PORT that other nodes reach --peer at (default: the same)",
     )
@@ -149,7 +149,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     )
 
 
-def _place(text: str) -> str:
+def _address(text: str) -> str:
     try:
         return address.normal(text) if text else ""
     except ValueError as error:

@@ -93,7 +93,7 @@ async def serve(config: NodeConfig) -> None:
     node = Node(config, open_registry(config.registry), log)
     note_incarnation(node.incarnation)
     http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
-    if await _unless(stopping, node.hear()):
+    if await _unless(stopping, node.read_cluster()):
         await _take_calls(node, stopping, leaving)
     else:
         log("stopping")

@@ -23,7 +23,7 @@ LATENESS_MS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 5_000, 60_000)
 LATENCY_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 10_000)
 
 
-FEW = 16  # so many values are counted faster one by one than by NumPy
+MAX_SCALAR_VALUES = 16  # so many values are counted faster one by one than by NumPy
 
 
 class Histogram:
@@ -36,7 +36,7 @@ class Histogram:
         self.sum_ms = 0.0
 
     def add(self, values_ms: I64) -> None:
-        if len(values_ms) < FEW:
+        if len(values_ms) < MAX_SCALAR_VALUES:
             for value in values_ms.tolist():
                 self.add_one(value)
             return

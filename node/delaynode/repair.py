@@ -25,7 +25,7 @@ from delaynode.verify import lock_above, shards_below
 
 DONE, NEEDED, USAGE = 0, 1, 2
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def main(argv: list[str]) -> int:
@@ -56,8 +56,8 @@ def main(argv: list[str]) -> int:
         if chosen and len(shards) > 1:
             return _refuse(f"{args.directory}: {len(shards)} shards here; name the directory of one")
         if chosen:
-            return _one(shards[0], args.skip, args.cut, args.confirm, _print)
-        return max(look(shard, _print) for shard in shards)
+            return _repair_one(shards[0], args.skip, args.cut, args.confirm, _print)
+        return max(inspect(shard, _print) for shard in shards)
 
 
 def _refuse(why: str) -> int:
@@ -69,76 +69,76 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def look(shard: Path, say: Say) -> int:
+def inspect(shard: Path, report: Report) -> int:
     """Say what is wrong with one shard, and what could be done. Reads only."""
     files, directory = ReadOnlyFiles(), str(shard)
-    say(directory)
+    report(directory)
     try:
         found = repair.diagnose(files, directory)
         if found is None:
             marked = marker.is_marked(files, directory)
-            say(f"  opens{', but is marked damaged: see delaynode verify --clear-damaged' if marked else ''}")
+            report(f"  opens{', but is marked damaged: see delaynode verify --clear-damaged' if marked else ''}")
             return DONE
-        _tell_frame(found, say)
-        _tell_plan(repair.propose_skip(files, directory, found.frame.offset), directory, say)
-        _tell_plan(repair.plan_cut(files, directory, found.frame.offset), directory, say)
+        _print_frame(found, report)
+        _print_plan(repair.propose_skip(files, directory, found.frame.offset), directory, report)
+        _print_plan(repair.plan_cut(files, directory, found.frame.offset), directory, report)
     except (Damaged, NewerFormat, OSError) as error:
-        say(f"  not a frame that can't be applied, but: {error}")
-        say("  see delaynode verify")
+        report(f"  not a frame that can't be applied, but: {error}")
+        report("  see delaynode verify")
     finally:
         files.close()
     return NEEDED
 
 
-def _one(shard: Path, skip: list[int] | None, cut: int | None, confirm: str | None, say: Say) -> int:
+def _repair_one(shard: Path, skip: list[int] | None, cut: int | None, confirm: str | None, report: Report) -> int:
     """Tell a plan, or carry it out when `confirm` is its word."""
     directory, disk = str(shard), DiskFiles()
     files: Files = disk
     try:
         plan = repair.plan_skip(files, directory, skip) if skip else repair.plan_cut(files, directory, cut or 0)
-        say(directory)
+        report(directory)
         if confirm is None or plan.stuck is not None:
-            _tell_plan(plan, directory, say)
+            _print_plan(plan, directory, report)
             return NEEDED
         if confirm != plan.word:
-            say(f"  refused: the word {confirm!r} is not of this plan for this copy as it is now; look again")
-            _tell_plan(plan, directory, say)
+            report(f"  refused: the word {confirm!r} is not of this plan for this copy as it is now; look again")
+            _print_plan(plan, directory, report)
             return NEEDED
         kept = repair.execute_plan(files, directory, plan)
     except ValueError as error:
         return _refuse(str(error))
     except (Damaged, NewerFormat, OSError) as error:
-        say(f"  not repaired: {error}")
+        report(f"  not repaired: {error}")
         return NEEDED
     finally:
         disk.close()
-    say(f"  repaired: {_in_words(plan)}; it opens. What was replaced is kept in {kept}")
+    report(f"  repaired: {_describe(plan)}; it opens. What was replaced is kept in {kept}")
     for loss in plan.loses:
-        say(f"    {loss}")
+        report(f"    {loss}")
     return DONE
 
 
-def _tell_frame(found: Diagnosis, say: Say) -> None:
+def _print_frame(found: Diagnosis, report: Report) -> None:
     frame = found.frame
-    say(f"  the frame at log offset {frame.offset} can't be applied: {found.why}")
-    say(
+    report(f"  the frame at log offset {frame.offset} can't be applied: {found.why}")
+    report(
         f"    {frame.kind.name} of epoch {frame.epoch}, written {at_ms(frame.wall_ms)}, count {frame.count:,}, "
         f"{frame.end - frame.offset:,} bytes; the log goes on for {found.log_end - frame.end:,} bytes"
     )
 
 
-def _tell_plan(plan: RepairPlan, directory: str, say: Say) -> None:
-    say(f"  to {_in_words(plan)}:")
+def _print_plan(plan: RepairPlan, directory: str, report: Report) -> None:
+    report(f"  to {_describe(plan)}:")
     for loss in plan.loses:
-        say(f"    {loss}")
+        report(f"    {loss}")
     if plan.stuck is not None:
-        say(f"    is no way out: {plan.stuck}")
+        report(f"    is no way out: {plan.stuck}")
         return
     at = " ".join(f"--{plan.what} {offset}" for offset in plan.at)
-    say(f"    delaynode repair {shlex.quote(directory)} {at} --confirm {plan.word}")
+    report(f"    delaynode repair {shlex.quote(directory)} {at} --confirm {plan.word}")
 
 
-def _in_words(plan: RepairPlan) -> str:
+def _describe(plan: RepairPlan) -> str:
     if plan.what == "cut":
         return f"cut the log at {plan.at[0]}"
     return f"skip the frame{'s' if len(plan.at) > 1 else ''} at {', '.join(map(str, plan.at))}"

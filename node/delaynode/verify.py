@@ -23,11 +23,11 @@ from delaynode.store.maintenance import persist
 from delaynode.store.verify import Finding, ReadOnlyFiles, Summary, size_of, verify_shard
 from delaynode.store.verify.timer_log_repair import repair_timer_log
 
-WELL, DAMAGED, USAGE = 0, 1, 2
+HEALTHY, DAMAGED, USAGE = 0, 1, 2
 DEPTH = 5  # of directories below DIR in which shards are looked for
 PROGRESS_SECONDS = 0.2
 
-Tell = Callable[[str, dict[str, object]], None]
+Report = Callable[[str, dict[str, object]], None]
 """tell(event, fields)."""
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         help="let a shard serve again that is marked damaged, if nothing else is wrong or can be mended from its log",
     )
     args = parser.parse_args(argv)
-    tell = _json_line if args.json else _text
+    report = _json_line if args.json else _text
     with ExitStack() as stack:
         try:
             shards = shards_below(args.directory)
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> int:
             return _refuse(str(error))
         if not shards:
             return _refuse(f"{args.directory}: no shard here")
-        damaged = [shard for shard in shards if not verify(shard, tell, clear_damaged=args.clear_damaged)]
-    tell("total", {"shards": len(shards), "damaged": [str(shard) for shard in damaged]})
-    return DAMAGED if damaged else WELL
+        damaged = [shard for shard in shards if not verify(shard, report, clear_damaged=args.clear_damaged)]
+    report("total", {"shards": len(shards), "damaged": [str(shard) for shard in damaged]})
+    return DAMAGED if damaged else HEALTHY
 
 
 def _refuse(why: str) -> int:
@@ -87,21 +87,21 @@ def _refuse(why: str) -> int:
     return USAGE
 
 
-def verify(shard: Path, tell: Tell, *, clear_damaged: bool) -> bool:
+def verify(shard: Path, report: Report, *, clear_damaged: bool) -> bool:
     """Look at one shard; True when it is well, or was made so by removing its marker."""
     files = ReadOnlyFiles()
     directory = str(shard)
-    tell("shard", {"directory": directory, "bytes": size_of(files, directory)})
+    report("shard", {"directory": directory, "bytes": size_of(files, directory)})
     told = time.monotonic()
 
     def progress(read: int) -> None:
         nonlocal told
         if time.monotonic() - told > PROGRESS_SECONDS:
             told = time.monotonic()
-            tell("progress", {"read": read})
+            report("progress", {"read": read})
 
     def found(finding: Finding) -> None:
-        tell("finding", {"text": str(finding), **asdict(finding)})
+        report("finding", {"text": str(finding), **asdict(finding)})
 
     def look() -> Summary:
         try:
@@ -116,13 +116,13 @@ def verify(shard: Path, tell: Tell, *, clear_damaged: bool) -> bool:
     if clear_damaged and summary.marked and summary.damage > 1:
         mended = repair_timer_log(DiskFiles(), directory)
         if mended:
-            tell("mended", {"directory": directory, "positions": mended})
+            report("mended", {"directory": directory, "positions": mended})
             summary = look()
     if clear_damaged and summary.marked and summary.damage == 1:
         persist.clear_damaged(DiskFiles(), directory)
         summary.damage = 0
-        tell("cleared", {"directory": directory})
-    tell("summary", {"directory": directory, **asdict(summary)})
+        report("cleared", {"directory": directory})
+    report("summary", {"directory": directory, **asdict(summary)})
     return not summary.damage
 
 

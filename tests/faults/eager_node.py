@@ -13,7 +13,7 @@ from functools import partial
 
 from delaynode import main
 from delaynode.node import node, settings
-from delaynode.replica.host import Workshop
+from delaynode.replica.host import NodeResources
 from delaynode.replica.maintenance import Intervals
 from delaynode.store.maintenance import evacuation
 from delaynode.store.maintenance.evacuation import EvacuationJob
@@ -30,7 +30,7 @@ def eager() -> None:
         KeepConfig, keep_log_bytes=256 << 10, keep_log_ms=1_000, relocate_after_ms=0, relocate_share=0.75
     )
     hasty = Intervals(checkpoint=1.0, busy_checkpoint=1.0, free=0.3, trim=0.3, empty_again=1.0)
-    node.Workshop = partial(Workshop, intervals=hasty)
+    node.NodeResources = partial(NodeResources, intervals=hasty)
     relocate = evacuation.relocate
 
     def logged(shard: Shard, job: EvacuationJob, now_ms: int) -> int:

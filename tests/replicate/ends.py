@@ -13,7 +13,7 @@ from delaynode.replication.transport.connection import Hello
 from delaynode.replication.transport.links import Address, Links, LinkTimes, PeerOrigin
 from delaynode.replication.transport.peers import Origin
 
-QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=1.0, hello=0.3, look=0.05)
+QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=1.0, hello=0.3, address_check=0.05)
 
 
 class Recorder:

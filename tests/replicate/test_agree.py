@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from delaynode.clock import GuardedClock
-from delaynode.replication.clock_agreement import Agreement, ClockAgreement
+from delaynode.replication.clock_agreement import ClockAgreement, ClockVerdict
 
 BOOT, NOW = 50_000, 1_700_000_000_000
 
@@ -19,12 +19,12 @@ def agreement(peers: list[int], round_trip: int = 2) -> ClockAgreement:
     return made
 
 
-def judge(peers: list[int], disbelieved: int = 0, round_trip: int = 2) -> Agreement:
+def judge(peers: list[int], disbelieved: int = 0, round_trip: int = 2) -> ClockVerdict:
     return agreement(peers, round_trip).judge(NOW, BOOT, disbelieved)
 
 
 @pytest.mark.parametrize(
-    ("peers", "skew", "out_voted"),
+    ("peers", "skew", "clock_skewed"),
     [
         ([], None, False),
         ([0], 0, False),
@@ -43,9 +43,11 @@ def judge(peers: list[int], disbelieved: int = 0, round_trip: int = 2) -> Agreem
         ([-1_003, -1_003], 1_003, True),
     ],
 )
-def test_a_node_is_out_voted_by_most_of_at_least_two_peers(peers: list[int], skew: int | None, out_voted: bool) -> None:
+def test_a_node_is_out_voted_by_most_of_at_least_two_peers(
+    peers: list[int], skew: int | None, clock_skewed: bool
+) -> None:
     found = judge(peers)
-    assert (found.peers, found.skew_ms, found.out_voted, found.may_accept) == (len(peers), skew, out_voted, False)
+    assert (found.peers, found.skew_ms, found.clock_skewed, found.may_accept) == (len(peers), skew, clock_skewed, False)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_step_is_accepted_only_when_most_peers_are_there_already(
 
 
 @pytest.mark.parametrize(
-    ("ahead", "round_trip", "out_voted"),
+    ("ahead", "round_trip", "clock_skewed"),
     [
         (1_300, 2, True),
         (1_300, 500, True),
@@ -83,8 +85,8 @@ def test_a_step_is_accepted_only_when_most_peers_are_there_already(
         (5_000, 700, True),
     ],
 )
-def test_nobody_is_out_voted_by_what_may_be_the_networks_delay(ahead: int, round_trip: int, out_voted: bool) -> None:
-    assert judge([ahead, ahead], 0, round_trip).out_voted is out_voted
+def test_nobody_is_out_voted_by_what_may_be_the_networks_delay(ahead: int, round_trip: int, clock_skewed: bool) -> None:
+    assert judge([ahead, ahead], 0, round_trip).clock_skewed is clock_skewed
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,11 @@ def test_no_step_is_accepted_for_what_may_be_the_networks_delay(off: int, round_
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_peers_reading_may_lie_anywhere_in_the_round_trip(late: int) -> None:
     """The same clocks, 400 ms there and none back, or the other way round: both are within the bounds."""
-    for ahead, out_voted in ((0, False), (1_500, True)):
+    for ahead, clock_skewed in ((0, False), (1_500, True)):
         made = ClockAgreement()
         for peer in ("n1", "n2"):
             made.heard(peer, NOW + ahead - (400 if late else 0), BOOT, 400)
-        assert made.judge(NOW, BOOT).out_voted is out_voted
+        assert made.judge(NOW, BOOT).clock_skewed is clock_skewed
 
 
 def test_replies_that_took_too_long_say_nothing() -> None:
@@ -115,10 +117,10 @@ def test_replies_that_took_too_long_say_nothing() -> None:
 
 def test_peers_that_were_not_heard_for_five_seconds_do_not_count() -> None:
     made = agreement([9_000, 9_000])
-    assert made.judge(NOW + 5_000, BOOT + 5_000).out_voted
+    assert made.judge(NOW + 5_000, BOOT + 5_000).clock_skewed
     made.heard("n2", NOW + 9_000, BOOT + 5_000, 2)
     late = made.judge(NOW + 5_001, BOOT + 5_001)
-    assert (late.peers, late.out_voted) == (1, False)
+    assert (late.peers, late.clock_skewed) == (1, False)
     assert made.judge(NOW + 10_001, BOOT + 10_001).peers == 0
 
 
@@ -126,15 +128,15 @@ def test_a_peers_last_word_counts() -> None:
     made = agreement([9_000, 9_000])
     for peer in ("n1", "n2"):
         made.heard(peer, NOW + 100, BOOT + 100, 0)
-    assert made.judge(NOW + 100, BOOT + 100) == Agreement(
+    assert made.judge(NOW + 100, BOOT + 100) == ClockVerdict(
         2, 0, False, False, "0 of 2 peers are more than 1000 ms away, the median +0 s"
     )
 
 
 def test_a_step_of_this_nodes_own_time_is_seen_at_once() -> None:
     made = agreement([0, 0])
-    assert made.judge(NOW - 30_000 + 10, BOOT + 10).out_voted  # set back, and no reply has come since
-    assert not made.judge(NOW + 20, BOOT + 20).out_voted
+    assert made.judge(NOW - 30_000 + 10, BOOT + 10).clock_skewed  # set back, and no reply has come since
+    assert not made.judge(NOW + 20, BOOT + 20).clock_skewed
 
 
 def test_machines_that_are_all_set_ahead_come_to_believe_it_one_after_the_other() -> None:

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from delaynode.replication import shipping
-from delaynode.replication.catch_up import LEAST_BYTES, CatchingUp
+from delaynode.replication.catch_up import MIN_BYTES, CatchUpBudget
 from delaynode.replication.protocol import Ack, FollowerState, Frames, Message
 from delaynode.replication.shipping import READ_BYTES, Shipping, SnapshotSource
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import FrameKind
 
@@ -80,7 +80,7 @@ async def no_snapshot() -> SnapshotSource:
 
 
 @contextmanager
-def masters(node: SlowNode, sizes: list[int], budget: CatchingUp) -> Iterator[list[CommitLog]]:
+def masters(node: SlowNode, sizes: list[int], budget: CatchUpBudget) -> Iterator[list[CommitLog]]:
     """One for each size, whose log it is."""
     logs = [log_of(uid, size) for uid, size in enumerate(sizes)]
     with ThreadPoolExecutor(2) as pool:
@@ -97,7 +97,7 @@ def masters(node: SlowNode, sizes: list[int], budget: CatchingUp) -> Iterator[li
 
 def test_many_shards_that_catch_up_share_a_budget_and_all_finish() -> None:
     async def main() -> None:
-        node, budget = SlowNode(), CatchingUp(4 * MIB)
+        node, budget = SlowNode(), CatchUpBudget(4 * MIB)
         with masters(node, [3 * MIB] * 40, budget) as logs:
             for uid, master in node.masters.items():
                 master.received("away", FollowerState(uid, EPOCH, "copy", 0, 0, ()))
@@ -106,7 +106,7 @@ def test_many_shards_that_catch_up_share_a_budget_and_all_finish() -> None:
             while any(node.ends.get(uid) != log.end for uid, log in enumerate(logs)):
                 node.store_one()
                 await asyncio.sleep(0)
-            assert node.most <= 4 * MIB + 40 * (LEAST_BYTES + FRAME_BYTES + 64)
+            assert node.most <= 4 * MIB + 40 * (MIN_BYTES + FRAME_BYTES + 64)
             await asyncio.sleep(0.01)
             assert budget.used("away") == 0
 
@@ -118,7 +118,7 @@ def test_a_shard_that_is_up_to_date_does_not_wait_for_those_that_catch_up() -> N
 
     async def main() -> None:
         node = SlowNode()
-        with masters(node, [3 * MIB, 3 * MIB, 100], CatchingUp(MIB)) as logs:
+        with masters(node, [3 * MIB, 3 * MIB, 100], CatchUpBudget(MIB)) as logs:
             live, log = node.masters[2], logs[2]
             live.received("away", FollowerState(2, EPOCH, "copy", log.end, 0, ((EPOCH, 0),)))
             live.received("away", Ack(2, EPOCH, log.end, 0))
@@ -127,15 +127,15 @@ def test_a_shard_that_is_up_to_date_does_not_wait_for_those_that_catch_up() -> N
             await asyncio.sleep(0.2)  # the budget is used up, and nothing of it is stored
             for _ in range(20):
                 write(log, FrameKind.TICK, live)
-                live.wrote()
-                await until(lambda: live.members["away"].next == log.end, 0.001)
+                live.on_written()
+                await wait_until(lambda: live.members["away"].next == log.end, 0.001)
 
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_what_a_link_that_is_gone_had_on_its_way_is_given_back() -> None:
     async def main() -> None:
-        node, budget = SlowNode(), CatchingUp(2 * MIB)
+        node, budget = SlowNode(), CatchUpBudget(2 * MIB)
         with masters(node, [3 * MIB] * 4, budget) as logs:
             for again in range(3):
                 for uid, master in node.masters.items():
@@ -152,4 +152,4 @@ def test_what_a_link_that_is_gone_had_on_its_way_is_given_back() -> None:
 
 
 def test_the_least_is_smaller_than_what_one_read_brings() -> None:
-    assert LEAST_BYTES < READ_BYTES < shipping.WINDOW_BYTES
+    assert MIN_BYTES < READ_BYTES < shipping.WINDOW_BYTES

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from delaynode.clock import boot_ms, wall_ms
-from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import Heartbeat, HeartbeatReply, encode_heartbeat
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.heartbeats import HeartbeatThread
 from delaynode.replication.transport.links import is_same_ip
 
@@ -29,7 +29,7 @@ class Fake:
         self.replies: list[HeartbeatReply] = []
         self.calls: list[str] = []
         self.before_heartbeats: Callable[[], None] = lambda: None
-        self.before_look: Callable[[], None] = lambda: None
+        self.before_check: Callable[[], None] = lambda: None
         self.shards: tuple[tuple[int, int], ...] = ((7, 1),)
 
     def heartbeats(self) -> list[tuple[str, Heartbeat]]:
@@ -43,13 +43,13 @@ class Fake:
         rows = tuple((uid, epoch, True) for uid, epoch in heartbeat.shards)
         return HeartbeatReply(self.node, heartbeat.incarnation, heartbeat.heartbeat_id, 0, 3_000, rows)
 
-    def took(self, reply: HeartbeatReply) -> None:
-        self.calls.append("took")
+    def on_reply(self, reply: HeartbeatReply) -> None:
+        self.calls.append("on_reply")
         self.replies.append(reply)
 
-    def look(self) -> None:
-        self.calls.append("look")
-        self.before_look()
+    def check_silence(self) -> None:
+        self.calls.append("check_silence")
+        self.before_check()
 
 
 class Ground:
@@ -60,15 +60,17 @@ class Ground:
         self.threads: list[HeartbeatThread] = []
         self.logged: list[tuple[str, dict[str, object]]] = []
 
-    def add(self, promises: Fake | Promises, interval_ms: int = 10, drop: Callable[[], bool] | None = None) -> int:
+    def add(
+        self, replica_leases: Fake | ReplicaLeases, interval_ms: int = 10, drop: Callable[[], bool] | None = None
+    ) -> int:
         def log(event: str, **fields: object) -> None:
             self.logged.append((event, fields))
 
-        thread = HeartbeatThread(promises, self.addresses.get, log, interval_ms)
+        thread = HeartbeatThread(replica_leases, self.addresses.get, log, interval_ms)
         port = thread.bind(LOCAL, 0)
         if drop is not None:
             thread._socket = Lossy(thread._socket, drop)  # type: ignore[arg-type, assignment]
-        self.addresses[promises.node] = (LOCAL, port)
+        self.addresses[replica_leases.node] = (LOCAL, port)
         self.threads.append(thread)
         return port
 
@@ -143,8 +145,8 @@ def test_all_that_has_come_is_taken_before_silence_is_judged(ground: Ground) -> 
         for number in range(100):
             peer.sendto(encode_heartbeat(HeartbeatReply("n1", 1, number, 0, 3_000, ())), (LOCAL, port))
         ground.start()
-        until("it has looked", lambda: "look" in master.calls)
-    assert master.calls[: master.calls.index("look")].count("took") == 100
+        until("it has looked", lambda: "check_silence" in master.calls)
+    assert master.calls[: master.calls.index("check_silence")].count("on_reply") == 100
 
 
 def test_what_comes_while_a_round_is_sent_is_taken_before_silence_is_judged(ground: Ground) -> None:
@@ -154,8 +156,8 @@ def test_what_comes_while_a_round_is_sent_is_taken_before_silence_is_judged(grou
         reply = encode_heartbeat(HeartbeatReply("n1", 1, 1, 0, 3_000, ()))
         master.before_heartbeats = lambda: void(peer.sendto(reply, (LOCAL, port)))
         ground.start()
-        until("it has looked", lambda: "look" in master.calls)
-        assert master.calls[:3] == ["heartbeats", "took", "look"]
+        until("it has looked", lambda: "check_silence" in master.calls)
+        assert master.calls[:3] == ["heartbeats", "on_reply", "check_silence"]
         ground.threads[0].stop()
 
 
@@ -163,8 +165,8 @@ def test_silence_is_judged_after_every_round_also_when_nothing_is_asked(ground: 
     idle = Fake("n0")
     ground.add(idle)
     ground.start()
-    until("it has looked", lambda: idle.calls.count("look") >= 5)
-    assert idle.calls[:4] == ["heartbeats", "look", "heartbeats", "look"]
+    until("it has looked", lambda: idle.calls.count("check_silence") >= 5)
+    assert idle.calls[:4] == ["heartbeats", "check_silence", "heartbeats", "check_silence"]
 
 
 def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_when_all_are(ground: Ground) -> None:
@@ -173,9 +175,9 @@ def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_
     def drop() -> bool:
         return rng.random() < lost[0]
 
-    master = Promises("n0", 1, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
-    slave = Promises("n1", 2, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
-    slave.raise_floor(7, 1)
+    master = ReplicaLeases("n0", 1, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
+    slave = ReplicaLeases("n1", 2, lease_ms=1_000, boot_ms=boot_ms, wall_ms=wall_ms)
+    slave.raise_min_epoch(7, 1)
     heard: list[tuple[str, bool]] = []
     master.on_silent = lambda node, silent: heard.append((node, silent))
     ground.add(master, interval_ms=20, drop=drop)
@@ -280,16 +282,16 @@ def test_promises_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
 
     def fail() -> None:
         if broken[0]:
-            raise ZeroDivisionError("look")
+            raise ZeroDivisionError("check_silence")
 
-    master.before_look = fail
+    master.before_check = fail
     ground.start()
     until("rounds go on", lambda: len(master.replies) >= 5)
     (logged,) = ground.events("heartbeat-failed")
-    assert "ZeroDivisionError: look" in str(logged["reason"])
+    assert "ZeroDivisionError: check_silence" in str(logged["reason"])
     broken[0] = False
-    looks = master.calls.count("look")
-    until("and are judged", lambda: master.calls.count("look") > looks)
+    looks = master.calls.count("check_silence")
+    until("and are judged", lambda: master.calls.count("check_silence") > looks)
 
 
 def test_it_shares_the_port_number_with_the_tcp_listener_and_frees_it(ground: Ground) -> None:

@@ -12,11 +12,11 @@ def test_a_refused_write_says_nothing_about_one_before_it_that_got_no_answer() -
     in_sync = InSync(ME, ALONE)
     in_sync.join(B)
     in_sync.trying(WITH_B)  # no answer: it may be in the registry
-    in_sync.give_up(B)
+    in_sync.drop(B)
     in_sync.trying(ALONE)
     in_sync.refused(ALONE)
     assert in_sync.counted() == WITH_B, "the registry may name b: it could be chosen"
-    assert not in_sync.settled
+    assert not in_sync.is_resolved
 
 
 def test_a_refused_write_leaves_an_equal_one_that_got_no_answer() -> None:
@@ -31,7 +31,7 @@ def test_a_refused_write_alone_leaves_nothing_to_wait_for() -> None:
     in_sync = InSync(ME, WITH_B)
     in_sync.trying(ALONE)
     in_sync.refused(ALONE)
-    assert (in_sync.counted(), in_sync.settled) == (WITH_B, True)
+    assert (in_sync.counted(), in_sync.is_resolved) == (WITH_B, True)
 
 
 def test_a_write_that_succeeded_ends_all_that_were_sent_before_it() -> None:
@@ -40,4 +40,4 @@ def test_a_write_that_succeeded_ends_all_that_were_sent_before_it() -> None:
     in_sync.trying(WITH_C)
     assert in_sync.counted() == {ME, B, C}
     in_sync.succeeded(WITH_C)
-    assert (in_sync.counted(), in_sync.settled) == (WITH_C, True)
+    assert (in_sync.counted(), in_sync.is_resolved) == (WITH_C, True)

@@ -136,7 +136,7 @@ async def test_a_link_follows_a_node_to_its_new_process() -> None:
 @running
 async def test_a_changed_address_is_tried_at_once_however_long_the_wait_had_become() -> None:
     async with ring("n0") as made:
-        links, handler = await made.add("n5", times=LinkTimes(first_retry=60, longest_retry=60, look=60))
+        links, handler = await made.add("n5", times=LinkTimes(first_retry=60, longest_retry=60, address_check=60))
         made.addresses["n1"] = ("127.0.0.1", 1, "nobody")
         links.want(["n1"])
         await until("the first attempt failed", lambda: bool(made.events("link-failed")))

@@ -49,7 +49,7 @@ async def test_whoever_begins_with_something_else_is_cut_off_with_one_log_event(
         assert await all_read(reader) == b""
         await until("it is logged", lambda: len(made.events("peer-bad-input")) == 1)
         writer.close()
-        assert made.links["n1"].strangers == 0
+        assert made.links["n1"].unidentified == 0
         assert made.handlers["n1"].count("lost", "") == 0
 
 
@@ -115,10 +115,10 @@ async def test_strangers_that_wait_are_few() -> None:
     async with ring("n1") as made:
         crowd = [await stranger(made.addresses["n1"]) for _ in range(300)]
         await until("some were turned away", lambda: bool(made.events("peer-not-accepted")))
-        assert made.links["n1"].strangers <= 128
+        assert made.links["n1"].unidentified <= 128
         for _, writer in crowd:
             writer.close()
-        await until("they are gone", lambda: made.links["n1"].strangers == 0)
+        await until("they are gone", lambda: made.links["n1"].unidentified == 0)
 
 
 @running
@@ -177,7 +177,7 @@ async def test_fuzzed_connections_never_disturb_the_others() -> None:
         slave = made.handlers["n1"]
         await until("the good link lives", lambda: ("master", "n0", Commit(1, 1, 777)) in slave.heard)
         await until("all are gone", lambda: set(made.links["n1"].origins) == {("n0", "n0-first")})
-        assert made.links["n1"].strangers == 0
+        assert made.links["n1"].unidentified == 0
         assert made.handlers["n0"].heard == [("up", "n1")]
         assert made.events("peer-handler-failed") == []
 

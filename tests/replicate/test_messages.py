@@ -13,6 +13,7 @@ from delaynode.replication.protocol import (
     Ack,
     BadMessage,
     Bootstrap,
+    ChunkRequest,
     Commit,
     Follow,
     FollowerState,
@@ -21,7 +22,6 @@ from delaynode.replication.protocol import (
     Heartbeat,
     HeartbeatReply,
     Message,
-    Pull,
     Release,
     SnapshotChunk,
     Start,
@@ -38,7 +38,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 BLOB = st.binary(max_size=200)
 HEAD = {"uid": U64, "epoch": U32}
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Follow, **HEAD, spared=st.booleans()),
+    st.builds(Follow, **HEAD, discardable=st.booleans()),
     st.builds(Start, **HEAD, cut=I64, commit=I64),
     st.builds(Frames, **HEAD, offset=I64, commit=I64, data=st.tuples(BLOB)),
     st.builds(Commit, **HEAD, commit=I64),
@@ -46,12 +46,12 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(SnapshotChunk, **HEAD, file=I64, offset=I64, data=BLOB),
     st.builds(Release, **HEAD, heartbeat=I64),
     st.builds(
-        FollowerState, **HEAD, entry=st.text(max_size=60), log_end=I64, committed=I64,
+        FollowerState, **HEAD, replica_id=st.text(max_size=60), log_end=I64, committed=I64,
         epochs=st.lists(st.tuples(U32, I64), max_size=5).map(tuple),
     ),
     st.builds(Ack, **HEAD, durable=I64, applied=I64),
     st.builds(FollowRefused, **HEAD, known_epoch=U32, damaged=st.booleans(), reason=st.text(max_size=60)),
-    st.builds(Pull, **HEAD, file=I64, offset=I64, length=I64),
+    st.builds(ChunkRequest, **HEAD, file=I64, offset=I64, length=I64),
 )  # fmt: skip
 HEARTBEATS: st.SearchStrategy[Heartbeat | HeartbeatReply] = st.one_of(
     st.builds(

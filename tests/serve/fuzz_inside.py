@@ -147,7 +147,7 @@ class Inside:
         log: list[tuple[str, dict[str, object]]] = []
         config = configuration.parse([*args, "--listen", "127.0.0.1:1", "--http", "127.0.0.1:2"])
         node = Node(config, registry, lambda event, **fields: log.append((event, fields)))  # type: ignore[arg-type]
-        await node.hear()
+        await node.read_cluster()
         await node.prepare()
         await node.start()
         for _ in range(1000):

@@ -14,7 +14,7 @@ import numpy as np
 from delaynode.clock import GuardedClock, boot_ms, wall_ms
 from delaynode.metrics import NodeMetrics
 from delaynode.replica.maintenance import Intervals
-from delaynode.replica.master import ShardHost, Workshop
+from delaynode.replica.master import NodeResources, ShardHost
 from delaynode.replica.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
@@ -56,7 +56,7 @@ class Node:
         assert appended.due is not None
         keys = list(zip(appended.due.tolist(), range(appended.first_seq, appended.first_seq + n), strict=True))
         self.offered.setdefault(name, set()).update(keys)
-        await host.committed(appended.log_end)
+        await host.wait_committed(appended.log_end)
         self.acknowledged.setdefault(name, set()).update(keys)
         return keys
 
@@ -84,7 +84,7 @@ async def node(directory: Path) -> AsyncIterator[Node]:
     files = DiskFiles()
     with ThreadPoolExecutor(4) as pool:
         syncer = Syncer()
-        shop = Workshop(
+        resources = NodeResources(
             files, made.clock, syncer, pool, NodeMetrics(), asyncio.Semaphore(1), fsync=True, log=made.log,
             disk_tight=lambda: False, intervals=INTERVALS,
         )  # fmt: skip
@@ -92,7 +92,7 @@ async def node(directory: Path) -> AsyncIterator[Node]:
             now = made.clock.now_ms() - 1
             shard = persist.create(files, made.path(name), queue + 1, "t", queue, CONFIG, now)
             persist.accept_epoch(files, made.path(name), shard, 1)
-            made.hosts[name] = ShardHost(shard, made.path(name), shop)
+            made.hosts[name] = ShardHost(shard, made.path(name), resources)
             await made.hosts[name].start(1, "n0")
         try:
             yield made

@@ -174,7 +174,7 @@ def test_an_answer_counts_once_whoever_takes_room_for_it() -> None:
 
         async def one(data: bytes, context: Any, answers: Answers) -> bytes:
             if data == b"passed on":
-                await answers.room(size)
+                await answers.reserve(size)
             return bytes(size)
 
         async def unused(data: bytes) -> bytes:

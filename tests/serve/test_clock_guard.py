@@ -196,7 +196,7 @@ class Process:
             steady=lambda: (self.machine.true_ms - self.awake_ms) / 1000,
         )
         if watch.changed:
-            watch.keep()
+            watch.save()
         return watch
 
     def named(self, name: str) -> list[dict[str, object]]:
@@ -224,7 +224,7 @@ def test_restarts_do_not_refill_the_allowance_for_small_steps(machine: Machine, 
         machine.off_ms += 900
         machine.true_ms += 1_000
         watch = process.start()
-        watch.look()
+        watch.poll()
         assert watch.clock.now_ms() - machine.true_ms <= 1_010
 
 
@@ -257,11 +257,11 @@ def test_a_disk_that_takes_no_file_is_said_once_and_tried_again(machine: Machine
     blocked = process.directory / "clock.tmp"
     blocked.mkdir()
     watch = process.start()
-    watch.keep()
+    watch.save()
     assert len(process.named("clock-not-kept")) == 1
     assert watch.changed
     blocked.rmdir()
-    watch.keep()
+    watch.save()
     assert not watch.changed
     assert read_trust(process.directory / "clock.json", "") is None
 
@@ -271,7 +271,7 @@ def test_the_file_is_left_alone_while_nothing_changes(machine: Machine, process:
     for _ in range(1_000):
         machine.true_ms += 250
         machine.off_ms = 1 - machine.off_ms  # rounding
-        watch.look()
+        watch.poll()
         assert not watch.changed
 
 
@@ -281,23 +281,23 @@ def test_a_condition_is_logged_when_it_begins_and_when_it_ends() -> None:
     log = ConditionLog(lambda event, text="": events.append((event, text)))
     slow, behind = NodeCondition("disk-slow", "11 s"), NodeCondition("clock-behind", "5 s")
     for found in ([], [slow], [slow, behind], [NodeCondition("disk-slow", "12 s")], [], []):
-        log.look(found)
+        log.update(found)
     assert events == [("disk-slow", "11 s"), ("clock-behind", "5 s"), ("clock-behind-over", ""), ("disk-slow-over", "")]
 
 
 def test_sleepers_are_woken_when_time_moves_on_without_the_loops_clock(machine: Machine, process: Process) -> None:
     watch = process.start()
     machine.true_ms += 250
-    assert not watch.look()
+    assert not watch.poll()
     machine.true_ms += HOUR_MS  # the machine was suspended
     process.awake_ms += HOUR_MS
-    assert watch.look()
+    assert watch.poll()
     machine.off_ms = 900
-    assert watch.look()
-    assert not watch.look()
+    assert watch.poll()
+    assert not watch.poll()
     machine.off_ms = HOUR_MS
-    assert not watch.look()
+    assert not watch.poll()
     watch.accept()
-    assert watch.look()
+    assert watch.poll()
     machine.off_ms = 0
-    assert not watch.look()  # back: they sleep long enough
+    assert not watch.poll()  # back: they sleep long enough

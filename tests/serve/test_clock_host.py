@@ -42,7 +42,7 @@ def test_a_step_ahead_releases_nothing_until_it_is_accepted_and_then_at_once(tmp
             await asyncio.sleep(0.2)
             assert set(made.released("a")) & {*near, *far} == set(near)
             assert abs(made.clock.accept() - HOUR_MS) <= ROUNDING_MS
-            host.woken()  # the tick loop sleeps for half an hour
+            host.on_visible()  # the tick loop sleeps for half an hour
             await made.until_released("a", count + 3, 5)
             assert made.released("a")[-2:] == far
             asked = time.monotonic()
@@ -89,7 +89,7 @@ def test_a_clock_set_back_and_right_again_ends_no_delay_early(tmp_path: Path) ->
             assert len(made.released("a")) == count
             assert abs(made.clock.disbelieved_ms - HOUR_MS) <= ROUNDING_MS
             made.clock.accept()  # an operator's word; now it is the clock's
-            made.hosts["a"].woken()
+            made.hosts["a"].on_visible()
             assert await made.until_released("a", count + 1) - asked >= 1.0
 
     asyncio.run(story())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from delaynode.limits import budget as budgets
 from delaynode.limits.budget import Answers, Budget, Hold, ReadingGate
-from delaynode.replica.waiters import Waiting
+from delaynode.replica.waiters import WaitQueues
 from delaynode.store.errors import Refused
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ async def turn() -> None:
 
 # ------------------------------------------------------------ budgets
 async def started(budget: Budget, *wanted: tuple[str, int]) -> list[asyncio.Task[Hold]]:
-    tasks = [asyncio.create_task(budget.take(peer, size)) for peer, size in wanted]
+    tasks = [asyncio.create_task(budget.acquire(peer, size)) for peer, size in wanted]
     await turn()
     return tasks
 
@@ -34,16 +34,16 @@ def test_a_full_budget_refuses_who_cannot_wait_long_and_says_which_limit(monkeyp
 
     async def run() -> None:
         budget = Budget("of messages wait", 100, 60)
-        first = await budget.take_soon("a", 60)
+        first = await budget.acquire_soon("a", 60)
         with pytest.raises(Refused, match="60 bytes of messages wait for this connection, the limit is 60") as caught:
-            await budget.take_soon("a", 1)
+            await budget.acquire_soon("a", 1)
         assert caught.value.reason == "BUSY"
         assert int(caught.value.metadata["retry_after_ms"]) > 0
         with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100"):
-            await budget.take_soon("b", 41)
-        soon = asyncio.create_task(budget.take_soon("b", 41))
+            await budget.acquire_soon("b", 41)
+        soon = asyncio.create_task(budget.acquire_soon("b", 41))
         await turn()
-        budget.give(first)
+        budget.release(first)
         assert (await soon).size == 41
         assert budget.used == 41
 
@@ -53,11 +53,11 @@ def test_a_full_budget_refuses_who_cannot_wait_long_and_says_which_limit(monkeyp
 def test_one_alone_may_be_larger_than_any_limit() -> None:
     async def run() -> None:
         budget = Budget("", 100, 60)
-        hold = await budget.take("a", 1_000)
+        hold = await budget.acquire("a", 1_000)
         (other,) = await started(budget, ("b", 1))
         assert not other.done()
-        budget.give(hold)
-        budget.give(await other)
+        budget.release(hold)
+        budget.release(await other)
         assert budget.used == 0
 
     asyncio.run(run())
@@ -66,11 +66,11 @@ def test_one_alone_may_be_larger_than_any_limit() -> None:
 def test_who_waits_for_the_node_is_served_in_order_and_nobody_passes() -> None:
     async def run() -> None:
         budget = Budget("", 100, 100)
-        first = await budget.take("a", 90)
+        first = await budget.acquire("a", 90)
         large, tiny = await started(budget, ("b", 50), ("c", 5))
         assert not large.done()
         assert not tiny.done()
-        budget.give(first)
+        budget.release(first)
         assert (await large).size == 50
         assert (await tiny).size == 5
         assert budget.used == 55
@@ -81,11 +81,11 @@ def test_who_waits_for_the_node_is_served_in_order_and_nobody_passes() -> None:
 def test_who_waits_for_its_own_connection_keeps_no_other_waiting() -> None:
     async def run() -> None:
         budget = Budget("", 100, 30)
-        mine = await budget.take("a", 30)
+        mine = await budget.acquire("a", 30)
         second, other = await started(budget, ("a", 30), ("b", 30))
         assert not second.done()
         assert other.done()
-        budget.give(mine)
+        budget.release(mine)
         await second
         assert budget.used == 60
 
@@ -95,11 +95,11 @@ def test_who_waits_for_its_own_connection_keeps_no_other_waiting() -> None:
 def test_who_goes_away_while_waiting_or_just_served_leaves_nothing_held() -> None:
     async def run() -> None:
         budget = Budget("", 100, 100)
-        first = await budget.take("a", 100)
+        first = await budget.acquire("a", 100)
         waiting, served = await started(budget, ("b", 100), ("c", 100))
         waiting.cancel()
         await turn()
-        budget.give(first)
+        budget.release(first)
         served.cancel()  # it has its place, and does not know it yet
         await asyncio.gather(waiting, served, return_exceptions=True)
         assert budget.used == 0
@@ -115,14 +115,14 @@ def test_those_who_do_not_read_are_given_up_when_others_wait_and_only_then(monke
 
     async def run() -> None:
         budget = Budget("", 100, 50, given_up.append)
-        deaf = [await budget.take("deaf", 50), await budget.take("deaf too", 50)]
+        deaf = [await budget.acquire("deaf", 50), await budget.acquire("deaf too", 50)]
         await asyncio.sleep(0.1)
         assert not given_up
         (waiting,) = await started(budget, ("honest", 10))
         await asyncio.sleep(0.1)
         assert given_up[0] == {"deaf", "deaf too"}
         for hold in deaf:
-            budget.give(hold)
+            budget.release(hold)
         await waiting
         given_up.clear()
         (waiting,) = await started(budget, ("honest", 45))  # waits for nobody but itself
@@ -153,7 +153,7 @@ def test_a_connection_gets_large_answers_once_it_has_shown_that_it_reads() -> No
         answers = Answers(budget, context)
         windows = [answers.window]
         for _ in range(12):
-            await answers.room(answers.window)
+            await answers.reserve(answers.window)
             assert answers.window == windows[-1]
             answers.sent()
             windows.append(answers.window)
@@ -169,7 +169,7 @@ def test_a_unary_answer_is_held_until_its_call_is_over() -> None:
     async def run() -> None:
         budget, context = Budget("", 100 * MIB, 50 * MIB), Context("a")
         answers = Answers(budget, context)
-        await answers.room(MIB)
+        await answers.reserve(MIB)
         answers.sent_when_done()
         assert budget.used == 2 * MIB
         context.done[0](context)
@@ -261,13 +261,13 @@ class World:
     def __init__(self, **groups: Group) -> None:
         self.groups = groups
         self.now_ms = 1_000
-        self.waiting = Waiting(self, None, lambda: self.now_ms)  # type: ignore[arg-type]
+        self.waiting = WaitQueues(self, None, lambda: self.now_ms)  # type: ignore[arg-type]
         self.woken: list[tuple[str, int]] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     async def wait(self, group: str, count: int, seconds: float = 60.0) -> None:
         async def one(number: int) -> None:
-            await self.waiting.consumer(group, seconds)
+            await self.waiting.wait_for_group(group, seconds)
             self.woken.append((group, number))
 
         first = len(self.tasks)
@@ -277,7 +277,7 @@ class World:
     def released(self, *tags: int) -> None:
         rows = np.zeros(len(tags), [("tag", "<u4")])
         rows["tag"] = tags
-        self.waiting.released([rows])
+        self.waiting.on_released([rows])
 
     async def end(self) -> None:
         for task in self.tasks:
@@ -313,7 +313,7 @@ def test_who_takes_some_and_leaves_others_wakes_the_next() -> None:
         world.released(0)
         await turn()
         assert len(world.woken) == 1
-        world.waiting.look("g")
+        world.waiting.wake_first("g")
         await turn()
         assert len(world.woken) == 2
         await world.end()
@@ -350,7 +350,7 @@ def test_a_retry_wakes_one_when_it_becomes_visible_and_a_wait_ends_in_time() -> 
         world = World(g=Group())
         await world.wait("g", 2, seconds=0.3)
         world.groups["g"].visible_ms = world.now_ms + 50
-        world.waiting.tell()
+        world.waiting.wake_all()
         world.now_ms += 50
         await asyncio.sleep(0.15)
         assert len(world.woken) == 1
@@ -385,7 +385,7 @@ def test_the_end_of_a_group_or_of_the_shard_wakes_all() -> None:
         await world.wait("g", 3)
         await world.wait("h", 2)
         del world.groups["g"]
-        world.waiting.tell()
+        world.waiting.wake_all()
         await turn()
         assert len(world.woken) == 3
         world.waiting.end()

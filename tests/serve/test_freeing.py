@@ -47,13 +47,13 @@ def run(directory: Path, work: Work) -> None:
 
 async def send(host: ShardHost, number: int, near: int, far: int) -> list[tuple[int, int]]:
     """Bodies that tell their message; returns the far ones' handles."""
-    now = host.shop.clock.now_ms()
+    now = host.resources.clock.now_ms()
     due = np.array([now + FAR_MS] * far + [now + 1] * near)
     n = far + near
     zeros = np.zeros(n, np.uint32)
     bodies = b"".join(b"%08d" % (number * 1000 + at) + b"x" * (BODY - 8) for at in range(n))
     appended = host.enqueue(IncomingBatch(due, np.empty(0, np.uint8), zeros + BODY, zeros, zeros, bodies))
-    await host.committed(appended.log_end)
+    await host.wait_committed(appended.log_end)
     return [(int(due[at]), appended.first_seq + at) for at in range(far)]
 
 
@@ -64,9 +64,9 @@ async def consume(host: ShardHost, group: str, seen: list[bytes], count: int) ->
             continue
         body = b"".join(await host.read_records(got.rows))
         seen += [body[at : at + 8] for at in range(0, len(body), BODY)]
-        host.shard.consumers.acknowledge(group, got.offset, got.offset + 1, host.shop.clock.now_ms())
-        host.changed()
-        await host.committed(host.shard.log_end)
+        host.shard.consumers.acknowledge(group, got.offset, got.offset + 1, host.resources.clock.now_ms())
+        host.on_proposed()
+        await host.wait_committed(host.shard.log_end)
 
 
 def log_files(made: Node) -> int:
@@ -182,7 +182,7 @@ def test_a_shard_that_is_stopped_just_as_its_tick_loop_is_woken_is_not_damaged(t
         host = made.hosts["a"]
         await send(host, 0, 3, 3)
         await asyncio.sleep(0.05)
-        host.alarm()
+        host.wake_tick_loop()
         for _ in range(turns):
             await asyncio.sleep(0)
         await asyncio.wait_for(host.stop(), 10)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.replica.master import ShardHost
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 from delaynode.server.consume import ConsumeCalls
 from delaynode.store.maintenance import evacuation
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -31,12 +31,12 @@ async def with_two_released(made: Node) -> ShardHost:
 
 def hold_writes(monkeypatch: pytest.MonkeyPatch, host: ShardHost) -> None:
     """Nothing more is written, so nothing more is committed."""
-    monkeypatch.setattr(host.shop.syncer, "mark", lambda writer: None)
+    monkeypatch.setattr(host.resources.syncer, "mark", lambda writer: None)
 
 
 def release_writes(monkeypatch: pytest.MonkeyPatch, host: ShardHost) -> None:
     monkeypatch.undo()
-    host.shop.syncer.mark(host)
+    host.resources.syncer.mark(host)
 
 
 def test_a_hand_out_does_not_wait_for_messages_and_acks_under_way(
@@ -133,15 +133,15 @@ async def waiting_for_a_retry(
     await asyncio.sleep(0.1)
     hold_writes(monkeypatch, host)
     host.shard.consumers.nack("g", second.offset, second.attempt, 0, made.clock.now_ms())
-    host.waiting.look("g")
-    await until(lambda: in_flight(host) == 2, 0.001)
+    host.waiters.wake_first("g")
+    await wait_until(lambda: in_flight(host) == 2, 0.001)
     await asyncio.sleep(0.1)
     assert not again.done()
     return again
 
 
 def in_flight(host: ShardHost) -> int:
-    return host.shard.consumers.group("g").counts(host.shard.queue, host.shop.clock.now_ms()).in_flight
+    return host.shard.consumers.group("g").counts(host.shard.queue, host.resources.clock.now_ms()).in_flight
 
 
 def test_what_nobody_waits_for_any_more_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_hand_out_expires_also_while_it_waits(tmp_path: Path, monkeypatch: pyt
     async def main() -> None:
         async with node(tmp_path) as made:
             host, again = made.hosts["a"], await waiting_for_a_retry(made, monkeypatch, 300)
-            await asyncio.wait_for(until(lambda: in_flight(host) == 1, 0.01), 20)
+            await asyncio.wait_for(wait_until(lambda: in_flight(host) == 1, 0.01), 20)
             release_writes(monkeypatch, host)
             await again
 
@@ -199,7 +199,7 @@ def test_what_could_not_be_sent_is_free_again(tmp_path: Path) -> None:
             host = await with_two_released(made)
             consuming = ConsumeCalls(SimpleNamespace(node=None))  # type: ignore[arg-type]
             sending = asyncio.create_task(consuming.receive(pb.ReceiveRequest(group="g"), host, Full()))  # type: ignore[arg-type]
-            await until(lambda: "g" in host.shard.consumers.groups and in_flight(host) == 2, 0.001)
+            await wait_until(lambda: "g" in host.shard.consumers.groups and in_flight(host) == 2, 0.001)
             sending.cancel()
             await asyncio.wait([sending])
             assert in_flight(host) == 0

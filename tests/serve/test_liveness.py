@@ -68,7 +68,7 @@ def test_a_node_that_renews_its_lease_no_more_for_a_fault_of_its_own_is_to_be_re
         try:
             assert await asked(inside.node) == (200, "ok")
             monkeypatch.setattr(registry, "renew_lease", raising(KeyError("planted")), raising=False)
-            await until(inside.node.broken)
+            await until(inside.node.fatal_error)
             assert await asked(inside.node) == (503, "renew_loop has ended: KeyError('planted')")
         finally:
             await inside.stop()
@@ -102,6 +102,6 @@ def test_a_node_that_was_asked_to_stop_is_not_broken(tmp_path: Path) -> None:
     async def story() -> None:
         inside = await Inside.start(tmp_path, OneNode((TopicSpec("t", 1),)))
         await inside.stop()
-        assert inside.node.broken() is None
+        assert inside.node.fatal_error() is None
 
     asyncio.run(story())

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replica.maintenance import Upkeep
+from delaynode.replica.maintenance import Maintenance
 from delaynode.replica.master import ShardHost
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 from delaynode.server.lookups import Lookups
 from delaynode.store.errors import Damaged
 from delaynode.store.shard import CANCELLED, MOVED_NOW, Lookup, Shard
@@ -51,8 +51,8 @@ class Scans:
 
     async def gathered(self, requests: int) -> None:
         """Returns when so many wait for the scans that come next."""
-        waiting = self.lookups._gathering
-        await until(lambda: sum(len(one.asked) for one in waiting.values()) == requests, 0.005)
+        waiting = self.lookups._batches
+        await wait_until(lambda: sum(len(one.requests) for one in waiting.values()) == requests, 0.005)
 
     def held(self) -> AbstractAsyncContextManager[None]:
         return self.turn
@@ -101,13 +101,13 @@ def test_a_change_waits_while_too_many_units_wait_to_be_flushed(
     """It adds units, in memory, as a new message does."""
 
     async def work(inside: Inside, scans: Scans, due: Due) -> None:
-        monkeypatch.setattr(Upkeep, "full", True)
+        monkeypatch.setattr(Maintenance, "full", True)
         asked = cancel(inside, scans, due, 0), move(inside, scans, due, 1)
         done, _ = await asyncio.wait(asked, timeout=0.1)
         assert not done
         assert scans.host.shard.index.pending == 2
-        monkeypatch.setattr(Upkeep, "full", False)
-        await scans.host.upkeep.checkpoint(copy_wheels=False)
+        monkeypatch.setattr(Maintenance, "full", False)
+        await scans.host.maintenance.checkpoint(copy_wheels=False)
         cancelled, moved = await asyncio.gather(*asked)
         assert cancelled.outcome == bytes([CANCELLED])
         assert moved.outcome == bytes([MOVED_NOW])

@@ -21,14 +21,14 @@ class Machine:
 
     def __init__(self, directory: Path, off_ms: int = 0) -> None:
         self.boot_ms, self.off_ms = 5_000, off_ms
-        self.out_voted: list[str] = []
+        self.clock_skewed: list[str] = []
         watch = ClockWatch(
             str(directory), lambda event, **fields: None, steady=lambda: self.boot_ms / 1000,
             make=lambda trust: GuardedClock(self.wall_ms, self.boot, trust=trust),
         )  # fmt: skip
         self.clock = NodeClock(
             watch, ThreadPoolExecutor(1), lambda event, **fields: None, woken=lambda: None,
-            out_voted=self.out_voted.append, boot=self.boot,
+            clock_skewed=self.clock_skewed.append, boot=self.boot,
         )  # fmt: skip
 
     def boot(self) -> int:
@@ -43,7 +43,7 @@ class Machine:
 
     def pass_ms(self, ms: int) -> None:
         self.boot_ms += ms
-        asyncio.run(self.clock.look())
+        asyncio.run(self.clock.poll())
 
 
 @pytest.fixture

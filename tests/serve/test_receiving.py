@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from delaynode.limits import connections, receive_memory
-from delaynode.limits.receive_memory import LARGE_BYTES, Receiving, Taken, to_cut
+from delaynode.limits.receive_memory import MIN_CUT_BYTES, ReceivedBytes, ReceiveMemory, to_cut
 
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ def test_a_connection_is_found_with_what_came_over_it_and_cut_alone() -> None:
 
 
 def test_those_that_hold_most_are_cut_and_none_that_holds_little() -> None:
-    held = {("a", 1): 8 * MIB, ("b", 2): 6 * MIB, ("c", 3): LARGE_BYTES - 1, ("d", 4): -(10**9)}
+    held = {("a", 1): 8 * MIB, ("b", 2): 6 * MIB, ("c", 3): MIN_CUT_BYTES - 1, ("d", 4): -(10**9)}
     assert to_cut(held, 7 * MIB) == [("a", 1)]
     assert to_cut(held, 9 * MIB) == [("a", 1), ("b", 2)]
     assert to_cut(held, 10**12) == [("a", 1), ("b", 2)]
@@ -53,13 +53,13 @@ def test_those_that_hold_most_are_cut_and_none_that_holds_little() -> None:
 
 def test_what_an_honest_client_has_sent_in_years_does_not_look_unfinished() -> None:
     """Frames of 16 KiB have 9 bytes of header; a small call has its headers, and pings come between."""
-    large = Taken(requests=10**6, size=10**6 * 4 * MIB)
+    large = ReceivedBytes(requests=10**6, size=10**6 * 4 * MIB)
     assert large.sent() > 10**6 * (4 * MIB + 4 * MIB // 16_384 * 9 + 14)
-    small = Taken(requests=10**9, size=10**9 * 40)
+    small = ReceivedBytes(requests=10**9, size=10**9 * 40)
     assert small.sent() > 10**9 * (40 + 300)
 
 
-async def watch(watched: Receiving, done: Callable[[], bool]) -> None:
+async def watch(watched: ReceiveMemory, done: Callable[[], bool]) -> None:
     watching = asyncio.create_task(watched.watch())
     for _ in range(1_000):
         if done():
@@ -98,7 +98,7 @@ def test_requests_that_hold_the_excess_are_cut_before_the_heap_is_trimmed_and_ho
     monkeypatch.setattr(connections, "cut", cut)
     monkeypatch.setattr(connections, "received", lambda port: {("10.0.0.7", 1): unfinished * MIB})
 
-    asyncio.run(watch(Receiving(0, 100 * MIB, lambda *_, **__: None), lambda: len(steps) >= len(done)))
+    asyncio.run(watch(ReceiveMemory(0, 100 * MIB, lambda *_, **__: None), lambda: len(steps) >= len(done)))
     assert steps[: len(done)] == done
 
 
@@ -108,13 +108,13 @@ def test_what_came_from_a_client_while_the_connections_were_looked_at_is_not_for
     """Else its finished requests would look unfinished from then on."""
     cut: list[tuple[str, int]] = []
     looks = 0
-    watched = Receiving(0, 100 * MIB, lambda *_, **__: None)
+    watched = ReceiveMemory(0, 100 * MIB, lambda *_, **__: None)
 
     def received(_: int) -> dict[tuple[str, int], int]:
         nonlocal looks
         looks += 1
         if looks == 1:
-            watched.took("ipv4:10.0.0.7:1", 50 * MIB)
+            watched.count("ipv4:10.0.0.7:1", 50 * MIB)
             return {}
         return {("10.0.0.7", 1): 50 * MIB}
 

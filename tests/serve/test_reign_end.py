@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Refused
 
 from tests.serve.hosts import node
@@ -21,25 +21,25 @@ def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_reign(
         async with node(tmp_path) as made:
             host = made.hosts["a"]
             due = made.clock.now_ms() + 60_000
-            async with host.shop.checkpoints:
+            async with host.resources.checkpoints:
                 await made.send("a", [due])
-                await until(lambda: bool(host.upkeep._writing), 0.01)
-                (checkpoint,) = host.upkeep._writing
+                await wait_until(lambda: bool(host.maintenance._writing), 0.01)
+                (checkpoint,) = host.maintenance._writing
                 await asyncio.sleep(0.1)
-                monkeypatch.setattr(host.shop.syncer, "mark", lambda writer: None)  # nothing more is written
+                monkeypatch.setattr(host.resources.syncer, "mark", lambda writer: None)  # nothing more is written
                 sending = asyncio.create_task(made.send("a", [due]))
                 await asyncio.sleep(0)
                 assert host.shard.log_end > host.shard.committed_offset
-                host.over("another is chosen")
+                host.stop_serving("another is chosen")
             assert not checkpoint.done()
             try:
-                await asyncio.wait_for(host.depose("another is chosen"), 10)
+                await asyncio.wait_for(host.step_down("another is chosen"), 10)
             finally:
                 checkpoint.cancel()  # or the node's end would wait for it, too
-            for waiting in (checkpoint, sending, asyncio.create_task(host.written(host.shard.log_end))):
+            for waiting in (checkpoint, sending, asyncio.create_task(host.wait_log_committed(host.shard.log_end))):
                 with pytest.raises(Refused, match="another is chosen"):
                     await waiting
             monkeypatch.undo()
-            assert not host.shop.checkpoints.locked(), "others may write theirs"
+            assert not host.resources.checkpoints.locked(), "others may write theirs"
 
     asyncio.run(main())

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from delaynode.replica.context import Yard
-from delaynode.replica.leadership import LedReplica, Reigning
+from delaynode.replica.context import ReplicaContext
+from delaynode.replica.leadership import Leadership, LedReplica
 from delaynode.replica.role import ReplicaRole
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import RegistryUnavailable
@@ -26,15 +26,17 @@ class Chosen:
     def __init__(self, wishes: ClusterSpec) -> None:
         self.wishes, self.reads = wishes, 0
         self.registry: ShardObject | Exception | None = OUTSIDE
-        yard = SimpleNamespace(
+        context = SimpleNamespace(
             node="n2", incarnation="p2", boot_ms=lambda: 0, cluster=lambda: self.wishes, registry=self,
             release_rate=lambda _: None,
         )  # fmt: skip
         self.copy = SimpleNamespace(
-            uid=1, name="orders-0", object=OUTSIDE, role=ReplicaRole.SLAVE, holding=SimpleNamespace(entry="c2"),
+            uid=1, name="orders-0", object=OUTSIDE, role=ReplicaRole.SLAVE, storage=SimpleNamespace(replica_id="c2"),
             shard=SimpleNamespace(identity=SimpleNamespace(epoch=4)),
         )  # fmt: skip
-        self.reigning = Reigning(cast(LedReplica, self.copy), cast(Yard, yard), lambda *_, **__: None, lambda: None)
+        self.leadership = Leadership(
+            cast(LedReplica, self.copy), cast(ReplicaContext, context), lambda *_, **__: None, lambda: None
+        )
 
     async def get_shard(self, name: str) -> ShardObject | None:
         self.reads += 1
@@ -44,32 +46,32 @@ class Chosen:
 
     def heard(self, wishes: ClusterSpec, object_: ShardObject = OUTSIDE) -> None:
         self.wishes, self.copy.object = wishes, object_
-        self.reigning.look()
+        self.leadership.refresh()
 
 
 @pytest.fixture
 def refusing() -> Chosen:
     chosen = Chosen(CLEAN)
-    asyncio.run(chosen.reigning.take_up())
-    assert not chosen.reigning.chosen()
+    asyncio.run(chosen.leadership.begin_term())
+    assert not chosen.leadership.is_chosen()
     return chosen
 
 
 def test_a_refused_reign_is_tried_again_when_the_wishes_come_late(refusing: Chosen) -> None:
     refusing.heard(CLEAN)
-    assert not refusing.reigning.chosen(), "nothing has changed"
+    assert not refusing.leadership.is_chosen(), "nothing has changed"
     refusing.heard(UNCLEAN)
-    assert refusing.reigning.chosen()
+    assert refusing.leadership.is_chosen()
 
 
 def test_a_refused_reign_is_tried_again_when_the_status_differs(refusing: Chosen) -> None:
     status = ShardStatus(4, "p1", ("c1", "c2"))
     refusing.heard(CLEAN, replace(OUTSIDE, status=status))
-    assert refusing.reigning.chosen()
+    assert refusing.leadership.is_chosen()
 
 
 def test_a_refusal_is_told(refusing: Chosen) -> None:
-    assert refusing.reigning.not_serving() == (0, "copy c2 is not in sync: c1 are")
+    assert refusing.leadership.not_serving() == (0, "copy c2 is not in sync: c1 are")
 
 
 @pytest.mark.parametrize(
@@ -87,35 +89,35 @@ def test_what_keeps_a_chosen_copy_from_looking_at_the_object_is_told_while_it_la
 
     monkeypatch.setattr(asyncio, "sleep", at_once)
     chosen = Chosen(CLEAN)
-    chosen.reigning._last = 3, "what ended an earlier reign"
+    chosen.leadership._last = 3, "what ended an earlier reign"
     chosen.registry = registry
-    asyncio.run(chosen.reigning.take_up())
-    assert chosen.reigning.not_serving() == (0, told)
-    assert chosen.reigning.chosen(), "it tries again"
+    asyncio.run(chosen.leadership.begin_term())
+    assert chosen.leadership.not_serving() == (0, told)
+    assert chosen.leadership.is_chosen(), "it tries again"
     chosen.registry = replace(OUTSIDE, spec=replace(SPEC, master="n1"))
-    asyncio.run(chosen.reigning.take_up())
-    assert chosen.reigning.not_serving() == (3, "what ended an earlier reign")
+    asyncio.run(chosen.leadership.begin_term())
+    assert chosen.leadership.not_serving() == (3, "what ended an earlier reign")
 
 
 def test_a_candidate_tells_what_keeps_it_from_writing_its_status() -> None:
-    reigning = Chosen(CLEAN).reigning
-    reigning._last = 3, "what ended an earlier reign"
+    leadership = Chosen(CLEAN).leadership
+    leadership._last = 3, "what ended an earlier reign"
     hindered = "the registry did not take its status: 403"
-    leader = SimpleNamespace(reign=SimpleNamespace(epoch=5), ended=None, resigned=None, hindered=hindered)
-    reigning.leader = cast(Any, leader)
-    assert reigning.not_serving() == (0, hindered)
-    reigning.master = cast(Any, object())  # it has begun: a later write that fails keeps nobody waiting
-    assert reigning.not_serving() == (3, "what ended an earlier reign")
+    leader = SimpleNamespace(term=SimpleNamespace(epoch=5), ended=None, stepped_down=None, blocked_reason=hindered)
+    leadership.leader = cast(Any, leader)
+    assert leadership.not_serving() == (0, hindered)
+    leadership.master = cast(Any, object())  # it has begun: a later write that fails keeps nobody waiting
+    assert leadership.not_serving() == (3, "what ended an earlier reign")
 
 
 def test_a_reign_that_is_over_or_being_given_up_is_told() -> None:
-    reigning = Chosen(CLEAN).reigning
-    leader = SimpleNamespace(reign=SimpleNamespace(epoch=4), ended=None, resigned=None, hindered=None)
-    reigning.leader = cast(Any, leader)
-    assert reigning.not_serving() == (0, "")
-    leader.resigned = "its disk is slow"
-    assert reigning.not_serving() == (4, "its disk is slow")
-    leader.resigned = None
-    reigning._reign_over("the shard is gone from the registry")
-    reigning.leader = None
-    assert reigning.not_serving() == (4, "the shard is gone from the registry")
+    leadership = Chosen(CLEAN).leadership
+    leader = SimpleNamespace(term=SimpleNamespace(epoch=4), ended=None, stepped_down=None, blocked_reason=None)
+    leadership.leader = cast(Any, leader)
+    assert leadership.not_serving() == (0, "")
+    leader.stepped_down = "its disk is slow"
+    assert leadership.not_serving() == (4, "its disk is slow")
+    leader.stepped_down = None
+    leadership._on_term_ended("the shard is gone from the registry")
+    leadership.leader = None
+    assert leadership.not_serving() == (4, "the shard is gone from the registry")

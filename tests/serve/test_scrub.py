@@ -15,7 +15,7 @@ import pytest
 from delaynode.clock import GuardedClock
 from delaynode.metrics import NodeCollector, NodeMetrics, registry_of
 from delaynode.replica import scrub as serving
-from delaynode.replica.master import ShardHost, Workshop
+from delaynode.replica.master import NodeResources, ShardHost
 from delaynode.replica.scrub import Scrubber
 from delaynode.replica.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
@@ -49,11 +49,11 @@ async def a_host(directory: Path, events: EVENTS, **limits: Any) -> AsyncIterato
         events.append((event, fields))
 
     with ThreadPoolExecutor(4) as pool:
-        shop = Workshop(
+        resources = NodeResources(
             files, clock, syncer, pool, metrics, asyncio.Semaphore(1), fsync=False, log=log, disk_tight=lambda: False
         )
         shard = persist.create(files, str(directory), 1, "t", 0, config, clock.now_ms())
-        host = ShardHost(shard, str(directory), shop)
+        host = ShardHost(shard, str(directory), resources)
         persist.accept_epoch(files, str(directory), shard, 1)
         await host.start(1, "n0")
         try:
@@ -73,12 +73,12 @@ async def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
 async def fill(host: ShardHost, batches: int) -> None:
     for n in range(batches):
         host.enqueue(batch_of(500, (0, 20, 50, 3_600_000)[n % 4]))
-        await host.committed(host.shard.log_end)
+        await host.wait_committed(host.shard.log_end)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(serving, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(serving, "MEASURE_SECONDS", 0.1)
 
 
@@ -86,14 +86,16 @@ async def scrubbed_under_load(directory: Path) -> None:
     events: EVENTS = []
     keep = KeepConfig(retention_ms=500, keep_log_bytes=0, keep_log_ms=0, relocate_after_ms=0)
     async with a_host(directory, events, scrub_days=SECOND_DAYS / 2, keep=keep) as host:
-        task = asyncio.create_task(Scrubber(lambda: [host] * host.serving, host.shop.metrics, host.shop.log).run())
+        task = asyncio.create_task(
+            Scrubber(lambda: [host] * host.serving, host.resources.metrics, host.resources.log).run()
+        )
         for _ in range(6):
             await fill(host, 8)
-            await host.upkeep.persist(copy_wheels=False)
+            await host.maintenance.persist(copy_wheels=False)
         await until(lambda: sum(event == "scrubbed" for event, _ in events) >= 3)
         assert host.failure is None
-        assert host.shop.metrics.scrub_bytes > 300_000
-        assert host.shop.metrics.scrub_errors == 0
+        assert host.resources.metrics.scrub_bytes > 300_000
+        assert host.resources.metrics.scrub_errors == 0
         task.cancel()
 
 
@@ -110,20 +112,22 @@ def test_a_flipped_bit_stops_the_copy_with_the_segment_and_the_place(part: str, 
         async with a_host(tmp_path / "shard", events, scrub_days=SECOND_DAYS) as host:
             await fill(host, 12)
             await until(lambda: host.shard.queue.visible >= 4_500)
-            await host.upkeep.persist(copy_wheels=False)
+            await host.maintenance.persist(copy_wheels=False)
             segment = sorted((tmp_path / "shard" / part).iterdir())[0]
             data = bytearray(segment.read_bytes())
             data[len(data) // 2] ^= 16
             with segment.open("r+b") as file:
                 file.write(data)
-            task = asyncio.create_task(Scrubber(lambda: [host] * host.serving, host.shop.metrics, host.shop.log).run())
+            task = asyncio.create_task(
+                Scrubber(lambda: [host] * host.serving, host.resources.metrics, host.resources.log).run()
+            )
             await until(lambda: host.failure is not None)
             task.cancel()
             assert host.failure is not None
             assert f"scrub: {segment}: byte " in host.failure
             (reason,) = [fields["reason"] for event, fields in events if event == "shard-damaged"]
             assert reason == host.failure
-            assert host.shop.metrics.scrub_errors == 1
+            assert host.resources.metrics.scrub_errors == 1
 
     asyncio.run(main())
 
@@ -138,11 +142,11 @@ def test_the_bytes_are_spread_over_the_days(tmp_path: Path) -> None:
             await fill(host, 40)
             await until(lambda: host.shard.queue.visible >= 15_000)
             total = size_of(host.shard)
-            task = asyncio.create_task(Scrubber(lambda: [host], host.shop.metrics, host.shop.log).run())
+            task = asyncio.create_task(Scrubber(lambda: [host], host.resources.metrics, host.resources.log).run())
             await asyncio.sleep(2.0)
             task.cancel()
             step = 200_000  # it reads a step at once, and waits afterwards
-            assert host.shop.metrics.scrub_bytes <= total * 2.5 / 40 + 2 * step
+            assert host.resources.metrics.scrub_bytes <= total * 2.5 / 40 + 2 * step
             assert total > 6 * step
 
     asyncio.run(main())

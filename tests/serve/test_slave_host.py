@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from delaynode.replica import slave as slave_module
-from delaynode.replica.maintenance import Upkeep
+from delaynode.replica.maintenance import Maintenance
 from delaynode.replica.slave import SlaveHost
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.maintenance import persist
 
 from tests.serve.hosts import CONFIG, Node, node
@@ -20,8 +20,10 @@ from tests.serve.hosts import CONFIG, Node, node
 def slave_of(made: Node, unheard_ms: int = 0) -> SlaveHost:
     """Of host "a", with all of its log, of which it knows nothing to be committed."""
     master, shard, copy = made.hosts["a"], made.hosts["a"].shard, made.path("copy")
-    files, uid = master.shop.files, shard.identity.uid
-    slave = SlaveHost(persist.create(files, copy, uid, "t", 0, CONFIG, shard.index.watermark.due), copy, master.shop)
+    files, uid = master.resources.files, shard.identity.uid
+    slave = SlaveHost(
+        persist.create(files, copy, uid, "t", 0, CONFIG, shard.index.watermark.due), copy, master.resources
+    )
     slave.unheard_ms = lambda: unheard_ms
     slave.start()
     persist.accept_epoch(files, copy, slave.shard, 1)
@@ -30,7 +32,7 @@ def slave_of(made: Node, unheard_ms: int = 0) -> SlaveHost:
 
 
 def test_a_slave_applies_at_once_while_a_reader_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slave_module, "GATHER_S", 60)
+    monkeypatch.setattr(slave_module, "BATCH_S", 60)
     monkeypatch.setattr(slave_module, "READER_S", 0)
 
     async def main() -> None:
@@ -40,12 +42,12 @@ def test_a_slave_applies_at_once_while_a_reader_waits(tmp_path: Path, monkeypatc
             await made.send("a", [made.clock.now_ms() - 1] * 2)
             await made.until_released("a", 2)
             slave = slave_of(made)
-            await until(lambda: slave.durable >= made.hosts["a"].shard.committed_offset, 0.01)
+            await wait_until(lambda: slave.durable >= made.hosts["a"].shard.committed_offset, 0.01)
             reading = asyncio.create_task(slave.fetch(0, 10, 1 << 20, 30_000))
             await asyncio.sleep(0)
             for offset in (early, made.hosts["a"].shard.committed_offset):
                 slave.commit_to(offset)
-                await until(lambda offset=offset: slave.shard.applied >= offset, 0.001)
+                await wait_until(lambda offset=offset: slave.shard.applied >= offset, 0.001)
             assert len((await asyncio.wait_for(reading, 10))[1]) == 2
             await slave.end("done")
 
@@ -66,7 +68,7 @@ def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
                 await made.send("a", [made.clock.now_ms() + 60_000])
                 ends.append(seen.committed_offset)
             slave = slave_of(made)
-            await until(lambda: slave.durable >= ends[-1], 0.01)
+            await wait_until(lambda: slave.durable >= ends[-1], 0.01)
             behind_ms: list[int] = []
 
             def more() -> None:
@@ -75,10 +77,10 @@ def test_a_slave_that_keeps_up_does_not_say_that_it_falls_behind(
                     slave.commit_to(ends.pop(0))
                     behind_ms.append(slave.behind_ms())
 
-            slave.stored, began = more, time.monotonic()
+            slave.on_stored, began = more, time.monotonic()
             for _ in range(ahead):
                 more()
-            await until(lambda: not ends, 0.005)
+            await wait_until(lambda: not ends, 0.005)
             assert len(behind_ms) == 40
             assert behind_ms[-1] < (time.monotonic() - began) * 1000 / 2
             await slave.end("done")
@@ -93,15 +95,15 @@ def test_a_slave_that_was_cut_off_says_so_until_it_has_applied_what_it_missed(
         async with node(tmp_path) as made:
             await made.send("a", [made.clock.now_ms() + 60_000])
             slave = slave_of(made, unheard_ms=3_600_000)
-            await until(lambda: slave.durable >= made.hosts["a"].shard.committed_offset, 0.01)
+            await wait_until(lambda: slave.durable >= made.hosts["a"].shard.committed_offset, 0.01)
             monkeypatch.setattr(SlaveHost, "durable", 0)  # nothing can be applied
             slave.commit_to(made.hosts["a"].shard.committed_offset)
             slave.unheard_ms = lambda: 0  # the stream has begun again
             await asyncio.sleep(0.1)
             assert slave.behind_ms() >= 3_600_000
             monkeypatch.undo()
-            slave._news.set()
-            await until(lambda: slave.shard.applied >= slave.known, 0.001)
+            slave._apply_wakeup.set()
+            await wait_until(lambda: slave.shard.applied >= slave.known_committed, 0.001)
             assert slave.behind_ms() == 0
             await slave.end("done")
 
@@ -114,7 +116,7 @@ def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: p
     async def main() -> None:
         async with node(tmp_path) as made:
             await made.send("a", [made.clock.now_ms() + 60_000])
-            syncer = made.hosts["a"].shop.syncer
+            syncer = made.hosts["a"].resources.syncer
             monkeypatch.setattr(syncer, "_free", 0)
             slave = slave_of(made)
             await asyncio.sleep(0)  # its tasks begin
@@ -135,17 +137,17 @@ def test_slaves_that_catch_up_keep_no_more_frames_in_memory_than_the_node_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Each might keep 16 MiB, and a node has a thousand. What is not kept is read again when it is applied."""
-    most, keep = [0], SlaveHost._keep
+    most, keep = [0], SlaveHost._count_kept
 
     def watched(slave: SlaveHost, size: int) -> None:
         keep(slave, size)
-        most[0] = max(most[0], slave.shop.kept.used)
+        most[0] = max(most[0], slave.resources.frame_memory.used)
 
-    monkeypatch.setattr(SlaveHost, "_keep", watched)
+    monkeypatch.setattr(SlaveHost, "_count_kept", watched)
 
     async def main() -> None:
         async with node(tmp_path) as made:
-            kept, log = made.hosts["a"].shop.kept, made.hosts["a"].shard.log
+            kept, log = made.hosts["a"].resources.frame_memory, made.hosts["a"].shard.log
             for _ in range(40):
                 await made.send("a", [made.clock.now_ms() + 60_000] * 2_000)
             assert log.end > 2 << 20
@@ -154,10 +156,10 @@ def test_slaves_that_catch_up_keep_no_more_frames_in_memory_than_the_node_may(
             while slave.shard.log.end < log.end:
                 slave.receive(memoryview(log.read_raw(slave.shard.log.end, 200_000)))
                 await asyncio.sleep(0)
-            await until(lambda: slave.durable >= log.end, 0.01)
+            await wait_until(lambda: slave.durable >= log.end, 0.01)
             slave.commit_to(log.end)
-            await until(lambda: slave.shard.applied == log.end, 0.001)
-            assert 0 < most[0] <= max(limit, slave_module.LEAST_BYTES)
+            await wait_until(lambda: slave.shard.applied == log.end, 0.001)
+            assert 0 < most[0] <= max(limit, slave_module.MIN_FRAME_BYTES)
             slave.receive(memoryview(b""))
             assert kept.used == 0
             await slave.end("done")
@@ -173,17 +175,17 @@ def test_what_was_committed_in_a_lost_history_commits_nothing_of_the_next(tmp_pa
             log = made.hosts["a"].shard.log
             await made.send("a", [made.clock.now_ms() + 60_000])
             first, slave = log.end, slave_of(made)
-            await until(lambda: slave.durable >= first, 0.01)
+            await wait_until(lambda: slave.durable >= first, 0.01)
             slave.commit_to(10 * first)
-            await until(lambda: slave.shard.applied == first, 0.001)
+            await wait_until(lambda: slave.shard.applied == first, 0.001)
             await slave.cut(first)
             await made.send("a", [made.clock.now_ms() + 60_000])
             slave.receive(memoryview(log.read_raw(first, 1 << 20)))
-            await until(lambda: slave.durable == log.end, 0.01)
+            await wait_until(lambda: slave.durable == log.end, 0.01)
             await asyncio.sleep(0.1)
             assert slave.shard.applied == first
             slave.commit_to(log.end)
-            await until(lambda: slave.shard.applied == log.end, 0.001)
+            await wait_until(lambda: slave.shard.applied == log.end, 0.001)
             await slave.end("done")
 
     asyncio.run(main())
@@ -199,25 +201,27 @@ def test_a_slave_applies_no_more_while_its_flush_waits_and_goes_on_storing(
             master = made.hosts["a"]
             for _ in range(30):
                 await made.send("a", [made.clock.now_ms() + 3_600_000] * 3)
-            monkeypatch.setattr(Upkeep, "_checkpoint_due", lambda upkeep: upkeep._many_units())
+            monkeypatch.setattr(Maintenance, "_checkpoint_due", lambda maintenance: maintenance._many_units())
             slave = slave_of(made)
             config = slave.shard.config = replace(CONFIG, flush_units=10)
             acknowledged: list[int] = []
-            slave.stored = lambda: acknowledged.append(slave.durable)
-            async with slave.shop.checkpoints:
+            slave.on_stored = lambda: acknowledged.append(slave.durable)
+            async with slave.resources.checkpoints:
                 slave.commit_to(master.shard.committed_offset)
-                await until(lambda: slave.upkeep.full and slave.durable == master.shard.committed_offset, 0.01)
+                await wait_until(
+                    lambda: slave.maintenance.full and slave.durable == master.shard.committed_offset, 0.01
+                )
                 await asyncio.sleep(0.2)
                 applied = slave.shard.applied
-                assert applied < slave.known
+                assert applied < slave.known_committed
                 assert slave.shard.index.unflushed < config.max_unflushed + 3, "of 90"
                 await made.send("a", [made.clock.now_ms() + 3_600_000])
                 stored = slave.shard.log.end
                 slave.receive(memoryview(master.shard.log.read_raw(stored, 1 << 20)))
-                await until(lambda: acknowledged[-1] > stored, 0.01)
+                await wait_until(lambda: acknowledged[-1] > stored, 0.01)
                 assert slave.shard.applied == applied
             slave.commit_to(master.shard.committed_offset)
-            await until(lambda: slave.shard.applied == master.shard.committed_offset, 0.01)
+            await wait_until(lambda: slave.shard.applied == master.shard.committed_offset, 0.01)
             assert slave.shard.index.pending == 91
             await slave.end("done")
 
@@ -230,9 +234,9 @@ def test_a_slave_that_waits_for_its_flush_can_be_ended(tmp_path: Path) -> None:
             for _ in range(30):
                 await made.send("a", [made.clock.now_ms() + 3_600_000])
             slave = slave_of(made)
-            async with slave.shop.checkpoints:
+            async with slave.resources.checkpoints:
                 slave.commit_to(made.hosts["a"].shard.committed_offset)
-                await until(lambda: slave.upkeep.full, 0.01)
+                await wait_until(lambda: slave.maintenance.full, 0.01)
                 ending = asyncio.create_task(slave.end("done"))
                 await asyncio.sleep(0.05)
             await asyncio.wait_for(ending, 10)

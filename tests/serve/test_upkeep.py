@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.maintenance.persist import CheckpointJob
 
 from tests.serve.hosts import node
@@ -22,18 +22,18 @@ def test_a_shard_that_cannot_commit_does_not_keep_others_from_their_checkpoints(
         async with node(tmp_path) as made:
             stuck, other = made.hosts["a"], made.hosts["b"]
             due = made.clock.now_ms() + 60_000
-            syncer = stuck.shop.syncer
+            syncer = stuck.resources.syncer
             mark = syncer.mark
-            async with stuck.shop.checkpoints:
+            async with stuck.resources.checkpoints:
                 await made.send("a", [due])
-                checkpoint = asyncio.create_task(stuck.upkeep.checkpoint(copy_wheels=False))
+                checkpoint = asyncio.create_task(stuck.maintenance.checkpoint(copy_wheels=False))
                 await asyncio.sleep(0.1)
                 monkeypatch.setattr(syncer, "mark", lambda writer: None if writer is stuck else mark(writer))
                 sending = asyncio.create_task(made.send("a", [due]))
                 await asyncio.sleep(0)
                 assert stuck.shard.log_end > stuck.shard.committed_offset
             before = stuck.shard.checkpointed
-            await asyncio.wait_for(other.upkeep.checkpoint(copy_wheels=False), 10)
+            await asyncio.wait_for(other.maintenance.checkpoint(copy_wheels=False), 10)
             assert not checkpoint.done()
             assert stuck.shard.index.unflushed == 2, "nothing of it is lost"
             monkeypatch.undo()
@@ -59,16 +59,16 @@ def test_new_messages_wait_while_as_many_units_as_may_wait_are_being_flushed(
     async def main() -> None:
         async with node(tmp_path) as made:
             host = made.hosts["a"]
-            async with host.shop.checkpoints:
+            async with host.resources.checkpoints:
                 await made.send("a", [made.clock.now_ms() + 60_000] * 2)
                 assert host.shard.index.unflushed == host.shard.config.max_unflushed
                 monkeypatch.setattr(CheckpointJob, "run", held)
-                waiting = asyncio.create_task(host.upkeep.room())
-            await until(begun.is_set, 0.01)
+                waiting = asyncio.create_task(host.maintenance.wait_room())
+            await wait_until(begun.is_set, 0.01)
             await asyncio.sleep(0.05)
             assert not waiting.done()
             go_on.set()
             await asyncio.wait_for(waiting, 10)
-            assert not host.upkeep.full
+            assert not host.maintenance.full
 
     asyncio.run(main())

@@ -151,7 +151,11 @@ def test_a_failing_call_stops_its_shard_and_nothing_else(
                     await made.mixed("a")
                 await asyncio.sleep(0.01)
             assert os.strerror(error) in failed.failure
-            for asked in (made.mixed("a"), failed.fetch(0, 10, 1 << 20, 0), failed.committed(failed.shard.log_end + 1)):
+            for asked in (
+                made.mixed("a"),
+                failed.fetch(0, 10, 1 << 20, 0),
+                failed.wait_committed(failed.shard.log_end + 1),
+            ):
                 with pytest.raises(Refused, match="shard t-0 has stopped") as caught:
                     await asked
                 assert caught.value.reason == "SHARD_DAMAGED"
@@ -198,7 +202,7 @@ def test_a_disk_that_hangs_holds_every_answer_back_and_says_so_and_then_goes_on(
     async def story() -> None:
         async with node(tmp_path) as made:
             await made.mixed("a")
-            syncer = made.hosts["a"].shop.syncer
+            syncer = made.hosts["a"].resources.syncer
             going.clear()
             try:
                 hanging = asyncio.create_task(made.mixed("a"))

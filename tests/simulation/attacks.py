@@ -120,10 +120,10 @@ def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int
         shrink(run, slave)
         stored, leader = run.stored(), run.replica(run.master()).leader
         assert leader is not None
-        end, (view,) = leader.shipping.commit, run.clients.shards.values()
+        end, (view,) = leader.shipping.committed_offset, run.clients.shards.values()
         with run.world.client_loop.running():
             run.clients.spawn(run.clients.send(view, 777, 0, run.world.random("one more")))
-        run.until(lambda: leader.shipping.commit > end, 5, "it is committed alone")
+        run.until(lambda: leader.shipping.committed_offset > end, 5, "it is committed alone")
         run.world.start(slave)
         (member,) = leader.shipping.members.values()
         run.until(lambda: member.phase is Phase.STREAMING, 10, "the slave follows")
@@ -131,9 +131,9 @@ def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int
         process = run.world.machines[run.master()].process
         assert process is not None
         with process.loop.running():  # it has said what it has, and that is not all
-            leader.shipping.received(slave, Ack(leader.reign.uid, leader.reign.epoch, end, 0))
+            leader.shipping.received(slave, Ack(leader.term.uid, leader.term.epoch, end, 0))
         run.until(lambda: bool(leader.in_sync.joining), 7, "it joins, as near as it has been for so long")
-        assert member.durable < leader.shipping.commit
+        assert member.durable < leader.shipping.committed_offset
         run.world.run(0.8)
         assert run.stored() == stored, "acknowledged while the second copy lacks it"
 
@@ -188,18 +188,18 @@ def b3_deposed_master_drops_what_was_not_committed(seed: int) -> None:
 def b5_copy_whose_disk_failed_once_is_never_trusted_again(seed: int) -> None:
     with cluster(seed) as run:
         slave = run.slaves()[0]
-        before = run.replica(slave).holding.entry
+        before = run.replica(slave).storage.replica_id
         run.fail_disk(slave)
         run.until(lambda: before not in run.status().in_sync, 10, "its copy is out of the in-sync set")
         run.until(run.healthy, 30, "another copy was fetched")
-        assert run.replica(slave).holding.entry != before
+        assert run.replica(slave).storage.replica_id != before
 
 
 @attack
 def b5_master_whose_disk_failed_once_gives_way(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
-        before = run.replica(master).holding.entry
+        before = run.replica(master).storage.replica_id
         run.fail_disk(master)
         run.until(lambda: run.master() == slave, 15, "the slave takes over")
         run.until(run.healthy, 30, "the failed copy was replaced")
@@ -279,7 +279,7 @@ def a2_late_release_does_not_void_a_newer_promise(seed: int) -> None:
         run.world.run(0.1)
         for _ in range(100):
             run.world.run(0.01)
-            assert run.replica(slave).yard.promises.wait_ms(uid) > 0, "what was promised anew stands"
+            assert run.replica(slave).context.replica_leases.wait_ms(uid) > 0, "what was promised anew stands"
         line.stream_ns = 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
-from delaynode.replica.storage import Holding
-from delaynode.replication.in_sync import Entries
+from delaynode.replica.storage import ReplicaStorage
+from delaynode.replication.in_sync import ReplicaIds
 from delaynode.replication.leader import Leader
 from delaynode.store.errors import Impossible, Unappliable
 from delaynode.store.shard import Shard
@@ -43,7 +43,7 @@ def c2_frame_that_its_master_could_not_apply_reaches_no_other_copy(seed: int) ->
         assert host is not None
 
         def wrong(limit: int) -> I64:
-            host.changed()  # a busy shard: it stands in the syncer's line already
+            host.on_proposed()  # a busy shard: it stands in the syncer's line already
             return np.array([77], np.int64)
 
         run.world.copies.harm(master)  # its memory is: that its copy is opened again is no violation
@@ -85,9 +85,9 @@ def l1_reign_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set
         for node in failing:
             expect_internal_error(run, node)
 
-        def fault(leader: Leader, entries: Entries) -> Entries:
+        def fault(leader: Leader, entries: ReplicaIds) -> ReplicaIds:
             if not harmed:
-                harmed.append(leader.reign.node)
+                harmed.append(leader.term.node)
                 raise RuntimeError("planted")
             return following(leader, entries)
 
@@ -112,19 +112,19 @@ def c2_chosen_copy_that_can_not_apply_its_log_takes_nobody_out_of_the_in_sync_se
         for node in (slave, master):
             run.world.kill(node)
         harmed: list[str] = []
-        apply_all = Holding.apply_all
+        apply_all = ReplicaStorage.apply_all
 
-        async def fault(holding: Holding) -> int:
+        async def fault(storage: ReplicaStorage) -> int:
             if not harmed:
-                harmed.append(holding.yard.node)
-                run.world.copies.harm(holding.yard.node)
-                run.world.checker.harm(run.shard().spec.uid, holding.yard.node)
-            if holding.yard.node in harmed:
+                harmed.append(storage.context.node)
+                run.world.copies.harm(storage.context.node)
+                run.world.checker.harm(run.shard().spec.uid, storage.context.node)
+            if storage.context.node in harmed:
                 raise Unappliable(0, "TRIM of epoch 1", "planted")
-            return await apply_all(holding)
+            return await apply_all(storage)
 
         first = master if seed % 2 else slave
-        Holding.apply_all = fault  # type: ignore[method-assign]
+        ReplicaStorage.apply_all = fault  # type: ignore[method-assign]
         try:
             run.world.start(first)
             run.world.run(0.5 * (seed % 3))
@@ -132,8 +132,10 @@ def c2_chosen_copy_that_can_not_apply_its_log_takes_nobody_out_of_the_in_sync_se
             run.until(lambda: bool(harmed) and run.shard().spec.master not in harmed, 30, "the other copy is chosen")
             run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 20, "it serves")
         finally:
-            Holding.apply_all = apply_all  # type: ignore[method-assign]
-        assert not sound(run, harmed[0]) or run.replica(harmed[0]).entry() != run.replica(run.master()).entry()
+            ReplicaStorage.apply_all = apply_all  # type: ignore[method-assign]
+        assert (
+            not sound(run, harmed[0]) or run.replica(harmed[0]).replica_id() != run.replica(run.master()).replica_id()
+        )
 
 
 @attack

@@ -174,7 +174,7 @@ def b6_one_machine_of_two_loses_its_page_cache_with_async(seed: int) -> None:
     with cluster(seed, durability=Durability.ASYNC) as run:
         for _ in range(2):
             node = run.master() if seed % 2 else run.slaves()[0]
-            before = run.replica(node).holding.entry
+            before = run.replica(node).storage.replica_id
             run.world.kill(node, power=True)
             run.until(lambda entry=before: entry not in run.status().in_sync, 20, "the other one goes on alone")  # type: ignore[misc]
             run.world.start(node)
@@ -200,11 +200,11 @@ def b6_all_machines_start_again_with_async(seed: int) -> None:
         end = run.world.checker.forgive(uid)
         said: list[list[str]] = []
 
-        def reign(before: ShardObject | None, after: ShardObject) -> None:
+        def term(before: ShardObject | None, after: ShardObject) -> None:
             if before is not None and after.spec.epoch > before.spec.epoch:
                 said.append([it.reason for it in before.conditions if it.type is ConditionType.RISKED])
 
-        run.world.truth.told.append(reign)
+        run.world.truth.told.append(term)
         for name in run.world.machines:
             if name != more:
                 run.world.start(name)

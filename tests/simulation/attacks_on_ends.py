@@ -11,7 +11,7 @@ from delaynode.replica.replica import Replica, ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication import leader
 from delaynode.replication.leader import APPLIED_MS
-from delaynode.replication.transport.until import until
+from delaynode.replication.transport.until import wait_until
 
 from tests.simulation.loop import MILLI, SECOND
 from tests.simulation.schedules import attack
@@ -36,7 +36,7 @@ def counted_on(run: Run, node: str) -> set[str]:
         for leader in leaders
         if leader is not None and leader.ended is None
         for member in leader.shipping.members.values()
-        if member.entry in leader.in_sync.counted()
+        if member.replica_id in leader.in_sync.counted()
     }
 
 
@@ -102,7 +102,7 @@ def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
             return list(process.replicas) if process is not None else []
 
         async def held(self: SlaveHost, limit: int) -> None:
-            await until(lambda: not busy or all(copy.host is not self for copy in copies()), 0.01)
+            await wait_until(lambda: not busy or all(copy.host is not self for copy in copies()), 0.01)
             await apply(self, limit)
 
         for through in (True, False):

@@ -39,21 +39,21 @@ def chosen_copy_that_is_deposed_while_it_applies_its_log_follows(seed: int) -> N
     with cluster(seed, replicas=3) as run:
         first, (one, other) = run.master(), run.slaves()
         replica = run.replica(one)
-        apply_all, waited = replica.holding.apply_all, []
+        apply_all, waited = replica.storage.apply_all, []
 
         async def slowly() -> int:
             frames = await apply_all()
             leader = replica.leader
             assert leader is not None
             while leader.ended is None or run.replica(other).role is ReplicaRole.SLAVE:
-                waited.append(leader.reign.epoch)
+                waited.append(leader.term.epoch)
                 await asyncio.sleep(0.01)
             return frames
 
-        replica.holding.apply_all = slowly  # type: ignore[method-assign]
+        replica.storage.apply_all = slowly  # type: ignore[method-assign]
         run.switch("t-0", one)
         run.until(lambda: bool(waited), 10, "it has written its status, and applies its log")
-        replica.holding.apply_all = apply_all  # type: ignore[method-assign]
+        replica.storage.apply_all = apply_all  # type: ignore[method-assign]
         heir = run.world.machines[other].process
         assert heir is not None
         run.change_spec(
@@ -94,7 +94,7 @@ def chosen_copy_that_had_no_room_follows_once_there_is(seed: int) -> None:
         machine.disk.full, machine.weather.down = False, False
         run.world.start(master)
         run.until(run.healthy, 40, "all three are in sync, and none is said to be damaged")
-        assert run.replica(one).reigning.late() is None
+        assert run.replica(one).leadership.overdue_reason() is None
 
 
 @attack
@@ -142,7 +142,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
     """A node was rolled back: what it throws away and fetches is in the newer format again."""
     with cluster(seed) as run:
         slave = run.slaves()[0]
-        entry, path = run.replica(slave).entry(), f"{run.replica(slave).holding.directory}/checkpoint"
+        entry, path = run.replica(slave).replica_id(), f"{run.replica(slave).storage.directory}/checkpoint"
         shrink(run, slave)
         files = run.world.machines[slave].disk.files
         ours = bytes(files.files[path].data)
@@ -153,7 +153,11 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
         run.world.start(slave)
         run.world.run(15.0)
         replica = run.replica(slave)
-        assert (replica.role, replica.entry(), bytes(files.files[path].data)) == (ReplicaRole.DAMAGED, entry, newer)
+        assert (replica.role, replica.replica_id(), bytes(files.files[path].data)) == (
+            ReplicaRole.DAMAGED,
+            entry,
+            newer,
+        )
         assert "a newer program wrote it" in (replica.damaged() or "")
         assert run.status().serving_epoch == run.shard().spec.epoch, "the others serve"
         run.world.kill(slave)
@@ -161,7 +165,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
         files.files[path].data[:] = ours
         run.world.start(slave)
         run.until(run.healthy, 40, "the newer program opens it")
-        assert run.replica(slave).entry() == entry
+        assert run.replica(slave).replica_id() == entry
 
 
 @attack
@@ -229,13 +233,13 @@ def shard_that_can_commit_nothing_holds_up_no_other_shards_checkpoint(seed: int)
         assert process is not None
         masters = {master.name: master for master in process.replicas.masters()}
         with process.loop.running():
-            asked = [process.loop.create_task(masters[blocked.name].upkeep.persist(copy_wheels=False))]
+            asked = [process.loop.create_task(masters[blocked.name].maintenance.persist(copy_wheels=False))]
         run.world.run(0.5)
         assert not asked[0].done(), "it waits for its slave"
         free = next(master for name, master in masters.items() if name != blocked.name)
         before = free.shard.checkpointed
         with process.loop.running():
-            asked.append(process.loop.create_task(free.upkeep.persist(copy_wheels=False)))
+            asked.append(process.loop.create_task(free.maintenance.persist(copy_wheels=False)))
         run.until(asked[1].done, 10, "the other one's checkpoint")
         assert free.shard.checkpointed > before
         process.keep(asked[0])

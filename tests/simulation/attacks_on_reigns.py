@@ -98,7 +98,7 @@ def h3_sole_copy_whose_reign_ended_leads_again(seed: int) -> None:
 def h3_forged_epoch_makes_way_for_another_reign(seed: int) -> None:
     with cluster(seed) as run:
         master = run.master()
-        run.replica(master).yard.promises.on_higher(run.shard().spec.uid, MOST_EPOCH)
+        run.replica(master).context.replica_leases.on_higher(run.shard().spec.uid, MOST_EPOCH)
         run.until(lambda: run.replica(master).role is not ReplicaRole.MASTER, 5, "the master steps down")
         stored = run.stored()
         run.until(lambda: run.stored() > stored, UNSERVED_SECONDS, "the shard is served again")

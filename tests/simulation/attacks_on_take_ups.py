@@ -121,15 +121,15 @@ def chosen_copy_that_is_long_at_work_is_kept(seed: int) -> None:
     """What its disk has to take before it may lead is much: it answers as a candidate meanwhile."""
     with cluster(seed, replicas=3, lag_seconds=60) as run:
         master, (one, other) = run.master(), run.slaves()
-        holding, worked = run.replica(one).holding, []
-        settle = holding.settle
+        storage, worked = run.replica(one).storage, []
+        settle = storage.sync_log
 
         async def slowly() -> None:
             await asyncio.sleep(3 * TAKE_UP_MS / 1000)
             await settle()
             worked.append(1)
 
-        holding.settle = slowly  # type: ignore[method-assign]
+        storage.sync_log = slowly  # type: ignore[method-assign]
         run.cut("control", other)
         run.world.kill(master)
         run.until(lambda: run.master() == one, 20, "the one that has much to do is chosen")

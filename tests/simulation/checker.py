@@ -131,7 +131,7 @@ class Checker:
         leader = replica.leader if replica is not None else None
         if leader is None:
             return
-        epoch = leader.reign.epoch
+        epoch = leader.term.epoch
         who = f"{process.name}/{process.incarnation}"
         if record.commits.setdefault(epoch, who) != who:
             self.fail(f"invariant 3: {record.name}: {who} commits in epoch {epoch}, {record.commits[epoch]} did before")

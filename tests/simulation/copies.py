@@ -62,7 +62,7 @@ class Copies:
         if process.name not in self._harmed and NO_ROOM not in reason and not self._parted:
             self._fail(f"{shard}: {process.name}'s copy is called damaged: {reason}")
         if replica is not None:
-            self._useless.add(copy_id_of(replica.entry()))
+            self._useless.add(copy_id_of(replica.replica_id()))
 
     # ------------------------------------------------------------ whole copies
     @contextmanager
@@ -71,7 +71,7 @@ class Copies:
 
         def watched(shipping: Shipping, member: PeerReplica, state: FollowerState) -> None:
             match(shipping, member, state)
-            if state.entry and member.phase is not Phase.STREAMING:
+            if state.replica_id and member.phase is not Phase.STREAMING:
                 self._not_continued(shipping, member, state)
 
         trim = SpaceReclaimer.trim
@@ -92,14 +92,14 @@ class Copies:
         at = common_end(log.epochs, log.end, state.epochs, state.log_end)
         record = self._world.checker.record(shipping.uid)
         shard = self._world.truth.shard(record.name)
-        self._useless.add(copy_id_of(state.entry))
+        self._useless.add(copy_id_of(state.replica_id))
         self._world.coverage.counts["far behind"] += 1
         if self._parted or member.node in self._harmed:
             return
         what = f"{record.name}: {member.node}'s copy, which ends at {state.log_end},"
         if at < state.committed:
             self._fail(f"{what} parts from its master's log at {at}, and {state.committed} are committed")
-        elif shard is not None and shard.status is not None and state.entry in shard.status.in_sync:
+        elif shard is not None and shard.status is not None and state.replica_id in shard.status.in_sync:
             self._fail(f"{what} is in sync, and its master has not all that follows {at}")
 
     def _freed(self, freeing: SpaceReclaimer, base: int) -> None:

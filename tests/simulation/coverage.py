@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from delaynode.replica.storage import Holding
+from delaynode.replica.storage import ReplicaStorage
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delaynode.store.queue.dead_letters import DeadLetters
@@ -92,5 +92,5 @@ PLACES: dict[str, tuple[Any, str, Around]] = {
     "flushes in pieces": (TimerIndex, "finish_flush", _in_pieces),
     "prepared to lead": (persist, "make_room", _calls),
     "checkpoints": (persist, "finish_checkpoint", _calls),
-    "transfers": (Holding, "end_fetch", _calls),
+    "transfers": (ReplicaStorage, "end_fetch", _calls),
 }

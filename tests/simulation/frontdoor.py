@@ -27,7 +27,7 @@ class Answer:
 
 def enqueue(batch: IncomingBatch) -> Work:
     async def work(host: ShardHost, at: Process) -> Answer:
-        await host.upkeep.room()
+        await host.maintenance.wait_room()
         started = at.loop.time()
         while True:
             try:
@@ -37,7 +37,7 @@ def enqueue(batch: IncomingBatch) -> Work:
                 if refused.reason != "CLOCK_BEHIND" or at.loop.time() > started + 1.0:
                     raise
             await asyncio.sleep(0.02)
-        await host.stored(appended.log_end)
+        await host.wait_replicated(appended.log_end)
         return Answer(appended, appended.log_end)
 
     return work
@@ -49,9 +49,9 @@ def nack(group: str, found: list[tuple[int, int]]) -> Work:
         attempt = np.array([attempt for _, attempt in found], np.uint32)
         host.check_serving()
         host.shard.consumers.nack(group, offset, attempt, 50, at.clock.now_ms())
-        host.changed()
-        await host.committed(host.shard.log_end)
-        host.woken()
+        host.on_proposed()
+        await host.wait_committed(host.shard.log_end)
+        host.on_visible()
 
     return work
 
@@ -64,9 +64,9 @@ def resolve(group: str, *, redrive: bool, share: float) -> Work:
         letters = host.shard.consumers.dead_letters(group, -1, 1000).offset
         chosen = letters[: max(1, int(share * len(letters)))]
         host.shard.consumers.resolve(group, chosen, redrive=redrive, now_ms=at.clock.now_ms())
-        host.changed()
-        await host.committed(host.shard.log_end)
-        host.woken()
+        host.on_proposed()
+        await host.wait_committed(host.shard.log_end)
+        host.on_visible()
 
     return work
 
@@ -83,9 +83,9 @@ def cancel(due: int, seq: int | None) -> Work:
             outcomes = host.shard.cancel(lookup, at.clock.now_ms())
         finally:
             host.shard.end_lookup(lookup)
-        host.changed()
+        host.on_proposed()
         end = host.shard.log_end
-        await host.stored(end)
+        await host.wait_replicated(end)
         return Answer(int(outcomes.outcome[0]), end)
 
     return work
@@ -103,9 +103,9 @@ def reschedule(due: int, seq: int | None, new_due: int) -> Work:
             outcomes = host.shard.reschedule(lookup, np.array([new_due]), np.zeros(0, np.uint8), at.clock.now_ms())
         finally:
             host.shard.end_lookup(lookup)
-        host.changed(new_due)
+        host.on_proposed(new_due)
         end = host.shard.log_end
-        await host.stored(end)
+        await host.wait_replicated(end)
         return Answer(int(outcomes.outcome[0]), end)
 
     return work

@@ -22,5 +22,5 @@ class MachineClock(ClockWatch):
             steady=clocks.monotonic,
         )  # fmt: skip
 
-    def keep(self) -> None:
-        self._machine.trust = self._kept = self.clock.trust
+    def save(self) -> None:
+        self._machine.trust = self._saved = self.clock.trust

@@ -12,10 +12,10 @@ from delaynode.replica import context
 from delaynode.replica.host import CopyHost
 from delaynode.replica.master import ShardHost
 from delaynode.replica.slave import SlaveHost
-from delaynode.replication.in_sync import Entries
+from delaynode.replication.in_sync import ReplicaIds
 from delaynode.replication.leader import Leader
-from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import Follow, Heartbeat, HeartbeatReply
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.shipping import PeerReplica, Phase, Shipping
 from delayregistry.model import Version
 from delayregistry.port import OutcomeUnknown
@@ -31,7 +31,7 @@ def commits_before_the_slave_has_it(put: Put) -> None:
 
 def _limit(leader: Leader, entries: frozenset[str]) -> int:
     limit = leader.own_durable()
-    for entry in entries - {leader.reign.entry}:
+    for entry in entries - {leader.term.replica_id}:
         member = leader.member_of(entry)
         limit = min(limit, member.durable if member is not None else 0)
     return limit
@@ -51,20 +51,26 @@ def records_a_slave_before_commits_wait_for_it(put: Put) -> None:  # B1
 def records_a_slave_that_has_not_caught_up(put: Put) -> None:
     def join(self: Leader) -> None:
         for member in self.shipping.members.values():
-            if member.phase is Phase.STREAMING and member.entry and member.entry not in self.in_sync.counted():
-                self.in_sync.join(member.entry)
+            if (
+                member.phase is Phase.STREAMING
+                and member.replica_id
+                and member.replica_id not in self.in_sync.counted()
+            ):
+                self.in_sync.join(member.replica_id)
 
-    def wanted(self: Leader) -> Entries:
+    def wanted(self: Leader) -> ReplicaIds:
         members = [self.member_of(entry) for entry in self.in_sync.counted()]
-        return frozenset({self.reign.entry, *(one.entry for one in members if one is not None and self._fit(one))})
+        return frozenset(
+            {self.term.replica_id, *(one.replica_id for one in members if one is not None and self._is_eligible(one))}
+        )
 
     put(Leader, "_join", join)
-    put(Leader, "_wanted", wanted)
+    put(Leader, "_desired_in_sync", wanted)
 
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
 def takes_no_answer_for_success(put: Put) -> None:
-    write = context.ShardStatusStore.write
+    write = context.ShardStatusAccess.write
 
     async def hopeful(self: Any, status: Any, version: Version) -> Version:
         try:
@@ -72,7 +78,7 @@ def takes_no_answer_for_success(put: Put) -> None:
         except OutcomeUnknown:
             return Version("hoped")
 
-    put(context.ShardStatusStore, "write", hopeful)
+    put(context.ShardStatusAccess, "write", hopeful)
 
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
@@ -92,10 +98,10 @@ def takes_no_answer_for_failure(put: Put) -> None:  # B1, the second half
 @mutation("damaged_copy_stays_while_a_write_under_way_names_it", NOBODY)
 def spares_a_copy_that_a_write_under_way_names(put: Put) -> None:
     def ask(self: Shipping, member: PeerReplica) -> None:
-        self._fall(member, Phase.ASKED)
+        self._reset(member, Phase.ASKED)
         self._peers.send(member.node, Follow(self.uid, self.epoch, member.damaged))
 
-    put(Shipping, "_ask", ask)
+    put(Shipping, "_request_follow", ask)
 
 
 @mutation("a7_copy_that_follows_the_new_master_and_lacks_its_logs_end_is_not_named", LACKS)
@@ -135,7 +141,7 @@ class _ToBeRead(Exception):
 def waits_for_a_leaving_copy_before_it_serves(put: Put) -> None:
     as_replicas, write = Leader._as_replicas, Leader._write
 
-    def strict(self: Leader, entries: Entries) -> Entries:
+    def strict(self: Leader, entries: ReplicaIds) -> ReplicaIds:
         named = as_replicas(self, entries)
         if named != entries and named == self.in_sync.written:
             self._version = None
@@ -155,72 +161,72 @@ def waits_for_a_leaving_copy_before_it_serves(put: Put) -> None:
 # ---------------------------------------------------------------- promises
 @mutation("a2_promise_counts_from_before_its_heartbeat_however_late_the_reply", TWO)
 def counts_a_promise_from_its_reply(put: Put) -> None:
-    took = Promises.took
+    took = ReplicaLeases.on_reply
 
-    def late(self: Promises, reply: HeartbeatReply) -> None:
+    def late(self: ReplicaLeases, reply: HeartbeatReply) -> None:
         peer = self._peers.get(reply.node)
         if peer is not None and reply.heartbeat_id in peer.sent:
             peer.sent[reply.heartbeat_id] = self._boot_ms()
         took(self, reply)
 
-    put(Promises, "took", late)
+    put(ReplicaLeases, "on_reply", late)
 
 
 @mutation("frozen_master_answers_nothing_after_its_promises", DEPOSED)
 def serves_without_promises(put: Put) -> None:
-    put(Promises, "live", lambda self, uid, nodes: True)
+    put(ReplicaLeases, "live", lambda self, uid, nodes: True)
 
 
 @mutation("a2_chosen_slave_stops_to_promise_though_its_replies_get_lost", "its own promise ran out")
 def promises_to_lower_epochs(put: Put) -> None:  # A2 b
-    answer = Promises._answer
+    answer = ReplicaLeases._answer
 
-    def meek(self: Promises, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> Any:
-        floor = self._floor.get(uid, 0)
-        self._floor[uid] = min(floor, epoch)
+    def meek(self: ReplicaLeases, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> Any:
+        floor = self._min_epochs.get(uid, 0)
+        self._min_epochs[uid] = min(floor, epoch)
         try:
             return answer(self, heartbeat, uid, epoch, now, ahead)
         finally:
-            self._floor[uid] = floor
+            self._min_epochs[uid] = floor
 
-    put(Promises, "_answer", meek)
+    put(ReplicaLeases, "_answer", meek)
 
 
 @mutation("a2_chosen_slave_waits_while_a_master_that_is_cut_off_may_serve", TWO)
 def does_not_wait_out_its_own_promise(put: Put) -> None:
-    put(Promises, "wait_ms", lambda self, uid: 0)
+    put(ReplicaLeases, "wait_ms", lambda self, uid: 0)
 
 
 @mutation("a2_slave_restarted_when_it_is_chosen_waits_all_the_same", TWO)
 def forgets_its_promises_at_a_restart(put: Put) -> None:  # A2 a
-    start = Promises.__init__
+    start = ReplicaLeases.__init__
 
-    def forgetful(self: Promises, *args: Any, **named: Any) -> None:
+    def forgetful(self: ReplicaLeases, *args: Any, **named: Any) -> None:
         start(self, *args, **named)
         self._started_ms -= 1_000_000
 
-    put(Promises, "__init__", forgetful)
+    put(ReplicaLeases, "__init__", forgetful)
 
 
 @mutation("a2_late_release_does_not_void_a_newer_promise", "what was promised anew stands")
 def takes_an_old_release_for_a_newer_promise(put: Put) -> None:  # A2 d
-    def release(self: Promises, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
-        given = self._given.get(uid)
+    def release(self: ReplicaLeases, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
+        given = self._granted.get(uid)
         if given is not None:
             given.until_ms = 0
 
-    put(Promises, "release", release)
+    put(ReplicaLeases, "release", release)
 
 
 @mutation("switchover_whose_old_master_hears_of_nothing_more", TWO)
 def goes_on_serving_while_it_hands_over(put: Put) -> None:
     put(ShardHost, "pause", lambda self, why: None)
 
-    def stop_asking(self: Promises, uid: int) -> int:
-        self._asking.pop(uid, None)
+    def stop_asking(self: ReplicaLeases, uid: int) -> int:
+        self._requests.pop(uid, None)
         return self._next_id - 1
 
-    put(Promises, "stop_asking", stop_asking)
+    put(ReplicaLeases, "stop_requesting", stop_asking)
     live = Leader.live
 
     def busy(self: Leader) -> bool:

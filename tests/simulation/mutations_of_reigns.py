@@ -8,11 +8,11 @@ from typing import Any
 from delaynode.clock import GuardedClock
 from delaynode.node.node import Node
 from delaynode.replica import leadership
-from delaynode.replica.following import ReplicaFollower
-from delaynode.replica.leadership import Reigning
+from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.leadership import Leadership
 from delaynode.replica.master import ShardHost
 from delaynode.replica.replica import Replica, ReplicaRole
-from delaynode.replica.storage import Holding
+from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication import leader, shipping
 from delaynode.replication.leader import Leader
 from delaynode.store.errors import Damaged
@@ -39,11 +39,11 @@ def does_not_persist_its_epoch(put: Put) -> None:
 
 @mutation("b2_master_that_comes_back_alone_does_not_write_its_epoch_twice", r"commits in epoch \d+, .* did before")
 def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
-    chosen, begin, accept = Reigning.chosen, Shard.begin_term, persist.accept_epoch
+    chosen, begin, accept = Leadership.is_chosen, Shard.begin_term, persist.accept_epoch
 
-    def resumed(self: Reigning) -> bool:
+    def resumed(self: Leadership) -> bool:
         spec, shard = self._copy.object.spec, self._copy.shard
-        mine = spec.master == self._yard.node and self.leader is None and self._copy.role is ReplicaRole.SLAVE
+        mine = spec.master == self._context.node and self.leader is None and self._copy.role is ReplicaRole.SLAVE
         return chosen(self) or (mine and shard is not None and spec.epoch == shard.identity.epoch)
 
     def accept_again(files: Any, directory: str, shard: Shard, epoch: int) -> None:
@@ -54,7 +54,7 @@ def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
         if epoch != self.epoch:
             begin(self, epoch, node, now_ms)
 
-    put(Reigning, "chosen", resumed)
+    put(Leadership, "is_chosen", resumed)
     put(persist, "accept_epoch", accept_again)
     put(Shard, "begin_term", begin_again)
 
@@ -64,12 +64,14 @@ def follows_lower_epochs(put: Put) -> None:
     handle = ReplicaFollower.handle
 
     async def meek(self: ReplicaFollower, origin: Any, message: Any) -> None:
-        floor = self._promises._floor.pop(self._copy.uid, 0)
+        floor = self._replica_leases._min_epochs.pop(self._copy.uid, 0)
         self.epoch = min(self.epoch, message.epoch)
         try:
             await handle(self, origin, message)
         finally:
-            self._promises._floor[self._copy.uid] = max(floor, self._promises._floor.get(self._copy.uid, 0))
+            self._replica_leases._min_epochs[self._copy.uid] = max(
+                floor, self._replica_leases._min_epochs.get(self._copy.uid, 0)
+            )
 
     put(ReplicaFollower, "handle", meek)
 
@@ -82,7 +84,7 @@ def cuts_nothing_when_it_rejoins(put: Put) -> None:
 @mutation("a1_other_writers_of_the_object_depose_nobody", "not within 20 s: the new cluster is healthy")
 def takes_a_refused_write_for_a_new_reign(put: Put) -> None:  # A1
     async def read(self: Leader) -> bool:
-        self.deposed(self.reign.epoch + 1)
+        self.superseded(self.term.epoch + 1)
         return False
 
     put(Leader, "_read", read)
@@ -97,7 +99,7 @@ def chooses_from_outside_the_in_sync_set(put: Put) -> None:
         return replica_health.Standing.IN_SYNC if found is replica_health.Standing.OUTSIDE else found
 
     put(replica_health, "_standing", lenient)
-    put(Reigning, "_unclean", lambda self: True)
+    put(Leadership, "_unclean", lambda self: True)
 
 
 @mutation("a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake", "healthy again: t-0: 1 in sync")
@@ -112,7 +114,7 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
 @mutation("chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out", TWO)
 def takes_a_reign_that_nobody_took_up_for_vacant(put: Put) -> None:
     put(planner, "is_vacant", lambda shard, seen: shard.spec.incarnation in seen.ended)
-    put(leadership, "_vacated", lambda status, spec: spec.vacant)
+    put(leadership, "_previous_master_exited", lambda status, spec: spec.vacant)
 
 
 @mutation("frozen_master_has_not_ended", DEPOSED + "|its reign goes on")
@@ -143,7 +145,7 @@ def answers_before_the_commit(put: Put) -> None:  # B4
     async def at_once(self: ShardHost, offset: int) -> None:
         self.check_serving()
 
-    put(ShardHost, "committed", at_once)
+    put(ShardHost, "wait_committed", at_once)
 
 
 @mutation("frozen_master_answers_nothing_after_its_promises", DEPOSED)
@@ -201,13 +203,13 @@ def takes_the_first_machine_that_is_back(put: Put) -> None:  # B6
 
 @mutation("a10_topic_that_is_made_again_has_nothing_of_the_former_one", NOBODY)
 def names_directories_by_their_topic_alone(put: Put) -> None:  # A10 b
-    start = Holding.__init__
+    start = ReplicaStorage.__init__
 
-    def named(self: Holding, *args: Any) -> None:
+    def named(self: ReplicaStorage, *args: Any) -> None:
         start(self, *args)
         self.directory = self.directory.rpartition("-")[0]
 
-    put(Holding, "__init__", named)
+    put(ReplicaStorage, "__init__", named)
 
 
 @mutation(
@@ -244,10 +246,10 @@ def copy_that_leaves_follows_the_next_master(put: Put) -> None:
     "successor_waits_for_the_former_master_though_a_third_node_is_stopped_for_long", "copy has followed from the start"
 )
 def takes_each_node_that_stops_for_one_of_the_former_in_sync_set(put: Put) -> None:
-    def naive(self: Reigning, spec: Any, others: int, *, ended: int) -> int:
-        return max(ended, sum(self._yard.stopping(node) for node in spec.replicas if node != self._yard.node))
+    def naive(self: Leadership, spec: Any, others: int, *, ended: int) -> int:
+        return max(ended, sum(self._context.stopping(node) for node in spec.replicas if node != self._context.node))
 
-    put(Reigning, "_missing", naive)
+    put(Leadership, "_count_missing", naive)
 
 
 @mutation("copy_that_has_its_log_to_apply_keeps_no_commit_waiting", "it has its log to apply")
@@ -263,4 +265,4 @@ def believes_any_step_of_its_clock(put: Put) -> None:  # B13
 
 @mutation("b13_master_whose_clock_is_set_far_back_gives_its_shards_away", "most peers' clocks say that it is wrong")
 def leads_on_though_its_clock_is_out_voted(put: Put) -> None:  # B13
-    put(Node, "_out_voted", lambda self, reason: None)
+    put(Node, "_clock_skewed", lambda self, reason: None)

@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from delaynode.replica.following import ReplicaFollower
-from delaynode.replica.leadership import Reigning
-from delaynode.replica.maintenance import Upkeep
+from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.leadership import Leadership
+from delaynode.replica.maintenance import Maintenance
 from delaynode.replication.shipping import Shipping
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import EvacuationJob
@@ -128,33 +128,33 @@ def lets_the_minute_level_lap_the_watermark(put: Put) -> None:
 
 @mutation(None, "invariant (2|8)", (0, 1))
 def follows_a_tick_without_the_hour_that_it_needs(put: Put) -> None:  # cascades x following
-    async def load_past(self: Upkeep, mark: Pair) -> None:
+    async def load_past(self: Maintenance, mark: Pair) -> None:
         index = self._shard.index
         while index.minute_bound_ms <= mark.due:
             index.minute_bound_ms += index.hour.width_ms
         await real(self, mark)
 
-    real = Upkeep.load_past
-    put(Upkeep, "load_past", load_past)
+    real = Maintenance.load_past
+    put(Maintenance, "load_past", load_past)
 
 
 # ---------------------------------------------------------------- reigns
 @mutation(None, "invariant", (15, 21))
 def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover x all that upkeep writes
-    async def depose(self: Reigning, why: str) -> None:
+    async def depose(self: Leadership, why: str) -> None:
         leader, master = self.leader, self.master
         if leader is not None:
             leader.stop()
         if master is not None:
-            await master.depose(why, stopping=False)
-        self.leader = self.master = self.over = None
-        if self._copy.holding.damage is not None:
-            self._copy.holding.shard = None
-            self._copy.broken(self._copy.holding.damage, lasting=True)
+            await master.step_down(why, stopping=False)
+        self.leader = self.master = self.ended = None
+        if self._copy.storage.damage is not None:
+            self._copy.storage.shard = None
+            self._copy.mark_damaged(self._copy.storage.damage, lasting=True)
         else:
             self._copy.follow()
 
-    put(Reigning, "depose", depose)
+    put(Leadership, "end_term", depose)
 
 
 @mutation(

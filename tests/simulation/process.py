@@ -13,13 +13,13 @@ from delaynode.clock import Trust
 from delaynode.metrics import NodeMetrics
 from delaynode.node.node import CLOCK_SECONDS, Node
 from delaynode.node.node_clock import NodeClock
-from delaynode.replica.context import Transfers, Yard
-from delaynode.replica.host import Workshop
+from delaynode.replica.context import ReplicaContext, TransferPermits
+from delaynode.replica.host import NodeResources
 from delaynode.replica.master import ShardHost
 from delaynode.replica.replicas import Replicas
 from delaynode.replica.sync_threads import Syncer
-from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import HeartbeatReply, decode_heartbeat, encode_heartbeat
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.store.errors import Refused
 from delaynode.store.maintenance import snapshot
 from delaynode.store.shard import ShardConfig
@@ -99,7 +99,7 @@ class _Rounds:
         elif not loop.dead:
             self._taken = [batches]
             scheduler = self._process.world.scheduler
-            _, error = in_job(scheduler, Job(scheduler.now_ns), self._syncer._lane)
+            _, error = in_job(scheduler, Job(scheduler.now_ns), self._syncer._run_thread)
             if error is not None:
                 self._process.unhandled("sync lane", error)
 
@@ -156,7 +156,7 @@ class Process:
         clocks = machine.clocks
         self._clock = NodeClock(
             MachineClock(machine, self.log), self.pool, self.log,  # type: ignore[arg-type]
-            woken=lambda: Node._woken(self), out_voted=lambda why: Node._out_voted(self, why),  # type: ignore[arg-type]
+            woken=lambda: Node._on_clock_jump(self), clock_skewed=lambda why: Node._clock_skewed(self, why),  # type: ignore[arg-type]
             boot=clocks.boot_ms,
         )  # fmt: skip
         self.clock = self._clock.clock
@@ -167,28 +167,29 @@ class Process:
         syncer._work = _Rounds(self, syncer)  # type: ignore[assignment]
         self.syncer = syncer
         spec = world.cluster_spec
-        shop = Workshop(
+        resources = NodeResources(
             files=self.files, clock=self.clock, syncer=syncer, pool=self.pool, metrics=NodeMetrics(),  # type: ignore[arg-type]
             checkpoints=asyncio.Semaphore(1), fsync=spec.durability is Durability.FSYNC, log=self.log,
             disk_tight=lambda: False, intervals=world.sizes.intervals, may_tick=lambda: self._clock.may_tick,
         )  # fmt: skip
-        self.promises = Promises(
+        self.replica_leases = ReplicaLeases(
             self.name, int(self.incarnation, 16), lease_ms=spec.lease_seconds * 1000, boot_ms=clocks.boot_ms,
             wall_ms=clocks.wall_ms,
         )  # fmt: skip
-        self.promises.on_lead = self._nudge
-        self.promises.on_heard = self._heard
+        self.replica_leases.on_request = self._nudge
+        self.replica_leases.on_heard = self._heard
         others = [node for node in world.machines if node != self.name]
-        self.promises.acquaint(others)
+        self.replica_leases.set_clock_peers(others)
         self._clock.expect(others)
         self.peers = SimPeers(world.network, self)
-        self.yard = Yard(
-            node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, shop=shop, registry=self,
-            peers=self.peers, promises=self.promises, transfers=Transfers(), boot_ms=clocks.boot_ms,
+        self.context = ReplicaContext(
+            node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, resources=resources,
+            registry=self,
+            peers=self.peers, replica_leases=self.replica_leases, transfers=TransferPermits(), boot_ms=clocks.boot_ms,
             cluster=lambda: self.cluster, shard_config=self._shard_config, release_rate=lambda _: None,
             stopping=self._says_it_stops,
         )  # fmt: skip
-        self.handler = self.replicas = Replicas(self.yard)
+        self.handler = self.replicas = Replicas(self.context)
         self.replicas.start()
         self._loops = [self.loop.create_task(one()) for one in (self._renew_loop, self._watch_loop, self._clock_loop)]
 
@@ -259,14 +260,14 @@ class Process:
                     self.cluster = cluster.spec if cluster is not None else None
                     seen = version
                     if self.cluster is not None:
-                        self.replicas.look(shards)
+                        self.replicas.refresh(shards)
             except RegistryError as error:
                 self.trace("registry-unreachable", reason=error)
             await asyncio.sleep(WATCH_SECONDS)
 
     async def _clock_loop(self) -> None:
         while True:
-            await self._clock.look()
+            await self._clock.poll()
             await asyncio.sleep(CLOCK_SECONDS)
 
     # ------------------------------------------------------------ heartbeats: a thread of their own
@@ -279,9 +280,9 @@ class Process:
             return
         self._ring += 1
         self._drain()
-        for node, heartbeat in self.promises.heartbeats():
+        for node, heartbeat in self.replica_leases.heartbeats():
             self.world.network.send_datagram(self.name, node, encode_heartbeat(heartbeat))
-        self.promises.look()
+        self.replica_leases.check_silence()
         self.world.scheduler.after(self._heartbeat_ns, self._heartbeats, self._ring)
 
     def _nudge(self) -> None:
@@ -300,14 +301,14 @@ class Process:
         for data in waiting:
             message = decode_heartbeat(data)
             if isinstance(message, HeartbeatReply):
-                self.promises.took(message)
-            elif (reply := self.promises.answer(message)) is not None:
+                self.replica_leases.on_reply(message)
+            elif (reply := self.replica_leases.answer(message)) is not None:
                 self.world.network.send_datagram(self.name, message.node, encode_heartbeat(reply))
 
     # ------------------------------------------------------------ clients
     def unfit(self) -> str:
         """Why no master should be chosen here."""
-        return Node.unfit(self) or ""  # type: ignore[arg-type]
+        return Node.ineligible(self) or ""  # type: ignore[arg-type]
 
     def hosts(self) -> list[ShardHost]:
         return self.replicas.masters()
@@ -347,8 +348,8 @@ class Process:
         if self.machine.process is self:
             self.machine.process = None
 
-    def _held(self) -> tuple[int, int]:
-        return Node._held(self)  # type: ignore[arg-type]
+    def _remaining(self) -> tuple[int, int]:
+        return Node._remaining(self)  # type: ignore[arg-type]
 
     async def stop(self) -> None:
         """SIGTERM: what Node does then, by its own code where that needs none of what a Process lacks."""

@@ -62,7 +62,7 @@ def sizes_of(seed: int) -> Sizes:
         shard=shard,
         intervals=Intervals(
             maintain=rng.choice((0.05, 0.1, 0.25)),
-            look=rng.choice((0.1, 0.5, 2.0)),
+            check=rng.choice((0.1, 0.5, 2.0)),
             quiet=rng.choice((0.25, 1.0, 4.0)),
             checkpoint=rng.choice((0.3, 0.6, 1.0, 2.0)),
             busy_checkpoint=rng.choice((0.3, 1.0)),

@@ -316,8 +316,8 @@ class Clients:
             consumers = host.shard.consumers
             died = set(consumers.dead_letters(group, -1, 1000).offset.tolist())  # too late: these may be redriven
             consumers.acknowledge(group, start, start + 1, at.clock.now_ms())
-            host.changed()
-            await host.committed(host.shard.log_end)
+            host.on_proposed()
+            await host.wait_committed(host.shard.log_end)
             for offset in set(start.tolist()) - died:
                 view.acked.setdefault((group, offset), host.shard.epoch)
 
@@ -382,7 +382,7 @@ class Clients:
             queue = host.shard.queue
             start = rng.randint(queue.start, max(queue.start, queue.visible))
             offset, rows = await host.fetch(start, 20, 1 << 20, 0)
-            await host.committed(host.shard.log_end if host.leads else host.shard.applied)
+            await host.wait_committed(host.shard.log_end if host.leads else host.shard.applied)
             record = self.world.checker.record(view.uid)
             data = rows.tobytes()
             low = offset * rows.dtype.itemsize

@@ -47,8 +47,10 @@ class Budget:
     give_up: called with the connections that keep others waiting and do not read their answers; they are to be cut.
     """
 
-    def __init__(self, what: str, limit: int, each: int, give_up: Callable[[set[str]], None] | None = None) -> None:
-        self.limit, self.each = limit, each
+    def __init__(
+        self, what: str, limit: int, limit_per_peer: int, give_up: Callable[[set[str]], None] | None = None
+    ) -> None:
+        self.limit, self.limit_per_peer = limit, limit_per_peer
         self.used = 0
         self._what = what
         self._give_up = give_up
@@ -71,39 +73,39 @@ class Budget:
         if 2 * size > self.window(peer):
             if len(self._reads) >= MANY_PEERS:  # of most the connections are long closed; the others begin anew
                 self._reads.clear()
-            self._reads[peer] = min(2 * size, self.each)
+            self._reads[peer] = min(2 * size, self.limit_per_peer)
 
     def _fits_node(self, size: int) -> bool:
         return not self.used or self.used + size <= self.limit
 
     def _fits_peer(self, peer: str, size: int) -> bool:
         mine = self._by_peer.get(peer, 0)
-        return not mine or mine + size <= self.each
+        return not mine or mine + size <= self.limit_per_peer
 
-    def _take(self, peer: str, size: int) -> Hold:
+    def _acquire(self, peer: str, size: int) -> Hold:
         hold = Hold(peer, size, time.monotonic())
         self._holds[hold] = None
         self.used += size
         self._by_peer[peer] = self._by_peer.get(peer, 0) + size
         return hold
 
-    async def take_soon(self, peer: str, size: int) -> Hold:
+    async def acquire_soon(self, peer: str, size: int) -> Hold:
         """As take(), for who should not wait for long. Raises Refused BUSY."""
         try:
             async with asyncio.timeout(SOON_SECONDS):
-                return await self.take(peer, size)
+                return await self.acquire(peer, size)
         except TimeoutError:
             node = not self._fits_node(size)
-            used, limit = (self.used, self.limit) if node else (self._by_peer.get(peer, 0), self.each)
+            used, limit = (self.used, self.limit) if node else (self._by_peer.get(peer, 0), self.limit_per_peer)
             where = "in this node" if node else "for this connection"
             raise Refused(
                 "BUSY", f"{used:,} bytes {self._what} {where}, the limit is {limit:,}", retry_after_ms=BUSY_RETRY_MS
             ) from None
 
-    async def take(self, peer: str, size: int) -> Hold:
+    async def acquire(self, peer: str, size: int) -> Hold:
         """Waits for room. Who waits only for its own connection's part keeps nobody else waiting."""
         if not self._waiting and self._fits_node(size) and self._fits_peer(peer, size):
-            return self._take(peer, size)
+            return self._acquire(peer, size)
         future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
         self._waiting[future] = (peer, size)
         self._serve()
@@ -115,12 +117,12 @@ class Budget:
             return future.result()
         except asyncio.CancelledError:
             if future.done():
-                self.give(future.result())
+                self.release(future.result())
             raise
         finally:
             self._waiting.pop(future, None)
 
-    def give(self, hold: Hold) -> None:
+    def release(self, hold: Hold) -> None:
         """Once for each hold."""
         del self._holds[hold]
         self.used -= hold.size
@@ -137,7 +139,7 @@ class Budget:
             if self._fits_peer(peer, size):
                 del self._waiting[future]
                 if not future.done():
-                    future.set_result(self._take(peer, size))
+                    future.set_result(self._acquire(peer, size))
 
     def _relieve(self, size: int) -> None:
         if self._give_up is None or self._fits_node(size):
@@ -169,16 +171,16 @@ class Answers:
         """Room was taken, and not given back."""
         return bool(self._holds)
 
-    async def room(self, size: int) -> None:
+    async def reserve(self, size: int) -> None:
         """Wait for room for an answer of about `size` bytes. Call it before they are in memory."""
         if size > SMALL_ANSWER_BYTES:
-            self._holds.append(await self._budget.take(self._context.peer(), size * ANSWER_COPIES))
+            self._holds.append(await self._budget.acquire(self._context.peer(), size * ANSWER_COPIES))
 
     def sent(self) -> None:
         """gRPC holds no answer of this call any more."""
         holds, self._holds = self._holds, []
         for hold in holds:
-            self._budget.give(hold)
+            self._budget.release(hold)
             self._budget.has_read(hold.peer, hold.size // ANSWER_COPIES)
 
     def sent_when_done(self) -> None:
@@ -194,14 +196,14 @@ class ReadingGate:
     slow ones; where these are too many, the one that has taken longest is refused.
     """
 
-    def __init__(self, places: int = READERS, slow_places: int = SLOW_READERS) -> None:
-        self._places = asyncio.Semaphore(places)
-        self._slow_places = slow_places
+    def __init__(self, permits: int = READERS, slow_permits: int = SLOW_READERS) -> None:
+        self._permits = asyncio.Semaphore(permits)
+        self._slow_permits = slow_permits
         self._slow: dict[asyncio.Future[Any], float] = {}  # by when they began, time.monotonic()
 
     async def read(self, read: Callable[[], Awaitable[Any]]) -> Any:
         """What `read` gives. Raises Refused BUSY."""
-        async with self._places:
+        async with self._permits:
             began = time.monotonic()
             reading = asyncio.ensure_future(read())
             try:
@@ -227,7 +229,7 @@ class ReadingGate:
 
     def _room_for_slow(self) -> bool:
         """Makes room, where somebody has been slow for too long."""
-        if len(self._slow) >= self._slow_places:
+        if len(self._slow) >= self._slow_permits:
             reading, began = next(iter(self._slow.items()))
             if time.monotonic() - began < TOO_SLOW_SECONDS:
                 return False

@@ -9,7 +9,7 @@ from typing import Any
 from delaynode.config import NodeConfig
 from delaynode.limits import connections
 from delaynode.limits.budget import Answers, Budget, Hold, ReadingGate
-from delaynode.limits.receive_memory import Receiving
+from delaynode.limits.receive_memory import ReceiveMemory
 from delaynode.metrics import FlowFigures
 
 ONE_CONNECTION = 4  # a connection holds at most one part in so many of a budget
@@ -27,7 +27,7 @@ class Flow:
         self.calls = Budget("of calls are under way", limit, limit // ONE_CONNECTION)  # an ack waits for no batch
         limit = config.unread_bytes
         self.going_out = Budget("of answers wait to be read", limit, limit // ONE_CONNECTION, self._give_up)
-        self.receiving = Receiving(self._port, config.memory_bytes, log)
+        self.receiving = ReceiveMemory(self._port, config.memory_bytes, log)
         self._batches, self._others = ReadingGate(), ReadingGate()  # an ack does not queue behind batches
         self._cuts = 0
         self._cutting: set[asyncio.Future[None]] = set()
@@ -47,18 +47,18 @@ class Flow:
         async def read_and_take() -> Any:  # the next one is received when this one has its part of the budget
             data = self._count(context, await context.read())
             if isinstance(data, bytes):
-                holds.append(await self.coming_in.take_soon(context.peer(), len(data)))
+                holds.append(await self.coming_in.acquire_soon(context.peer(), len(data)))
             return data
 
         try:
             return await self._batches.read(read_and_take), holds
         except BaseException:
-            self.give(holds)
+            self.release(holds)
             raise
 
-    def give(self, holds: list[Hold]) -> None:
+    def release(self, holds: list[Hold]) -> None:
         while holds:
-            self.coming_in.give(holds.pop())
+            self.coming_in.release(holds.pop())
 
     async def read_next(self, context: Any) -> Any:
         """The next request of a stream, which may be long in coming; grpc.aio.EOF at its end."""
@@ -66,7 +66,7 @@ class Flow:
 
     def _count(self, context: Any, data: Any) -> Any:
         if isinstance(data, bytes):
-            self.receiving.took(context.peer(), len(data))
+            self.receiving.count(context.peer(), len(data))
         return data
 
     def _give_up(self, peers: set[str]) -> None:

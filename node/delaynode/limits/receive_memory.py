@@ -17,11 +17,11 @@ from delaynode.limits import connections
 from delaynode.limits.connections import Address
 from delaynode.memory import give_back
 
-LOOK_SECONDS = 0.05  # between two looks at the process's memory: a flood brings a gigabyte a second
+POLL_SECONDS = 0.05  # between two looks at the process's memory: a flood brings a gigabyte a second
 FREED_SECONDS = 0.1  # in which gRPC frees what connections held that are cut
 AGAIN_SECONDS = 0.25  # between two looks at all connections, of which the first found nothing to cut
-ENOUGH = 0.75  # of the limit: what is cut brings the process down to it
-LARGE_BYTES = 1 << 20  # what an honest client has under way for longer than a moment
+TARGET_SHARE = 0.75  # of the limit: what is cut brings the process down to it
+MIN_CUT_BYTES = 1 << 20  # what an honest client has under way for longer than a moment
 REQUEST_OVERHEAD_BYTES = 512  # headers and frames of a request, at most
 FRAME_OVERHEAD = 1 / 512  # of the bytes
 MANY_PEERS = 20_000
@@ -29,7 +29,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
-class Taken:
+class ReceivedBytes:
     """What handlers were given of a connection's requests."""
 
     requests: int = 0
@@ -40,50 +40,52 @@ class Taken:
         return self.size + int(self.size * FRAME_OVERHEAD) + self.requests * REQUEST_OVERHEAD_BYTES
 
 
-class Receiving:
+class ReceiveMemory:
     """port: where the clients connect. limit: bytes of memory of this process."""
 
     def __init__(self, port: int, limit: int, log: Callable[..., None]) -> None:
         self._port = port
         self._limit = limit
         self._log = log
-        self._taken: dict[str, Taken] = {}
+        self._received: dict[str, ReceivedBytes] = {}
         self._tidy_at = MANY_PEERS
         self.cut = 0  # connections, so far
 
-    def took(self, peer: str, size: int) -> None:
+    def count(self, peer: str, size: int) -> None:
         """A handler was given a request of `size` bytes."""
-        taken = self._taken.get(peer)
-        if taken is None:
-            taken = self._taken[peer] = Taken()
-        taken.requests += 1
-        taken.size += size
+        received_by = self._received.get(peer)
+        if received_by is None:
+            received_by = self._received[peer] = ReceivedBytes()
+        received_by.requests += 1
+        received_by.size += size
 
     async def watch(self) -> None:
         """Runs as long as the node."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             over = resident_bytes() > self._limit
-            if not over and len(self._taken) < self._tidy_at:
+            if not over and len(self._received) < self._tidy_at:
                 continue
-            if not await self._look(over):
+            if not await self._check(over):
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _look(self, over: bool) -> bool:
+    async def _check(self, over: bool) -> bool:
         """Whether connections were cut: then more may come on the others."""
         loop = asyncio.get_running_loop()
-        known = set(self._taken)
+        known = set(self._received)
         received = await loop.run_in_executor(None, connections.received, self._port)
-        taken = {connections.address_of(peer): counted for peer, counted in self._taken.items()}
-        self._taken = {
+        received_by = {connections.address_of(peer): counted for peer, counted in self._received.items()}
+        self._received = {
             peer: counted
-            for peer, counted in self._taken.items()
+            for peer, counted in self._received.items()
             if connections.address_of(peer) in received or peer not in known  # who came meanwhile
         }
-        self._tidy_at = MANY_PEERS + 2 * len(self._taken)
+        self._tidy_at = MANY_PEERS + 2 * len(self._received)
         if not over:
             return False
-        held = {peer: size - (taken[peer].sent() if peer in taken else 0) for peer, size in received.items()}
+        held = {
+            peer: size - (received_by[peer].sent() if peer in received_by else 0) for peer, size in received.items()
+        }
         chosen = to_cut(held, self._excess())
         if sum(held[peer] for peer in chosen) < self._excess():
             await loop.run_in_executor(None, give_back)  # it may be no more than holes in the heap
@@ -101,14 +103,14 @@ class Receiving:
 
     def _excess(self) -> int:
         """Bytes that are to go."""
-        return resident_bytes() - int(self._limit * ENOUGH)
+        return resident_bytes() - int(self._limit * TARGET_SHARE)
 
 
 def to_cut(held: dict[Address, int], excess: int) -> list[Address]:
     """The connections with most bytes in unfinished requests that together hold `excess`; none that holds little."""
     chosen, total = [], 0
     for size, peer in sorted(((size, peer) for peer, size in held.items()), reverse=True):
-        if size < LARGE_BYTES or total >= excess:
+        if size < MIN_CUT_BYTES or total >= excess:
             break
         chosen.append(peer)
         total += size

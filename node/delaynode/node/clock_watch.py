@@ -66,17 +66,17 @@ class ClockWatch:
         self._steady = steady
         kept = read_trust(self._path, self._boot)
         self.clock = make(kept)
-        self._kept: Trust | None = None
+        self._saved: Trust | None = None
         self._failed = False
         self._ahead_ms = self._ahead_of_steady_ms()
         if accept and kept is not None:
             self.accept()
-        self.look()
+        self.poll()
 
     def _ahead_of_steady_ms(self) -> int:
         return self.clock.now_ms() - int(self._steady() * 1000)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """True when time has moved on further than the loop's own clock, which sleeps use."""
         ahead_ms = self._ahead_of_steady_ms()
         jumped = ahead_ms - self._ahead_ms > JUMP_MS
@@ -94,18 +94,18 @@ class ClockWatch:
     @property
     def changed(self) -> bool:
         """keep() has something to write."""
-        trust, kept = self.clock.trust, self._kept
+        trust, kept = self.clock.trust, self._saved
         return (
             kept is None
             or max(abs(trust.offset_ms - kept.offset_ms), abs(trust.spent_ms - kept.spent_ms)) > KEPT_WITHIN_MS
         )
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write what is believed; on any thread. A failure is logged once; the next look tries again."""
         trust = self.clock.trust
         try:
             write_trust(self._path, self._boot, trust)
-            self._kept, self._failed = trust, False
+            self._saved, self._failed = trust, False
         except OSError as error:
             if not self._failed:
                 self._log("clock-not-kept", reason=str(error))

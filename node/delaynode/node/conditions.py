@@ -32,9 +32,9 @@ def clock_behind_ms(node: Node) -> int:
 def state(node: Node) -> NodeState:
     """In figures."""
     behind = clock_behind_ms(node)
-    free, reserve = node.disk.look()
+    free, reserve = node.disk.poll()
     oldest = node.oldest_write_seconds()
-    return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(node.stopped()), oldest)
+    return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest)
 
 
 def conditions(node: Node) -> list[NodeCondition]:
@@ -57,7 +57,7 @@ def conditions(node: Node) -> list[NodeCondition]:
     if now.oldest_write_seconds > SLOW_SECONDS:
         found.append(NodeCondition("disk-slow", f"disk: a write takes {now.oldest_write_seconds:.0f} s already"))
     found += (
-        NodeCondition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.stopped().items()
+        NodeCondition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.unusable().items()
     )
     return found
 
@@ -69,7 +69,7 @@ class ConditionLog:
         self._log = log
         self._last: frozenset[str] = frozenset()
 
-    def look(self, found: list[NodeCondition]) -> None:
+    def update(self, found: list[NodeCondition]) -> None:
         text = {condition.kind: condition.text for condition in found}
         for kind in sorted(text.keys() - self._last):
             self._log(kind, text=text[kind])

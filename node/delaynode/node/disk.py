@@ -54,7 +54,7 @@ class DiskSpace:
         self._free_bytes = self._reserve_bytes = 0
         self._good_until = 0.0  # time.monotonic()
 
-    def look(self) -> tuple[int, int]:
+    def poll(self) -> tuple[int, int]:
         """(bytes free, bytes that enqueues leave free); what was let in counts as used, written or not."""
         now = time.monotonic()
         if now >= self._good_until:
@@ -66,17 +66,17 @@ class DiskSpace:
 
     def tight(self) -> bool:
         """Little is left: what can be freed should be, before new messages have to be refused."""
-        free, reserve = self.look()
+        free, reserve = self.poll()
         return free < 2 * reserve
 
     def full(self) -> bool:
         """New messages are refused."""
-        free, reserve = self.look()
+        free, reserve = self.poll()
         return free < reserve
 
     def check(self, size: int) -> None:
         """Let `size` bytes in. Raises Refused DISK_FULL."""
-        free, reserve = self.look()
+        free, reserve = self.poll()
         if free - size < reserve:
             raise Refused(
                 "DISK_FULL",

@@ -11,10 +11,10 @@ from json import JSONDecodeError
 
 from delaynode.store.log.files import Files
 
-LONGEST_MS = 3_600_000  # that the registry's model allows: of a file that can't be read
+MAX_LEASE_MS = 3_600_000  # that the registry's model allows: of a file that can't be read
 
 
-def take_up(files: Files, data: str, lease_ms: int) -> int:
+def adopt(files: Files, data: str, lease_ms: int) -> int:
     """Returns the lease, ms, that an earlier process may have promised for; 0: there was none. Raises OSError."""
     path = _path(data)
     size = files.size(path)
@@ -39,6 +39,6 @@ def _write(files: Files, data: str, lease_ms: int) -> None:
 
 def _read(content: bytes) -> int:
     try:
-        return min(LONGEST_MS, int(json.loads(content)["leaseMs"]))
+        return min(MAX_LEASE_MS, int(json.loads(content)["leaseMs"]))
     except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError):
-        return LONGEST_MS
+        return MAX_LEASE_MS

@@ -17,8 +17,8 @@ from delaynode.node.routes import Routes
 WATCH_SECONDS = 0.05
 LEASES_SECONDS = 1.0
 RENEW_SECONDS = 1.0
-AGAIN_SECONDS = 0.5  # between tries while nothing can go on without the registry
-SAID_SECONDS = 10.0  # and between words about that in the log
+RETRY_SECONDS = 0.5  # between tries while nothing can go on without the registry
+LOG_AGAIN_SECONDS = 10.0  # and between words about that in the log
 REQUESTS = 32  # of the shards, sent to the registry at once
 T = TypeVar("T")
 
@@ -52,34 +52,34 @@ class Membership:
         self._renewals = 0
         self.waiting_for: str | None = None  # what keeps this process from starting
 
-    async def ask(self, call: Callable[[], T]) -> T:
+    async def call(self, call: Callable[[], T]) -> T:
         """Away from the event loop. Raises what the call raises."""
         return await _run(self._pool, call)
 
     # ------------------------------------------------------------ starting
-    async def wishes(self) -> ClusterSpec | None:
+    async def read_cluster_spec(self) -> ClusterSpec | None:
         """The cluster's, however long the registry is out of reach: to give up would only mean to be started again, and
         ever later each time. Raises RegistryError when waiting can't help."""
-        found = await self._patiently(self._pool, self._registry.read_cluster)
+        found = await self._call_until_available(self._pool, self._registry.read_cluster)
         return None if found is None else found.spec
 
     async def join(self) -> None:
         """The first renewal, likewise: from then on this process is the node's."""
-        await self._patiently(self._renewing, self._next_renewal())
+        await self._call_until_available(self._renewing, self._next_renewal())
 
-    async def _patiently(self, pool: Executor, call: Callable[[], T]) -> T:
-        began, said = time.monotonic(), 0.0
+    async def _call_until_available(self, pool: Executor, call: Callable[[], T]) -> T:
+        began, logged_at = time.monotonic(), 0.0
         while True:
             try:
                 found = await _run(pool, call)
             except RegistryUnavailable as error:
                 self.waiting_for = str(error)
-                if time.monotonic() > said + SAID_SECONDS:
-                    said = time.monotonic()
-                    self._log("registry-awaited", reason=str(error), seconds=round(said - began, 1))
-                await asyncio.sleep(AGAIN_SECONDS)
+                if time.monotonic() > logged_at + LOG_AGAIN_SECONDS:
+                    logged_at = time.monotonic()
+                    self._log("registry-awaited", reason=str(error), seconds=round(logged_at - began, 1))
+                await asyncio.sleep(RETRY_SECONDS)
             else:
-                if said:
+                if logged_at:
                     self._log("registry-answered", seconds=round(time.monotonic() - began, 1))
                 self.waiting_for = None
                 return found
@@ -116,7 +116,7 @@ class Membership:
                 if version != seen:
                     cluster = await _run(self._watching, self._registry.read_cluster)
                     shards = await _run(self._watching, self._registry.list_shards)
-                    self._routes.take(cluster.spec if cluster is not None else None, shards)
+                    self._routes.update(cluster.spec if cluster is not None else None, shards)
                     seen = version
                     self._member.shards_read(shards)
             except RegistryError as error:
@@ -129,11 +129,11 @@ class Membership:
     # ------------------------------------------------------------ for the shards
     async def get_shard(self, name: str) -> ShardObject | None:
         """A consistent read. Raises RegistryError."""
-        return await self.ask(partial(self._registry.get_shard, name))
+        return await self.call(partial(self._registry.get_shard, name))
 
     async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version:
         """Raises RegistryError."""
-        return await self.ask(partial(self._registry.write_status, name, status, version))
+        return await self.call(partial(self._registry.write_status, name, status, version))
 
     # ------------------------------------------------------------ life
     def close(self) -> None:

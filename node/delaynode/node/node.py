@@ -23,10 +23,10 @@ from delaynode.node.disk import DiskSpace, needed_bytes
 from delaynode.node.membership import Membership
 from delaynode.node.node_clock import NodeClock
 from delaynode.node.peering import Peering
-from delaynode.node.routes import Elsewhere, Routes
+from delaynode.node.routes import RemoteMaster, Routes
 from delaynode.node.settings import shard_config
-from delaynode.replica.context import Transfers, Yard
-from delaynode.replica.master import ShardHost, Workshop
+from delaynode.replica.context import ReplicaContext, TransferPermits
+from delaynode.replica.master import NodeResources, ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import Replicas
 from delaynode.replica.scrub import Scrubber
@@ -37,12 +37,12 @@ from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import snapshot
 from delaynode.store.shard import ShardConfig
 
-__all__ = ["Elsewhere", "Node", "open_registry"]
+__all__ = ["Node", "RemoteMaster", "open_registry"]
 
 CLOCK_SECONDS = 0.25
 HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over
 BLOCKED_MS = 60_000  # a shard whose Blocked condition is older is not waited for
-SETTLED_SECONDS = 2.0  # of them without any being taken: nobody will
+UNCHANGED_SECONDS = 2.0  # of them without any being taken: nobody will
 
 
 class Node:
@@ -57,7 +57,7 @@ class Node:
         self._lock = lock_data(config.data)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
         watch = ClockWatch(config.data, log, accept=config.accept_clock_step)
-        self._clock = NodeClock(watch, self._pool, log, woken=self._woken, out_voted=self._out_voted)
+        self._clock = NodeClock(watch, self._pool, log, woken=self._on_clock_jump, clock_skewed=self._clock_skewed)
         self.clock = self._clock.clock
         self._conditions = ConditionLog(log)
         self.disk = DiskSpace(config.data, self._disk_reserve, self._unwritten_bytes)
@@ -85,29 +85,30 @@ class Node:
         return self._peering
 
     # ------------------------------------------------------------ life
-    async def hear(self) -> None:
+    async def read_cluster(self) -> None:
         """Learn the cluster's wishes, which promises and durability depend on. May take for ever, and be cancelled."""
-        self.routes.cluster = await self.membership.wishes()
+        self.routes.cluster = await self.membership.read_cluster_spec()
 
     async def prepare(self) -> None:
         """Listen for the other nodes. To be called before anything else asks for `replicas`."""
-        ask = self.membership.ask
-        peering = self._peering = await ask(
+        call = self.membership.call
+        peering = self._peering = await call(
             lambda: Peering(self.config, self.incarnation, self.routes.cluster, self.routes, self._files, self.log)
         )
-        shop = Workshop(
+        resources = NodeResources(
             self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
             fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
             disk_full=self.disk.full, may_tick=lambda: self._clock.may_tick,
         )  # fmt: skip
-        yard = Yard(
-            node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(), shop=shop,
-            registry=self.membership, peers=peering.links, promises=peering.promises, transfers=Transfers(),
+        context = ReplicaContext(
+            node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(),
+            resources=resources, registry=self.membership, peers=peering.links,
+            replica_leases=peering.replica_leases, transfers=TransferPermits(),
             boot_ms=boot_ms, cluster=lambda: self.routes.cluster, shard_config=self._shard_config,
             release_rate=self.routes.release_rate, stopping=self.routes.stopping,
         )  # fmt: skip
-        replicas = self._replicas = Replicas(yard)
-        await ask(lambda: snapshot.remove_leftovers(self._files, f"{self.config.data}/shards"))
+        replicas = self._replicas = Replicas(context)
+        await call(lambda: snapshot.remove_leftovers(self._files, f"{self.config.data}/shards"))
         await peering.listen(replicas, self._clock.heard)
 
     async def start(self) -> None:
@@ -139,17 +140,17 @@ class Node:
             except RegistryError as error:
                 self.log("lease-not-renewed", reason=str(error))
         started = changed = time.monotonic()
-        left = self._held()
+        left = self._remaining()
         while any(left) and time.monotonic() < started + HAND_OVER_SECONDS:
             await asyncio.sleep(0.02)
-            now_left = self._held()
+            now_left = self._remaining()
             if now_left != left:
                 left, changed = now_left, time.monotonic()
-            if time.monotonic() > changed + SETTLED_SECONDS:
+            if time.monotonic() > changed + UNCHANGED_SECONDS:
                 break
         self.log("left", masters=left[0], slaves=left[1], seconds=round(time.monotonic() - started, 3))
 
-    def _held(self) -> tuple[int, int]:
+    def _remaining(self) -> tuple[int, int]:
         """Shards that are led here still, and copies here that a master waits for still.
 
         A reign that is over is not counted though its copy is being put away: others serve the shard.
@@ -177,7 +178,7 @@ class Node:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log("internal-error", reason=f"{type(error).__name__}: {error}")
 
-    def broken(self) -> str | None:
+    def fatal_error(self) -> str | None:
         """Why only another process can help: the event loop goes on, and a loop on it that a node lives by has ended.
 
         None while all is well, however little the registry or the disk answers.
@@ -202,23 +203,23 @@ class Node:
     # ------------------------------------------------------------ the clock
     async def _clock_loop(self) -> None:
         while True:
-            await self._look_at_clock()
+            await self._poll_clock()
             await asyncio.sleep(CLOCK_SECONDS)
 
-    async def _look_at_clock(self) -> None:
-        await self._clock.look()
+    async def _poll_clock(self) -> None:
+        await self._clock.poll()
         if (lower := self.peering.lease_to_lower()) is not None:
-            await self.membership.ask(lower)
-        self._conditions.look(conditions(self))
+            await self.membership.call(lower)
+        self._conditions.update(conditions(self))
 
-    def _woken(self) -> None:
+    def _on_clock_jump(self) -> None:
         for host in self.hosts():  # they sleep until their next due
-            host.woken()
+            host.on_visible()
 
-    def _out_voted(self, reason: str) -> None:
+    def _clock_skewed(self, reason: str) -> None:
         for replica in self.replicas.leading():
             if replica.leader is not None and replica.leader.in_sync_size > 1:
-                replica.resign(f"its node's clock differs: {reason}")
+                replica.step_down(f"its node's clock differs: {reason}")
 
     @property
     def skew(self) -> str | None:
@@ -235,7 +236,7 @@ class Node:
         if abs(ahead_ms - seen_ms) > MAX_CLOCK_SKEW_MS:
             raise Refused("CLOCK_CHANGED", f"the clock is {ahead_ms} ms ahead of what is believed, not {seen_ms}")
         moved_ms = self._clock.accept()
-        await self._look_at_clock()
+        await self._poll_clock()
         return moved_ms
 
     # ------------------------------------------------------------ the registry
@@ -253,7 +254,7 @@ class Node:
     def shards_read(self, shards: Iterable[ShardObject]) -> None:
         if self.routes.cluster is not None:
             self.peering.links.cluster = self.routes.cluster.name
-        self.replicas.look(shards)
+        self.replicas.refresh(shards)
 
     # ------------------------------------------------------------ settings
     def _shard_config(self, spec: ShardSpec) -> ShardConfig:
@@ -264,7 +265,7 @@ class Node:
         return self.config.durability or (cluster.durability if cluster is not None else Durability.FSYNC)
 
     # ------------------------------------------------------------ who serves what
-    def find(self, topic: str, queue: int) -> ShardHost | Elsewhere:
+    def find(self, topic: str, queue: int) -> ShardHost | RemoteMaster:
         """The host of a shard served here, or where it is served. Raises Refused."""
         shard = self.routes.shard(topic, queue)
         replica = self.replicas.get(shard.spec.uid)
@@ -274,7 +275,7 @@ class Node:
             if ours or master.serving:
                 master.check_serving()
                 return master
-        if replica is not None and ours and (why := replica.why_not()) is not None:
+        if replica is not None and ours and (why := replica.unusable_reason()) is not None:
             reason = "NOT_SERVING" if len(shard.spec.replicas) > 1 else "SHARD_DAMAGED"
             raise Refused(reason, f"shard {shard.name} can't be served: {why}")
         endpoint = self.routes.endpoint(shard)
@@ -282,19 +283,19 @@ class Node:
             raise Refused(
                 "NOT_SERVING", f"shard {shard.name} has no serving master at the moment", epoch=shard.spec.epoch
             )
-        return Elsewhere(endpoint, shard.spec.epoch)
+        return RemoteMaster(endpoint, shard.spec.epoch)
 
-    def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | Elsewhere:
+    def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | RemoteMaster:
         """As find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
         if self.routes.slaves_deliver:
             replica = self.replicas.get(self.routes.shard(topic, queue).spec.uid)
-            if replica is not None and replica.host is not None and replica.unreadable() is None:
+            if replica is not None and replica.host is not None and replica.unreadable_reason() is None:
                 return replica.host
         return self.find(topic, queue)
 
-    def unfit(self) -> str | None:
+    def ineligible(self) -> str | None:
         """Why no master should be chosen here; None when one may be."""
-        if (clock := self._clock.unfit()) is not None:
+        if (clock := self._clock.ineligible()) is not None:
             return clock
         return "it is stopping" if self.stopping else None
 
@@ -307,9 +308,9 @@ class Node:
         found = (replica.master or replica.host for replica in self._replicas or ())
         return [copy for copy in found if copy is not None]
 
-    def stopped(self) -> dict[str, str]:
+    def unusable(self) -> dict[str, str]:
         """The copies here that can't be used, and why, by shard."""
-        why = {replica.name: replica.why_not() for replica in self._replicas or ()}
+        why = {replica.name: replica.unusable_reason() for replica in self._replicas or ()}
         return {name: reason for name, reason in sorted(why.items()) if reason}
 
     def not_ready(self) -> str | None:
@@ -318,7 +319,7 @@ class Node:
             return "the node is stopping"
         if self.membership.waiting_for is not None:
             return f"waiting for the registry: {self.membership.waiting_for}"
-        if not self.routes.heard:
+        if not self.routes.was_read:
             return "the registry has not answered yet"
         led = (shard for shard in self.routes.objects.values() if shard.spec.master == self.config.node)
         waiting = [shard.name for shard in led if not self._serves(shard.spec.uid) and not self._is_blocked(shard)]

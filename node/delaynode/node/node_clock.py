@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from delaynode.clock import boot_ms
 from delaynode.node.clock_watch import ClockWatch
-from delaynode.replication.clock_agreement import TO_OUT_VOTE, ClockAgreement
+from delaynode.replication.clock_agreement import MIN_PEERS, ClockAgreement
 
 SKEW_SECONDS = 2.0  # out-voted for so long, a master gives its shards away
 FIRST_ROUND_MS = 1_000  # in which peers that live have answered a process that has just started
@@ -25,13 +25,13 @@ class NodeClock:
         log: Callable[..., None],
         *,
         woken: Callable[[], None],
-        out_voted: Callable[[str], None],
+        clock_skewed: Callable[[str], None],
         boot: Callable[[], int] = boot_ms,
     ) -> None:
         self.clock = watch.clock
         self.skew: str | None = None  # what most peers' clocks say of this node's, where they differ
         self._watch, self._pool, self._log = watch, pool, log
-        self._woken, self._out_voted, self._boot_ms = woken, out_voted, boot
+        self._on_jump, self._clock_skewed, self._boot_ms = woken, clock_skewed, boot
         self._agreement = ClockAgreement()
         self._skewed_since = 0.0
         self._first_round = True  # not all peers have said what time it is
@@ -42,7 +42,7 @@ class NodeClock:
         """The leases name these other nodes, whose clocks are going to be heard."""
         if self._first_round_ends_ms is None:
             self._expected = len(peers)
-            enough = len(peers) >= TO_OUT_VOTE  # fewer could not out-vote this node
+            enough = len(peers) >= MIN_PEERS  # fewer could not out-vote this node
             self._first_round_ends_ms = self._boot_ms() + FIRST_ROUND_MS * enough
             self._compare()
 
@@ -60,12 +60,12 @@ class NodeClock:
         """
         return self.skew is None and not self._first_round
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         self._compare()
-        if self._watch.look():
-            self._woken()
+        if self._watch.poll():
+            self._on_jump()
         if self._watch.changed:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._watch.keep)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._watch.save)
 
     def _compare(self) -> None:
         """Most peers' clocks are right: believe a step that they have made too, stop releasing where they differ."""
@@ -76,7 +76,7 @@ class NodeClock:
         ends_ms = self._first_round_ends_ms
         if ends_ms is not None and (found.peers >= self._expected or self._boot_ms() >= ends_ms):
             self._first_round = False
-        if not found.out_voted:
+        if not found.clock_skewed:
             self.skew = None
             return
         now = time.monotonic()
@@ -85,13 +85,13 @@ class NodeClock:
             self._log("clock-out-voted", reason=found.reason)
         self.skew = found.reason
         if now - self._skewed_since > SKEW_SECONDS:
-            self._out_voted(found.reason)
+            self._clock_skewed(found.reason)
 
     def accept(self) -> int:
         """Believe the wall clock; returns by how many ms time moves ahead."""
         return self._watch.accept()
 
-    def unfit(self) -> str | None:
+    def ineligible(self) -> str | None:
         """Why no master should be chosen here; None when one may be.
 
         A step of the wall clock that is not believed is no reason: the node goes on by its boot clock, as a master does

@@ -13,15 +13,15 @@ from delaynode.clock import boot_ms, wall_ms
 from delaynode.config import NodeConfig
 from delaynode.node import lease_file
 from delaynode.node.routes import Routes
-from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import Message
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.heartbeats import HeartbeatThread
 from delaynode.replication.transport.links import Address, Links
 from delaynode.replication.transport.peers import Handler, Origin
 from delaynode.store.log.files import Files
 
 NEIGHBOURS = 4  # whose clocks are compared with this node's
-SHORTEST_HEARTBEAT_MS = 50
+MIN_HEARTBEAT_MS = 50
 
 
 class Peering:
@@ -31,28 +31,30 @@ class Peering:
         self,
         config: NodeConfig,
         incarnation: str,
-        wishes: ClusterSpec | None,
+        cluster_spec: ClusterSpec | None,
         routes: Routes,
         files: Files,
         log: Callable[..., None],
     ) -> None:
         """Blocks for files. Raises OSError."""
         self._config, self._routes, self._files, self._log = config, routes, files, log
-        self._lease_ms = (wishes.lease_seconds if wishes is not None else 3) * 1000  # as wished at the start
-        former_ms = lease_file.take_up(files, config.data, self._lease_ms)
+        self._lease_ms = (
+            cluster_spec.lease_seconds if cluster_spec is not None else 3
+        ) * 1000  # as wished at the start
+        former_ms = lease_file.adopt(files, config.data, self._lease_ms)
         # When an earlier process's longer lease is over, CLOCK_BOOTTIME.
         self._lower_lease_at_ms = boot_ms() + former_ms if former_ms > self._lease_ms else None
-        self.promises = Promises(
+        self.replica_leases = ReplicaLeases(
             config.node, int(incarnation, 16), lease_ms=self._lease_ms, former_lease_ms=former_ms, boot_ms=boot_ms,
             wall_ms=wall_ms,
         )  # fmt: skip
-        self._relay = _Relay()
-        name = wishes.name if wishes is not None else ""
+        self._relay = _HandlerRelay()
+        name = cluster_spec.name if cluster_spec is not None else ""
         self.links = Links(name, config.node, incarnation, partial(peer_address, routes), self._relay, log)
         self.address = ""
-        self._acquainted: list[str] = []
-        interval_ms = max(SHORTEST_HEARTBEAT_MS, self._lease_ms // 10)
-        self._heartbeats = HeartbeatThread(self.promises, self._heartbeat_address, log, interval_ms=interval_ms)
+        self._clock_peers: list[str] = []
+        interval_ms = max(MIN_HEARTBEAT_MS, self._lease_ms // 10)
+        self._heartbeats = HeartbeatThread(self.replica_leases, self._heartbeat_address, log, interval_ms=interval_ms)
 
     async def listen(self, handler: Handler, heard: Callable[[str, int, int, int], None]) -> None:
         """heard: told of peers' clocks, on the event loop. Raises OSError."""
@@ -61,17 +63,17 @@ class Peering:
         bound = await self.links.start(host, port)
         self.address = self._config.advertise_peer or join(host, bound)
         self._heartbeats.bind(host, bound)
-        self.promises.on_lead = self._heartbeats.nudge
+        self.replica_leases.on_request = self._heartbeats.nudge
         loop = asyncio.get_running_loop()
-        self.promises.on_heard = lambda *what: _soon(loop, heard, *what)
+        self.replica_leases.on_heard = lambda *what: _soon(loop, heard, *what)
         self._heartbeats.start()
 
     def leases_read(self) -> None:
         """`routes.leases` is new."""
         self.links.addresses_changed()
-        if (now := self.neighbours()) != self._acquainted:
-            self._acquainted = now
-            self.promises.acquaint(now)
+        if (now := self.neighbours()) != self._clock_peers:
+            self._clock_peers = now
+            self.replica_leases.set_clock_peers(now)
             self._heartbeats.nudge()  # a process that has just started releases nothing before they have answered
 
     def neighbours(self) -> list[str]:
@@ -119,7 +121,7 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: obj
         loop.call_soon_threadsafe(call, *args)
 
 
-class _Relay:
+class _HandlerRelay:
     """Stands for the handler that links are made before."""
 
     handler: Handler

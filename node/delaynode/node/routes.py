@@ -13,7 +13,7 @@ from delaynode.store.queue import rate_limit
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteMaster:
     """The shard's master is another node."""
 
     endpoint: str
@@ -27,12 +27,12 @@ class Routes:
         self.cluster: ClusterSpec | None = None
         self.objects: dict[tuple[str, int], ShardObject] = {}
         self.leases: dict[str, NodeLease] = {}
-        self.heard = False  # the registry has answered once
+        self.was_read = False  # the registry has answered once
 
-    def take(self, cluster: ClusterSpec | None, shards: Iterable[ShardObject]) -> None:
+    def update(self, cluster: ClusterSpec | None, shards: Iterable[ShardObject]) -> None:
         self.cluster = cluster
         self.objects = {(shard.spec.topic, shard.spec.queue): shard for shard in shards}
-        self.heard = True
+        self.was_read = True
 
     def shard(self, topic: str, queue: int) -> ShardObject:
         """Raises Refused."""
@@ -69,7 +69,7 @@ class Routes:
 
     def topics(self) -> list[str]:
         """The topics whose queues have all been made. Raises Refused as queues() does."""
-        if not self.heard:  # a node that has just started must not say that there is no such topic
+        if not self.was_read:  # a node that has just started must not say that there is no such topic
             raise Refused("NOT_SERVING", "this node has not heard from the registry yet")
         made = Counter(topic for topic, _ in self.objects)
         wanted = {spec.name: spec.queues for spec in self.cluster.topics} if self.cluster else {}

@@ -14,8 +14,8 @@ from delaynode.store.timer.index import DAY_MS
 WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
 FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints
 PRODUCERS = 200_000  # that all shards together remember: 130 MB at most
-FEWEST_PRODUCERS = 1_000
-SMALLEST_SHARE = 65_536  # messages: of the window budget, or units before a flush
+MIN_PRODUCERS = 1_000
+MIN_SHARE = 65_536  # messages: of the window budget, or units before a flush
 
 
 def shard_config(config: NodeConfig, cluster: ClusterSpec | None, topic_name: str, shards: int) -> ShardConfig:
@@ -23,11 +23,11 @@ def shard_config(config: NodeConfig, cluster: ClusterSpec | None, topic_name: st
     topic = cluster.topic(topic_name) if cluster is not None else None
     base = ShardConfig(
         horizon_ms=(cluster.horizon_days if cluster is not None else 40) * DAY_MS,
-        window_budget=max(SMALLEST_SHARE, config.window_budget // shards),
-        flush_units=max(SMALLEST_SHARE, FLUSH_UNITS // shards),
-        wheel_copy_units=max(SMALLEST_SHARE, WHEEL_COPY_UNITS // shards),
+        window_budget=max(MIN_SHARE, config.window_budget // shards),
+        flush_units=max(MIN_SHARE, FLUSH_UNITS // shards),
+        wheel_copy_units=max(MIN_SHARE, WHEEL_COPY_UNITS // shards),
         log_segment_bytes=config.log_segment_bytes,
-        max_producers=min(ShardConfig().max_producers, max(FEWEST_PRODUCERS, PRODUCERS // shards)),
+        max_producers=min(ShardConfig().max_producers, max(MIN_PRODUCERS, PRODUCERS // shards)),
     )
     if topic is None:
         return base

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
 
-from delaynode.replica.host import Workshop
-from delaynode.replication.catch_up import CatchingUp
-from delaynode.replication.lease import Promises
+from delaynode.replica.host import NodeResources
+from delaynode.replication.catch_up import CatchUpBudget
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.peers import Peers
 from delaynode.store.shard import ShardConfig
 
@@ -24,23 +24,23 @@ class ShardRegistry(Protocol):
     async def write_status(self, name: str, status: ShardStatus, version: Version) -> Version: ...
 
 
-LARGE, SMALL = 2, 16  # transfers at once
+MAX_LARGE, MAX_SMALL = 2, 16  # transfers at once
 SMALL_BYTES = 8 << 20
 
 
-class Transfers:
+class TransferPermits:
     """Places for whole copies that are sent: few for those that fill disk and network, more for those that wait for
     small things most of the time; a new topic has a thousand of them."""
 
     def __init__(self) -> None:
-        self._large, self._small = asyncio.Semaphore(LARGE), asyncio.Semaphore(SMALL)
+        self._large, self._small = asyncio.Semaphore(MAX_LARGE), asyncio.Semaphore(MAX_SMALL)
 
-    def place(self, log_bytes: int) -> asyncio.Semaphore:
+    def permit(self, log_bytes: int) -> asyncio.Semaphore:
         return self._small if log_bytes <= SMALL_BYTES else self._large
 
 
 @dataclass(frozen=True, slots=True)
-class Yard:
+class ReplicaContext:
     """data: the node's directory. boot_ms: CLOCK_BOOTTIME. transfers: of whole copies, to be sent.
 
     stopping: whether that node has said in its lease that its process is about to end.
@@ -50,21 +50,21 @@ class Yard:
     incarnation: str
     data: str
     boot_id: str
-    shop: Workshop
+    resources: NodeResources
     registry: ShardRegistry
     peers: Peers
-    promises: Promises
-    transfers: Transfers
+    replica_leases: ReplicaLeases
+    transfers: TransferPermits
     boot_ms: Callable[[], int]
     cluster: Callable[[], ClusterSpec | None]
     shard_config: Callable[[ShardSpec], ShardConfig]
     release_rate: Callable[[ShardObject], int | None]
     stopping: Callable[[str], bool]
-    catching_up: CatchingUp = field(default_factory=CatchingUp)
+    catching_up: CatchUpBudget = field(default_factory=CatchUpBudget)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardStatusStore:
+class ShardStatusAccess:
     """One shard's object, as its leader needs it."""
 
     registry: ShardRegistry

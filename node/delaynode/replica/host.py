@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from delaynode.metrics import NodeMetrics
-from delaynode.replica.maintenance import Intervals, Upkeep
+from delaynode.replica.maintenance import Intervals, Maintenance
 from delaynode.replica.sync_threads import Writer
-from delaynode.replica.waiters import Waiting
+from delaynode.replica.waiters import WaitQueues
 from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.files import Files
@@ -27,7 +27,7 @@ from delaynode.store.maintenance import marker
 from delaynode.store.shard import Shard
 from delaynode.store.types import Buffers, Records
 
-FEW_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
+MAX_CACHED_ROWS = 16  # bodies that are read at once when they are in the page cache: quicker than a thread's wake-up
 DRAIN_SECONDS = 0.002
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class WallClock(Protocol):
     def now_ms(self) -> int: ...
 
 
-class Syncing(Protocol):
+class SyncThreads(Protocol):
     """See replica/sync_threads.py."""
 
     def mark(self, writer: Writer) -> None: ...
@@ -56,12 +56,12 @@ class FrameMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class NodeResources:
     """What the copies of one node share."""
 
     files: Files
     clock: WallClock
-    syncer: Syncing
+    syncer: SyncThreads
     pool: ThreadPoolExecutor
     metrics: NodeMetrics
     checkpoints: asyncio.Semaphore  # one at a time: its buffers are the largest there are
@@ -71,8 +71,8 @@ class Workshop:
     disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
     intervals: Intervals = field(default_factory=Intervals)  # of upkeep
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
-    kept: FrameMemory = field(default_factory=FrameMemory)
+    apply_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
+    frame_memory: FrameMemory = field(default_factory=FrameMemory)
 
 
 class CopyHost(ABC):
@@ -80,28 +80,28 @@ class CopyHost(ABC):
 
     leads = False
 
-    def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
+    def __init__(self, shard: Shard, directory: str, resources: NodeResources) -> None:
         self.shard = shard
         self.directory = directory
-        self.shop = shop
+        self.resources = resources
         self.topic = shard.identity.topic
         self.name = f"{shard.identity.topic}-{shard.identity.queue}"
         self.failure: str | None = None  # why it is of no use any more
         self.lasting = False  # and a process that opens it next must not trust it either
-        self.failed: Callable[[], None] = lambda: None  # told once, when it fails
-        self.waiting = Waiting(shard.consumers, shard.queue, shop.clock.now_ms)
+        self.on_failed: Callable[[], None] = lambda: None  # told once, when it fails
+        self.waiters = WaitQueues(shard.consumers, shard.queue, resources.clock.now_ms)
         self._tasks: list[asyncio.Task[None]] = []
         self._mark: Callable[[], None] | None = None  # writes the file `damaged`; None when that is done
         self._marking: asyncio.Future[None] | None = None
         self._jobs: set[asyncio.Future[Any]] = set()  # running off the loop
         self._closed = False  # it writes nothing more: the log is another host's, or opened anew
-        self.upkeep = Upkeep(self)
+        self.maintenance = Maintenance(self)
         shard.on_failed = self.fail
 
     # ------------------------------------------------------------ work
     def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run it in a thread. What reads the shard's files must: files are removed when no job reads them any more."""
-        job = asyncio.get_running_loop().run_in_executor(self.shop.pool, work)
+        job = asyncio.get_running_loop().run_in_executor(self.resources.pool, work)
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
         return job
@@ -110,21 +110,21 @@ class CopyHost(ABC):
         """Those under way off the loop."""
         return list(self._jobs)
 
-    async def _at_rest(self) -> None:
+    async def _wait_idle(self) -> None:
         """Return when nothing of this copy runs or is being written any more; its tasks have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.upkeep.at_rest()
-        while self._jobs or self.shop.syncer.busy(self):
+        await self.maintenance.wait_idle()
+        while self._jobs or self.resources.syncer.busy(self):
             await asyncio.gather(*self._jobs, return_exceptions=True)
             await asyncio.sleep(DRAIN_SECONDS)
         self._closed = True  # the syncer may still have it in its line
 
-    def alarm(self) -> None:  # noqa: B027 - a slave has nobody to wake
+    def wake_tick_loop(self) -> None:  # noqa: B027 - a slave has nobody to wake
         """The due window has been loaded further."""
 
-    def changed(self, due_ms: int | None = None) -> None:
+    def on_proposed(self, due_ms: int | None = None) -> None:
         """The caller has proposed frames; `due_ms`: the earliest new due."""
-        self.shop.syncer.mark(self)
+        self.resources.syncer.mark(self)
 
     def check_serving(self) -> None:
         """Raises Refused when nobody may be answered from this copy."""
@@ -132,15 +132,15 @@ class CopyHost(ABC):
             raise self._refusal("")
 
     @abstractmethod
-    async def committed(self, offset: int) -> None:
+    async def wait_committed(self, offset: int) -> None:
         """Return once everything before log offset `offset` is committed. Raises Refused when it may never be."""
 
     @abstractmethod
-    async def written(self, offset: int) -> None:
+    async def wait_log_committed(self, offset: int) -> None:
         """As committed(), also while the copy is stopping."""
 
     # ------------------------------------------------------------ its end
-    async def may_append(self) -> None:  # noqa: B027 - a slave never does
+    async def wait_may_append(self) -> None:  # noqa: B027 - a slave never does
         """Return when this process may write frames of its own accord: a master's."""
 
     def behind_ms(self) -> int:
@@ -154,29 +154,29 @@ class CopyHost(ABC):
     def _end(self, why: str) -> None:
         for task in self._tasks:
             task.cancel()
-        self.waiting.end()
-        self.upkeep.end()
+        self.waiters.end()
+        self.maintenance.end()
 
     def fail(self, why: str, error: Exception) -> None:
         """This copy is damaged: nothing more is written or acknowledged here, nor by the process that opens it next."""
         if self.failure is None:
             self.failure = why
             self.shard.damaged = why
-            self.shop.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
+            self.resources.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
             self._end(why)
             self.lasting = marker.is_permanent(error)
             if self.lasting:
                 self._mark = partial(
-                    marker.mark_damaged, self.shop.files, self.directory, why, self.shop.clock.now_ms(),
+                    marker.mark_damaged, self.resources.files, self.directory, why, self.resources.clock.now_ms(),
                     self.shard.committed_offset,
                 )  # fmt: skip
                 self._marking = asyncio.ensure_future(self._write_mark())
-            self.failed()
+            self.on_failed()
 
-    def note_impossible(self, what: str, error: Impossible) -> None:
+    def log_impossible(self, what: str, error: Impossible) -> None:
         """An operation was not possible, so this copy's memory or files contradict each other: alert."""
-        self.shop.metrics.impossible[self.topic] += 1
-        self.shop.log("impossible", shard=self.name, epoch=self.shard.epoch, what=what, reason=str(error))
+        self.resources.metrics.impossible[self.topic] += 1
+        self.resources.log("impossible", shard=self.name, epoch=self.shard.epoch, what=what, reason=str(error))
 
     async def _write_mark(self) -> None:
         """Try to; the disk that has failed may not take it."""
@@ -185,7 +185,7 @@ class CopyHost(ABC):
                 await self.off_loop(self._mark)
                 self._mark = None
             except OSError as error:
-                self.shop.log("damage-not-marked", shard=self.name, reason=str(error))
+                self.resources.log("damage-not-marked", shard=self.name, reason=str(error))
 
     async def _end_mark(self) -> None:
         if self._marking is not None:
@@ -213,19 +213,19 @@ class CopyHost(ABC):
 
     # ------------------------------------------------------------ the log's writes
     def take_writes(self) -> WriteBatch | None:
-        return None if self._closed else self.shard.take_writes(sync=self.shop.fsync)
+        return None if self._closed else self.shard.take_writes(sync=self.resources.fsync)
 
     @abstractmethod
-    def wrote(self, batch: WriteBatch) -> None:
+    def on_written(self, batch: WriteBatch) -> None:
         """The batch is on disk (or, with Async, in the page cache)."""
 
-    def write_failed(self, error: Exception) -> None:
+    def on_write_failed(self, error: Exception) -> None:
         self.fail(f"CommitLog: {error}", error)
 
     @property
     def durable(self) -> int:
         """The log offset below which this copy has stored everything, as the cluster's durability asks."""
-        return self.shard.log.synced if self.shop.fsync else self.shard.log.written
+        return self.shard.log.synced if self.resources.fsync else self.shard.log.written
 
     # ------------------------------------------------------------ reading
     async def read_records(self, rows: Records) -> Buffers:
@@ -233,7 +233,7 @@ class CopyHost(ABC):
         if not len(rows):
             return []
         try:
-            if len(rows) <= FEW_ROWS:
+            if len(rows) <= MAX_CACHED_ROWS:
                 cached = self.shard.read_cached(rows)
                 if cached is not None:
                     return cached
@@ -246,7 +246,7 @@ class CopyHost(ABC):
         self.check_serving()  # a disk may take its time, and another may serve by now
         return records
 
-    async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
+    async def fetch(self, offset: int, max_count: int, max_bytes: int, wait_ms: int) -> tuple[int, Records]:
         """Rows of dtype QUEUED from queue offset `offset`, which must not lie beyond the end."""
         self.check_serving()
         queue = self.shard.queue
@@ -256,8 +256,8 @@ class CopyHost(ABC):
             why = f"the messages below queue offset {queue.start} are consumed or outlived, and kept no longer"
             raise Refused("OFFSET_TRIMMED", f"offset {offset}: {why}", start=queue.start)
         if offset == queue.visible and wait_ms:
-            await self.waiting.reader(wait_ms / 1000)
+            await self.waiters.wait_for_release(wait_ms / 1000)
             self.check_serving()
-        rows = queue.read(offset, most)
-        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), most_bytes, "right")))
+        rows = queue.read(offset, max_count)
+        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), max_bytes, "right")))
         return offset, rows[:fits]

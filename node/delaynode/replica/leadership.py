@@ -16,12 +16,12 @@ from typing import Protocol
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, copy_id_of
 from delayregistry.port import RegistryError
 
-from delaynode.replica.context import ShardStatusStore, Yard
+from delaynode.replica.context import ReplicaContext, ShardStatusAccess
 from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
-from delaynode.replica.storage import Holding
-from delaynode.replication.leader import Leader, Reign
+from delaynode.replica.storage import ReplicaStorage
+from delaynode.replication.leader import Leader, Term
 from delaynode.replication.shipping import Shipping, SnapshotSource
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.maintenance.marker import is_permanent
@@ -37,13 +37,13 @@ class LedReplica(Protocol):
     name: str
     object: ShardObject
     role: ReplicaRole
-    holding: Holding
+    storage: ReplicaStorage
     host: SlaveHost | None
 
     @property
     def shard(self) -> Shard | None: ...
 
-    def look(self, object_: ShardObject) -> None:
+    def refresh(self, object_: ShardObject) -> None:
         """Take what the registry has up, for a master that is new."""
 
     async def open(self) -> None:
@@ -55,34 +55,36 @@ class LedReplica(Protocol):
     async def end_following(self, why: str) -> None:
         """Nothing of a slave runs when this returns."""
 
-    def broken(self, why: str, *, lasting: bool = True) -> None:
+    def mark_damaged(self, why: str, *, lasting: bool = True) -> None:
         """The copy is damaged. lasting: for a later process too."""
 
 
-class Reigning:
+class Leadership:
     """Owned by the replica's worker; a leader's traffic passes it by. wake: the worker has something to do.
 
     leader: from the start of a reign to its end; master: while it serves, or did. over: why the reign has ended, for
     the worker to depose().
     """
 
-    def __init__(self, copy: LedReplica, yard: Yard, note: Callable[..., None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, copy: LedReplica, context: ReplicaContext, log_event: Callable[..., None], wake: Callable[[], None]
+    ) -> None:
         self.leader: Leader | None = None
         self.master: ShardHost | None = None
-        self.refused: str | None = None  # why the reign in the spec is not taken up
-        self.over: str | None = None
-        self._hindered: str | None = None  # why it could not even be looked at
+        self.refused_reason: str | None = None  # why the reign in the spec is not taken up
+        self.ended: str | None = None
+        self._blocked_reason: str | None = None  # why it could not even be looked at
         self._last: tuple[int, str] = (0, "")  # the last reign here that is over: its epoch, and why
         self._refused_by: tuple[ShardStatus | None, bool] = (None, False)  # the status, and whether unclean was allowed
-        self._copy, self._yard, self._note, self._wake = copy, yard, note, wake
-        self._made_ms = yard.boot_ms()
+        self._copy, self._context, self._log_event, self._wake = copy, context, log_event, wake
+        self._made_ms = context.boot_ms()
         self._candidate_ms: int | None = None  # since when it makes itself ready to lead
-        self._resigning: asyncio.Task[None] | None = None
+        self._stepping_down: asyncio.Task[None] | None = None
 
-    def late(self) -> str | None:
+    def overdue_reason(self) -> str | None:
         """Why a chosen copy had better be passed over (attack A3): it has no reign yet that it could resign."""
-        since, cluster = self._candidate_ms, self._yard.cluster()
-        if since is None or cluster is None or self._yard.boot_ms() - since < cluster.lag_seconds * 1000:
+        since, cluster = self._candidate_ms, self._context.cluster()
+        if since is None or cluster is None or self._context.boot_ms() - since < cluster.lag_seconds * 1000:
             return None
         return f"its disk has not taken the epoch up within {cluster.lag_seconds} s"
 
@@ -91,234 +93,255 @@ class Reigning:
         spec is refused or can't be begun for the moment; empty: no reason is known."""
         leader = self.leader
         if leader is not None and leader.ended is None:
-            if leader.resigned is not None:
-                return leader.reign.epoch, leader.resigned
-            if self.master is None and leader.hindered is not None:
-                return 0, leader.hindered
-        elif kept := self.refused or self._hindered:
-            return 0, kept
+            if leader.stepped_down is not None:
+                return leader.term.epoch, leader.stepped_down
+            if self.master is None and leader.blocked_reason is not None:
+                return 0, leader.blocked_reason
+        elif reason := self.refused_reason or self._blocked_reason:
+            return 0, reason
         return self._last
 
     # ------------------------------------------------------------ what the registry says
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The spec has another reign."""
-        self.refused = self._hindered = self._candidate_ms = None
+        self.refused_reason = self._blocked_reason = self._candidate_ms = None
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """The registry has news of the shard."""
         spec, leader = self._copy.object.spec, self.leader
         if leader is not None and leader.ended is None:
-            if spec.epoch > leader.reign.epoch:
-                leader.deposed(spec.epoch)
+            if spec.epoch > leader.term.epoch:
+                leader.superseded(spec.epoch)
             else:
                 leader.set_replicas(spec.replicas, spec.leaving)
-                leader.watched(self._copy.object.status)
+                leader.on_status(self._copy.object.status)
                 self.hand_over()
-        cluster = self._yard.cluster()
-        if self.refused is not None and self._refused_by != (self._copy.object.status, self._unclean()):
-            self.refused = None  # what it was refused by has changed: the wishes may come later than the choice
+        cluster = self._context.cluster()
+        if self.refused_reason is not None and self._refused_by != (self._copy.object.status, self._unclean()):
+            self.refused_reason = None  # what it was refused by has changed: the wishes may come later than the choice
         if self.master is not None and cluster is not None:
             self.master.min_in_sync = cluster.min_in_sync
-            self.master.set_release_rate(self._yard.release_rate(self._copy.object))
+            self.master.set_release_rate(self._context.release_rate(self._copy.object))
 
     def hand_over(self) -> None:
         """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
         spec, leader = self._copy.object.spec, self.leader
-        if leader is not None and spec.epoch == leader.reign.epoch:  # a wish may be withdrawn, too
+        if leader is not None and spec.epoch == leader.term.epoch:  # a wish may be withdrawn, too
             leader.switch_to(spec.switchover.to if spec.switchover is not None else None)
 
     # ------------------------------------------------------------ from chosen to serving
-    def chosen(self) -> bool:
+    def is_chosen(self) -> bool:
         spec = self._copy.object.spec
-        if (spec.master, spec.incarnation) != (self._yard.node, self._yard.incarnation) or self.leader is not None:
+        if (spec.master, spec.incarnation) != (
+            self._context.node,
+            self._context.incarnation,
+        ) or self.leader is not None:
             return False
         if self._copy.shard is None:
-            return self._copy.role is ReplicaRole.ABSENT and self._copy.object.status is None and self.refused is None
+            return (
+                self._copy.role is ReplicaRole.ABSENT
+                and self._copy.object.status is None
+                and self.refused_reason is None
+            )
         return (
             self._copy.role is ReplicaRole.SLAVE
             and spec.epoch > self._copy.shard.identity.epoch
-            and self.refused is None
+            and self.refused_reason is None
         )
 
-    async def take_up(self) -> None:
+    async def begin_term(self) -> None:
         """Take up the reign in the spec."""
-        copy, holding, yard = self._copy, self._copy.holding, self._yard
+        copy, storage, context = self._copy, self._copy.storage, self._context
         spec = copy.object.spec
         try:
-            found = await yard.registry.get_shard(copy.name)
+            found = await context.registry.get_shard(copy.name)
         except RegistryError as error:
-            self._note("registry-unreachable", reason=str(error))
-            self._hindered = f"the registry did not show it the shard: {error}"
+            self._log_event("registry-unreachable", reason=str(error))
+            self._blocked_reason = f"the registry did not show it the shard: {error}"
             await asyncio.sleep(0.2)
             return
         if found is None or found.spec.uid != spec.uid:
-            self._hindered = "the registry has no such shard, by what this node is told"
+            self._blocked_reason = "the registry has no such shard, by what this node is told"
             await asyncio.sleep(RETRY_SECONDS)  # it is gone, as the list will say
             return
-        self._hindered = None
+        self._blocked_reason = None
         if found.spec.epoch != spec.epoch:
-            self.forget()
+            self.reset()
         copy.object = found
         spec = found.spec
-        if not self.chosen():
+        if not self.is_chosen():
             return
         status = found.status
-        if status is not None and not _names(status, holding.entry) and not self._unclean():
+        if status is not None and not _is_in_sync(status, storage.replica_id) and not self._unclean():
             self._refused_by = status, False
-            self.refused = f"copy {holding.entry} is not in sync: {', '.join(status.in_sync)} are"
-            self._note("reign-refused", reason=self.refused)
+            self.refused_reason = f"copy {storage.replica_id} is not in sync: {', '.join(status.in_sync)} are"
+            self._log_event("reign-refused", reason=self.refused_reason)
             return
         copy.role = ReplicaRole.CANDIDATE
         if self._candidate_ms is None:
-            self._candidate_ms = yard.boot_ms()
+            self._candidate_ms = context.boot_ms()
         slave = copy.host
         try:
             await copy.end_following("it is to be master")
             if slave is not None and slave.failure is not None:
                 # A write of its last batch has failed, as with a full disk: its log in memory is not what the disk has.
                 self._candidate_ms = None
-                copy.broken(slave.failure, lasting=slave.lasting)
+                copy.mark_damaged(slave.failure, lasting=slave.lasting)
                 return
             shard = await self._candidate(spec)
         except (Damaged, OSError) as error:
-            await self._not_taken_up(spec.epoch, error)
+            await self._begin_failed(spec.epoch, error)
             return
         self._candidate_ms = None
-        await self._begin(shard, spec, status)
+        await self._lead(shard, spec, status)
 
-    async def _begin(self, shard: Shard, spec: ShardSpec, status: ShardStatus | None) -> None:
+    async def _lead(self, shard: Shard, spec: ShardSpec, status: ShardStatus | None) -> None:
         """Lead, and serve as soon as the others of the former in-sync set follow or are left out."""
-        copy, holding, yard = self._copy, self._copy.holding, self._yard
+        copy, storage, context = self._copy, self._copy.storage, self._context
         leader = self._make_leader(shard, spec)
         former = status.in_sync if status is not None else ()
-        cluster, frames = yard.cluster(), 0
+        cluster, frames = context.cluster(), 0
         try:
-            if not set(former) - {holding.entry}:  # nobody else can have anything else
-                frames = await holding.apply_all()
-            vacated = status is not None and _vacated(status, spec)
-            others = len(set(former) - {holding.entry})
-            missing = partial(self._missing, spec, others, ended=int(vacated and spec.vacant))
-            if not await leader.begin(former, spec.replicas, spec.leaving, vacated=vacated, missing=missing):
-                await self.depose(leader.ended or "another reign has begun")
+            if not set(former) - {storage.replica_id}:  # nobody else can have anything else
+                frames = await storage.apply_all()
+            previous_master_exited = status is not None and _previous_master_exited(status, spec)
+            others = len(set(former) - {storage.replica_id})
+            missing = partial(self._count_missing, spec, others, ended=int(previous_master_exited and spec.vacant))
+            if not await leader.begin(
+                former, spec.replicas, spec.leaving, previous_master_exited=previous_master_exited, missing=missing
+            ):
+                await self.end_term(leader.ended or "another term has begun")
                 return
-            frames += await holding.apply_all()
+            frames += await storage.apply_all()
             if leader.ended is not None:
                 return  # nobody would tell the master that is made now: it would wait for its first frame for ever
             min_in_sync = cluster.min_in_sync if cluster is not None else 1
-            master = ShardHost(shard, holding.directory, yard.shop, leader, min_in_sync)
+            master = ShardHost(shard, storage.directory, context.resources, leader, min_in_sync)
             leader.host = master
-            master.failed = partial(self._master_failed, master)
-            master.set_release_rate(yard.release_rate(copy.object))
+            master.on_failed = partial(self._master_failed, master)
+            master.set_release_rate(context.release_rate(copy.object))
             self.master = master
-            await master.start(spec.epoch, yard.node)
+            await master.start(spec.epoch, context.node)
         except (Damaged, OSError, Refused) as error:
             if leader.ended is None:  # no other reign has begun meanwhile: this copy is to blame
-                holding.damage = f"epoch {spec.epoch} not begun: {error}"
-                holding.lasting = isinstance(error, Refused) or is_permanent(error)
-                await leader.resign(holding.damage)
+                storage.damage = f"epoch {spec.epoch} not begun: {error}"
+                storage.lasting = isinstance(error, Refused) or is_permanent(error)
+                await leader.step_down(storage.damage)
             return
         if leader.ended is not None:
             return  # the next step ends what is left of it
-        copy.role, self.refused = ReplicaRole.MASTER, None
-        metrics = yard.shop.metrics
-        metrics.recovery_seconds = max(metrics.recovery_seconds, (yard.boot_ms() - self._made_ms) / 1000)
-        self._note("reign-started", in_sync=sorted(leader.in_sync.written), frames=frames)
-        copy.look(copy.object)
+        copy.role, self.refused_reason = ReplicaRole.MASTER, None
+        metrics = context.resources.metrics
+        metrics.recovery_seconds = max(metrics.recovery_seconds, (context.boot_ms() - self._made_ms) / 1000)
+        self._log_event("reign-started", in_sync=sorted(leader.in_sync.written), frames=frames)
+        copy.refresh(copy.object)
 
-    async def _not_taken_up(self, epoch: int, error: Exception) -> None:
+    async def _begin_failed(self, epoch: int, error: Exception) -> None:
         """A disk without room, say, has harmed nothing: there may be room in a while, and maybe nobody else to lead."""
         why = f"epoch {epoch} not taken up: {error}"
         if self._copy.shard is not None and is_permanent(error):
             self._candidate_ms = None
-            self._copy.broken(why)
+            self._copy.mark_damaged(why)
             return
-        self._note("epoch-not-taken-up", reason=str(error))
+        self._log_event("epoch-not-taken-up", reason=str(error))
         if self._copy.shard is not None:
             self._copy.follow()
         else:
             self._copy.role = ReplicaRole.ABSENT  # what is half made is no copy
         await asyncio.sleep(RETRY_SECONDS)
 
-    def _missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
+    def _count_missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
         """How many of the `others` of the former in-sync set certainly have no process, or one that is about to end,
         which follows nobody any more. Which node has which entry is not known; some may not have been in that set."""
-        yard = self._yard
-        nodes = [node for node in spec.replicas if node != yard.node]
-        return max(ended, sum(map(yard.stopping, nodes)) - max(0, len(nodes) - others))
+        context = self._context
+        nodes = [node for node in spec.replicas if node != context.node]
+        return max(ended, sum(map(context.stopping, nodes)) - max(0, len(nodes) - others))
 
     def _unclean(self) -> bool:
-        cluster = self._yard.cluster()
+        cluster = self._context.cluster()
         return cluster is not None and cluster.allow_unclean_failover
 
     async def _candidate(self, spec: ShardSpec) -> Shard:
         """The copy, on disk as far as it goes, with the epoch persisted. Raises OSError, Damaged."""
-        shard, holding = self._copy.shard, self._copy.holding
+        shard, storage = self._copy.shard, self._copy.storage
         if shard is None:
-            return await holding.create(spec)
-        await holding.settle()
-        await holding.accept_epoch(spec.epoch)  # last: when another call finds no file handle, this is tried again
+            return await storage.create(spec)
+        await storage.sync_log()
+        await storage.accept_epoch(spec.epoch)  # last: when another call finds no file handle, this is tried again
         return shard
 
     def _make_leader(self, shard: Shard, spec: ShardSpec) -> Leader:
-        copy, yard, cluster = self._copy, self._yard, self._yard.cluster()
+        copy, context, cluster = self._copy, self._context, self._context.cluster()
         lag_ms = (cluster.lag_seconds if cluster is not None else 10) * 1000
-        reign = Reign(copy.uid, spec.epoch, yard.node, yard.incarnation, copy.holding.entry, lag_ms, yard.shop.fsync)
+        term = Term(
+            copy.uid,
+            spec.epoch,
+            context.node,
+            context.incarnation,
+            copy.storage.replica_id,
+            lag_ms,
+            context.resources.fsync,
+        )
         shipping = Shipping(
-            copy.uid, spec.epoch, shard.log, yard.peers, yard.shop.pool, yard.boot_ms, self._snapshot, self._note,
-            yard.catching_up,
+            copy.uid, spec.epoch, shard.log, context.peers, context.resources.pool,
+            context.boot_ms, self._snapshot, self._log_event, context.catching_up,
         )  # fmt: skip
-        statuses = ShardStatusStore(yard.registry, copy.name)
-        leader = Leader(reign, shard.log, shipping, yard.peers, yard.promises, statuses, yard.boot_ms, self._note)
+        statuses = ShardStatusAccess(context.registry, copy.name)
+        leader = Leader(
+            term, shard.log, shipping, context.peers, context.replica_leases, statuses, context.boot_ms, self._log_event
+        )
         self.leader = leader
-        leader.over = self._reign_over
+        leader.on_ended = self._on_term_ended
         return leader
 
     async def _snapshot(self) -> SnapshotSource:
-        return await self._copy.holding.hold_snapshot(self.master)
+        return await self._copy.storage.hold_snapshot(self.master)
 
     # ------------------------------------------------------------ the end of a reign
-    def _reign_over(self, why: str) -> None:
-        self.over = why
+    def _on_term_ended(self, why: str) -> None:
+        self.ended = why
         if self.leader is not None:
-            self._last = self.leader.reign.epoch, why
+            self._last = self.leader.term.epoch, why
         if self.master is not None:
-            self.master.over(why)  # the worker itself may be waiting for its first frame's commit
+            self.master.stop_serving(why)  # the worker itself may be waiting for its first frame's commit
         self._wake()
 
     def _master_failed(self, master: ShardHost) -> None:
         """The copy is damaged: another is to be chosen."""
         if self.leader is not None and self.master is master and self.leader.ended is None:
-            self._copy.holding.damage = master.failure
-            self._resigning = asyncio.get_running_loop().create_task(self.leader.resign(f"damaged: {master.failure}"))
+            self._copy.storage.damage = master.failure
+            self._stepping_down = asyncio.get_running_loop().create_task(
+                self.leader.step_down(f"damaged: {master.failure}")
+            )
 
-    def resign(self, why: str) -> None:
+    def step_down(self, why: str) -> None:
         """Step down for good in this epoch, if the registry answers: to be called again while the reason lasts."""
-        if self.leader is None or self.master is None or self.leader.resigned is not None:
+        if self.leader is None or self.master is None or self.leader.stepped_down is not None:
             return
-        if self._resigning is None or self._resigning.done():
-            self._resigning = asyncio.get_running_loop().create_task(self._resign(self.leader, self.master, why))
+        if self._stepping_down is None or self._stepping_down.done():
+            self._stepping_down = asyncio.get_running_loop().create_task(self._step_down(self.leader, self.master, why))
 
-    async def _resign(self, leader: Leader, master: ShardHost, why: str) -> None:
-        if not await leader.answered():
+    async def _step_down(self, leader: Leader, master: ShardHost, why: str) -> None:
+        if not await leader.confirm_term():
             await asyncio.sleep(RETRY_SECONDS)  # a shard of which nobody hears is better served than stopped
             return
         master.pause(why)
-        await leader.resign(why)
+        await leader.step_down(why)
 
-    async def depose(self, why: str) -> None:
+    async def end_term(self, why: str) -> None:
         """The reign is over: follow."""
         leader, master, shard = self.leader, self.master, self._copy.shard
-        self._note("reign-over", reason=why)
+        self._log_event("reign-over", reason=why)
         if leader is not None:
             leader.stop()
         if master is not None:
-            await master.depose(why, stopping=self._yard.stopping(self._yard.node))
-        self.leader = self.master = self.over = None
-        if self._copy.holding.damage is not None:
-            self._copy.holding.shard = None
+            await master.step_down(why, stopping=self._context.stopping(self._context.node))
+        self.leader = self.master = self.ended = None
+        if self._copy.storage.damage is not None:
+            self._copy.storage.shard = None
             failed = master is not None and master.failure is not None
-            lasting = master.lasting if master is not None and failed else self._copy.holding.lasting
-            self._copy.broken(self._copy.holding.damage, lasting=lasting)
+            lasting = master.lasting if master is not None and failed else self._copy.storage.lasting
+            self._copy.mark_damaged(self._copy.storage.damage, lasting=lasting)
             return
         if master is None and shard is not None and shard.applied <= shard.committed_offset:
             self._copy.follow()  # it has applied nothing that may have to be undone
@@ -334,7 +357,7 @@ class Reigning:
             self.leader.stop()
 
 
-def _vacated(status: ShardStatus, spec: ShardSpec) -> bool:
+def _previous_master_exited(status: ShardStatus, spec: ShardSpec) -> bool:
     """Whether the master of the epoch before has served and serves no more: by its own word, or its process has ended.
 
     It stops before it writes so. To go on it would have to write again, which a later epoch in the spec makes
@@ -345,9 +368,9 @@ def _vacated(status: ShardStatus, spec: ShardSpec) -> bool:
     return status.serving_epoch == epoch and (handed_over or status.resigned is not None or spec.vacant)
 
 
-def _names(status: ShardStatus, entry: str) -> bool:
+def _is_in_sync(status: ShardStatus, replica_id: str) -> bool:
     """Whether the in-sync set has the copy; with Async, also as it was before its machine booted.
 
     Whether such a copy may be chosen is the operator's to say (DESIGN 5.5), and it has.
     """
-    return copy_id_of(entry) in {copy_id_of(one) for one in status.in_sync}
+    return copy_id_of(replica_id) in {copy_id_of(one) for one in status.in_sync}

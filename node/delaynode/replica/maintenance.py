@@ -43,7 +43,7 @@ class Intervals:
     """How often upkeep does what, seconds. The simulation passes others, so that its short runs have all of it."""
 
     maintain: float = 0.25
-    look: float = 4.0  # between two looks at the due window, which reaches minutes ahead
+    check: float = 4.0  # between two looks at the due window, which reaches minutes ahead
     quiet: float = 4.0  # of a shard that nothing happens to: a node may have a thousand
     checkpoint: float = 30.0
     busy_checkpoint: float = 8.0  # when the log has grown by BUSY_BYTES: a node that was killed has all that to apply
@@ -53,18 +53,18 @@ class Intervals:
     empty_again: float = 60.0  # a segment that could not be emptied is not looked at again before
 
 
-class Upkeep:
+class Maintenance:
     """Owned by the event loop; one a copy's host. What it writes into the log, only a master does."""
 
     def __init__(self, host: CopyHost) -> None:
-        self._host, self._shard, self._shop = host, host.shard, host.shop
-        self._intervals = host.shop.intervals
-        self._want_load = asyncio.Event()
+        self._host, self._shard, self._resources = host, host.shard, host.resources
+        self._intervals = host.resources.intervals
+        self._load_wakeup = asyncio.Event()
         self._loading = asyncio.Lock()  # one load at a time
         self._timer_job = asyncio.Lock()  # one cascade, flush or cleaning of the TimerLog at a time
-        self._wanted = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._flushed: asyncio.Future[None] | None = None  # resolved when a flush ends
-        self._captured = 0  # units of a flush that is under way, or waits for its frames to be committed
+        self._flushing_units = 0  # units of a flush that is under way, or waits for its frames to be committed
         self._writing: set[asyncio.Task[None]] = set()  # checkpoints and cascades, waiting for their turn or under way
         self._checkpointed = time.monotonic()
         self._freed = 0.0  # time.monotonic() of the last look at what may go
@@ -79,18 +79,18 @@ class Upkeep:
         """To be run while the shard is served."""
         return [self._load_loop, self._maintain_loop]
 
-    def look(self, now_ms: int) -> None:
+    def check(self, now_ms: int) -> None:
         """The watermark has moved, or messages have come: is there something to do?"""
         if self._shard.wants_load(now_ms):
-            self._want_load.set()
+            self._load_wakeup.set()
         if self._shard.index.cascade_due(now_ms):
-            self._wanted.set()
-        self.look_at_units()
+            self._wakeup.set()
+        self.check_units()
 
-    def look_at_units(self) -> None:
+    def check_units(self) -> None:
         """Messages have come: is a flush due?"""
         if self._many_units():
-            self._wanted.set()
+            self._wakeup.set()
 
     def _many_units(self) -> bool:
         return self._shard.index.unflushed >= self._shard.config.flush_units
@@ -98,21 +98,21 @@ class Upkeep:
     # ------------------------------------------------------------ the due window
     async def _load_loop(self) -> None:
         while True:
-            if self._shard.wants_load(self._shop.clock.now_ms()):
+            if self._shard.wants_load(self._resources.clock.now_ms()):
                 async with self._loading:
                     await self.load()
             else:
-                await _wait(self._want_load, self._intervals.look)
+                await _wait(self._load_wakeup, self._intervals.check)
 
     async def load(self) -> None:
         """Load the due window further."""
         shard = self._shard
         room = max(1, shard.config.window_budget - len(shard.index.window))
-        job = shard.index.begin_load(shard.load_target(self._shop.clock.now_ms()), room)
+        job = shard.index.begin_load(shard.load_target(self._resources.clock.now_ms()), room)
         if job is None:
             return
         await self._run_load(job)
-        self._host.alarm()
+        self._host.wake_tick_loop()
 
     async def load_past(self, mark: Pair) -> None:
         """Load the due window past the mark of a master's tick: a slave follows, whatever its own clock says."""
@@ -152,21 +152,21 @@ class Upkeep:
             if shard.index.clean_due() and await self._clean_step():
                 continue
             shard.index.window.flush_arrivals()  # now, not when a herd is due
-            quiet = shard.applied == seen and not self._shop.disk_tight()
+            quiet = shard.applied == seen and not self._resources.disk_tight()
             seen, pause = shard.applied, min(2 * pause, self._intervals.quiet) if quiet else self._intervals.maintain
-            await _wait(self._wanted, pause)
+            await _wait(self._wakeup, pause)
 
     def _cascade_due(self) -> bool:
-        return self._shard.index.cascade_due(self._shop.clock.now_ms())
+        return self._shard.index.cascade_due(self._resources.clock.now_ms())
 
     async def _cascade(self, due: Callable[[], bool]) -> None:
         """The next piece of the hour at the minute level's bound, or hours without messages, while it is `due`."""
-        await self._whole(self._cascade_piece(due))
-        self._want_load.set()
+        await self._run_shielded(self._cascade_step(due))
+        self._load_wakeup.set()
 
-    async def _cascade_piece(self, due: Callable[[], bool]) -> None:
+    async def _cascade_step(self, due: Callable[[], bool]) -> None:
         index = self._shard.index
-        async with self._shop.checkpoints, self._timer_job:
+        async with self._resources.checkpoints, self._timer_job:
             while due():
                 job = index.begin_cascade()
                 if job is not None:
@@ -174,14 +174,14 @@ class Upkeep:
                     index.finish_cascade(job)
                     return
 
-    async def _whole(self, work: Coroutine[None, None, None]) -> None:
+    async def _run_shielded(self, work: Coroutine[None, None, None]) -> None:
         """Half of it must not be left when the caller is cancelled: at_rest() waits for it."""
         task = asyncio.ensure_future(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
         await asyncio.shield(task)
 
-    async def at_rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when no checkpoint and no cascade is under way any more."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
@@ -189,12 +189,12 @@ class Upkeep:
     def _checkpoint_due(self) -> bool:
         shard, every = self._shard, self._intervals
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
-        doomed = bool(shard.space.pending_delete)
-        idle = grown < IDLE_BYTES and not shard.index.unflushed and not doomed
-        busy = grown >= BUSY_BYTES and not self._shop.checkpoints.locked()
+        pending_delete = bool(shard.space.pending_delete)
+        idle = grown < IDLE_BYTES and not shard.index.unflushed and not pending_delete
+        busy = grown >= BUSY_BYTES and not self._resources.checkpoints.locked()
         enough = every.idle_checkpoint if idle else every.busy_checkpoint if busy else every.checkpoint
         old = grown > 0 and age > enough
-        return old or self._many_units() or (doomed and self._shop.disk_tight())
+        return old or self._many_units() or (pending_delete and self._resources.disk_tight())
 
     async def _checkpoint(self) -> None:
         await self.checkpoint(copy_wheels=False)
@@ -202,28 +202,30 @@ class Upkeep:
 
     async def checkpoint(self, *, copy_wheels: bool) -> None:
         """As persist(), to its end also when the caller is cancelled."""
-        await self._whole(self.persist(copy_wheels=copy_wheels))
+        await self._run_shielded(self.persist(copy_wheels=copy_wheels))
 
     async def persist(self, *, copy_wheels: bool) -> None:
         """Write a checkpoint, and a copy of the wheels when it is time for one."""
         patience = COMMIT_SECONDS
         while True:
-            await self._host.written(self._shard.applied)  # with no other shard waiting: a slave may be away for long
-            async with self._shop.checkpoints, self._timer_job:
+            await self._host.wait_log_committed(
+                self._shard.applied
+            )  # with no other shard waiting: a slave may be away for long
+            async with self._resources.checkpoints, self._timer_job:
                 if await self._persist(patience, copy_wheels=copy_wheels):
                     return
             patience *= 2  # it commits, but slowly: it must have a checkpoint some time
 
     async def _persist(self, patience: float, *, copy_wheels: bool) -> bool:
         """False when what has been appended meanwhile is not committed within `patience` s: then nothing was done."""
-        host, shard, files = self._host, self._shard, self._shop.files
-        self._captured = shard.index.unflushed
+        host, shard, files = self._host, self._shard, self._resources.files
+        self._flushing_units = shard.index.unflushed
         job = persist.begin_checkpoint(files, host.directory, shard)
         try:
             async with asyncio.timeout(patience):
-                await host.written(job.log_offset)
+                await host.wait_log_committed(job.log_offset)
         except BaseException as error:
-            self._captured = 0
+            self._flushing_units = 0
             persist.abandon_checkpoint(job)
             if isinstance(error, TimeoutError):
                 return False
@@ -231,8 +233,8 @@ class Upkeep:
         try:
             await host.off_loop(job.run)
         finally:
-            self._captured = 0
-            self._tell_flushed()
+            self._flushing_units = 0
+            self._notify_flushed()
         paths = persist.finish_checkpoint(job)
         readers = host.jobs()
         self._units_copied += job.flush.units
@@ -248,40 +250,40 @@ class Upkeep:
         return True
 
     @property
-    def files_at_rest(self) -> asyncio.Lock:
+    def file_lock(self) -> asyncio.Lock:
         """While it is held no checkpoint is written."""
         return self._timer_job
 
     @property
     def full(self) -> bool:
         """Flushes are behind, so nothing should be taken in: units that are not flushed are memory."""
-        return self._shard.index.unflushed + self._captured >= self._shard.config.max_unflushed
+        return self._shard.index.unflushed + self._flushing_units >= self._shard.config.max_unflushed
 
-    async def room(self) -> None:
+    async def wait_room(self) -> None:
         """Wait while it is full. Raises Refused."""
         while self.full:
             self._host.check_serving()
-            await self.flushed()
+            await self.wait_flushed()
 
-    async def flushed(self) -> None:
+    async def wait_flushed(self) -> None:
         """Return once a flush has ended, or the shard is served no more."""
-        self._wanted.set()
+        self._wakeup.set()
         if self._flushed is None:
             self._flushed = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._flushed])
 
-    def _tell_flushed(self) -> None:
+    def _notify_flushed(self) -> None:
         flushed, self._flushed = self._flushed, None
         if flushed is not None and not flushed.done():
             flushed.set_result(None)
 
     def end(self) -> None:
         """The shard is served no more: whoever waits for room goes and sees."""
-        self._tell_flushed()
+        self._notify_flushed()
 
     # ------------------------------------------------------------ freeing disk
     def _free_due(self) -> bool:
-        due = self._shop.disk_tight() or time.monotonic() - self._freed >= self._intervals.free
+        due = self._resources.disk_tight() or time.monotonic() - self._freed >= self._intervals.free
         return self._host.leads and self._frees and due
 
     async def _free(self) -> None:
@@ -291,21 +293,21 @@ class Upkeep:
             await self._free_all()
         except Impossible as error:
             self._frees = False
-            self._host.note_impossible("freeing disk", error)
+            self._host.log_impossible("freeing disk", error)
 
     async def _free_all(self) -> None:
-        await self._host.may_append()
-        shard, now = self._shard, self._shop.clock.now_ms()
+        await self._host.wait_may_append()
+        shard, now = self._shard, self._resources.clock.now_ms()
         if shard.consumers.expire_dead(now):
-            self._host.changed()
+            self._host.on_proposed()
         small = time.monotonic() - self._trimmed > self._intervals.trim
         end, more = shard.log_end, True
         while more:
             more = shard.space.trim(now, self._host.needed_from(), small=small)
             if shard.log_end > end:
                 self._trimmed, end = time.monotonic(), shard.log_end
-                self._host.changed()
-                await self._host.written(end)
+                self._host.on_proposed()
+                await self._host.wait_log_committed(end)
         shard.space.begin_segment_if_dead(now, self._share())
         segments = self._to_empty(now)
         if len(segments):
@@ -313,7 +315,7 @@ class Upkeep:
 
     def _share(self) -> float | None:
         """What may be needed of a segment that is emptied at any age; None: as configured."""
-        return TIGHT_SHARE if self._shop.disk_tight() else None
+        return TIGHT_SHARE if self._resources.disk_tight() else None
 
     def _to_empty(self, now_ms: int) -> Records:
         """The emptiest segments worth it, as many as are emptied at once; else small ones that are joined."""
@@ -335,7 +337,7 @@ class Upkeep:
         shard, host = self._shard, self._host
         again = time.monotonic() + self._intervals.empty_again
         self._not_before |= dict.fromkeys(segments["base"].tolist(), again)
-        async with self._shop.checkpoints:
+        async with self._resources.checkpoints:
             job = evacuation.begin_evacuation(shard, segments)
             try:
                 with suppress(Trimmed):  # it went while it was looked at
@@ -346,17 +348,17 @@ class Upkeep:
         try:
             self._kept |= job.kept
             # While a slave is away this waits: other shards' checkpoints must not wait with it.
-            await host.may_append()
-            if evacuation.relocate(shard, job, self._shop.clock.now_ms()):
-                host.changed()
-                await host.written(shard.log_end)
+            await host.wait_may_append()
+            if evacuation.relocate(shard, job, self._resources.clock.now_ms()):
+                host.on_proposed()
+                await host.wait_log_committed(shard.log_end)
         finally:
             evacuation.end_evacuation(shard, job)
 
     async def _clean_step(self) -> bool:
         """A step of cleaning the TimerLog; False when there was nothing to clean."""
         shard = self._shard
-        async with self._shop.checkpoints, self._timer_job:
+        async with self._resources.checkpoints, self._timer_job:
             job = shard.index.begin_clean()
             if job is None:
                 return False

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from delaynode.replica.host import CopyHost, WallClock, Workshop
-from delaynode.replication.transport.until import until
+from delaynode.replica.host import CopyHost, NodeResources, WallClock
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.incoming_batch import IncomingBatch
@@ -23,7 +23,7 @@ from delaynode.store.queue.rate_limit import RateLimit
 from delaynode.store.shard import Appended, Shard
 from delaynode.store.types import Buffer
 
-__all__ = ["Replication", "ShardHost", "WallClock", "Workshop"]
+__all__ = ["NodeResources", "Replication", "ShardHost", "WallClock"]
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
 STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
@@ -40,7 +40,7 @@ class Replication(Protocol):
     def commit_limit(self) -> int:
         """Every frame before this log offset is stored by every counted member, this copy included."""
 
-    def committed(self, offset: int) -> None: ...
+    def on_committed(self, offset: int) -> None: ...
 
     @property
     def ships(self) -> bool:
@@ -49,7 +49,7 @@ class Replication(Protocol):
     def sealed(self, batch: WriteBatch, parts: list[Buffer]) -> None:
         """On the thread that writes."""
 
-    def wrote(self) -> None: ...
+    def on_written(self) -> None: ...
 
     def needed_from(self) -> int:
         """The log offset below which no other replica needs the log."""
@@ -67,32 +67,34 @@ class ShardHost(CopyHost):
         self,
         shard: Shard,
         directory: str,
-        shop: Workshop,
+        resources: NodeResources,
         replication: Replication | None = None,
         min_in_sync: int = 1,
     ) -> None:
-        super().__init__(shard, directory, shop)
+        super().__init__(shard, directory, resources)
         self.replication = replication
         self.min_in_sync = min_in_sync
         self.serving = False
         self.paused: str | None = None  # why nothing is appended or answered for the moment
         self._ended: str | None = None  # why nothing more is committed here, for good
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
+        self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
         self._arrivals = itertools.count()
-        self._pace: RateLimit | None = None  # of releases, where the topic has a cap
+        self._rate_limit: RateLimit | None = None  # of releases, where the topic has a cap
         self._paced_end = 0  # queue offset: the pace knows of the releases before it
-        self._alarm = asyncio.Event()  # the tick loop should look again
+        self._tick_wakeup = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
 
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
         """Begin the reign whose epoch was persisted; serves when this returns."""
-        self.shard.begin_term(epoch, node, self.shop.clock.now_ms())
+        self.shard.begin_term(epoch, node, self.resources.clock.now_ms())
         self.serving = True
-        self.shop.syncer.mark(self)
-        await self.written(self.shard.log_end)
-        await self.upkeep.load()
-        self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.upkeep.loops())]
+        self.resources.syncer.mark(self)
+        await self.wait_log_committed(self.shard.log_end)
+        await self.maintenance.load()
+        self._tasks = [
+            asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.maintenance.loops())
+        ]
 
     async def stop(self) -> None:
         """Stop serving: what was appended is still committed and answered, whoever waits for more gets NOT_SERVING.
@@ -106,28 +108,28 @@ class ShardHost(CopyHost):
             await asyncio.gather(*self._tasks, return_exceptions=True)
             with suppress(Refused, TimeoutError):  # it failed, or no slave answers: there is nothing more to wait for
                 async with asyncio.timeout(STOP_SECONDS):
-                    await self.written(self.shard.log_end)
+                    await self.wait_log_committed(self.shard.log_end)
         self._end("the shard's node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.upkeep.at_rest()
+        await self.maintenance.wait_idle()
         await self._last_checkpoint()
         await self._end_mark()
 
     async def _last_checkpoint(self) -> None:
         if self.failure is None and self.shard.committed_offset == self.shard.log_end:
             try:
-                await self.upkeep.checkpoint(copy_wheels=True)
+                await self.maintenance.checkpoint(copy_wheels=True)
             except (OSError, Damaged) as error:
                 self.fail(f"checkpoint: {error}", error)
 
-    def over(self, why: str) -> None:
+    def stop_serving(self, why: str) -> None:
         """The reign is over: nobody need wait for what may never be committed. depose() comes later."""
         self._end(why)
 
-    async def depose(self, why: str, *, stopping: bool = False) -> None:
+    async def step_down(self, why: str, *, stopping: bool = False) -> None:
         """The reign is over. Nothing runs or is being written when this returns. stopping: the node is, too."""
         self._end(why)
-        await self._at_rest()
+        await self._wait_idle()
         if stopping:
             await self._last_checkpoint()
         await self._end_mark()
@@ -135,7 +137,7 @@ class ShardHost(CopyHost):
     def _end(self, why: str) -> None:
         self.serving, self._ended = False, why
         super()._end(why)
-        waiting, self._waiting = self._waiting, []
+        waiting, self._commit_waiters = self._commit_waiters, []
         for _, _, future in waiting:
             if not future.done():
                 future.set_exception(self._refusal(why))
@@ -147,7 +149,7 @@ class ShardHost(CopyHost):
 
     def resume(self) -> None:
         self.paused = None
-        self._alarm.set()
+        self._tick_wakeup.set()
 
     @property
     def replaceable(self) -> bool:
@@ -161,9 +163,11 @@ class ShardHost(CopyHost):
         if self.replication is not None and not self.replication.live():
             raise self._refusal("it has not heard from all its in-sync slaves lately")
 
-    async def may_append(self) -> None:
+    async def wait_may_append(self) -> None:
         """Return when this process may write frames of its own accord."""
-        await until(lambda: self.paused is None and (self.replication is None or self.replication.live()), HELD_SECONDS)
+        await wait_until(
+            lambda: self.paused is None and (self.replication is None or self.replication.live()), HELD_SECONDS
+        )
 
     def needed_from(self) -> int:
         if self.replication is None:
@@ -177,17 +181,17 @@ class ShardHost(CopyHost):
             batch.on_sealed = self.replication.sealed
         return batch
 
-    def wrote(self, batch: WriteBatch) -> None:
+    def on_written(self, batch: WriteBatch) -> None:
         self.shard.finish_writes(batch)
         if self.replication is not None:
-            self.replication.wrote()
+            self.replication.on_written()
         self.advance()
         if self.shard.log.pending:
-            self.shop.syncer.mark(self)
+            self.resources.syncer.mark(self)
 
     def advance(self) -> None:
         """Commit what may be committed, and tell whoever waits for it."""
-        if self.failure is not None or not (self.serving or self._waiting):
+        if self.failure is not None or not (self.serving or self._commit_waiters):
             return
         end = self.durable if self.replication is None else min(self.durable, self.replication.commit_limit())
         if end <= self.shard.committed_offset:
@@ -198,26 +202,26 @@ class ShardHost(CopyHost):
             self.fail(f"ConsumeQueue: {error}", error)
             return
         if self.replication is not None:
-            self.replication.committed(end)
-        while self._waiting and self._waiting[0][0] <= end:
-            future = heapq.heappop(self._waiting)[2]
+            self.replication.on_committed(end)
+        while self._commit_waiters and self._commit_waiters[0][0] <= end:
+            future = heapq.heappop(self._commit_waiters)[2]
             if not future.done():
                 future.set_result(None)
         if released:
             self._count(released)
-            self.waiting.released(one.rows for one in released)
+            self.waiters.on_released(one.rows for one in released)
 
-    async def committed(self, offset: int) -> None:
+    async def wait_committed(self, offset: int) -> None:
         """Return once everything before log offset `offset` is committed, and may be answered. Raises Refused."""
         if offset > self.shard.committed_offset:
             self.check_serving()
-            await self.written(offset)
+            await self.wait_log_committed(offset)
         if self.replication is not None:
             self.check_serving()
 
-    async def stored(self, offset: int) -> None:
+    async def wait_replicated(self, offset: int) -> None:
         """As committed(), by as many copies as the cluster's minInSync asks for."""
-        await self.committed(offset)
+        await self.wait_committed(offset)
         self.check_in_sync()
 
     def check_in_sync(self) -> None:
@@ -229,21 +233,21 @@ class ShardHost(CopyHost):
                 f"{self.min_in_sync}; outcome unknown, a retry with the same number is safe",
             )
 
-    async def written(self, offset: int) -> None:
+    async def wait_log_committed(self, offset: int) -> None:
         """As committed(), also while the shard is stopping or may not answer."""
         if offset <= self.shard.committed_offset:
             return
         if self.failure is not None or self._ended is not None:
             raise self._refusal(self._ended or "")
         future = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (offset, next(self._arrivals), future))
-        self.shop.syncer.mark(self)
+        heapq.heappush(self._commit_waiters, (offset, next(self._arrivals), future))
+        self.resources.syncer.mark(self)
         await future
 
     def _count(self, released: list[ReleasedRows]) -> None:
         """A message that was due when it came is late by the time since then."""
-        now = self.shop.clock.now_ms()
-        metrics = self.shop.metrics
+        now = self.resources.clock.now_ms()
+        metrics = self.resources.metrics
         for rows, arrived_ms in released:
             metrics.released[self.topic] += len(rows)
             metrics.lateness[self.topic].add(np.maximum(now - np.maximum(rows["due"], arrived_ms), 0))
@@ -251,94 +255,94 @@ class ShardHost(CopyHost):
     # ------------------------------------------------------------ loops
     async def _tick_loop(self) -> None:
         while True:
-            now = self.shop.clock.now_ms()
+            now = self.resources.clock.now_ms()
             wake = self._next_wakeup(now)
             if wake > now:
                 self._sleep_until = wake
                 await self._sleep((wake - now) / 1000)
                 continue
-            await self.may_append()
-            await until(self.shop.may_tick, HELD_SECONDS)
+            await self.wait_may_append()
+            await wait_until(self.resources.may_tick, HELD_SECONDS)
             started = time.monotonic()
-            released = self._tick(self.shop.clock.now_ms())
+            released = self._tick(self.resources.clock.now_ms())
             ended = self.shard.consumers.expire(now)
             if released >= 0 or ended.any:
-                await self.written(self.shard.log_end)
-                self.shop.metrics.dead[self.topic] += ended.dead
+                await self.wait_log_committed(self.shard.log_end)
+                self.resources.metrics.dead[self.topic] += ended.dead
                 if ended.any:
-                    self.waiting.tell()
-            self.upkeep.look(now)
+                    self.waiters.wake_all()
+            self.maintenance.check(now)
             if released < self.shard.config.max_tick:
                 await asyncio.sleep(max(0.0, TICK_MS / 1000 - (time.monotonic() - started)))
 
     def _next_wakeup(self, now_ms: int) -> int:
         """The earliest time at which the tick loop has something to do, ms."""
         tick = self.shard.next_tick()
-        if self._pace is not None and tick <= now_ms:
-            tick = self._pace.ready_ms(now_ms)
+        if self._rate_limit is not None and tick <= now_ms:
+            tick = self._rate_limit.ready_ms(now_ms)
         return min(tick, self.shard.consumers.next_expiry())
 
     def _tick(self, now_ms: int) -> int:
         """As Shard.tick(), at the topic's pace."""
-        if self._pace is None:
+        if self._rate_limit is None:
             return self.shard.tick(now_ms)
-        self._note_passed(self._pace, now_ms)
-        most = self._pace.available(now_ms)
-        if most < 1:
+        self._count_arrived(self._rate_limit, now_ms)
+        max_count = self._rate_limit.available(now_ms)
+        if max_count < 1:
             return -1
-        released = self.shard.tick(now_ms, most)
-        self._pace.spend(max(0, released))
+        released = self.shard.tick(now_ms, max_count)
+        self._rate_limit.spend(max(0, released))
         self._paced_end = self.shard.queue.end
         return released
 
-    def _note_passed(self, pace: RateLimit, now_ms: int) -> None:
+    def _count_arrived(self, pace: RateLimit, now_ms: int) -> None:
         """Count what producers' own frames have released."""
         pace.owe(self.shard.queue.end - self._paced_end, now_ms)
         self._paced_end = self.shard.queue.end
 
     def set_release_rate(self, rate: int | None) -> None:
         """rate: messages per second that this shard may release; None: no cap."""
-        if rate == (self._pace.rate if self._pace is not None else None):
+        if rate == (self._rate_limit.rate if self._rate_limit is not None else None):
             return
-        now = self.shop.clock.now_ms()
+        now = self.resources.clock.now_ms()
         if rate is None:
-            self._pace = None
+            self._rate_limit = None
         else:
-            self._pace = RateLimit(rate, now) if self._pace is None else self._pace.changed(rate, now)
+            self._rate_limit = RateLimit(rate, now) if self._rate_limit is None else self._rate_limit.changed(rate, now)
             self._paced_end = self.shard.queue.end
-        self._alarm.set()
+        self._tick_wakeup.set()
 
     async def _sleep(self, seconds: float) -> None:
-        self._alarm.clear()
+        self._tick_wakeup.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, 60.0)):  # wait_for() may swallow the cancellation of stop()
-                await self._alarm.wait()
+                await self._tick_wakeup.wait()
 
-    def _expect(self, due_ms: int) -> None:
+    def _wake_by(self, due_ms: int) -> None:
         """Something is due at `due_ms`: the tick loop must not sleep longer."""
         if due_ms < self._sleep_until:
-            self._alarm.set()
+            self._tick_wakeup.set()
 
-    def alarm(self) -> None:
+    def wake_tick_loop(self) -> None:
         """The tick loop should look again."""
-        self._alarm.set()
+        self._tick_wakeup.set()
 
     # ------------------------------------------------------------ what callers ask for
     def enqueue(self, batch: IncomingBatch) -> Appended:
         """Append; the caller waits for stored(log_end) before it answers."""
         self.check_serving()
         self.check_in_sync()
-        now = self.shop.clock.now_ms()
-        if not self.shop.may_tick():
+        now = self.resources.clock.now_ms()
+        if not self.resources.may_tick():
             self._check_not_passed(batch, now)
         appended = self.shard.enqueue(batch, now)
-        if self._pace is not None:
-            self._note_passed(self._pace, now)
+        if self._rate_limit is not None:
+            self._count_arrived(self._rate_limit, now)
         if appended.due is not None and not appended.duplicate:
-            self.shop.metrics.enqueued[self.topic] += appended.count
-            self._expect(int(appended.due.min()))
-            self.upkeep.look_at_units()
-        self.shop.syncer.mark(self)
+            self.resources.metrics.enqueued[self.topic] += appended.count
+            self._wake_by(int(appended.due.min()))
+            self.maintenance.check_units()
+        self.resources.syncer.mark(self)
         return appended
 
     def _check_not_passed(self, batch: IncomingBatch, now_ms: int) -> None:
@@ -353,17 +357,17 @@ class ShardHost(CopyHost):
         self,
         group: str,
         tags: tuple[str, ...],
-        most: int,
-        most_bytes: int,
+        max_count: int,
+        max_bytes: int,
         wait_ms: int,
         invisible_ms: int,
         from_end: bool,
     ) -> ConsumerDelivery:
         """Hand messages out, waiting up to `wait_ms` for the first."""
         self.check_serving()
-        shard, clock = self.shard, self.shop.clock
+        shard, clock = self.shard, self.resources.clock
         rests_on = shard.consumers.join(group, tags, from_end=from_end, now_ms=clock.now_ms())
-        await self.committed(rests_on)
+        await self.wait_committed(rests_on)
         deadline = time.monotonic() + wait_ms / 1000
         while True:
             self.check_serving()
@@ -371,23 +375,23 @@ class ShardHost(CopyHost):
             now = clock.now_ms()
             found = shard.consumers.group(group)
             if found.readable(shard.queue, now):
-                delivery = shard.consumers.deliver(group, now, invisible_ms, most, most_bytes)
+                delivery = shard.consumers.deliver(group, now, invisible_ms, max_count, max_bytes)
                 if len(delivery.offset):
-                    self.waiting.look(group)
+                    self.waiters.wake_first(group)
                     if found.next_expiry < self._sleep_until:
-                        self._alarm.set()
+                        self._tick_wakeup.set()
                     try:
-                        await self.committed(delivery.depends_on)
+                        await self.wait_committed(delivery.depends_on)
                     except BaseException:  # also that who asked has gone
                         self.give_back(group, delivery)
                         raise
                     return delivery
             left = deadline - time.monotonic()
             if left <= 0:
-                await self.committed(found.commit_dependency.last)  # what took the last one away
+                await self.wait_committed(found.commit_dependency.last)  # what took the last one away
                 return ConsumerDelivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
             # A master that is cut off must not keep its consumers waiting while another delivers.
-            await self.waiting.consumer(group, left if self.replication is None else min(left, UNSURE_SECONDS))
+            await self.waiters.wait_for_group(group, left if self.replication is None else min(left, UNSURE_SECONDS))
 
     async def pass_filtered(self, group: str) -> None:
         """Look for the group's next message, a step after the other: its filter may leave millions out, and other
@@ -402,15 +406,15 @@ class ShardHost(CopyHost):
         found = self.shard.consumers.groups.get(group)
         if found is not None:
             found.undo_delivery(delivery.offset, delivery.until_ms)
-            self.waiting.look(group)
+            self.waiters.wake_first(group)
 
-    def woken(self) -> None:
+    def on_visible(self) -> None:
         """Something became visible other than by a release: a retry, a redrive."""
-        self.waiting.tell()
-        self._alarm.set()
+        self.waiters.wake_all()
+        self._tick_wakeup.set()
 
-    def changed(self, due_ms: int | None = None) -> None:
+    def on_proposed(self, due_ms: int | None = None) -> None:
         """The caller has proposed frames; `due_ms`: the earliest new due."""
         if due_ms is not None:
-            self._expect(due_ms)
-        self.shop.syncer.mark(self)
+            self._wake_by(due_ms)
+        self.resources.syncer.mark(self)

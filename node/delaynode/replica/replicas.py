@@ -7,30 +7,30 @@ from collections.abc import Iterable, Iterator
 
 from delayregistry.model import ClusterSpec, ShardObject
 
-from delaynode.replica.context import Yard
+from delaynode.replica.context import ReplicaContext
 from delaynode.replica.master import ShardHost
 from delaynode.replica.replica import Replica, ReplicaRole
 from delaynode.replication.protocol import Follow, FollowRefused, Message, Release
 from delaynode.replication.transport.peers import Origin
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 
 
 class Replicas:
     """Owned by the event loop. Implements replication.transport.peers.Handler."""
 
-    def __init__(self, yard: Yard) -> None:
-        self._yard = yard
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self._by_uid: dict[int, Replica] = {}
         self._linked: dict[str, None] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._wanted: tuple[str, ...] | None = None
+        self._poller: asyncio.Task[None] | None = None
+        self._linked_to: tuple[str, ...] | None = None
         self._cluster: ClusterSpec | None = None  # as of the last look
         self.listed = False  # the registry has been read: whatever it wants here is known
-        yard.promises.on_silent = lambda node, silent: self._call(self._silent, node, silent)
-        yard.promises.on_ahead = lambda uid: self._call(self._ahead, uid)
-        yard.promises.on_higher = lambda uid, epoch: self._call(self._higher, uid, epoch)
+        context.replica_leases.on_silent = lambda node, silent: self._call(self._silent, node, silent)
+        context.replica_leases.on_ahead = lambda uid: self._call(self._ahead, uid)
+        context.replica_leases.on_higher = lambda uid, epoch: self._call(self._higher, uid, epoch)
 
     def _call(self, what: object, *args: object) -> None:
         """From the heartbeats' thread."""
@@ -39,16 +39,18 @@ class Replicas:
 
     # ------------------------------------------------------------ life
     def start(self) -> None:
-        self._looking = self._loop.create_task(self._look_loop())
+        self._poller = self._loop.create_task(self._poll_loop())
 
     async def stop(self) -> None:
         """Stop serving and following; every copy is checkpointed."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._poller is not None:
+            self._poller.cancel()
         results = await asyncio.gather(*(replica.stop() for replica in self), return_exceptions=True)
         for replica, result in zip(self, results, strict=True):
             if isinstance(result, BaseException):
-                self._yard.shop.log("stop-failed", shard=replica.name, reason=f"{type(result).__name__}: {result}")
+                self._context.resources.log(
+                    "stop-failed", shard=replica.name, reason=f"{type(result).__name__}: {result}"
+                )
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(list(self._by_uid.values()))
@@ -65,70 +67,72 @@ class Replicas:
         return [master for master in found if master is not None and master.serving]
 
     # ------------------------------------------------------------ the registry
-    def look(self, objects: Iterable[ShardObject]) -> None:
+    def refresh(self, objects: Iterable[ShardObject]) -> None:
         """What the registry has now: all shards, or all with a replica here."""
-        node, cluster = self._yard.node, self._yard.cluster()
-        same_wishes, self._cluster = cluster is self._cluster or cluster == self._cluster, cluster
+        node, cluster = self._context.node, self._context.cluster()
+        same_spec, self._cluster = cluster is self._cluster or cluster == self._cluster, cluster
         for object_ in objects:
             replica = self._by_uid.get(object_.spec.uid)
-            if replica is not None and replica.object is object_ and same_wishes and not replica.gone:
+            if replica is not None and replica.object is object_ and same_spec and not replica.discarded:
                 continue  # thousands are listed again with every change of one
-            if replica is not None and replica.gone:
+            if replica is not None and replica.discarded:
                 del self._by_uid[object_.spec.uid]
                 replica = None
             if replica is not None:
-                replica.look(object_)
+                replica.refresh(object_)
             elif node in object_.spec.replicas:
-                self._by_uid[object_.spec.uid] = Replica(object_, self._yard)
+                self._by_uid[object_.spec.uid] = Replica(object_, self._context)
         self.listed = True
-        self._want()
+        self._update_links()
 
-    def _want(self) -> None:
+    def _update_links(self) -> None:
         """Links to every node that is to have a copy of what is led here."""
         nodes = {
             node: None
             for replica in self._by_uid.values()
-            if replica.object.spec.master == self._yard.node or replica.leader is not None
+            if replica.object.spec.master == self._context.node or replica.leader is not None
             for node in replica.object.spec.replicas
-            if node != self._yard.node
+            if node != self._context.node
         }
-        if tuple(nodes) != self._wanted:
-            self._wanted = tuple(nodes)
-            self._yard.peers.want(tuple(nodes))
+        if tuple(nodes) != self._linked_to:
+            self._linked_to = tuple(nodes)
+            self._context.peers.want(tuple(nodes))
 
     # ------------------------------------------------------------ now and then
-    async def _look_loop(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             for replica in self:
                 try:
-                    self._look_at(replica)
+                    self._poll(replica)
                 except Exception as error:  # one shard's trouble must not keep the others from being looked at
-                    self._yard.shop.log("look-failed", shard=replica.name, reason=f"{type(error).__name__}: {error}")
+                    self._context.resources.log(
+                        "look-failed", shard=replica.name, reason=f"{type(error).__name__}: {error}"
+                    )
 
-    def _look_at(self, replica: Replica) -> None:
+    def _poll(self, replica: Replica) -> None:
         leader, master = replica.leader, replica.master
         if leader is None or leader.ended is not None:
             return
-        leader.look()
+        leader.poll()
         replica.hand_over()
         if master is not None and leader.ships:
-            held = self._yard.shop.syncer.busy_seconds(master)
-            if held * 1000 > leader.reign.lag_ms:  # attack A3: slaves promise on, but nothing commits
-                replica.resign(f"its disk has not finished a write for {held:.0f} s")
+            busy_seconds = self._context.resources.syncer.busy_seconds(master)
+            if busy_seconds * 1000 > leader.term.lag_ms:  # attack A3: slaves promise on, but nothing commits
+                replica.step_down(f"its disk has not finished a write for {busy_seconds:.0f} s")
 
     def _silent(self, node: str, silent: bool) -> None:
-        self._yard.shop.log("peer-silent" if silent else "peer-heard", peer=node)
+        self._context.resources.log("peer-silent" if silent else "peer-heard", peer=node)
         if silent or node not in self._linked:
-            self._yard.peers.drop(node)  # TCP alone would take half a minute to see it, and as long to come back
+            self._context.peers.drop(node)  # TCP alone would take half a minute to see it, and as long to come back
         for replica in self:
             if replica.leader is not None and node in replica.leader.shipping.members:
-                replica.leader.look()
+                replica.leader.poll()
 
     def _higher(self, uid: int, epoch: int) -> None:
         replica = self._by_uid.get(uid)
-        if replica is not None and replica.leader is not None and epoch > replica.leader.reign.epoch:
-            replica.leader.deposed(epoch)
+        if replica is not None and replica.leader is not None and epoch > replica.leader.term.epoch:
+            replica.leader.superseded(epoch)
 
     def _ahead(self, uid: int) -> None:
         replica = self._by_uid.get(uid)
@@ -156,10 +160,10 @@ class Replicas:
     def from_master(self, origin: Origin, message: Message) -> None:
         if isinstance(message, Release):  # not in line: a candidate is waiting for it
             number = int(origin.incarnation, 16)
-            self._yard.promises.release(message.uid, origin.node, number, message.epoch, message.heartbeat)
+            self._context.replica_leases.release(message.uid, origin.node, number, message.epoch, message.heartbeat)
             return
         replica = self._by_uid.get(message.uid)
-        if replica is not None and not replica.gone:
+        if replica is not None and not replica.discarded:
             replica.from_master(origin, message)
         elif isinstance(message, Follow):  # its registry is ahead of this one's
             origin.reply(
@@ -173,7 +177,7 @@ class Replicas:
     # ------------------------------------------------------------ views
     def heard_ms(self, uid: int) -> int | None:
         """How long ago the shard's master was heard; None: never."""
-        return self._yard.promises.heard_ms(uid)
+        return self._context.replica_leases.heard_ms(uid)
 
     def leading(self) -> list[Replica]:
         return [replica for replica in self if replica.role is ReplicaRole.MASTER]

@@ -17,8 +17,8 @@ from delaynode.store.errors import Damaged
 from delaynode.store.maintenance.scrub import STEP_BYTES, Scrub, size_of
 
 SCRUB_BYTES_PER_SECOND = 8 << 20
-LOOK_SECONDS = 1.0  # between looks at what may be read by now
-MEASURE_SECONDS = 60.0  # between looks at how large the files are
+POLL_SECONDS = 1.0  # between checks of what may be read by now
+MEASURE_SECONDS = 60.0  # between measurements of how large the files are
 DAY_SECONDS = 86_400.0
 
 
@@ -46,10 +46,10 @@ class Scrubber:
         looked = time.monotonic()
         lap: tuple[CopyHost, Scrub, float] | None = None
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             now = time.monotonic()
             hosts = self._hosts()
-            self._earn(hosts, now - looked)
+            self._add_budget(hosts, now - looked)
             looked = now
             while self._budget >= 0:
                 if lap is not None and lap[0] not in hosts:
@@ -70,14 +70,14 @@ class Scrubber:
                         break
                 hosts = self._hosts()
 
-    def _earn(self, hosts: Sequence[CopyHost], seconds: float) -> None:
+    def _add_budget(self, hosts: Sequence[CopyHost], seconds: float) -> None:
         """What the time that went by allows to read."""
         now = time.monotonic()
         if now >= self._measure_at:
             self._measure_at = now + MEASURE_SECONDS
             rate = sum(size_of(host.shard) / (host.shard.config.scrub_days * DAY_SECONDS) for host in hosts)
             self._rate = min(rate, SCRUB_BYTES_PER_SECOND)
-        self._budget = min(self._budget + self._rate * seconds, max(STEP_BYTES, self._rate * LOOK_SECONDS))
+        self._budget = min(self._budget + self._rate * seconds, max(STEP_BYTES, self._rate * POLL_SECONDS))
 
     def _next(self, hosts: Sequence[CopyHost]) -> CopyHost | None:
         """The shard that waits the longest; one that was never looked at before all others, in random order."""

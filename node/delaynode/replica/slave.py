@@ -10,37 +10,39 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from delaynode.replica.host import DRAIN_SECONDS, CopyHost, Workshop
-from delaynode.replication.transport.until import until
+from delaynode.replica.host import DRAIN_SECONDS, CopyHost, NodeResources
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.frames import Frame, parse_tick
 from delaynode.store.shard import Shard
 from delaynode.store.types import Pair, Records
 
-KEPT_BYTES = 16 << 20  # of frames that are not applied yet; what is more is read from the file again
-LEAST_BYTES = 256 << 10  # of them, whatever the node's other slaves keep
+MAX_FRAME_BYTES = 16 << 20  # of frames that are not applied yet; what is more is read from the file again
+MIN_FRAME_BYTES = 256 << 10  # of them, whatever the node's other slaves keep
 APPLY_BYTES = 1 << 20  # applied in a turn: the event loop has other work too
 FRAME_COST = 8 << 10  # bytes: a small frame takes as long as so many more (measured: 40 us)
 READ_BYTES = 4 << 20
-GATHER_S = 0.02  # in which frames gather before they are applied while nobody reads here: a turn costs more than one
+BATCH_S = 0.02  # in which frames gather before they are applied while nobody reads here: a turn costs more than one
 READER_S = 2.0  # so long after a Fetch somebody still reads here
 
 
 class SlaveHost(CopyHost):
     """Follows from start() to end(). stored(): told whenever more of the log is stored, or applied."""
 
-    def __init__(self, shard: Shard, directory: str, shop: Workshop) -> None:
-        super().__init__(shard, directory, shop)
-        self.stored: Callable[[], None] = lambda: None
-        self.known = shard.committed_offset  # log offset: all before it is committed, wherever this log ends
+    def __init__(self, shard: Shard, directory: str, resources: NodeResources) -> None:
+        super().__init__(shard, directory, resources)
+        self.on_stored: Callable[[], None] = lambda: None
+        self.known_committed = shard.committed_offset  # log offset: all before it is committed, wherever this log ends
         self._frames: deque[Frame] = deque()  # not applied yet, a stretch without gaps, or empty
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._apply_wakeup = asyncio.Event()
         self._applying = asyncio.Lock()  # held while frames are applied; a cut waits for it
-        self.readable: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here; None: it is
+        self.unreadable_reason: Callable[[], str | None] = lambda: (
+            None
+        )  # why Fetch is not answered from here; None: it is
         self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
-        self._abreast_s = 0.0  # when all that the master had committed was applied, by the loop's clock
+        self._caught_up_s = 0.0  # when all that the master had committed was applied, by the loop's clock
         self._read_s = -READER_S  # when Fetch was last asked for, by the loop's clock
 
     def _heard_s(self) -> float:
@@ -48,8 +50,10 @@ class SlaveHost(CopyHost):
         return asyncio.get_running_loop().time() - self.unheard_ms() / 1000
 
     def start(self) -> None:
-        self._abreast_s = self._heard_s()
-        self._tasks = [asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.upkeep.loops())]
+        self._caught_up_s = self._heard_s()
+        self._tasks = [
+            asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.maintenance.loops())
+        ]
 
     def _end(self, why: str) -> None:
         super()._end(why)
@@ -58,7 +62,7 @@ class SlaveHost(CopyHost):
     async def end(self, why: str) -> None:
         """Nothing runs or is being written when this returns; the Shard is as its committed frames made it."""
         self._end(why)
-        await self._at_rest()
+        await self._wait_idle()
         await self._end_mark()
 
     async def stop(self) -> None:
@@ -66,7 +70,7 @@ class SlaveHost(CopyHost):
         await self.end("the shard's node is stopping")
         if self.failure is None:
             try:
-                await self.upkeep.persist(copy_wheels=True)
+                await self.maintenance.persist(copy_wheels=True)
             except (OSError, Damaged) as error:
                 self.fail(f"checkpoint: {error}", error)
         await self._end_mark()
@@ -80,39 +84,41 @@ class SlaveHost(CopyHost):
         at = self._frames[-1].end if self._frames else self.shard.applied
         if frames[0].offset == at and self._may_keep(len(data)):
             self._frames.extend(frames)
-            self._keep(len(data))
-        self.shop.syncer.mark(self)
+            self._count_kept(len(data))
+        self.resources.syncer.mark(self)
 
     def _may_keep(self, size: int) -> bool:
         """Whether so many bytes more of frames may stay in memory, until they are applied."""
-        kept, total = self.shop.kept, self._bytes + size
-        return total <= LEAST_BYTES or (total <= KEPT_BYTES and kept.used + size <= kept.limit)
+        kept, total = self.resources.frame_memory, self._bytes + size
+        return total <= MIN_FRAME_BYTES or (total <= MAX_FRAME_BYTES and kept.used + size <= kept.limit)
 
-    def _keep(self, size: int) -> None:
+    def _count_kept(self, size: int) -> None:
         self._bytes += size
-        self.shop.kept.used += size
+        self.resources.frame_memory.used += size
 
     def _forget_frames(self) -> None:
         self._frames.clear()
-        self._keep(-self._bytes)
+        self._count_kept(-self._bytes)
 
     def commit_to(self, offset: int) -> None:
         """All before this log offset is committed."""
-        if offset > self.known:
-            if self.shard.applied >= self.known:
-                self._abreast_s = self._heard_s()
-            self.known = offset
-            self._news.set()
+        if offset > self.known_committed:
+            if self.shard.applied >= self.known_committed:
+                self._caught_up_s = self._heard_s()
+            self.known_committed = offset
+            self._apply_wakeup.set()
 
     async def cut(self, end: int) -> None:
         """Drop the log from `end` on. Raises Damaged where something committed would go."""
-        async with self._applying, self.upkeep.files_at_rest:  # a checkpoint syncs the very files that are cut
+        async with self._applying, self.maintenance.file_lock:  # a checkpoint syncs the very files that are cut
             log = self.shard.log
-            await until(lambda: not self.shop.syncer.busy(self), DRAIN_SECONDS)
-            if end < min(self.known, log.end) or end < self.shard.applied:  # `known` may lie beyond what is here
-                raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known} is committed")
+            await wait_until(lambda: not self.resources.syncer.busy(self), DRAIN_SECONDS)
+            if (
+                end < min(self.known_committed, log.end) or end < self.shard.applied
+            ):  # `known` may lie beyond what is here
+                raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known_committed} is committed")
             self._forget_frames()
-            batch = log.next_batch(sync=self.shop.fsync)  # here: no sync round must take it while the file is cut
+            batch = log.next_batch(sync=self.resources.fsync)  # here: no sync round must take it while the file is cut
 
             def work() -> None:
                 if batch is not None:
@@ -122,68 +128,70 @@ class SlaveHost(CopyHost):
                     log.cut(min(end, log.end))
 
             await self.off_loop(work)
-            self.known = min(self.known, log.end)  # beyond, it was of another history if copies were lost
+            self.known_committed = min(
+                self.known_committed, log.end
+            )  # beyond, it was of another history if copies were lost
 
-    def wrote(self, batch: WriteBatch) -> None:
+    def on_written(self, batch: WriteBatch) -> None:
         self.shard.finish_writes(batch)
-        self._news.set()
-        self.stored()
+        self._apply_wakeup.set()
+        self.on_stored()
         if self.shard.log.pending:
-            self.shop.syncer.mark(self)
+            self.resources.syncer.mark(self)
 
     @property
     def replaceable(self) -> bool:
         return True
 
-    async def written(self, offset: int) -> None:
+    async def wait_log_committed(self, offset: int) -> None:
         """What is applied is stored."""
         if self.failure is not None or offset > self.durable:
             raise self._refusal("it follows a master")
 
-    async def committed(self, offset: int) -> None:
-        await self.written(offset)
+    async def wait_committed(self, offset: int) -> None:
+        await self.wait_log_committed(offset)
 
     def check_serving(self) -> None:
         super().check_serving()
-        why = self.readable()
+        why = self.unreadable_reason()
         if why is not None:
             raise Refused("NOT_SERVING", f"shard {self.name} is not read from this copy: {why}")
 
     def behind_ms(self) -> int:
-        if self.shard.applied >= self.known:
+        if self.shard.applied >= self.known_committed:
             return self.unheard_ms()
-        applying_ms = int((asyncio.get_running_loop().time() - self._abreast_s) * 1000)
+        applying_ms = int((asyncio.get_running_loop().time() - self._caught_up_s) * 1000)
         return max(self.unheard_ms(), applying_ms)
 
-    async def fetch(self, offset: int, most: int, most_bytes: int, wait_ms: int) -> tuple[int, Records]:
+    async def fetch(self, offset: int, max_count: int, max_bytes: int, wait_ms: int) -> tuple[int, Records]:
         self.check_serving()
         self._read_s = asyncio.get_running_loop().time()
         if offset > self.shard.queue.visible:  # whoever asks has read further elsewhere
             raise Refused("NOT_SERVING", f"shard {self.name}: this slave has queue offset {offset} not yet")
-        return await super().fetch(offset, most, most_bytes, wait_ms)
+        return await super().fetch(offset, max_count, max_bytes, wait_ms)
 
     # ------------------------------------------------------------ applying
     async def _apply_loop(self) -> None:
         shard, time_s = self.shard, asyncio.get_running_loop().time
-        mark, mark_s = self.known, self._heard_s()
+        mark, mark_s = self.known_committed, self._heard_s()
         while True:
             if shard.applied >= mark:
-                self._abreast_s = max(self._abreast_s, mark_s)
-                mark, mark_s = self.known, self._heard_s()
-            limit = min(self.known, self.durable)
+                self._caught_up_s = max(self._caught_up_s, mark_s)
+                mark, mark_s = self.known_committed, self._heard_s()
+            limit = min(self.known_committed, self.durable)
             if shard.applied >= limit:
-                self._news.clear()
-                await self._news.wait()
+                self._apply_wakeup.clear()
+                await self._apply_wakeup.wait()
                 continue
-            if self.upkeep.full:  # other shards checkpoint first; what is stored meanwhile is acknowledged
-                await self.upkeep.flushed()
+            if self.maintenance.full:  # other shards checkpoint first; what is stored meanwhile is acknowledged
+                await self.maintenance.wait_flushed()
                 continue
             async with self._applying:
                 await self._apply(min(limit, self.durable))  # it may have been cut meanwhile
-            self.stored()
-            behind = shard.applied < min(self.known, self.durable)
-            read = len(self.waiting) or time_s() < self._read_s + READER_S
-            await asyncio.sleep(0 if behind or read else GATHER_S)
+            self.on_stored()
+            behind = shard.applied < min(self.known_committed, self.durable)
+            read = len(self.waiters) or time_s() < self._read_s + READER_S
+            await asyncio.sleep(0 if behind or read else BATCH_S)
 
     async def _apply(self, limit: int) -> None:
         shard = self.shard
@@ -193,33 +201,33 @@ class SlaveHost(CopyHost):
         taken, first = 0, self._frames[0]
         if first.end <= limit and shard.needs_load(first):
             tick = parse_tick(first)
-            await self.upkeep.load_past(Pair(tick.due, tick.seq))
-        async with self.shop.turn:
-            while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES and not self.upkeep.full:
+            await self.maintenance.load_past(Pair(tick.due, tick.seq))
+        async with self.resources.apply_turn:
+            while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES and not self.maintenance.full:
                 frame = self._frames[0]
                 if shard.needs_load(frame):
                     break  # not with everybody's turn
                 self._frames.popleft()
                 size = frame.end - frame.offset
-                self._keep(-size)
+                self._count_kept(-size)
                 taken += size + FRAME_COST
-                self.waiting.released(one.rows for one in shard.commit(frame.offset))
+                self.waiters.on_released(one.rows for one in shard.commit(frame.offset))
                 shard.apply(frame)
-            self.waiting.released(one.rows for one in shard.commit(shard.applied))
-        self.upkeep.look(self.shop.clock.now_ms())
+            self.waiters.on_released(one.rows for one in shard.commit(shard.applied))
+        self.maintenance.check(self.resources.clock.now_ms())
 
     async def _read_back(self) -> None:
         """The next frames to apply, out of the log's files."""
         log, start = self.shard.log, self.shard.applied
-        most = READ_BYTES if self._may_keep(READ_BYTES) else LEAST_BYTES
-        self._keep(most)  # before it is read: many may be read at once
+        max_size = READ_BYTES if self._may_keep(READ_BYTES) else MIN_FRAME_BYTES
+        self._count_kept(max_size)  # before it is read: many may be read at once
 
         def work() -> tuple[int, list[Frame]]:
-            data = log.read_raw(start, most)
+            data = log.read_raw(start, max_size)
             return len(data), log.parse_all(memoryview(data), start)
 
         size, frames = await self.off_loop(work)
-        self._keep(size - most)
+        self._count_kept(size - max_size)
         if not frames:
             raise Damaged(f"{self.directory}: the log has nothing at {start}, which is committed")
         self._frames.extend(frames)

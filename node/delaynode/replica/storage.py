@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from delayregistry.model import ShardSpec, in_sync_replica_id
 
-from delaynode.replica.context import Yard
+from delaynode.replica.context import ReplicaContext
 from delaynode.replica.host import CopyHost
 from delaynode.replication.protocol import SnapshotChunk
 from delaynode.replication.shipping import SnapshotSource
@@ -24,7 +24,7 @@ from delaynode.store.shard import Shard
 T = TypeVar("T")
 
 
-class _Held:
+class _CountedSnapshot:
     """A snapshot that counts among the transfers under way."""
 
     def __init__(self, taken: SnapshotSource, transfers: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
@@ -39,69 +39,69 @@ class _Held:
             self._loop.call_soon_threadsafe(self._transfers.release)
 
 
-class Holding:
+class ReplicaStorage:
     """Owned by the replica's worker: one call at a time. `shard` is None while there is no sound copy here.
 
     entry: its name in the in-sync set; "" when there is none, or it can't be read. damage: why it is of no use.
     """
 
-    def __init__(self, spec: ShardSpec, yard: Yard, note: Callable[..., None]) -> None:
-        self.yard = yard
-        self.directory = f"{yard.data}/shards/{spec.name}-{spec.uid:016x}"
+    def __init__(self, spec: ShardSpec, context: ReplicaContext, log_event: Callable[..., None]) -> None:
+        self.context = context
+        self.directory = f"{context.data}/shards/{spec.name}-{spec.uid:016x}"
         self.shard: Shard | None = None
-        self.entry = ""
+        self.replica_id = ""
         self.damage: str | None = None
         self.lasting = False  # the damage that open() found would be found again
-        self.newer = False  # it is not damaged: a newer program wrote it, and will open it again
+        self.newer_format = False  # it is not damaged: a newer program wrote it, and will open it again
         self.fetching: snapshot.IncomingCopy | None = None
-        self._files = yard.shop.files
-        self._note = note
+        self._files = context.resources.files
+        self._log_event = log_event
 
     def off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self.yard.shop.pool, work)
+        return asyncio.get_running_loop().run_in_executor(self.context.resources.pool, work)
 
-    def _named(self, copy_id: str) -> str:
-        lasting = self.yard.shop.fsync  # of what this process does, whatever is wished by now
-        return in_sync_replica_id(copy_id, None if lasting else self.yard.boot_id)
+    def _replica_id_of(self, copy_id: str) -> str:
+        lasting = self.context.resources.fsync  # of what this process does, whatever is wished by now
+        return in_sync_replica_id(copy_id, None if lasting else self.context.boot_id)
 
     # ------------------------------------------------------------ the directory
     async def open(self, spec: ShardSpec) -> bool:
         """Open it as of its checkpoint, its log's tail not applied; False when there is none, or it is damaged."""
-        yard, files, directory = self.yard, self._files, self.directory
+        context, files, directory = self.context, self._files, self.directory
         self.shard = self.damage = None
-        self.newer = False
-        self.entry = ""
-        started = yard.boot_ms()
+        self.newer_format = False
+        self.replica_id = ""
+        started = context.boot_ms()
         try:
             if not await self.off_loop(partial(persist.exists, files, directory)):
                 return False
-            work = partial(persist.recover, files, directory, yard.shard_config(spec), replay=False)
+            work = partial(persist.recover, files, directory, context.shard_config(spec), replay=False)
             shard, recovery = await self.off_loop(work)
         except (Damaged, NewerFormat, OSError) as error:
             if copy_id := await self.off_loop(partial(persist.read_copy_id, files, directory)):
-                self.entry = self._named(copy_id)
-            self.newer = isinstance(error, NewerFormat)
-            self.damage, self.lasting = str(error), self.newer or is_permanent(error)
+                self.replica_id = self._replica_id_of(copy_id)
+            self.newer_format = isinstance(error, NewerFormat)
+            self.damage, self.lasting = str(error), self.newer_format or is_permanent(error)
             return False
-        self._have(shard)
-        self._note(
+        self._set_shard(shard)
+        self._log_event(
             "copy-opened", epoch=shard.identity.epoch, pending=shard.index.pending, units=recovery.units,
             log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes,
-            mended=recovery.repaired, seconds=round((yard.boot_ms() - started) / 1000, 3),
+            mended=recovery.repaired, seconds=round((context.boot_ms() - started) / 1000, 3),
         )  # fmt: skip
         return True
 
-    def _have(self, shard: Shard) -> None:
-        self.shard, self.entry = shard, self._named(shard.identity.copy_id)
-        self.yard.promises.raise_floor(shard.identity.uid, shard.identity.epoch)
+    def _set_shard(self, shard: Shard) -> None:
+        self.shard, self.replica_id = shard, self._replica_id_of(shard.identity.copy_id)
+        self.context.replica_leases.raise_min_epoch(shard.identity.uid, shard.identity.epoch)
 
     async def create(self, spec: ShardSpec) -> Shard:
         """The shard's first copy. Raises OSError, Damaged."""
-        config, now = self.yard.shard_config(spec), self.yard.shop.clock.now_ms()
+        config, now = self.context.shard_config(spec), self.context.resources.clock.now_ms()
         identity = spec.uid, spec.topic, spec.queue
         make = partial(persist.create, self._files, self.directory, *identity, config, now, spec.epoch)
         shard = await self.off_loop(make)
-        self._have(shard)
+        self._set_shard(shard)
         return shard
 
     async def accept_epoch(self, epoch: int) -> None:
@@ -110,7 +110,7 @@ class Holding:
         if shard is not None and epoch > shard.identity.epoch:
             await self.off_loop(partial(persist.accept_epoch, self._files, self.directory, shard, epoch))
 
-    async def settle(self) -> None:
+    async def sync_log(self) -> None:
         """What the log has is on disk, what was only taken in is forgotten; no host writes it. Raises OSError."""
         assert self.shard is not None
         log = self.shard.log
@@ -122,33 +122,33 @@ class Holding:
 
         Like upkeep it flushes units before they are too many, and brings hours down, one shard of the node at a time.
         """
-        shard, shop = self.shard, self.yard.shop
+        shard, resources = self.shard, self.context.resources
         assert shard is not None
         frames = 0
         while True:
             frames += await self.off_loop(partial(persist.replay, shard, shard.log.end, light=True))
             if shard.applied >= shard.log.end:
                 return frames
-            async with shop.checkpoints:
+            async with resources.checkpoints:
                 await self.off_loop(partial(persist.make_room, self._files, self.directory, shard))
 
     async def discard(self, why: str) -> None:
         """Throw the copy away. Nothing may use it any more."""
         self.shard = None
         await self.off_loop(partial(persist.discard, self._files, self.directory))
-        self._note("copy-discarded", entry=self.entry, reason=why)
-        self.entry, self.damage, self.newer = "", None, False
+        self._log_event("copy-discarded", entry=self.replica_id, reason=why)
+        self.replica_id, self.damage, self.newer_format = "", None, False
 
     # ------------------------------------------------------------ transfers
     async def begin_fetch(self, manifest: bytes) -> snapshot.IncomingCopy:
         """Raises ValueError, OSError."""
         incoming = await self.off_loop(lambda: snapshot.IncomingCopy(self._files, self.directory, manifest))
-        self._note("fetching", total_bytes=incoming.total_bytes)
+        self._log_event("fetching", total_bytes=incoming.total_bytes)
         return incoming
 
-    async def write_piece(self, incoming: snapshot.IncomingCopy, piece: SnapshotChunk) -> None:
+    async def write_chunk(self, incoming: snapshot.IncomingCopy, chunk: SnapshotChunk) -> None:
         """Raises ValueError, OSError."""
-        await self.off_loop(lambda: incoming.write(piece.file, piece.offset, piece.data))
+        await self.off_loop(lambda: incoming.write(chunk.file, chunk.offset, chunk.data))
 
     async def end_fetch(self, spec: ShardSpec, epoch: int) -> None:
         """All pieces are here: the copy takes its place. Raises ValueError, OSError, Damaged."""
@@ -159,13 +159,13 @@ class Holding:
 
     async def hold_snapshot(self, master: CopyHost | None) -> SnapshotSource:
         """The copy's files for a transfer; a few at once. Raises OSError, Damaged."""
-        transfers = self.yard.transfers.place(self.shard.log_end if self.shard is not None else 0)
+        transfers = self.context.transfers.permit(self.shard.log_end if self.shard is not None else 0)
         await transfers.acquire()
         try:
-            take = partial(snapshot.hold_checkpoint, self._files, self.directory, f"{self.yard.boot_ms()}")
-            async with self.yard.shop.checkpoints:  # files come and go with checkpoints
+            take = partial(snapshot.hold_checkpoint, self._files, self.directory, f"{self.context.boot_ms()}")
+            async with self.context.resources.checkpoints:  # files come and go with checkpoints
                 taken: SnapshotSource = await (master.off_loop(take) if master is not None else self.off_loop(take))
         except BaseException:
             transfers.release()
             raise
-        return _Held(taken, transfers, asyncio.get_running_loop())
+        return _CountedSnapshot(taken, transfers, asyncio.get_running_loop())

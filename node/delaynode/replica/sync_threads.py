@@ -16,10 +16,10 @@ class Writer(Protocol):
 
     def take_writes(self) -> WriteBatch | None: ...
 
-    def wrote(self, batch: WriteBatch) -> None:
+    def on_written(self, batch: WriteBatch) -> None:
         """The batch is on disk (or, with Async, in the page cache)."""
 
-    def write_failed(self, error: Exception) -> None: ...
+    def on_write_failed(self, error: Exception) -> None: ...
 
 
 Round = list[tuple[Writer, WriteBatch]]
@@ -35,7 +35,7 @@ class Syncer:
     def __init__(self, lanes: int = 4) -> None:
         self._loop = asyncio.get_running_loop()
         self._work: SimpleQueue[Round | None] = SimpleQueue()
-        self._threads = [threading.Thread(target=self._lane, name=f"sync-{n}", daemon=True) for n in range(lanes)]
+        self._threads = [threading.Thread(target=self._run_thread, name=f"sync-{n}", daemon=True) for n in range(lanes)]
         self._free = lanes
         self._dirty: dict[Writer, None] = {}  # an ordered set
         self._busy: dict[Writer, float] = {}  # since when, time.monotonic()
@@ -77,9 +77,9 @@ class Syncer:
                 self._free -= 1
                 self._busy.update(dict.fromkeys((writer for writer, _ in batches), time.monotonic()))
                 self._work.put(batches)
-        self._tell_quiet()
+        self._notify_quiet()
 
-    def _lane(self) -> None:
+    def _run_thread(self) -> None:
         while (batches := self._work.get()) is not None:
             errors: list[Exception | None] = []
             for _, batch in batches:
@@ -96,15 +96,15 @@ class Syncer:
             self._busy.pop(writer, None)
         for (writer, batch), failure in zip(batches, errors, strict=True):
             if failure is not None:
-                writer.write_failed(failure)
+                writer.on_write_failed(failure)
                 continue
             try:
-                writer.wrote(batch)
+                writer.on_written(batch)
             except Exception as error:  # one shard's trouble must not keep the others from their answers
-                writer.write_failed(error)
+                writer.on_write_failed(error)
         self._start()
 
-    def _tell_quiet(self) -> None:
+    def _notify_quiet(self) -> None:
         if self._quiet is not None and not self._busy and not self._quiet.done():
             self._quiet.set_result(None)
 

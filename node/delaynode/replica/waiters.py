@@ -18,21 +18,21 @@ from delaynode.store.queue.dead_letters import NEVER
 from delaynode.store.queue.groups import Group
 from delaynode.store.types import Records
 
-Places = dict[asyncio.Future[None], None]
+Waiters = dict[asyncio.Future[None], None]
 """An ordered set: who waits, in the order in which they came."""
 
 
 @dataclass(slots=True)
-class Line:
+class GroupWaiters:
     """A group's consumers, and when its next retry becomes visible."""
 
-    places: Places = field(default_factory=dict)
+    waiters: Waiters = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     timer_ms: int = NEVER
 
     filter: tuple[Group, frozenset[int]] | None = None  # the group's tag hashes
 
-    def takes(self, group: Group | None, tags: frozenset[int]) -> bool:
+    def accepts(self, group: Group | None, tags: frozenset[int]) -> bool:
         """Whether messages with these tag hashes concern the group."""
         if group is None or not group.tags:
             return True
@@ -46,70 +46,70 @@ class Line:
         self.timer, self.timer_ms = None, NEVER
 
 
-class Waiting:
+class WaitQueues:
     """Owned by the event loop. now_ms: the node's clock."""
 
     def __init__(self, consumers: Consumers, queue: ConsumeQueue, now_ms: Callable[[], int]) -> None:
         self._consumers = consumers
         self._queue = queue
         self._now_ms = now_ms
-        self._lines: dict[str, Line] = {}
-        self._readers: Places = {}
+        self._lines: dict[str, GroupWaiters] = {}
+        self._readers: Waiters = {}
 
     def __len__(self) -> int:
-        return len(self._readers) + sum(len(line.places) for line in self._lines.values())
+        return len(self._readers) + sum(len(line.waiters) for line in self._lines.values())
 
-    async def consumer(self, group: str, seconds: float) -> None:
+    async def wait_for_group(self, group: str, seconds: float) -> None:
         """Wait until there is something for the group, or it is gone; at most `seconds`."""
-        line = self._lines.setdefault(group, Line())
-        future = _place(line.places)
-        self.look(group)
+        line = self._lines.setdefault(group, GroupWaiters())
+        future = _add_waiter(line.waiters)
+        self.wake_first(group)
         try:
-            await _within(future, line.places, seconds)
+            await _wait_at_most(future, line.waiters, seconds)
         except asyncio.CancelledError:
-            self.look(group)  # it may have been woken for a message that somebody else must take now
+            self.wake_first(group)  # it may have been woken for a message that somebody else must take now
             raise
         finally:
-            if not line.places and self._lines.get(group) is line:
+            if not line.waiters and self._lines.get(group) is line:
                 line.disarm()
                 del self._lines[group]
 
-    async def reader(self, seconds: float) -> None:
+    async def wait_for_release(self, seconds: float) -> None:
         """Wait for a release, at most `seconds`."""
-        await _within(_place(self._readers), self._readers, seconds)
+        await _wait_at_most(_add_waiter(self._readers), self._readers, seconds)
 
-    def look(self, group: str) -> None:
+    def wake_first(self, group: str) -> None:
         """Wake the first of the group's line if there is something for it."""
         line = self._lines.get(group)
-        if line is None or not line.places:
+        if line is None or not line.waiters:
             return
         found = self._consumers.groups.get(group)
         if found is None:
-            _wake_all(line.places)
+            _wake_all(line.waiters)
             return
         now = self._now_ms()
         if found.readable(self._queue, now):
-            _wake(next(iter(line.places)), line.places)
+            _wake(next(iter(line.waiters)), line.waiters)
             return
         visible = found.next_visible()
         if visible != line.timer_ms:
             line.disarm()
             if visible < NEVER:
                 seconds = max(0.001, (visible - now) / 1000)
-                line.timer = asyncio.get_running_loop().call_later(seconds, self._ring, group, line)
+                line.timer = asyncio.get_running_loop().call_later(seconds, self._on_timer, group, line)
                 line.timer_ms = visible
 
-    def _ring(self, group: str, line: Line) -> None:
+    def _on_timer(self, group: str, line: GroupWaiters) -> None:
         line.disarm()
-        self.look(group)
+        self.wake_first(group)
 
-    def tell(self) -> None:
+    def wake_all(self) -> None:
         """Something became visible."""
         _wake_all(self._readers)
         for group in list(self._lines):
-            self.look(group)
+            self.wake_first(group)
 
-    def released(self, rows: Iterable[Records]) -> None:
+    def on_released(self, rows: Iterable[Records]) -> None:
         """These became visible, rows of dtype QUEUED. A group whose filter leaves them out is not looked at."""
         if not self._lines and not self._readers:
             return
@@ -118,37 +118,37 @@ class Waiting:
             return
         _wake_all(self._readers)
         for group, line in list(self._lines.items()):
-            if line.takes(self._consumers.groups.get(group), tags):
-                self.look(group)
+            if line.accepts(self._consumers.groups.get(group), tags):
+                self.wake_first(group)
 
     def end(self) -> None:
         """Nothing will come any more: all go and see."""
         _wake_all(self._readers)
         for line in self._lines.values():
-            _wake_all(line.places)
+            _wake_all(line.waiters)
 
 
-def _place(places: Places) -> asyncio.Future[None]:
+def _add_waiter(waiters: Waiters) -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    places[future] = None
+    waiters[future] = None
     return future
 
 
-def _wake(future: asyncio.Future[None], places: Places) -> None:
-    places.pop(future, None)
+def _wake(future: asyncio.Future[None], waiters: Waiters) -> None:
+    waiters.pop(future, None)
     if not future.done():
         future.set_result(None)
 
 
-def _wake_all(places: Places) -> None:
-    for future in list(places):
-        _wake(future, places)
+def _wake_all(waiters: Waiters) -> None:
+    for future in list(waiters):
+        _wake(future, waiters)
 
 
-async def _within(future: asyncio.Future[None], places: Places, seconds: float) -> None:
-    timer = asyncio.get_running_loop().call_later(seconds, _wake, future, places)
+async def _wait_at_most(future: asyncio.Future[None], waiters: Waiters, seconds: float) -> None:
+    timer = asyncio.get_running_loop().call_later(seconds, _wake, future, waiters)
     try:
         await future
     finally:
         timer.cancel()
-        places.pop(future, None)
+        waiters.pop(future, None)

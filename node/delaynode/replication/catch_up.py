@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LIMIT_BYTES = 64 << 20  # for each other node
-LEAST_BYTES = 256 << 10
+MIN_BYTES = 256 << 10
 
 
-class CatchingUp:
+class CatchUpBudget:
     """Owned by the event loop."""
 
     def __init__(self, limit: int = LIMIT_BYTES) -> None:
@@ -29,7 +29,7 @@ class CatchingUp:
     def has_room(self, node: str, size: int) -> bool:
         return self.used(node) + size <= self.limit
 
-    def take(self, node: str, size: int) -> None:
+    def acquire(self, node: str, size: int) -> None:
         """Also where there is no room: the least is for everybody, and a frame may be larger than what was asked."""
         self._used[node] = self.used(node) + size
 
@@ -37,7 +37,7 @@ class CatchingUp:
         """Call it once when something was given back."""
         self._waiting.setdefault(node, {}).setdefault(uid, call)
 
-    def give(self, node: str, size: int) -> None:
+    def release(self, node: str, size: int) -> None:
         """So many bytes are stored there, or lost on their way."""
         if size:
             self._used[node] = self.used(node) - size

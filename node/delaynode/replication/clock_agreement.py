@@ -17,11 +17,11 @@ from statistics import median_low
 from delaynode.clock import MAX_CLOCK_SKEW_MS
 
 FRESH_MS = 5_000
-TO_OUT_VOTE = 2  # peers: with one, nobody can tell which of the two is wrong
+MIN_PEERS = 2  # peers: with one, nobody can tell which of the two is wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PeerClock:
     """A peer's wall clock minus this node's boot clock lies in [low_ms, high_ms]; heard at boot time `at_ms`."""
 
     low_ms: int
@@ -34,7 +34,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ClockVerdict:
     """What follows from the peers' clocks now.
 
     peers: how many were heard lately. skew_ms: what this node believes minus the median of them; None without any.
@@ -43,7 +43,7 @@ class Agreement:
 
     peers: int
     skew_ms: int | None
-    out_voted: bool
+    clock_skewed: bool
     may_accept: bool
     reason: str
 
@@ -54,35 +54,35 @@ class ClockAgreement:
     def __init__(self, max_skew_ms: int = MAX_CLOCK_SKEW_MS, fresh_ms: int = FRESH_MS) -> None:
         self._max_skew_ms = max_skew_ms
         self._fresh_ms = fresh_ms
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, PeerClock] = {}
 
     def heard(self, peer: str, wall_ms: int, boot_ms: int, round_trip_ms: int) -> None:
         """A reply that says `wall_ms` came at `boot_ms`, `round_trip_ms` after what it replies to was sent."""
         if not 0 <= round_trip_ms <= self._max_skew_ms:
             return  # too slow to say anything; the peer's next one will be quicker
         low = wall_ms - boot_ms
-        self._heard[peer] = Heard(low, low + round_trip_ms, boot_ms)
+        self._heard[peer] = PeerClock(low, low + round_trip_ms, boot_ms)
 
-    def judge(self, believed_ms: int, boot_ms: int, disbelieved_ms: int = 0) -> Agreement:
+    def judge(self, accepted_ms: int, boot_ms: int, disbelieved_ms: int = 0) -> ClockVerdict:
         """believed_ms: this node's time now; disbelieved_ms: how far ahead of it its wall clock is."""
         for peer in [peer for peer, heard in self._heard.items() if boot_ms - heard.at_ms > self._fresh_ms]:
             del self._heard[peer]
         heard = list(self._heard.values())
         if not heard:
-            return Agreement(0, None, False, False, "no peer was heard")
-        own = believed_ms - boot_ms
-        far = sum(self._surely_far(one, own) for one in heard)
-        near_step = sum(self._surely_near(one, own + disbelieved_ms) for one in heard)
+            return ClockVerdict(0, None, False, False, "no peer was heard")
+        own = accepted_ms - boot_ms
+        far = sum(self._is_far(one, own) for one in heard)
+        near_step = sum(self._is_near(one, own + disbelieved_ms) for one in heard)
         skew = own - median_low(one.middle_ms for one in heard)
-        out_voted = len(heard) >= TO_OUT_VOTE and far * 2 > len(heard)
+        clock_skewed = len(heard) >= MIN_PEERS and far * 2 > len(heard)
         may_accept = disbelieved_ms > 0 and near_step * 2 > len(heard)
         # Whole seconds: it is told to people in a condition, which is not to be written again with each look.
         median = f"the median {round(-skew / 1000):+} s"
         reason = f"{far} of {len(heard)} peers are more than {self._max_skew_ms} ms away, {median}"
-        return Agreement(len(heard), skew, out_voted, may_accept, reason)
+        return ClockVerdict(len(heard), skew, clock_skewed, may_accept, reason)
 
-    def _surely_far(self, heard: Heard, own_ms: int) -> bool:
+    def _is_far(self, heard: PeerClock, own_ms: int) -> bool:
         return own_ms < heard.low_ms - self._max_skew_ms or own_ms > heard.high_ms + self._max_skew_ms
 
-    def _surely_near(self, heard: Heard, own_ms: int) -> bool:
+    def _is_near(self, heard: PeerClock, own_ms: int) -> bool:
         return heard.high_ms - self._max_skew_ms <= own_ms <= heard.low_ms + self._max_skew_ms

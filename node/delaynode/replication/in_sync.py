@@ -11,45 +11,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-Entries = frozenset[str]
+ReplicaIds = frozenset[str]
 
 
 @dataclass(slots=True)
 class InSync:
     """Entries name copies, see DESIGN 5.5. `me` is always in."""
 
-    me: str
-    written: Entries
-    tried: list[Entries] = field(default_factory=list)
+    own_id: str
+    written: ReplicaIds
+    tried: list[ReplicaIds] = field(default_factory=list)
     joining: set[str] = field(default_factory=set)
 
-    def counted(self) -> Entries:
+    def counted(self) -> ReplicaIds:
         """Whom a commit waits for, this copy included."""
         return self.written.union(self.joining, *self.tried) if self.joining or self.tried else self.written
 
-    def join(self, entry: str) -> None:
+    def join(self, replica_id: str) -> None:
         """The member has everything that is committed; from now on commits wait for it."""
-        self.joining.add(entry)
+        self.joining.add(replica_id)
 
-    def trying(self, wanted: Entries) -> None:
+    def trying(self, replica_ids: ReplicaIds) -> None:
         """A write of `wanted` is about to be sent."""
-        self.tried.append(wanted)
+        self.tried.append(replica_ids)
 
-    def refused(self, wanted: Entries) -> None:
+    def refused(self, replica_ids: ReplicaIds) -> None:
         """That write certainly did not happen."""
-        self.tried.remove(wanted)
+        self.tried.remove(replica_ids)
 
-    def succeeded(self, wanted: Entries) -> None:
+    def succeeded(self, replica_ids: ReplicaIds) -> None:
         """It did, and so none that was sent before it can happen any more: each was conditional on what it replaced."""
-        self.written = wanted
+        self.written = replica_ids
         self.tried.clear()
-        self.joining -= wanted
+        self.joining -= replica_ids
 
-    def give_up(self, entry: str) -> None:
+    def drop(self, replica_id: str) -> None:
         """The member is lost. If a write may have named it, only a later write rids us of it."""
-        self.joining.discard(entry)
+        self.joining.discard(replica_id)
 
     @property
-    def settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Nothing is on its way."""
         return not self.tried and not self.joining

@@ -42,7 +42,7 @@ class Follow:
 
     uid: int
     epoch: int
-    spared: bool = False
+    discardable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class FollowerState:
 
     uid: int
     epoch: int
-    entry: str
+    replica_id: str
     log_end: int
     committed: int
     epochs: tuple[tuple[int, int], ...]
@@ -142,7 +142,7 @@ class FollowRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class ChunkRequest:
     """Asks for bytes [offset, offset + length) of a file of the manifest; file -1: it has all of them."""
 
     uid: int
@@ -153,14 +153,24 @@ class Pull:
 
 
 Message = (
-    Follow | Start | Frames | Commit | Bootstrap | SnapshotChunk | Release | FollowerState | Ack | FollowRefused | Pull
+    Follow
+    | Start
+    | Frames
+    | Commit
+    | Bootstrap
+    | SnapshotChunk
+    | Release
+    | FollowerState
+    | Ack
+    | FollowRefused
+    | ChunkRequest
 )
 
-FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE, STATE, ACK, REFUSED, PULL = range(1, 12)
+FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, CHUNK, RELEASE, STATE, ACK, REFUSED, CHUNK_REQUEST = range(1, 12)
 _FLAG = struct.Struct("<?")
 _REFUSED = struct.Struct("<IB")
-_PIECE = struct.Struct("<qq")
-_PULLED = struct.Struct("<qqq")
+_CHUNK = struct.Struct("<qq")
+_CHUNK_REQUEST = struct.Struct("<qqq")
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -173,24 +183,24 @@ def encode(message: Message) -> list[Buffer]:
         case Commit():
             kind, body = COMMIT, [_OFFSET.pack(message.commit)]
         case Follow():
-            kind, body = FOLLOW, [_FLAG.pack(message.spared)]
+            kind, body = FOLLOW, [_FLAG.pack(message.discardable)]
         case Start():
             kind, body = START, [_OFFSETS.pack(message.cut, message.commit)]
         case Bootstrap():
             kind, body = BOOTSTRAP, [message.manifest]
         case SnapshotChunk():
-            kind, body = PIECE, [_PIECE.pack(message.file, message.offset), message.data]
+            kind, body = CHUNK, [_CHUNK.pack(message.file, message.offset), message.data]
         case Release():
             kind, body = RELEASE, [_OFFSET.pack(message.heartbeat)]
         case FollowerState():
-            entry = message.entry.encode()
-            head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(entry))
-            kind, body = STATE, [head, entry, *(_EPOCH.pack(*pair) for pair in message.epochs)]
+            replica_id = message.replica_id.encode()
+            head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(replica_id))
+            kind, body = STATE, [head, replica_id, *(_EPOCH.pack(*pair) for pair in message.epochs)]
         case FollowRefused():
             known = _REFUSED.pack(message.known_epoch, message.damaged)
             kind, body = REFUSED, [known, message.reason.encode()]
-        case Pull():
-            kind, body = PULL, [_PULLED.pack(message.file, message.offset, message.length)]
+        case ChunkRequest():
+            kind, body = CHUNK_REQUEST, [_CHUNK_REQUEST.pack(message.file, message.offset, message.length)]
         case _:
             assert_never(message)
     length = HEAD_BYTES - 4 + sum(map(len, body))
@@ -228,23 +238,23 @@ def _decode(data: memoryview) -> Message:
         case 5:
             return Bootstrap(uid, epoch, bytes(body))
         case 6:
-            file, offset = _PIECE.unpack_from(body)
-            return SnapshotChunk(uid, epoch, file, offset, body[_PIECE.size :])
+            file, offset = _CHUNK.unpack_from(body)
+            return SnapshotChunk(uid, epoch, file, offset, body[_CHUNK.size :])
         case 7:
             return Release(uid, epoch, *_OFFSET.unpack(body))
         case 8:
             log_end, committed, count, size = _STATE.unpack_from(body)
             at = _STATE.size + size
-            entry = bytes(body[_STATE.size : at]).decode()
+            replica_id = bytes(body[_STATE.size : at]).decode()
             if len(body) != at + count * _EPOCH.size:
                 raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
             epochs = tuple((e, start) for e, start in _EPOCH.iter_unpack(body[at:]))
-            return FollowerState(uid, epoch, entry, log_end, committed, epochs)
+            return FollowerState(uid, epoch, replica_id, log_end, committed, epochs)
         case 10:
             known, damaged = _REFUSED.unpack_from(body)
             return FollowRefused(uid, epoch, known, bool(damaged), bytes(body[_REFUSED.size :]).decode())
         case 11:
-            return Pull(uid, epoch, *_PULLED.unpack(body))
+            return ChunkRequest(uid, epoch, *_CHUNK_REQUEST.unpack(body))
         case _:
             raise BadMessage(f"unknown kind {kind}")
 

@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from delaynode.replication.catch_up import LEAST_BYTES, CatchingUp
+from delaynode.replication.catch_up import MIN_BYTES, CatchUpBudget
 from delaynode.replication.epochs import common_end
 from delaynode.replication.protocol import (
     Ack,
     Bootstrap,
+    ChunkRequest,
     Commit,
     Follow,
     FollowerState,
     FollowRefused,
     Frames,
     Message,
-    Pull,
     SnapshotChunk,
     Start,
 )
@@ -45,8 +45,8 @@ BACKLOG_BYTES = 64 << 20  # queued to a node and not taken by the network
 READ_BYTES = 1 << 20  # read from the log at once for a member that is behind: it parses that on its event loop
 RECENT_BYTES = 16 << 20  # of frames kept in memory for members that are up to date
 LARGE_BYTES = 8 << 20  # a batch above this is sent from the file: a message has its limit
-ASK_AGAIN_SECONDS = 0.5
-MAX_PULL_BYTES = 4 << 20
+FOLLOW_RETRY_SECONDS = 0.5
+MAX_CHUNK_BYTES = 4 << 20
 
 
 class Phase(Enum):
@@ -62,18 +62,18 @@ class PeerReplica:
 
     node: str
     phase: Phase = Phase.DOWN
-    entry: str = ""  # its copy's name in the in-sync set
+    replica_id: str = ""  # its copy's name in the in-sync set
     next: int = 0  # of the next frame to send
     durable: int = 0
     applied: int = 0
-    told: int = 0  # the commit offset
+    sent_commit: int = 0  # the commit offset
     session: int = 0  # moves whenever it starts anew: what was begun before is dropped
     reading: int = 0  # bytes that are about to be read from the log for it
-    drawn: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
-    heard: bool = False  # it has said how much it has stored, since START
+    budgeted: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
+    acked: bool = False  # it has said how much it has stored, since START
     damaged: bool = False
-    near_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
-    moved_ms: int = 0  # when it last had everything it was sent, or stored more of it
+    near_end_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
+    progress_ms: int = 0  # when it last had everything it was sent, or stored more of it
     snapshot: SnapshotSource | None = None
 
 
@@ -117,16 +117,16 @@ class Shipping:
         pool: Executor,
         boot_ms: Callable[[], int],
         snapshot: Callable[[], Coroutine[Any, Any, SnapshotSource]],
-        note: Callable[..., None],
-        catching_up: CatchingUp,
+        log_event: Callable[..., None],
+        catching_up: CatchUpBudget,
     ) -> None:
         self.uid, self.epoch = uid, epoch
         self.members: dict[str, PeerReplica] = {}
-        self.changed: Callable[[PeerReplica], None] = lambda member: None
-        self.deposed: Callable[[int], None] = lambda epoch: None
-        self.replaceable: Callable[[str], bool] = lambda entry: True
-        self.commit = log.committed_offset
-        self._log, self._peers, self._pool, self._boot_ms, self._note = log, peers, pool, boot_ms, note
+        self.on_changed: Callable[[PeerReplica], None] = lambda member: None
+        self.on_superseded: Callable[[int], None] = lambda epoch: None
+        self.replaceable: Callable[[str], bool] = lambda replica_id: True
+        self.committed_offset = log.committed_offset
+        self._log, self._peers, self._pool, self._boot_ms, self._log_event = log, peers, pool, boot_ms, log_event
         self._snapshot, self._catching_up = snapshot, catching_up
         self._loop = asyncio.get_running_loop()
         self._recent: deque[LogChunk] = deque()
@@ -138,40 +138,40 @@ class Shipping:
     # ------------------------------------------------------------ who
     def set_replicas(self, nodes: Iterable[str]) -> None:
         """The nodes that have, or are to have, a replica, but this one."""
-        wanted = list(nodes)
-        for node in wanted:
+        desired = list(nodes)
+        for node in desired:
             if node not in self.members:
                 self.members[node] = PeerReplica(node)
-                self._ask(self.members[node])
-        for node in [node for node in self.members if node not in wanted]:
-            self._fall(self.members.pop(node), Phase.DOWN)
+                self._request_follow(self.members[node])
+        for node in [node for node in self.members if node not in desired]:
+            self._reset(self.members.pop(node), Phase.DOWN)
 
     def link_up(self, node: str) -> None:
         member = self.members.get(node)
         if member is not None:
-            self._ask(member)
+            self._request_follow(member)
 
     def link_down(self, node: str) -> None:
         member = self.members.get(node)
         if member is not None and member.phase is not Phase.DOWN:
-            self._fall(member, Phase.DOWN)
-            self.changed(member)
+            self._reset(member, Phase.DOWN)
+            self.on_changed(member)
 
-    def _ask(self, member: PeerReplica) -> None:
+    def _request_follow(self, member: PeerReplica) -> None:
         """A FOLLOW without a link is dropped; link_up() asks again."""
-        self._fall(member, Phase.ASKED)
-        spared = member.damaged and self.replaceable(member.entry)
-        self._peers.send(member.node, Follow(self.uid, self.epoch, spared))
+        self._reset(member, Phase.ASKED)
+        discardable = member.damaged and self.replaceable(member.replica_id)
+        self._peers.send(member.node, Follow(self.uid, self.epoch, discardable))
 
-    def _fall(self, member: PeerReplica, phase: Phase) -> None:
+    def _reset(self, member: PeerReplica, phase: Phase) -> None:
         member.phase = phase  # first: what is given back may go to another shard, not to this member
-        self._let_go(member)
-        member.moved_ms = self._boot_ms()
+        self._release(member)
+        member.progress_ms = self._boot_ms()
 
-    def _let_go(self, member: PeerReplica) -> None:
+    def _release(self, member: PeerReplica) -> None:
         member.session += 1
-        drawn, member.drawn, member.reading = member.drawn + member.reading, 0, 0
-        self._catching_up.give(member.node, drawn)
+        drawn, member.budgeted, member.reading = member.budgeted + member.reading, 0, 0
+        self._catching_up.release(member.node, drawn)
         snapshot, member.snapshot = member.snapshot, None
         if snapshot is not None:
             self._loop.run_in_executor(self._pool, snapshot.release)
@@ -179,7 +179,7 @@ class Shipping:
     def stop(self) -> None:
         self._stopped = True
         for member in self.members.values():
-            self._fall(member, Phase.DOWN)
+            self._reset(member, Phase.DOWN)
         for task in self._tasks:
             task.cancel()
         self._recent.clear()
@@ -196,63 +196,63 @@ class Shipping:
                 self._match(member, message)
             case FollowRefused():
                 self._refused(member, message)
-            case Pull():
-                self._pulled(member, message)
+            case ChunkRequest():
+                self._on_chunk_request(member, message)
             case _:
-                self._note("bad-message", peer=node, what=type(message).__name__)
+                self._log_event("bad-message", peer=node, what=type(message).__name__)
 
     def _acked(self, member: PeerReplica, ack: Ack) -> None:
         if member.phase is not Phase.STREAMING or not ack.durable <= member.next:
             return
-        member.heard = True
+        member.acked = True
         if ack.durable > member.durable or ack.durable == member.next:
-            member.moved_ms = self._boot_ms()
+            member.progress_ms = self._boot_ms()
         member.durable = max(member.durable, ack.durable)
         member.applied = max(member.applied, ack.applied)
-        stored = max(0, member.drawn - (member.next - member.durable))
-        member.drawn -= stored
-        self._catching_up.give(member.node, stored)
-        self.changed(member)
+        stored = max(0, member.budgeted - (member.next - member.durable))
+        member.budgeted -= stored
+        self._catching_up.release(member.node, stored)
+        self.on_changed(member)
         self._pump(member)
 
     def _refused(self, member: PeerReplica, refused: FollowRefused) -> None:
         if refused.known_epoch > self.epoch:
-            self.deposed(refused.known_epoch)
+            self.on_superseded(refused.known_epoch)
             return
-        self._fall(member, Phase.DOWN)
+        self._reset(member, Phase.DOWN)
         member.damaged = refused.damaged
-        self._note("follower-refuses", peer=member.node, reason=refused.reason)
-        self.changed(member)
-        self._later(member)
+        self._log_event("follower-refuses", peer=member.node, reason=refused.reason)
+        self.on_changed(member)
+        self._retry_later(member)
 
-    def _later(self, member: PeerReplica) -> None:
-        self._loop.call_later(ASK_AGAIN_SECONDS, self._ask_again, member, member.session)
+    def _retry_later(self, member: PeerReplica) -> None:
+        self._loop.call_later(FOLLOW_RETRY_SECONDS, self._retry_follow, member, member.session)
 
-    def _ask_again(self, member: PeerReplica, session: int) -> None:
+    def _retry_follow(self, member: PeerReplica, session: int) -> None:
         if not self._stopped and member.session == session and self.members.get(member.node) is member:
-            self._ask(member)
+            self._request_follow(member)
 
     def _match(self, member: PeerReplica, state: FollowerState) -> None:
         """The member says what it has: go on from where both logs are the same."""
-        self._fall(member, Phase.ASKED)
-        if state.entry != member.entry or state.entry == "":
+        self._reset(member, Phase.ASKED)
+        if state.replica_id != member.replica_id or state.replica_id == "":
             member.durable = member.applied = 0  # another copy than the one that acknowledged
-        member.entry, member.damaged = state.entry, False
+        member.replica_id, member.damaged = state.replica_id, False
         at = common_end(self._log.epochs, self._log.end, state.epochs, state.log_end)
-        if state.entry == "" or at < state.committed or not self._log.holds_from(at):
-            if state.entry == "" or self.replaceable(state.entry):
+        if state.replica_id == "" or at < state.committed or not self._log.holds_from(at):
+            if state.replica_id == "" or self.replaceable(state.replica_id):
                 self._spawn(self._offer(member, member.session))
             else:  # a failover could still choose it: it is taken out of the in-sync set first
                 member.damaged = True
-                self._later(member)
-                self.changed(member)
+                self._retry_later(member)
+                self.on_changed(member)
             return
-        member.phase, member.next, member.near_ms = Phase.STREAMING, at, None
+        member.phase, member.next, member.near_end_ms = Phase.STREAMING, at, None
         # Acks are of what it keeps: it had no more than `at` of this log, whatever it said of the log that it cuts.
-        member.durable, member.applied, member.heard, member.told = 0, 0, False, self.commit
-        self._peers.send(member.node, Start(self.uid, self.epoch, at, self.commit))
-        self._note("follower-streams", peer=member.node, cut=at, had=state.log_end)
-        self.changed(member)
+        member.durable, member.applied, member.acked, member.sent_commit = 0, 0, False, self.committed_offset
+        self._peers.send(member.node, Start(self.uid, self.epoch, at, self.committed_offset))
+        self._log_event("follower-streams", peer=member.node, cut=at, had=state.log_end)
+        self.on_changed(member)
         self._pump(member)
 
     # ------------------------------------------------------------ frames
@@ -275,7 +275,7 @@ class Shipping:
         self._sealed = end
         self._pump_all()
 
-    def wrote(self) -> None:
+    def on_written(self) -> None:
         """This copy has written more of its log."""
         self._sealed = max(self._sealed, self._log.written)
         self._pump_all()
@@ -311,15 +311,15 @@ class Shipping:
             if member.next > member.durable:
                 budget.wait(member.node, self.uid, lambda: self._pump(member))
                 return
-            size = LEAST_BYTES
-        budget.take(member.node, size)
+            size = MIN_BYTES
+        budget.acquire(member.node, size)
         member.reading = size
         self._spawn(self._read(member, member.session))
 
     def _takes_more(self, member: PeerReplica) -> bool:
         """What is on its way to one that stores nothing is memory, there and here, and there are many shards."""
         waits = member.next - member.durable
-        return waits < WINDOW_BYTES and (not waits or self._boot_ms() - member.moved_ms < STALLED_MS)
+        return waits < WINDOW_BYTES and (not waits or self._boot_ms() - member.progress_ms < STALLED_MS)
 
     def _recent_from(self, offset: int) -> LogChunk | None:
         if not self._recent or not self._recent[0].start <= offset < self._recent[-1].end:
@@ -331,9 +331,9 @@ class Shipping:
 
     def _send(self, member: PeerReplica, start: int, end: int, parts: tuple[Buffer, ...]) -> None:
         if member.next == member.durable:
-            member.moved_ms = self._boot_ms()
-        member.next, member.told = end, self.commit
-        self._peers.send(member.node, Frames(self.uid, self.epoch, start, self.commit, parts))
+            member.progress_ms = self._boot_ms()
+        member.next, member.sent_commit = end, self.committed_offset
+        self._peers.send(member.node, Frames(self.uid, self.epoch, start, self.committed_offset, parts))
 
     async def _read(self, member: PeerReplica, session: int) -> None:
         """Send the member a piece of the file."""
@@ -342,28 +342,28 @@ class Shipping:
             data = await self._loop.run_in_executor(self._pool, self._log.read_raw, start, member.reading)
         except Trimmed:
             if member.session == session:
-                self._ask(member)  # it has fallen behind what is kept: it will be offered the files
+                self._request_follow(member)  # it has fallen behind what is kept: it will be offered the files
             return
         except (OSError, Damaged, BadFrame) as error:
-            self._note("log-not-read", peer=member.node, offset=start, reason=str(error))
+            self._log_event("log-not-read", peer=member.node, offset=start, reason=str(error))
             if member.session == session:
-                self._fall(member, Phase.DOWN)
-                self._later(member)  # the link stays up: nobody else would ask
+                self._reset(member, Phase.DOWN)
+                self._retry_later(member)  # the link stays up: nobody else would ask
             return
         if member.session != session:
             return
-        self._catching_up.take(member.node, len(data) - member.reading)
-        member.drawn, member.reading = member.drawn + len(data), 0
+        self._catching_up.acquire(member.node, len(data) - member.reading)
+        member.budgeted, member.reading = member.budgeted + len(data), 0
         if data:
             self._send(member, start, start + len(data), (data,))
         self._pump(member)
 
-    def tell(self) -> None:
+    def send_commit(self) -> None:
         """Members that stream learn the commit offset, where no frames have told them."""
         for member in self.members.values():
-            if member.phase is Phase.STREAMING and member.told < self.commit:
-                member.told = self.commit
-                self._peers.send(member.node, Commit(self.uid, self.epoch, self.commit))
+            if member.phase is Phase.STREAMING and member.sent_commit < self.committed_offset:
+                member.sent_commit = self.committed_offset
+                self._peers.send(member.node, Commit(self.uid, self.epoch, self.committed_offset))
 
     def needed_from(self) -> int:
         """The log offset below which no member that is on its way needs this log."""
@@ -380,35 +380,39 @@ class Shipping:
         try:
             snapshot = await self._snapshot()
         except (OSError, Damaged) as error:
-            self._note("snapshot-failed", peer=member.node, reason=str(error))
+            self._log_event("snapshot-failed", peer=member.node, reason=str(error))
             if member.session == session:
-                self._later(member)
+                self._retry_later(member)
             return
         if member.session != session or self._stopped:
             await self._loop.run_in_executor(self._pool, snapshot.release)
             return
         member.snapshot, member.phase = snapshot, Phase.FETCHING
         self._peers.send(member.node, Bootstrap(self.uid, self.epoch, snapshot.manifest))
-        self._note("copy-offered", peer=member.node, log_offset=snapshot.log_offset)
+        self._log_event("copy-offered", peer=member.node, log_offset=snapshot.log_offset)
 
-    def _pulled(self, member: PeerReplica, pull: Pull) -> None:
+    def _on_chunk_request(self, member: PeerReplica, request: ChunkRequest) -> None:
         if member.phase is not Phase.FETCHING or member.snapshot is None:
             return
-        if not 0 < pull.length <= MAX_PULL_BYTES:
-            self._note("bad-message", peer=member.node, what=f"PULL of {pull.length} bytes")
+        if not 0 < request.length <= MAX_CHUNK_BYTES:
+            self._log_event("bad-message", peer=member.node, what=f"PULL of {request.length} bytes")
             return
-        self._spawn(self._piece(member, member.session, member.snapshot, pull))
+        self._spawn(self._send_chunk(member, member.session, member.snapshot, request))
 
-    async def _piece(self, member: PeerReplica, session: int, snapshot: SnapshotSource, pull: Pull) -> None:
+    async def _send_chunk(
+        self, member: PeerReplica, session: int, snapshot: SnapshotSource, request: ChunkRequest
+    ) -> None:
         try:
-            data = await self._loop.run_in_executor(self._pool, snapshot.read, pull.file, pull.offset, pull.length)
+            data = await self._loop.run_in_executor(
+                self._pool, snapshot.read, request.file, request.offset, request.length
+            )
         except (OSError, ValueError) as error:
-            self._note("snapshot-not-read", peer=member.node, reason=str(error))
+            self._log_event("snapshot-not-read", peer=member.node, reason=str(error))
             if member.session == session:
-                self._ask(member)
+                self._request_follow(member)
             return
         if member.session == session:
-            self._peers.send(member.node, SnapshotChunk(self.uid, self.epoch, pull.file, pull.offset, data))
+            self._peers.send(member.node, SnapshotChunk(self.uid, self.epoch, request.file, request.offset, data))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -19,11 +19,11 @@ from google.rpc import code_pb2
 
 from delaynode.limits.budget import Answers, Hold
 from delaynode.server.dispatch import Body, Context, Dispatch, Serve, end, parse, without_trail
-from delaynode.server.forward import Passed
+from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
 
-UNDER_WAY = 4096  # calls of one stream at once; many, for those of a shard that waits must not keep others waiting
+MAX_UNDER_WAY = 4096  # calls of one stream at once; many, for those of a shard that waits must not keep others waiting
 MESSAGE_BYTES = 4 << 20  # of answers in a message
 CALL_BYTES = 2 << 10  # of a call under way, beside its request: a task, a few objects
 MAX_REQUEST_BYTES = 1 << 20
@@ -87,10 +87,10 @@ class _Stream:
         self._dispatch, self._calls, self._context = dispatch, calls, context
         self._done: list[FinishedCall] = []
         self._tasks: dict[asyncio.Task[None], Hold] = {}
-        self._news = asyncio.Event()  # something is done
+        self._wakeup = asyncio.Event()  # something is done
         self._room = asyncio.Event()  # fewer calls are under way
         self._reader = asyncio.create_task(self._read())
-        self._reader.add_done_callback(lambda _: self._news.set())
+        self._reader.add_done_callback(lambda _: self._wakeup.set())
 
     async def next(self) -> Sequence[FinishedCall]:
         """What is done by now, at least one answer; nothing once the client has ended its side and has all answers.
@@ -99,8 +99,8 @@ class _Stream:
             if self._reader.done() and not self._tasks:
                 self._reader.result()
                 return ()
-            self._news.clear()
-            await self._news.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         size = np.cumsum([one.answer.ByteSize() for one in self._done])
         fits = max(1, int(np.searchsorted(size, MESSAGE_BYTES, "right")))
         done, self._done = self._done[:fits], self._done[fits:]
@@ -126,18 +126,18 @@ class _Stream:
         while (data := await flow.read_next(self._context)) is not grpc.aio.EOF:
             calls = parse(pb.Calls, data).call
             for call in calls:
-                while len(self._tasks) + len(self._done) >= UNDER_WAY:
+                while len(self._tasks) + len(self._done) >= MAX_UNDER_WAY:
                     self._room.clear()
                     await self._room.wait()
-                hold = await flow.calls.take(self._context.peer(), CALL_BYTES + len(call.request))
+                hold = await flow.calls.acquire(self._context.peer(), CALL_BYTES + len(call.request))
                 task = asyncio.create_task(self._serve(call))
                 self._tasks[task] = hold
                 task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._dispatch.flow.calls.give(self._tasks.pop(task))
+        self._dispatch.flow.calls.release(self._tasks.pop(task))
         self._room.set()
-        self._news.set()
+        self._wakeup.set()
 
     async def _serve(self, call: pb.Call) -> None:
         seconds = min(call.wait_ms / 1000 or MAX_WAIT_SECONDS, MAX_WAIT_SECONDS)
@@ -148,10 +148,10 @@ class _Stream:
             async with asyncio.timeout(seconds):
                 answer.response = await self._find(call)(call.request, context, answers)
                 if not answers.counted:  # as for one that was passed on: twice might be more than there is
-                    await answers.room(len(answer.response))
+                    await answers.reserve(len(answer.response))
         except Refused as refused:
             answer.error.CopyFrom(as_error(refused))
-        except Passed as passed:
+        except ForwardedError as passed:
             answer.error.CopyFrom(passed.as_error())
         except TimeoutError:
             answers.sent()

@@ -13,7 +13,7 @@ from delaynode.limits.budget import Answers
 from delaynode.replica.master import ShardHost
 from delaynode.replica.slave import SlaveHost
 from delaynode.server.dispatch import Body, Context, Dispatch, end, without_trail
-from delaynode.server.forward import Passed
+from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -40,7 +40,7 @@ class ConsumeCalls:
         most_bytes = min(request.max_bytes or 4 << 20, MAX_BATCH_OUT_BYTES, answers.window)
         most = min(request.max_messages or 1024, MAX_RECEIVE)
         offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
-        await host.committed(host.shard.applied)
+        await host.wait_committed(host.shard.applied)
         delivery = ConsumerDelivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
         return await self._message_batch(host, delivery, answers)
 
@@ -71,7 +71,7 @@ class ConsumeCalls:
             while (data := await self._dispatch.flow.read_next(context)) is not grpc.aio.EOF:
                 yield await receive(data, context, answers)
                 answers.sent()
-        except (Refused, Passed) as error:
+        except (Refused, ForwardedError) as error:
             ended = without_trail(error)
         finally:
             answers.sent()
@@ -80,7 +80,7 @@ class ConsumeCalls:
 
     async def _message_batch(self, host: ShardHost | SlaveHost, delivery: ConsumerDelivery, answers: Answers) -> Body:
         rows = delivery.rows
-        await answers.room(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
+        await answers.reserve(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
         records = await host.read_records(rows)
         plain = not len(delivery.attempt) or bool((delivery.attempt == 1).all())
         return encode_message_batch(
@@ -104,10 +104,10 @@ class ConsumeCalls:
         group = shard.consumers.group(request.group)
         full = group.window_end - group.first_unacked >= group.max_unacked
         done = shard.consumers.acknowledge(request.group, start, end, self.node.clock.now_ms())
-        host.changed()
-        await host.committed(shard.log_end)
+        host.on_proposed()
+        await host.wait_committed(shard.log_end)
         if full:  # consumers may wait for nothing but room
-            host.woken()
+            host.on_visible()
         self.node.metrics.acknowledged[host.topic] += done
         return pb.AckResponse(acknowledged=done)
 
@@ -121,9 +121,9 @@ class ConsumeCalls:
             )
         await host.pass_filtered(request.group)
         counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, self.node.clock.now_ms())
-        host.changed()
-        await host.committed(shard.log_end)
-        host.woken()
+        host.on_proposed()
+        await host.wait_committed(shard.log_end)
+        host.on_visible()
         self.node.metrics.dead[host.topic] += counts.dead
         return pb.NackResponse(retried=counts.retried, dead=counts.dead, ignored=counts.ignored)
 
@@ -144,16 +144,16 @@ class ConsumeCalls:
                     oldest_ms=0 if oldest is None else shard.space.released_ms(oldest),
                 )
             )  # fmt: skip
-        await host.committed(shard.log_end)
+        await host.wait_committed(shard.log_end)
         return pb.DescribeGroupResponse(groups=states, now_ms=now)
 
     async def delete_group(self, request: pb.DeleteGroupRequest, host: ShardHost) -> pb.DeleteGroupResponse:
         shard, now = host.shard, self.node.clock.now_ms()
         counts = shard.consumers.group(request.group).counts(shard.queue, now)
         shard.consumers.delete(request.group, now)
-        host.changed()
-        await host.committed(shard.log_end)
-        host.woken()  # who waits for messages of this group is told that it is gone
+        host.on_proposed()
+        await host.wait_committed(shard.log_end)
+        host.on_visible()  # who waits for messages of this group is told that it is gone
         unfinished = counts.available + counts.in_flight + counts.waiting_retry
         return pb.DeleteGroupResponse(unfinished=unfinished, dead=counts.dead)
 
@@ -161,7 +161,7 @@ class ConsumeCalls:
         letters = host.shard.consumers.dead_letters(
             request.group, request.after_offset, min(request.limit or 1000, MAX_PAGE)
         )
-        await host.committed(host.shard.log_end)
+        await host.wait_committed(host.shard.log_end)
         fits = fitting(letters.rows["size"])
         delivery = ConsumerDelivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
         return await self._message_batch(host, delivery, answers)
@@ -176,7 +176,7 @@ class ConsumeCalls:
         resolved = host.shard.consumers.resolve(
             request.group, offsets, redrive=request.action == actions.REDRIVE, now_ms=self.node.clock.now_ms()
         )
-        host.changed()
-        await host.committed(host.shard.log_end)
-        host.woken()
+        host.on_proposed()
+        await host.wait_committed(host.shard.log_end)
+        host.on_visible()
         return pb.ResolveDeadLettersResponse(resolved=resolved)

@@ -12,17 +12,17 @@ import grpc
 from delayapi.codec import EnqueueRequestView, WireError, decode_enqueue_request, encode_enqueue_response
 
 from delaynode.limits.budget import Answers, Hold
-from delaynode.node.node import Elsewhere
+from delaynode.node.node import RemoteMaster
 from delaynode.replica.master import ShardHost
 from delaynode.server.dispatch import Body, Context, Dispatch
-from delaynode.server.forward import Passed
+from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.server.topic_type import check_type
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch, columns_of
 from delaynode.store.types import I64
 
-UNANSWERED_IN_STREAM = 16
+MAX_UNANSWERED = 16
 CLOCK_WAIT_SECONDS = 1.0
 FORWARD_SECONDS = 30.0
 
@@ -31,7 +31,7 @@ Unanswered: TypeAlias = tuple[asyncio.Future[Body], Answers]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBatch:
     """A batch that waits for its commit: what its answer needs, and nothing that refers to the request's bytes."""
 
     host: ShardHost
@@ -51,22 +51,22 @@ class EnqueueCalls:
 
     async def enqueue(self, data: Body, context: Context, answers: Answers) -> Body:
         view = _view(data)
-        place = self._dispatch.place(view.topic, view.queue, context)
+        found = self._dispatch.find_host(view.topic, view.queue, context)
         if len(view.relative):  # the answer has as many dues
-            await answers.room(len(view.time))
-        if isinstance(place, Elsewhere):
+            await answers.reserve(len(view.time))
+        if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
-            return await forwarder.call(place.endpoint, "Enqueue", data, context.time_remaining())
-        return await self._committed(await self._store(place, view, len(data)))
+            return await forwarder.call(found.endpoint, "Enqueue", data, context.time_remaining())
+        return await self._wait_committed(await self._store(found, view, len(data)))
 
-    async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> Stored:
+    async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> StoredBatch:
         """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
         batch = _batch(view)
         node = self._dispatch.node
         check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
         node.disk.check(size)
         started = time.monotonic()
-        await host.upkeep.room()
+        await host.maintenance.wait_room()
         while True:
             try:
                 appended = host.enqueue(batch)
@@ -76,15 +76,15 @@ class EnqueueCalls:
                     raise
             await asyncio.sleep(0.02)
         relative = bool(len(view.relative))
-        return Stored(
+        return StoredBatch(
             host, appended.first_seq, appended.count, appended.log_end,
             duplicate=appended.duplicate, due=appended.due if relative else None, started=started,
         )  # fmt: skip
 
-    async def _committed(self, stored: Stored) -> Body:
+    async def _wait_committed(self, stored: StoredBatch) -> Body:
         """The answer, once it is true."""
         host = stored.host
-        await host.stored(stored.log_end)
+        await host.wait_replicated(stored.log_end)
         due: I64 | bytes = stored.due if stored.due is not None else b""
         latency_ms = (time.monotonic() - stored.started) * 1000
         self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)
@@ -92,7 +92,7 @@ class EnqueueCalls:
         return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
 
     async def enqueue_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
-        unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(UNANSWERED_IN_STREAM)
+        unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(MAX_UNANSWERED)
         reader = asyncio.create_task(self._read_stream(context, unanswered))
         try:
             while (one := await unanswered.get()) is not None:
@@ -114,14 +114,14 @@ class EnqueueCalls:
     async def _read_stream(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> None:
         """Take the stream's requests. Nothing here refers to a request that is done: the next one may be hours away."""
         try:
-            while await self._take_one(context, unanswered):
+            while await self._read_one(context, unanswered):
                 pass
         except Exception:
             await unanswered.put(None)
             raise
         await unanswered.put(None)
 
-    async def _take_one(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> bool:
+    async def _read_one(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> bool:
         """One request of the stream; False when there are no more."""
         data = await self._dispatch.flow.read_next(context)
         if data is grpc.aio.EOF:
@@ -140,37 +140,37 @@ class EnqueueCalls:
         """Append one request of a stream now; its answer, or its error as an answer, comes."""
         try:
             view = _view(data)
-            place = self._dispatch.place(view.topic, view.queue, context)
+            found = self._dispatch.find_host(view.topic, view.queue, context)
             if len(view.relative):  # the answer has as many dues
-                await answers.room(len(view.time))
-            hold = await self._budget.take(context.peer(), len(data))  # a stream waits: that is its flow control
+                await answers.reserve(len(view.time))
+            hold = await self._budget.acquire(context.peer(), len(data))  # a stream waits: that is its flow control
             try:
-                if isinstance(place, Elsewhere):  # one after the other: the order within a producer must stay
+                if isinstance(found, RemoteMaster):  # one after the other: the order within a producer must stay
                     forwarder = self._dispatch.forwarder
-                    body = await forwarder.call(place.endpoint, "Enqueue", data, FORWARD_SECONDS)
-                    self._budget.give(hold)
+                    body = await forwarder.call(found.endpoint, "Enqueue", data, FORWARD_SECONDS)
+                    self._budget.release(hold)
                     return _ready(body)
-                stored = await self._store(place, view, len(data))
+                stored = await self._store(found, view, len(data))
             except BaseException:
-                self._budget.give(hold)
+                self._budget.release(hold)
                 raise
         except Refused as refused:
             return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused)))
-        except Passed as passed:
+        except ForwardedError as passed:
             return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error()))
         answer = asyncio.create_task(self._stream_answer(stored, hold))
         self._answering.add(answer)
         answer.add_done_callback(self._answering.discard)
         return answer
 
-    async def _stream_answer(self, stored: Stored, hold: Hold) -> Body:
+    async def _stream_answer(self, stored: StoredBatch, hold: Hold) -> Body:
         """Runs by itself: a batch stops to count as soon as it is committed, whether or not its answer is read."""
         try:
-            return await self._committed(stored)
+            return await self._wait_committed(stored)
         except Refused as refused:
             return encode_enqueue_response(0, 0, 0, error=as_error(refused))
         finally:
-            self._budget.give(hold)
+            self._budget.release(hold)
 
 
 def _view(data: Body) -> EnqueueRequestView:

@@ -29,7 +29,7 @@ UNUSED_SECONDS = 600.0  # connections that nobody has used for so long are close
 DETAILS = "grpc-status-details-bin"
 
 
-class Passed(Exception):
+class ForwardedError(Exception):
     """The other node's error, to be given to the caller unchanged."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
@@ -60,7 +60,7 @@ class Passed(Exception):
 
 
 @dataclass(slots=True)
-class Link:
+class ForwardLink:
     connections: Connections
     calls: int = 0
     used: float = 0.0  # time.monotonic() at the end of the last call
@@ -70,14 +70,14 @@ class Forwarder:
     """Keeps connections to each other node that is called."""
 
     def __init__(self) -> None:
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ForwardLink] = {}
 
     async def call(self, endpoint: str, method: str, data: bytes, seconds: float | None) -> bytes:
         """Raises Passed."""
         link = self._links.get(endpoint)
         if link is None:
             await self._close_unused()
-            link = self._links.setdefault(endpoint, Link(Connections(endpoint, OPTIONS)))
+            link = self._links.setdefault(endpoint, ForwardLink(Connections(endpoint, OPTIONS)))
         connection = link.connections.pick()
         connection.calls += 1
         link.calls += 1
@@ -86,7 +86,7 @@ class Forwarder:
             answer: bytes = await send(data, metadata=((FORWARDED, "1"),), timeout=seconds)
             return answer
         except grpc.aio.AioRpcError as error:
-            raise Passed(error) from error
+            raise ForwardedError(error) from error
         finally:
             connection.calls -= 1
             link.calls -= 1

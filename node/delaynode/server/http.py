@@ -17,7 +17,7 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
     async def healthz(_: web.Request) -> web.Response:
         # For whoever ends processes that can't go on: the event loop answers, and what a node lives by runs on it. It
         # waits for nothing: a disk that hangs or a registry that is away are no reason to be killed.
-        broken = node.broken()
+        broken = node.fatal_error()
         return web.Response(status=200 if broken is None else 503, text=f"{broken or 'ok'}\n")
 
     async def readyz(_: web.Request) -> web.Response:

@@ -38,7 +38,7 @@ class LookupRequest:
 class LookupBatch:
     """Requests that wait for the same scan."""
 
-    asked: list[LookupRequest] = field(default_factory=list)
+    requests: list[LookupRequest] = field(default_factory=list)
     count: int = 0  # messages
 
 
@@ -47,71 +47,71 @@ class Lookups:
 
     def __init__(self, scans: asyncio.Semaphore, slot_cache: SlotSnapshotCache, clock: WallClock) -> None:
         self._scans, self._slot_cache, self._clock = scans, slot_cache, clock
-        self._gathering: dict[tuple[ShardHost, bool], LookupBatch] = {}
+        self._batches: dict[tuple[ShardHost, bool], LookupBatch] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     async def change(self, host: ShardHost, due: I64, seq: I64, time: I64 | None) -> Outcomes:
         """Cancel messages (n,), or give them new dues `time` (n,); what became of each, not committed yet. At most
         MAX_BATCH_MESSAGES. Raises Refused, Damaged, OSError."""
         host.check_serving()
-        await host.upkeep.room()
+        await host.maintenance.wait_room()
         if host.shard.in_window(due, seq):
-            return self._act(host, Lookup(due, seq, None), time)
-        asked = LookupRequest(due, seq, time, asyncio.get_running_loop().create_future())
-        self._join(host, asked)
-        return await asked.done
+            return self._apply(host, Lookup(due, seq, None), time)
+        request = LookupRequest(due, seq, time, asyncio.get_running_loop().create_future())
+        self._join(host, request)
+        return await request.done
 
-    def _act(self, host: ShardHost, lookup: Lookup, time: I64 | None) -> Outcomes:
+    def _apply(self, host: ShardHost, lookup: Lookup, time: I64 | None) -> Outcomes:
         shard, now = host.shard, self._clock.now_ms()
         if time is None:
             outcomes = shard.cancel(lookup, now)
-            host.changed()
+            host.on_proposed()
         else:
             outcomes = shard.reschedule(lookup, time, ABSOLUTE, now)
             moved = outcomes.due[outcomes.outcome == MOVED_NOW]
-            host.changed(int(moved.min()) if len(moved) else None)
+            host.on_proposed(int(moved.min()) if len(moved) else None)
         return outcomes
 
-    def _join(self, host: ShardHost, asked: LookupRequest) -> None:
-        key = host, asked.time is None
-        gathered = self._gathering.get(key)
-        if gathered is None or gathered.count + len(asked.due) > MAX_BATCH_MESSAGES:
-            gathered = self._gathering[key] = LookupBatch()
-            task = asyncio.create_task(self._scan(key, gathered))
+    def _join(self, host: ShardHost, request: LookupRequest) -> None:
+        key = host, request.time is None
+        batch = self._batches.get(key)
+        if batch is None or batch.count + len(request.due) > MAX_BATCH_MESSAGES:
+            batch = self._batches[key] = LookupBatch()
+            task = asyncio.create_task(self._scan(key, batch))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        gathered.asked.append(asked)
-        gathered.count += len(asked.due)
+        batch.requests.append(request)
+        batch.count += len(request.due)
 
-    async def _scan(self, key: tuple[ShardHost, bool], gathered: LookupBatch) -> None:
+    async def _scan(self, key: tuple[ShardHost, bool], batch: LookupBatch) -> None:
         async with self._scans:
-            if self._gathering.get(key) is gathered:
-                del self._gathering[key]
-            wanted = [one for one in gathered.asked if not one.done.done()]  # of some the client has left
-            if not wanted:
+            if self._batches.get(key) is batch:
+                del self._batches[key]
+            requests = [one for one in batch.requests if not one.done.done()]  # of some the client has left
+            if not requests:
                 return
             try:
-                outcomes = await self._change_all(key[0], wanted)
+                outcomes = await self._change_all(key[0], requests)
             except Exception as error:
-                for one in wanted:
+                for one in requests:
                     if not one.done.done():
                         one.done.set_exception(error)
                         one.done.exception()  # who asked may go before it is looked at
                 return
-            bounds = pairwise(accumulate((len(one.due) for one in wanted), initial=0))
-            for one, (low, high) in zip(wanted, bounds, strict=True):
+            bounds = pairwise(accumulate((len(one.due) for one in requests), initial=0))
+            for one, (low, high) in zip(requests, bounds, strict=True):
                 if not one.done.done():
                     one.done.set_result(Outcomes(outcomes.outcome[low:high], outcomes.due[low:high]))
 
-    async def _change_all(self, host: ShardHost, wanted: Sequence[LookupRequest]) -> Outcomes:
-        due, seq = (np.concatenate(parts) for parts in zip(*((one.due, one.seq) for one in wanted), strict=True))
-        times = [one.time for one in wanted if one.time is not None]
+    async def _change_all(self, host: ShardHost, requests: Sequence[LookupRequest]) -> Outcomes:
+        due, seq = (np.concatenate(parts) for parts in zip(*((one.due, one.seq) for one in requests), strict=True))
+        times = [one.time for one in requests if one.time is not None]
         host.check_serving()
         lookup = host.shard.begin_lookup(due, seq, self._slot_cache)
         try:
             if lookup.job is not None:
                 await host.off_loop(lookup.job.run)
                 host.check_serving()
-            return self._act(host, lookup, np.concatenate(times) if times else None)
+            return self._apply(host, lookup, np.concatenate(times) if times else None)
         finally:
             host.shard.end_lookup(lookup)

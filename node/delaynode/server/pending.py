@@ -25,7 +25,7 @@ from delaynode.store.types import I64, U8, Array, Pair, Records, at_or_below
 
 MAX_PAGE = 10_000
 MAX_OF_KEY = 1_000_000  # messages that one cancel by key looks at
-SCANS_AT_ONCE = 2  # of the node: each needs memory, and a thread that loads and flushes wait for, too
+MAX_SCANS = 2  # of the node: each needs memory, and a thread that loads and flushes wait for, too
 
 
 class PendingCalls:
@@ -34,7 +34,7 @@ class PendingCalls:
     def __init__(self, dispatch: Dispatch) -> None:
         self.node = dispatch.node
         self._slot_cache = SlotSnapshotCache()
-        self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
+        self._scans = asyncio.Semaphore(MAX_SCANS)
         self._lookups = Lookups(self._scans, self._slot_cache, self.node.clock)
 
     def _handles(self, request: pb.CancelRequest | pb.RescheduleRequest, host: ShardHost) -> tuple[I64, I64]:
@@ -64,7 +64,7 @@ class PendingCalls:
     async def _cancel(self, due: I64, seq: I64, host: ShardHost) -> U8:
         """At most MAX_BATCH_MESSAGES; the outcome of each, committed."""
         outcomes = await self._lookups.change(host, due, seq, None)
-        await host.stored(host.shard.log_end)
+        await host.wait_replicated(host.shard.log_end)
         self.node.metrics.cancelled[host.topic] += int(np.count_nonzero(outcomes.outcome == pb.CANCELLED))
         return outcomes.outcome
 
@@ -89,7 +89,7 @@ class PendingCalls:
         return np.ascontiguousarray(rows["due"]), np.ascontiguousarray(rows["seq"])
 
     async def _pending(
-        self, host: ShardHost, low: Pair, high: Pair, choice: MessageFilter | None, most: int | None
+        self, host: ShardHost, low: Pair, high: Pair, choice: MessageFilter | None, max_count: int | None
     ) -> tuple[Records, bool]:
         """Live rows of a range above the watermark, committed, by (due, seq); and whether there may be more behind."""
         index = host.shard.index
@@ -98,14 +98,14 @@ class PendingCalls:
             return np.empty(0, UNIT), False
         async with self._scans:
             host.check_serving()
-            job = index.begin_scan(low, high, choice, most, self._slot_cache)
+            job = index.begin_scan(low, high, choice, max_count, self._slot_cache)
             try:
                 await host.off_loop(job.run)
                 rows, live = job.result()
             finally:
                 index.close_view(job.view)
         host.check_serving()
-        await host.committed(host.shard.log_end)
+        await host.wait_committed(host.shard.log_end)
         pending = live & ~at_or_below(rows["due"], rows["seq"], index.watermark)
         return rows[pending], job.high < high
 
@@ -118,7 +118,7 @@ class PendingCalls:
         self.node.disk.check(len(due) * RESCHEDULE_BYTES)  # a message may be moved any number of times
         new = host.shard.new_due(new, relative, self.node.clock.now_ms())
         outcomes = await self._lookups.change(host, due, seq, new)
-        await host.stored(host.shard.log_end)
+        await host.wait_replicated(host.shard.log_end)
         return pb.RescheduleResponse(outcome=outcomes.outcome.tobytes(), due=outcomes.due.tobytes())
 
     async def list_pending(self, request: pb.ListPendingRequest, host: ShardHost, answers: Answers) -> pb.PendingBatch:
@@ -135,7 +135,7 @@ class PendingCalls:
             size=rows["size"].tobytes(), more=more,
         )  # fmt: skip
         if request.with_records:
-            await answers.room(int(rows["size"].sum(dtype=np.int64)))
+            await answers.reserve(int(rows["size"].sum(dtype=np.int64)))
             answer.records = b"".join(await host.read_records(rows))
         return answer
 

@@ -21,13 +21,13 @@ _ROLES = {
 }
 
 
-def state_of(replica: Replica, beacon_age_ms: int | None) -> pb.ReplicaState:
+def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
     """One copy. Of an opening one nothing is known yet."""
     spec, shard = replica.object.spec, replica.shard
+    failure = replica.master.failure if replica.master is not None else replica.overdue_reason()
     state = pb.ReplicaState(
-        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=replica.entry(), role=_ROLES[replica.role],
-        damaged=replica.damaged() or (replica.master.failure if replica.master is not None else replica.late()) or "",
-        beacon_age_ms=-1 if beacon_age_ms is None else beacon_age_ms,
+        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=replica.replica_id(), role=_ROLES[replica.role],
+        damaged=replica.damaged() or failure or "", beacon_age_ms=-1 if heartbeat_age_ms is None else heartbeat_age_ms,
     )  # fmt: skip
     if shard is not None:
         state.epoch, state.log_epoch = shard.identity.epoch, shard.log.last_epoch
@@ -35,10 +35,10 @@ def state_of(replica: Replica, beacon_age_ms: int | None) -> pb.ReplicaState:
         state.kept_epoch = shard.known_status[0]
         state.kept_in_sync.extend(shard.known_status[1])
     if replica.host is not None:
-        state.committed = max(state.committed, min(replica.host.known, state.log_end))
+        state.committed = max(state.committed, min(replica.host.known_committed, state.log_end))
     if replica.master is not None and replica.master.serving and replica.leader is not None:
-        state.serving_epoch = replica.leader.reign.epoch
-    state.over_epoch, state.not_serving = replica.reigning.not_serving()
+        state.serving_epoch = replica.leader.term.epoch
+    state.over_epoch, state.not_serving = replica.leadership.not_serving()
     if replica.fetching is not None:
         state.transfer_done, state.transfer_total = replica.fetching.done_bytes, replica.fetching.total_bytes
     return state
@@ -60,11 +60,14 @@ class ReplicationService:
 
     async def _status(self, request: pb.ReplicaStatusRequest, _: Any) -> pb.ReplicaStatusResponse:
         node = self._node
-        wanted = set(request.uid)
+        uids = set(request.uid)
         answer = pb.ReplicaStatusResponse(
-            node=node.config.node, incarnation=node.incarnation, listed=node.replicas.listed, unfit=node.unfit() or ""
+            node=node.config.node,
+            incarnation=node.incarnation,
+            listed=node.replicas.listed,
+            unfit=node.ineligible() or "",
         )
         for replica in node.replicas:
-            if (not wanted or replica.uid in wanted) and replica.role is not ReplicaRole.ABSENT:
+            if (not uids or replica.uid in uids) and replica.role is not ReplicaRole.ABSENT:
                 answer.copies.append(state_of(replica, node.replicas.heard_ms(replica.uid)))
         return answer

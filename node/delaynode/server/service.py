@@ -13,7 +13,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
-from delaynode.node.node import Elsewhere, Node
+from delaynode.node.node import Node, RemoteMaster
 from delaynode.replica.master import ShardHost
 from delaynode.server.call_stream import CallStreams
 from delaynode.server.consume import ConsumeCalls
@@ -70,11 +70,11 @@ class DelayService:
     async def _get_wheel(self, data: Body, context: Context, answers: Answers) -> Body:
         request = parse(pb.GetWheelRequest, data)
         if request.topic:
-            place = self.dispatch.place(request.topic, request.queue, context)
-            if isinstance(place, Elsewhere):
+            found = self.dispatch.find_host(request.topic, request.queue, context)
+            if isinstance(found, RemoteMaster):
                 forwarder = self.dispatch.forwarder
-                return await forwarder.call(place.endpoint, "GetWheel", data, context.time_remaining())
-            hosts = [place]
+                return await forwarder.call(found.endpoint, "GetWheel", data, context.time_remaining())
+            hosts = [found]
         else:
             hosts = self.node.hosts()
         answer, size = pb.GetWheelResponse(now_ms=self.node.clock.now_ms()), 0
@@ -87,7 +87,7 @@ class DelayService:
                     f"the slots of {len(answer.shards) + 1} of {len(hosts)} shards have {size:,} bytes, an answer's "
                     f"limit is {MAX_WHEEL_BYTES:,}: ask for a shorter range, or shard by shard",
                 )
-            await answers.room(SLOT_COLUMNS * len(shard.messages))
+            await answers.reserve(SLOT_COLUMNS * len(shard.messages))
             answer.shards.append(shard)
         return answer.SerializeToString()
 
@@ -105,7 +105,7 @@ class DelayService:
         wheel.slot_start, wheel.slot_width = start[inside].tobytes(), width[inside].tobytes()
         wheel.messages = count[inside].tobytes()
         wheel.bytes = (count[inside] * mean).astype(np.int64).tobytes()
-        await host.committed(wheel.log_end)
+        await host.wait_committed(wheel.log_end)
         return wheel
 
     async def _query_route(self, data: Body, _: Context, __: Answers) -> Body:

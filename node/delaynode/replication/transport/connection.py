@@ -33,11 +33,11 @@ OWN_BUFFER_BYTES = RECEIVE_BYTES // 2  # messages above get a buffer of their ow
 MAX_BACKLOG_BYTES = 256 << 20  # of messages that the other side does not take
 PASS_BYTES = 4 << 20  # read or written before others have their turn
 JOIN_BYTES = 64 << 10  # so little is copied into one buffer: many small ones cost the kernel more
-MOST_BUFFERS = 1_000  # in one sendmsg(); the kernel takes 1,024
+MAX_BUFFERS = 1_000  # in one sendmsg(); the kernel takes 1,024
 
 # events that a connection ends with
 BAD_INPUT = "peer-bad-input"
-NOT_TAKEN = "peer-too-slow"
+TOO_SLOW = "peer-too-slow"
 HANDLER_FAILED = "peer-handler-failed"
 
 _HELLO_MAGIC, _ANSWER_MAGIC = b"DLYH", b"DLYA"  # different: a socket that got connected to itself hears its own hello
@@ -45,7 +45,7 @@ _GREETING = struct.Struct("<4sHH")
 GREETING_BYTES = _GREETING.size
 _TEXT = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
-_LEAST = HEAD_BYTES - _LENGTH.size
+_MIN_LENGTH = HEAD_BYTES - _LENGTH.size
 
 
 class BadGreeting(Exception):
@@ -173,7 +173,7 @@ class Wire:
             self._sending = True
             self._loop.call_soon(self._flush)
         elif self.backlog_bytes > MAX_BACKLOG_BYTES:
-            self.close(f"{self.backlog_bytes} bytes wait for the other side", NOT_TAKEN)
+            self.close(f"{self.backlog_bytes} bytes wait for the other side", TOO_SLOW)
 
     def refuse(self, answer: bytes) -> None:
         """Send the last thing that is ever said here; close() follows."""
@@ -190,7 +190,7 @@ class Wire:
                     joined = b"".join(self._out)
                     self._out.clear()
                     self._out.append(joined)
-                sent = self._sock.sendmsg(islice(self._out, MOST_BUFFERS))
+                sent = self._sock.sendmsg(islice(self._out, MAX_BUFFERS))
                 taken += sent
                 self._drop(sent)
         except (BlockingIOError, InterruptedError):
@@ -231,7 +231,7 @@ class Wire:
 
     def _resumed(self) -> None:
         if self.open and not self._paused:
-            self._take()
+            self._receive()
         if self.open and not self._paused:
             self._loop.add_reader(self._sock, self._readable)
 
@@ -254,7 +254,7 @@ class Wire:
             taken += got
             if own is None:
                 self._stop += got
-                self._take()
+                self._receive()
                 if self._own is None:
                     return  # what was handed over wants to be answered before more is read
             else:
@@ -264,14 +264,14 @@ class Wire:
                     self._hand_over(own)
                     return
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         """Hand over what is whole in the shared buffer, and make room there for the rest."""
         if not self._greeted and not self._greet():
             return
         shared, start, stop = self._shared, self._start, self._stop
         while stop - start >= _LENGTH.size and self.open and not self._paused:
             (length,) = _LENGTH.unpack_from(shared, start)
-            if not _LEAST <= length <= MAX_MESSAGE_BYTES:
+            if not _MIN_LENGTH <= length <= MAX_MESSAGE_BYTES:
                 self.close(f"a message of {length} bytes", BAD_INPUT)
                 return
             begin = start + _LENGTH.size

@@ -34,9 +34,9 @@ class HeartbeatSource(Protocol):
 
     def answer(self, heartbeat: Heartbeat) -> HeartbeatReply | None: ...
 
-    def took(self, reply: HeartbeatReply) -> None: ...
+    def on_reply(self, reply: HeartbeatReply) -> None: ...
 
-    def look(self) -> None:
+    def check_silence(self) -> None:
         """Judge who is silent: all that had come was taken."""
 
 
@@ -45,7 +45,7 @@ class HeartbeatThread:
 
     def __init__(
         self,
-        promises: HeartbeatSource,
+        replica_leases: HeartbeatSource,
         address: Callable[[str], tuple[str, int] | None],
         log: Callable[..., None],
         interval_ms: int = 250,
@@ -55,7 +55,7 @@ class HeartbeatThread:
 
         A datagram counts only if it comes from the IP address of the node in whose name it speaks.
         """
-        self._promises = promises
+        self._replica_leases = replica_leases
         self._address = address
         self._log = log
         self._interval = interval_ms / 1000
@@ -123,16 +123,16 @@ class HeartbeatThread:
                     self._guard(self._round, sock)
 
     def _round(self, sock: socket.socket) -> None:
-        for node, heartbeat in self._promises.heartbeats():
+        for node, heartbeat in self._replica_leases.heartbeats():
             address = self._address(node)
             if address is None:
-                self._trouble("heartbeat-not-sent", node, "its address is not known")
+                self._log_failure("heartbeat-not-sent", node, "its address is not known")
             elif not is_ip(address[0]):
-                self._trouble("heartbeat-not-sent", node, f"{address[0]!r} is not an IP address")
+                self._log_failure("heartbeat-not-sent", node, f"{address[0]!r} is not an IP address")
             else:
                 self._send(sock, encode_heartbeat(heartbeat), address, node)
         self._drain(sock)
-        self._promises.look()
+        self._replica_leases.check_silence()
 
     def _drain(self, sock: socket.socket) -> None:
         for _ in range(DRAIN):
@@ -141,23 +141,23 @@ class HeartbeatThread:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:  # an earlier datagram's fate, as ICMP tells it
-                self._trouble("heartbeat-not-received", "", str(error))
+                self._log_failure("heartbeat-not-received", "", str(error))
                 continue
-            self._guard(self._take, sock, data, sender)
+            self._guard(self._handle, sock, data, sender)
 
-    def _take(self, sock: socket.socket, data: bytes, sender: tuple[str, int]) -> None:
+    def _handle(self, sock: socket.socket, data: bytes, sender: tuple[str, int]) -> None:
         try:
             message = decode_heartbeat(data)
         except BadMessage as error:
-            self._trouble("peer-bad-input", sender[0], str(error))
+            self._log_failure("peer-bad-input", sender[0], str(error))
             return
         named = self._address(message.node)
         if named is None or not is_same_ip(named[0], sender[0]):
             reason = f"a datagram in the name of {message.node}, whose lease does not name this address"
-            self._trouble("peer-stranger", sender[0], reason)
+            self._log_failure("peer-stranger", sender[0], reason)
         elif isinstance(message, HeartbeatReply):
-            self._promises.took(message)
-        elif (reply := self._promises.answer(message)) is not None:
+            self._replica_leases.on_reply(message)
+        elif (reply := self._replica_leases.answer(message)) is not None:
             self._send(sock, encode_heartbeat(reply), sender, message.node)
 
     def _send(self, sock: socket.socket, data: bytes, to: tuple[str, int], node: str) -> None:
@@ -166,16 +166,16 @@ class HeartbeatThread:
             self._logged.pop(("heartbeat-not-sent", node), None)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EINTR):  # these are ordinary losses
-                self._trouble("heartbeat-not-sent", node, f"{join(to[0], to[1])}, {len(data)} bytes: {error}")
+                self._log_failure("heartbeat-not-sent", node, f"{join(to[0], to[1])}, {len(data)} bytes: {error}")
 
     def _guard(self, call: Callable[..., None], *args: object) -> None:
         """Nothing may end this thread: without it no shard of the node has a master for longer than a lease."""
         try:
             call(*args)
         except Exception as error:
-            self._trouble("heartbeat-failed", call.__name__, f"{type(error).__name__}: {error}")
+            self._log_failure("heartbeat-failed", call.__name__, f"{type(error).__name__}: {error}")
 
-    def _trouble(self, event: str, peer: str, reason: str) -> None:
+    def _log_failure(self, event: str, peer: str, reason: str) -> None:
         now = self._steady()
         if now - self._logged.get((event, peer), -QUIET_SECONDS) >= QUIET_SECONDS:
             if len(self._logged) > 1_000:  # made-up senders

@@ -21,7 +21,7 @@ from delaynode.replication.transport.peers import Handler
 Address = tuple[str, int, str]  # host (an IP address), port, incarnation of the process there
 Lookup = Callable[[str], Address | None]
 BACKLOG = 128  # connections that wait to be accepted
-MAX_STRANGERS = 128  # connections at once that have not said hello yet
+MAX_UNIDENTIFIED = 128  # connections at once that have not said hello yet
 QUIET_SECONDS = 60.0
 FULL_SECONDS = 1.0  # after which accepting is tried again when this process can open no more files
 
@@ -38,7 +38,7 @@ class LinkTimes:
     longest_retry: float = 1.0
     connect: float = 1.0
     hello: float = 5.0
-    look: float = 1.0  # between looks at the addresses
+    address_check: float = 1.0  # between looks at the addresses
     unacknowledged: float = 30.0
 
 
@@ -87,7 +87,7 @@ class Links:
         self.handler = handler
         self.log = log
         self.times = times or LinkTimes()
-        self.strangers = 0
+        self.unidentified = 0
         self.origins: dict[tuple[str, str], PeerOrigin] = {}  # (node, incarnation)
         self._links: dict[str, _Link] = {}
         self._logged: dict[str, float] = {}  # reason -> when
@@ -103,7 +103,7 @@ class Links:
         listener = self._listener = socket.create_server((host, port), family=family_of(host), backlog=BACKLOG)
         listener.setblocking(False)
         loop.add_reader(listener, self._accept)
-        self._looking = loop.call_later(self.times.look, self._look)
+        self._looking = loop.call_later(self.times.address_check, self._check_links)
         return int(listener.getsockname()[1])
 
     async def close(self) -> None:
@@ -147,16 +147,16 @@ class Links:
         """Close the link and connect anew, at once: nothing is heard from the node any more, or it is heard again."""
         link = self._links.get(node)
         if link is not None:
-            link.again("dropped")
+            link.reconnect("dropped")
 
     def addresses_changed(self) -> None:
         """Look at once whether the wanted nodes' addresses still hold, and not only with the next second."""
         for link in self._links.values():
             if link.target != self.address(link.node):
-                link.again("its address has changed")
+                link.reconnect("its address has changed")
 
-    def _look(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(self.times.look, self._look)
+    def _check_links(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(self.times.address_check, self._check_links)
         self.addresses_changed()
 
     # ------------------------------------------------------------ who connects to this node
@@ -174,8 +174,8 @@ class Links:
                 loop.remove_reader(listener)
                 loop.call_later(FULL_SECONDS, self._accept_again)
                 return
-            if self.strangers >= MAX_STRANGERS:
-                self.log("peer-not-accepted", reason=f"{self.strangers} connections have not said hello yet")
+            if self.unidentified >= MAX_UNIDENTIFIED:
+                self.log("peer-not-accepted", reason=f"{self.unidentified} connections have not said hello yet")
                 sock.close()
                 continue
             tune(sock, self.times)
@@ -194,12 +194,12 @@ class Links:
         """Log it, unless it was in the last minute: a stranger tries again and again."""
         now = asyncio.get_running_loop().time()
         if now - self._logged.get(reason, -QUIET_SECONDS) >= QUIET_SECONDS:
-            if len(self._logged) >= MAX_STRANGERS:
+            if len(self._logged) >= MAX_UNIDENTIFIED:
                 self._logged.clear()
             self._logged[reason] = now
             self.log(event, reason=reason, **fields)
 
-    def tell(self, wire: Wire | None, call: Callable[..., None], *args: object) -> None:
+    def notify(self, wire: Wire | None, call: Callable[..., None], *args: object) -> None:
         """Tell the handler of a connection's beginning or end."""
         try:
             call(*args)
@@ -229,7 +229,7 @@ class PeerOrigin:
         self.node = ""
         self.incarnation = ""
         self.wire = Wire(sock, self, links.times.hello)
-        links.strangers += 1
+        links.unidentified += 1
 
     def reply(self, message: Message) -> None:
         self.wire.write(encode(message))
@@ -249,7 +249,7 @@ class PeerOrigin:
         if refusal:
             self.wire.refuse(encode_answer(refusal))
             raise BadGreeting(refusal)
-        links.strangers -= 1
+        links.unidentified -= 1
         self.node, self.incarnation = hello.node, hello.incarnation
         before = links.origins.get((self.node, self.incarnation))
         links.origins[self.node, self.incarnation] = self
@@ -278,11 +278,11 @@ class PeerOrigin:
         if fault:
             links.log_once(fault, peer=self.node, address=self._peer, reason=reason)
         if not self.node:
-            links.strangers -= 1
+            links.unidentified -= 1
             return
         if links.origins.get((self.node, self.incarnation)) is self:
             del links.origins[self.node, self.incarnation]
-        links.tell(None, links.handler.origin_lost, self)
+        links.notify(None, links.handler.origin_lost, self)
 
 
 class _Link:
@@ -302,7 +302,7 @@ class _Link:
         self._failure = ""  # what was logged last
         self.task = asyncio.create_task(self._keep(), name=f"link to {node}")
 
-    def again(self, reason: str) -> None:
+    def reconnect(self, reason: str) -> None:
         """Give up what there is, and try at once."""
         self._wake.set()
         if self.wire is not None:
@@ -317,7 +317,7 @@ class _Link:
             self._wake.clear()
             self.target = self._links.address(self.node)
             try:
-                failure = await self._once(self.target)
+                failure = await self._connect_once(self.target)
             except Exception as error:  # whatever it is, the link is to be tried again
                 failure = f"{type(error).__name__}: {error}"
             if failure and failure != self._failure:
@@ -332,7 +332,7 @@ class _Link:
             except TimeoutError:
                 wait = min(wait * 2, times.longest_retry)
 
-    async def _once(self, target: Address | None) -> str:
+    async def _connect_once(self, target: Address | None) -> str:
         """Connect, and stay connected for as long as it lasts. Returns why it never was; empty: it was."""
         if target is None:
             return "its address is not known"
@@ -371,7 +371,7 @@ class _Link:
             raise BadGreeting(f"refused: {refusal}")
         self.up, self._up_at = True, asyncio.get_running_loop().time()
         self._links.log("link-up", peer=self.node)
-        self._links.tell(self.wire, self._links.handler.link_up, self.node)
+        self._links.notify(self.wire, self._links.handler.link_up, self.node)
 
     def received(self, message: Message) -> None:
         self._links.handler.from_slave(self.node, message)
@@ -382,4 +382,4 @@ class _Link:
             self._ended.set_result("" if was_up else reason)
         if was_up:
             self._links.log(fault or "link-down", peer=self.node, reason=reason)
-            self._links.tell(None, self._links.handler.link_down, self.node)
+            self._links.notify(None, self._links.handler.link_down, self.node)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(holds: Callable[[], bool], every_seconds: float) -> None:
+async def wait_until(holds: Callable[[], bool], every_seconds: float) -> None:
     """Return when it holds; looked at now and again and again."""
     while True:
         if holds():

@@ -9,27 +9,27 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delaynode.replica.slave import SlaveHost
-from delaynode.replication.lease import Promises
 from delaynode.replication.protocol import (
     Ack,
     Bootstrap,
+    ChunkRequest,
     Commit,
     Follow,
     FollowerState,
     FollowRefused,
     Frames,
     Message,
-    Pull,
     Release,
     SnapshotChunk,
     Start,
 )
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.frames import BadFrame
 from delaynode.store.maintenance.snapshot import IncomingCopy
 
-PULLS = 8  # pieces of a transfer that are asked for at once
+MAX_CHUNK_REQUESTS = 8  # pieces of a transfer that are asked for at once
 
 
 class FollowedReplica(Protocol):
@@ -41,7 +41,7 @@ class FollowedReplica(Protocol):
     @property
     def fetching(self) -> IncomingCopy | None: ...
 
-    def entry(self) -> str:
+    def replica_id(self) -> str:
         """The copy's name in the in-sync set; "" without a copy."""
 
     def damaged(self) -> str | None: ...
@@ -55,29 +55,31 @@ class FollowedReplica(Protocol):
     async def end_fetch(self, epoch: int) -> None:
         """The files are complete: open the copy."""
 
-    async def write_piece(self, incoming: IncomingCopy, piece: SnapshotChunk) -> None: ...
+    async def write_chunk(self, incoming: IncomingCopy, chunk: SnapshotChunk) -> None: ...
 
 
 class ReplicaFollower:
     """Owned by the replica's worker: one message at a time."""
 
-    def __init__(self, copy: FollowedReplica, promises: Promises, note: Callable[..., None]) -> None:
-        self._copy, self._promises, self._note = copy, promises, note
+    def __init__(self, copy: FollowedReplica, replica_leases: ReplicaLeases, log_event: Callable[..., None]) -> None:
+        self._copy, self._replica_leases, self._log_event = copy, replica_leases, log_event
         self.epoch = 0  # the epoch in which it follows
         self.origin: Origin | None = None
         self._streaming = False
         self._acked: Ack | None = None  # the last one
-        self._wanted: list[tuple[int, int, int]] = []  # pieces to ask for: file, offset, length; the last one next
-        self._owed = 0  # pieces asked for
+        self._missing_chunks: list[
+            tuple[int, int, int]
+        ] = []  # pieces to ask for: file, offset, length; the last one next
+        self._outstanding = 0  # pieces asked for
         self._leaving: str | None = None  # why nobody is followed any more
-        self.spared = False  # the master knows that the copy is of no use, and counts on it no more
+        self.discardable = False  # the master knows that the copy is of no use, and counts on it no more
 
     @property
     def streaming(self) -> bool:
         """Frames are coming in."""
         return self._streaming
 
-    def lost(self, origin: Origin) -> None:
+    def on_origin_lost(self, origin: Origin) -> None:
         """The connection is gone."""
         if origin is self.origin:
             self.origin, self._streaming = None, False
@@ -87,7 +89,7 @@ class ReplicaFollower:
 
     async def handle(self, origin: Origin, message: Message) -> None:
         uid = self._copy.uid
-        known = max(self._promises.floor(uid), self.epoch)
+        known = max(self._replica_leases.min_epoch(uid), self.epoch)
         if message.epoch < known:
             if isinstance(message, Follow):
                 origin.reply(FollowRefused(uid, message.epoch, known, False, f"epoch {known} is known"))
@@ -107,19 +109,19 @@ class ReplicaFollower:
             case Bootstrap():
                 await self._bootstrap(message)
             case SnapshotChunk():
-                await self._piece(message)
+                await self._store_chunk(message)
             case Release():
                 pass  # see Replica: it must not wait for what is before it
             case _:
-                self._note("bad-message", peer=origin.node, what=type(message).__name__)
+                self._log_event("bad-message", peer=origin.node, what=type(message).__name__)
 
     async def _follow(self, origin: Origin, message: Follow) -> None:
         copy, uid = self._copy, self._copy.uid
-        self._promises.raise_floor(uid, message.epoch)
+        self._replica_leases.raise_min_epoch(uid, message.epoch)
         self._streaming = False
         self.origin, self.epoch = origin, message.epoch
-        why = self._why_not()
-        self.spared = message.spared and why is not None
+        why = self._refusal_reason()
+        self.discardable = message.discardable and why is not None
         if why is not None:
             origin.reply(FollowRefused(uid, message.epoch, message.epoch, True, why))
             return
@@ -132,20 +134,22 @@ class ReplicaFollower:
             copy.host.fail(f"epoch {message.epoch} not persisted: {error}", error)
             origin.reply(FollowRefused(uid, message.epoch, message.epoch, True, str(error)))
             return
-        self._state()
+        self._send_state()
 
-    def _state(self) -> None:
+    def _send_state(self) -> None:
         """Say what the copy has; or, where that has come about meanwhile, that it does not follow."""
         copy = self._copy
-        if self._why_not() is not None:
+        if self._refusal_reason() is not None:
             self.refuse_damaged()
             return
         if self.origin is None or copy.host is None:
             return
         log = copy.host.shard.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs)
-        committed = max(copy.host.known, copy.host.shard.committed_offset)
-        self.origin.reply(FollowerState(copy.uid, self.epoch, copy.entry(), log.end, min(committed, log.end), epochs))
+        committed = max(copy.host.known_committed, copy.host.shard.committed_offset)
+        self.origin.reply(
+            FollowerState(copy.uid, self.epoch, copy.replica_id(), log.end, min(committed, log.end), epochs)
+        )
 
     async def _start(self, message: Start) -> None:
         host = self._copy.host
@@ -168,16 +172,16 @@ class ReplicaFollower:
         if host is None or not self._streaming:
             return
         if message.offset != host.shard.log.end:  # not to be thought of on one ordered connection: begin anew
-            self._note("frames-out-of-order", offset=message.offset, expected=host.shard.log.end)
+            self._log_event("frames-out-of-order", offset=message.offset, expected=host.shard.log.end)
             self._streaming = False
-            self._state()
+            self._send_state()
             return
         try:
             host.receive(memoryview(message.data[0]))
         except (BadFrame, Damaged) as error:  # broken on its way: nothing was taken
-            self._note("bad-frames", offset=message.offset, reason=str(error))
+            self._log_event("bad-frames", offset=message.offset, reason=str(error))
             self._streaming = False
-            self._state()
+            self._send_state()
             return
         self._commit(message.commit)
 
@@ -196,7 +200,7 @@ class ReplicaFollower:
             self._acked = ack
             self.origin.reply(ack)
 
-    def _why_not(self) -> str | None:
+    def _refusal_reason(self) -> str | None:
         return self._leaving or self._copy.damaged()
 
     def leave(self, why: str) -> None:
@@ -206,7 +210,7 @@ class ReplicaFollower:
 
     def refuse_damaged(self) -> None:
         """The copy is of no use any more: the master is to go on without it."""
-        why = self._why_not()
+        why = self._refusal_reason()
         if self.origin is not None and why is not None:
             self._streaming = False
             self.origin.reply(FollowRefused(self._copy.uid, self.epoch, self.epoch, True, why))
@@ -218,29 +222,29 @@ class ReplicaFollower:
         except (OSError, ValueError, Damaged) as error:
             self._give_up(f"transfer not begun: {error}")
             return
-        self._wanted = list(incoming.missing_chunks())[::-1]
-        self._owed = 0
-        self._ask()
-        if not self._owed:
+        self._missing_chunks = list(incoming.missing_chunks())[::-1]
+        self._outstanding = 0
+        self._request_chunks()
+        if not self._outstanding:
             await self._complete()
 
-    def _ask(self) -> None:
-        while self._wanted and self._owed < PULLS and self.origin is not None:
-            self.origin.reply(Pull(self._copy.uid, self.epoch, *self._wanted.pop()))
-            self._owed += 1
+    def _request_chunks(self) -> None:
+        while self._missing_chunks and self._outstanding < MAX_CHUNK_REQUESTS and self.origin is not None:
+            self.origin.reply(ChunkRequest(self._copy.uid, self.epoch, *self._missing_chunks.pop()))
+            self._outstanding += 1
 
-    async def _piece(self, piece: SnapshotChunk) -> None:
+    async def _store_chunk(self, chunk: SnapshotChunk) -> None:
         incoming = self._copy.fetching
         if incoming is None:
             return
         try:
-            await self._copy.write_piece(incoming, piece)
+            await self._copy.write_chunk(incoming, chunk)
         except (OSError, ValueError) as error:
             self._give_up(f"piece not stored: {error}")
             return
-        self._owed -= 1
-        self._ask()
-        if not self._owed and not self._wanted:
+        self._outstanding -= 1
+        self._request_chunks()
+        if not self._outstanding and not self._missing_chunks:
             await self._complete()
 
     async def _complete(self) -> None:
@@ -249,10 +253,10 @@ class ReplicaFollower:
         except (OSError, ValueError, Damaged, NewerFormat) as error:
             self._give_up(f"transfer not completed: {error}")
             return
-        self._state()
+        self._send_state()
 
     def _give_up(self, why: str) -> None:
         """The master asks again after a while."""
-        self._note("transfer-failed", reason=why)
+        self._log_event("transfer-failed", reason=why)
         if self.origin is not None:
             self.origin.reply(FollowRefused(self._copy.uid, self.epoch, self.epoch, False, why))

@@ -27,7 +27,7 @@ PAUSE_MS = 500  # this process did not run for so long: what it has not heard is
 
 
 @dataclass(slots=True)
-class Given:
+class GrantedLease:
     """A slave's last promise for a shard."""
 
     node: str
@@ -48,16 +48,16 @@ class LeaseRequest:
 
 
 @dataclass(slots=True)
-class Peer:
+class LeasePeer:
     """asked_ms: when the first heartbeat was sent since its last answer; None: nothing is owed."""
 
-    asked_ms: int | None = None
+    unanswered_since_ms: int | None = None
     silent: bool = False
     answered: int = 0  # the highest id that was answered
     sent: dict[int, int] = field(default_factory=dict)  # heartbeat id -> when it was sent
 
 
-class Promises:
+class ReplicaLeases:
     """Both sides' promises of one process. Safe to use from several threads; never waits for anything.
 
     on_silent(node, silent), on_higher(uid, epoch), on_ahead(uid), on_heard(node, its wall clock, boot clock, round
@@ -85,21 +85,21 @@ class Promises:
         self._boot_ms, self._wall_ms = boot_ms, wall_ms
         self._lock = threading.Lock()
         self._started_ms = boot_ms()
-        self._floor: dict[int, int] = {}  # uid -> the highest epoch known
-        self._ahead_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
-        self._given: dict[int, Given] = {}
+        self._min_epochs: dict[int, int] = {}  # uid -> the highest epoch known
+        self._ahead_reported_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
+        self._granted: dict[int, GrantedLease] = {}
         self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, heartbeat
-        self._asking: dict[int, LeaseRequest] = {}
+        self._requests: dict[int, LeaseRequest] = {}
         self._held: dict[tuple[int, str], int] = {}  # (uid, node) -> until
-        self._peers: dict[str, Peer] = {}
-        self._acquainted: tuple[str, ...] = ()  # nodes that get heartbeats for their clocks' sake alone
+        self._peers: dict[str, LeasePeer] = {}
+        self._clock_peers: tuple[str, ...] = ()  # nodes that get heartbeats for their clocks' sake alone
         self._next_id = 1
-        self._looked_ms = self._started_ms
+        self._checked_ms = self._started_ms
         self.on_silent: Callable[[str, bool], None] = lambda node, silent: None
         self.on_higher: Callable[[int, int], None] = lambda uid, epoch: None
         self.on_ahead: Callable[[int], None] = lambda uid: None
         self.on_heard: Callable[[str, int, int, int], None] = lambda node, wall_ms, boot_ms, round_trip_ms: None
-        self.on_lead: Callable[[], None] = lambda: None  # there is somebody to ask: don't wait for the interval
+        self.on_request: Callable[[], None] = lambda: None  # there is somebody to ask: don't wait for the interval
 
     # ------------------------------------------------------------ a slave's side
     def answer(self, heartbeat: Heartbeat) -> HeartbeatReply:
@@ -119,42 +119,48 @@ class Promises:
         )  # fmt: skip
 
     def _answer(self, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> tuple[int, int, bool]:
-        known = self._floor.get(uid)
-        if known is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
+        min_epoch = self._min_epochs.get(uid)
+        if min_epoch is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
             return uid, 0, False
-        if epoch < known:
-            return uid, known, False
-        if epoch > known:
-            if now - self._ahead_ms.get(uid, -AHEAD_MS) >= AHEAD_MS:
-                self._ahead_ms[uid] = now
+        if epoch < min_epoch:
+            return uid, min_epoch, False
+        if epoch > min_epoch:
+            if now - self._ahead_reported_ms.get(uid, -AHEAD_MS) >= AHEAD_MS:
+                self._ahead_reported_ms[uid] = now
                 ahead.append(uid)
-            return uid, known, False
+            return uid, min_epoch, False
         released = self._released.get(uid)
         given_back = released is not None and released[:3] == (heartbeat.node, heartbeat.incarnation, epoch)
         if given_back and released is not None and heartbeat.heartbeat_id <= released[3]:
             return uid, epoch, False
-        given = self._given.get(uid)
+        granted = self._granted.get(uid)
         until = now + self.lease_ms
-        if given is None:
-            self._given[uid] = Given(heartbeat.node, heartbeat.incarnation, epoch, heartbeat.heartbeat_id, now, until)
+        if granted is None:
+            self._granted[uid] = GrantedLease(
+                heartbeat.node, heartbeat.incarnation, epoch, heartbeat.heartbeat_id, now, until
+            )
         else:
-            if given.node == heartbeat.node and given.incarnation == heartbeat.incarnation and given.epoch == epoch:
-                given.heartbeat = max(given.heartbeat, heartbeat.heartbeat_id)
+            if (
+                granted.node == heartbeat.node
+                and granted.incarnation == heartbeat.incarnation
+                and granted.epoch == epoch
+            ):
+                granted.heartbeat = max(granted.heartbeat, heartbeat.heartbeat_id)
             else:
-                given.node, given.incarnation, given.epoch = heartbeat.node, heartbeat.incarnation, epoch
-                given.heartbeat = heartbeat.heartbeat_id
-            given.at_ms, given.until_ms = now, until
+                granted.node, granted.incarnation, granted.epoch = heartbeat.node, heartbeat.incarnation, epoch
+                granted.heartbeat = heartbeat.heartbeat_id
+            granted.at_ms, granted.until_ms = now, until
         return uid, epoch, True
 
-    def raise_floor(self, uid: int, epoch: int) -> None:
+    def raise_min_epoch(self, uid: int, epoch: int) -> None:
         """There is a replica here, and an epoch is known: heartbeats of lower ones are refused from now on."""
         with self._lock:
-            self._floor[uid] = max(self._floor.get(uid, 0), epoch)
+            self._min_epochs[uid] = max(self._min_epochs.get(uid, 0), epoch)
 
-    def floor(self, uid: int) -> int:
+    def min_epoch(self, uid: int) -> int:
         """The highest epoch known of a shard."""
         with self._lock:
-            return self._floor.get(uid, 0)
+            return self._min_epochs.get(uid, 0)
 
     def wait_ms(self, uid: int) -> int:
         """How long this node has still promised not to become the shard's master.
@@ -162,54 +168,54 @@ class Promises:
         A process that has just started may have promised anything before it was killed.
         """
         with self._lock:
-            given = self._given.get(uid)
-            until = max(self._started_ms + self._former_lease_ms, given.until_ms if given is not None else 0)
+            granted = self._granted.get(uid)
+            until = max(self._started_ms + self._former_lease_ms, granted.until_ms if granted is not None else 0)
             return max(0, until - self._boot_ms())
 
     def release(self, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
         """A master that serves no more gives back what was promised for its heartbeats up to `heartbeat`."""
         with self._lock:
-            if uid not in self._floor:
+            if uid not in self._min_epochs:
                 return
             self._released[uid] = (node, incarnation, epoch, heartbeat)
-            given = self._given.get(uid)
-            if given is None or given.heartbeat > heartbeat:
+            granted = self._granted.get(uid)
+            if granted is None or granted.heartbeat > heartbeat:
                 return
-            if (given.node, given.incarnation, given.epoch) == (node, incarnation, epoch):
-                given.until_ms = 0
+            if (granted.node, granted.incarnation, granted.epoch) == (node, incarnation, epoch):
+                granted.until_ms = 0
 
     def heard_ms(self, uid: int) -> int | None:
         """How long ago the shard's master was heard; None: never."""
         with self._lock:
-            given = self._given.get(uid)
-            return None if given is None else self._boot_ms() - given.at_ms
+            granted = self._granted.get(uid)
+            return None if granted is None else self._boot_ms() - granted.at_ms
 
     # ------------------------------------------------------------ a master's side
     def lead(self, uid: int, epoch: int, nodes: Iterable[str]) -> None:
         """Ask these nodes, for this reign, from now on."""
         with self._lock:
-            before = self._asking.get(uid)
+            before = self._requests.get(uid)
             goes_on = before is not None and before.epoch == epoch
             since = before.since if before is not None and goes_on else self._next_id
-            now = self._asking[uid] = LeaseRequest(epoch, tuple(nodes), since)
+            now = self._requests[uid] = LeaseRequest(epoch, tuple(nodes), since)
             if not goes_on:
                 self._drop_held(uid)
         if now != before:
-            self.on_lead()
+            self.on_request()
 
-    def hurry(self) -> None:
+    def request_now(self) -> None:
         """Ask everybody now: who refused a moment ago, for it did not know of the epoch, knows it by now."""
-        self.on_lead()
+        self.on_request()
 
-    def acquaint(self, nodes: Iterable[str]) -> None:
+    def set_clock_peers(self, nodes: Iterable[str]) -> None:
         """Hear from these nodes, too, whatever is led here: their clocks say whether this node's is right."""
         with self._lock:
-            self._acquainted = tuple(nodes)
+            self._clock_peers = tuple(nodes)
 
-    def stop_asking(self, uid: int) -> int:
+    def stop_requesting(self, uid: int) -> int:
         """The reign serves no more. Returns the id of the last heartbeat that may have asked for it."""
         with self._lock:
-            self._asking.pop(uid, None)
+            self._requests.pop(uid, None)
             self._drop_held(uid)
             return self._next_id - 1
 
@@ -220,16 +226,16 @@ class Promises:
     def heartbeats(self) -> list[tuple[str, Heartbeat]]:
         """What to send now. To be sent at once: the promises count from here."""
         with self._lock:
-            shards: dict[str, list[tuple[int, int]]] = {node: [] for node in self._acquainted}
-            for uid, asking in self._asking.items():
-                for node in asking.nodes:
-                    shards.setdefault(node, []).append((uid, asking.epoch))
+            shards: dict[str, list[tuple[int, int]]] = {node: [] for node in self._clock_peers}
+            for uid, request in self._requests.items():
+                for node in request.nodes:
+                    shards.setdefault(node, []).append((uid, request.epoch))
             for node in [node for node in self._peers if node not in shards]:
                 del self._peers[node]
             now, wall = self._boot_ms(), self._wall_ms()
             made: list[tuple[str, Heartbeat]] = []
             for node, rows in shards.items():
-                peer = self._peers.setdefault(node, Peer())
+                peer = self._peers.setdefault(node, LeasePeer())
                 sent = peer.sent
                 for old in [heartbeat for heartbeat, at in sent.items() if now - at > self.lease_ms]:
                     del sent[old]
@@ -238,11 +244,11 @@ class Promises:
                     made.append((node, Heartbeat(self.node, self.incarnation, self._next_id, wall, part)))
                     sent[self._next_id] = now
                     self._next_id += 1
-                if peer.asked_ms is None:
-                    peer.asked_ms = now
+                if peer.unanswered_since_ms is None:
+                    peer.unanswered_since_ms = now
             return made
 
-    def took(self, reply: HeartbeatReply) -> None:
+    def on_reply(self, reply: HeartbeatReply) -> None:
         """A reply has come."""
         higher: list[tuple[int, int]] = []
         with self._lock:
@@ -254,33 +260,35 @@ class Promises:
                 return  # a second copy, or so late that it is worth nothing
             now = self._boot_ms()
             peer.answered = max(peer.answered, reply.heartbeat_id)
-            peer.asked_ms = min((at for heartbeat, at in peer.sent.items() if heartbeat > peer.answered), default=None)
+            peer.unanswered_since_ms = min(
+                (at for heartbeat, at in peer.sent.items() if heartbeat > peer.answered), default=None
+            )
             until = sent + min(self.lease_ms, reply.lease_ms) * 9 // 10
-            for uid, epoch, promised in reply.shards:
-                asking = self._asking.get(uid)
-                if asking is None:
+            for uid, epoch, granted in reply.shards:
+                request = self._requests.get(uid)
+                if request is None:
                     continue
-                asked = reply.heartbeat_id >= asking.since and reply.node in asking.nodes
-                if promised and epoch == asking.epoch and asked:
+                requested = reply.heartbeat_id >= request.since and reply.node in request.nodes
+                if granted and epoch == request.epoch and requested:
                     key = (uid, reply.node)
                     self._held[key] = max(self._held.get(key, 0), until)
-                elif epoch > asking.epoch:
+                elif epoch > request.epoch:
                     higher.append((uid, epoch))
         self.on_heard(reply.node, reply.wall_ms, now, now - sent)
         for uid, epoch in higher:
             self.on_higher(uid, epoch)
 
-    def look(self) -> None:
+    def check_silence(self) -> None:
         """Judge who is silent; after all that has come in was taken."""
         changed: list[tuple[str, bool]] = []
         with self._lock:
             now = self._boot_ms()
-            paused = now - self._looked_ms > PAUSE_MS
-            self._looked_ms = now
+            paused = now - self._checked_ms > PAUSE_MS
+            self._checked_ms = now
             for node, peer in self._peers.items():
-                if paused and peer.asked_ms is not None:
-                    peer.asked_ms = now
-                silent = peer.asked_ms is not None and now - peer.asked_ms >= SILENT_MS
+                if paused and peer.unanswered_since_ms is not None:
+                    peer.unanswered_since_ms = now
+                silent = peer.unanswered_since_ms is not None and now - peer.unanswered_since_ms >= SILENT_MS
                 if silent != peer.silent:
                     peer.silent = silent
                     changed.append((node, silent))
