@@ -40,7 +40,7 @@ WRITERS = 32  # compare-and-swaps at a time: they share the registry's transacti
 EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row won't
 LOG_TAIL_BYTES = 2_000
 REBALANCE = "rebalance.json"
-REBALANCE_LOOK_S, REBALANCE_FAILED_S = 0.5, 10.0
+REBALANCE_POLL_S, REBALANCE_FAILED_S = 0.5, 10.0
 ENDS_KEPT = 1_000  # of processes: a reign that names an older one is an old story
 
 
@@ -75,7 +75,7 @@ class LocalCluster:
         node_command: Sequence[str] = NODE_COMMAND,
     ) -> None:
         self._data = data.resolve()
-        self._asked = spec.LocalSpec(
+        self._requested = spec.LocalSpec(
             nodes=nodes,
             topics=tuple(topics),
             durability=durability,
@@ -128,7 +128,7 @@ class LocalCluster:
 
     def _prepare(self) -> None:
         found = self.registry.read_cluster()
-        self.wishes = spec.merge(None if found is None else found.spec, self._asked)
+        self.wishes = spec.merge(None if found is None else found.spec, self._requested)
         self._ports = ports.choose(self._port, self.wishes.nodes)
         # Nodes of a supervisor that was killed a moment ago may still be dying.
         ports.await_unused(self._ports.all, timeout_s=1.0)
@@ -138,7 +138,7 @@ class LocalCluster:
         logs.mkdir(exist_ok=True)
         self._operator_events = EventFile(logs / "operator.log")
         commands = {node: self._command(number, node) for number, node in enumerate(self.wishes.node_ids)}
-        self._supervisor = Supervisor(commands, logs, self._on_event, self._note_former, self._note_end)
+        self._supervisor = Supervisor(commands, logs, self._on_event, self._record_former, self._record_exit)
         self._stop_loop = threading.Event()
         self._loop: ControlLoop | None = None
         self._threads = [
@@ -274,14 +274,14 @@ class LocalCluster:
             options["--zone"] = self._zones[number % len(self._zones)]
         return (*self._node_command, *(part for option in options.items() for part in option))
 
-    def _note_former(self, node: str) -> None:
+    def _record_former(self, node: str) -> None:
         # The lease of the process before looks just like a living one's. Not knowing it, we could call a cluster
         # ready that is not: so a registry that can't be read puts the start off.
         found = self._leased_by(node)
         if found is not None:
             self._former[node] = found
 
-    def _note_end(self, node: str) -> None:
+    def _record_exit(self, node: str) -> None:
         # What the lease named before that process started says nothing: its own lease may never have come. And who
         # holds the data's lock still runs, whoever started it: a process has it before it has a lease.
         found = self._leased_by(node)
@@ -315,7 +315,7 @@ class LocalCluster:
     def _run_rebalancer(self) -> None:
         # Its models need a package that most clusters can do without.
         while not (self._data / REBALANCE).exists():
-            if self._stop_loop.wait(REBALANCE_LOOK_S):
+            if self._stop_loop.wait(REBALANCE_POLL_S):
                 return
         while not self._stop_loop.is_set():
             try:

@@ -20,7 +20,7 @@ from delayregistry.model import ClusterSpec, ShardObject
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
 from delayregistry.sqlite import SqliteRegistry
 
-from delaylocal.rebalance_file import FileTrouble, RebalanceFile, StoredRebalance
+from delaylocal.rebalance_file import RebalanceFile, RebalanceFileError, StoredRebalance
 
 POLL_S = 0.1
 MOVING_S = 0.5  # between looks while copies are on their way, for the progress
@@ -48,8 +48,8 @@ class Rebalancer:
         self._log = log
         self._wall_ms = wall_ms
         self._seen: object = None
-        self._look_again_ms: int | None = None
-        self._trouble = ""
+        self._recheck_at_ms: int | None = None
+        self._last_error = ""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop`."""
@@ -58,11 +58,11 @@ class Rebalancer:
                 try:
                     if self._has_news():
                         self.round()
-                    self._trouble = ""
-                except (FileTrouble, RegistryError) as error:
-                    if str(error) != self._trouble:
+                    self._last_error = ""
+                except (RebalanceFileError, RegistryError) as error:
+                    if str(error) != self._last_error:
                         self._log({"event": "rebalance-held-up", "error": str(error)})
-                    self._trouble = str(error)
+                    self._last_error = str(error)
                     stop.wait(TROUBLE_S)
         finally:
             self._prober.close()
@@ -72,7 +72,7 @@ class Rebalancer:
         if not any(stamp):
             return False
         seen = stamp, self._registry.version(), self._nodes()
-        due = self._look_again_ms is not None and self._wall_ms() >= self._look_again_ms
+        due = self._recheck_at_ms is not None and self._wall_ms() >= self._recheck_at_ms
         if seen == self._seen and not due:
             return False
         self._seen = seen
@@ -83,23 +83,23 @@ class Rebalancer:
         kept, found = self._file.read(), self._registry.read_cluster()
         if kept is None or found is None:
             return
-        outcome = step(asked_of(kept), kept.made.status, self._world(found.spec, kept), self._wall_ms())
-        self._look_again_ms = outcome.look_again_ms
+        outcome = step(request_of(kept), kept.rebalance.status, self._world(found.spec, kept), self._wall_ms())
+        self._recheck_at_ms = outcome.recheck_at_ms
         if _in_flight(outcome.status):
             soon_ms = self._wall_ms() + int(MOVING_S * 1000)
-            self._look_again_ms = min(soon_ms, outcome.look_again_ms or soon_ms)
+            self._recheck_at_ms = min(soon_ms, outcome.recheck_at_ms or soon_ms)
         if not self._keep(kept, outcome):
             return  # somebody else has changed it: the next round
         if not self._apply(outcome.edits):
-            self._look_again_ms = self._wall_ms()
+            self._recheck_at_ms = self._wall_ms()
         self._consume(kept, outcome)
-        for said in outcome.said:
-            event = {"event": "rebalance", "reason": said.reason.value, "message": said.message}
-            self._log({**event, "warning": True} if said.warning else event)
+        for event in outcome.events:
+            entry = {"event": "rebalance", "reason": event.reason.value, "message": event.message}
+            self._log({**entry, "warning": True} if event.warning else entry)
 
     def _world(self, cluster: ClusterSpec, kept: StoredRebalance) -> World:
         shards = {shard.name: shard for shard in self._registry.list_shards()}
-        status = kept.made.status
+        status = kept.rebalance.status
         asks = status is not None and status.state is RebalanceState.PENDING_PROPOSAL
         return World(
             cluster,
@@ -117,9 +117,9 @@ class Rebalancer:
         return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
     def _keep(self, kept: StoredRebalance, outcome: StepOutcome) -> bool:
-        if outcome.status == kept.made.status:
+        if outcome.status == kept.rebalance.status:
             return True
-        new = replace(kept, made=kept.made.model_copy(update={"status": outcome.status}))
+        new = replace(kept, rebalance=kept.rebalance.model_copy(update={"status": outcome.status}))
         return self._file.edit(lambda now: new if now == kept else now) is new
 
     def _apply(self, edits: tuple[Edit, ...]) -> bool:
@@ -154,8 +154,10 @@ class Rebalancer:
         self._file.edit(without)
 
 
-def asked_of(kept: StoredRebalance) -> RebalanceRequest:
-    return RebalanceRequest(kept.made.spec, kept.generation, kept.annotations.get(APPROVE), kept.annotations.get(VERB))
+def request_of(kept: StoredRebalance) -> RebalanceRequest:
+    return RebalanceRequest(
+        kept.rebalance.spec, kept.generation, kept.annotations.get(APPROVE), kept.annotations.get(VERB)
+    )
 
 
 def _moves(status: DelayRebalanceStatus) -> list[PlannedMove]:

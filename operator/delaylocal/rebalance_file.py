@@ -26,7 +26,7 @@ NAME = "rebalance.json"
 LOCK_S = 5.0  # a change takes milliseconds
 
 
-class FileTrouble(Exception):
+class RebalanceFileError(Exception):
     """The file can't be read, written or locked, or is none of ours; says what to do."""
 
 
@@ -34,12 +34,12 @@ class FileTrouble(Exception):
 class StoredRebalance:
     """generation: of the spec, + 1 with each change. annotations: verbs that the loop has not taken up yet."""
 
-    made: DelayRebalance
+    rebalance: DelayRebalance
     generation: int = 1
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        body = self.made.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = self.rebalance.model_dump(mode="json", by_alias=True, exclude_none=True)
         return {"metadata": {"generation": self.generation, "annotations": dict(self.annotations)}, **body}
 
 
@@ -65,14 +65,14 @@ class RebalanceFile:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise FileTrouble(f"{self._path}: {error}") from error
+            raise RebalanceFileError(f"{self._path}: {error}") from error
         try:
             value = json.loads(text)
             metadata = value.pop("metadata")
             generation, annotations = int(metadata["generation"]), dict(metadata["annotations"])
             return StoredRebalance(DelayRebalance.model_validate(value), generation, annotations)
         except (ValueError, ValidationError, KeyError, TypeError, AttributeError) as error:
-            raise FileTrouble(
+            raise RebalanceFileError(
                 f"{self._path} is no DelayRebalance ({type(error).__name__}): remove it, and propose again"
             ) from error
 
@@ -99,14 +99,14 @@ class RebalanceFile:
             finally:
                 os.close(directory)
         except OSError as error:
-            raise FileTrouble(f"{self._path} can't be written: {error.strerror}") from error
+            raise RebalanceFileError(f"{self._path} can't be written: {error.strerror}") from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
             lock = self._lock.open("a")
         except OSError as error:
-            raise FileTrouble(f"{self._lock}: {error.strerror}") from error
+            raise RebalanceFileError(f"{self._lock}: {error.strerror}") from error
         with lock:
             deadline_s = time.monotonic() + LOCK_S
             while True:
@@ -115,6 +115,6 @@ class RebalanceFile:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline_s:
-                        raise FileTrouble(f"{self._lock} is held by another process for {LOCK_S:g} s") from None
+                        raise RebalanceFileError(f"{self._lock} is held by another process for {LOCK_S:g} s") from None
                     time.sleep(0.01)
             yield

@@ -35,7 +35,7 @@ class LocalSpec:
     lease_seconds: int | None = None
 
 
-def merge(found: ClusterSpec | None, asked: LocalSpec) -> ClusterSpec:
+def merge(found: ClusterSpec | None, requested: LocalSpec) -> ClusterSpec:
     """The new wishes. Topics are added to those found.
 
     Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a
@@ -43,42 +43,44 @@ def merge(found: ClusterSpec | None, asked: LocalSpec) -> ClusterSpec:
     """
     if found is None:
         found = ClusterSpec(
-            name="local", nodes=asked.nodes or DEFAULT_NODES, horizon_days=asked.horizon_days or DEFAULT_HORIZON_DAYS
+            name="local",
+            nodes=requested.nodes or DEFAULT_NODES,
+            horizon_days=requested.horizon_days or DEFAULT_HORIZON_DAYS,
         )
-    _not_less("nodes", asked.nodes, found.nodes)
-    _not_less("horizon days", asked.horizon_days, found.horizon_days)
-    if asked.lease_seconds is not None and asked.lease_seconds < MIN_LEASE_SECONDS:
-        least = f"allowed: at least {MIN_LEASE_SECONDS}, since a node renews its lease each second"
-        raise BadSpec(f"lease seconds: {asked.lease_seconds} asked for; {least}")
+    _not_less("nodes", requested.nodes, found.nodes)
+    _not_less("horizon days", requested.horizon_days, found.horizon_days)
+    if requested.lease_seconds is not None and requested.lease_seconds < MIN_LEASE_SECONDS:
+        allowed = f"allowed: at least {MIN_LEASE_SECONDS}, since a node renews its lease each second"
+        raise BadSpec(f"lease seconds: {requested.lease_seconds} asked for; {allowed}")
     merged = {topic.name: topic for topic in found.topics}
-    for topic in asked.topics:
+    for topic in requested.topics:
         if topic.name in merged:
             _not_less(f"queues of topic {topic.name}", topic.queues, merged[topic.name].queues)
         merged[topic.name] = topic
     return replace(
         found,
-        nodes=asked.nodes or found.nodes,
+        nodes=requested.nodes or found.nodes,
         topics=tuple(merged.values()),
-        durability=asked.durability or found.durability,
-        horizon_days=asked.horizon_days or found.horizon_days,
-        replicas=asked.replicas or found.replicas,
-        min_in_sync=asked.min_in_sync or found.min_in_sync,
-        delivery=asked.delivery or found.delivery,
-        lease_seconds=asked.lease_seconds or found.lease_seconds,
+        durability=requested.durability or found.durability,
+        horizon_days=requested.horizon_days or found.horizon_days,
+        replicas=requested.replicas or found.replicas,
+        min_in_sync=requested.min_in_sync or found.min_in_sync,
+        delivery=requested.delivery or found.delivery,
+        lease_seconds=requested.lease_seconds or found.lease_seconds,
     )
 
 
 def unmet(
-    wishes: ClusterSpec, shards: Sequence[ShardObject], leases: Sequence[NodeLease], former: dict[str, str]
+    desired: ClusterSpec, shards: Sequence[ShardObject], leases: Sequence[NodeLease], former: dict[str, str]
 ) -> list[str]:
     """Why the cluster is not ready, a sentence each; empty when every shard wished for is served, with all its copies.
 
     former: the incarnation that a node's lease named before its present process started, by node id.
     """
     present = {lease.node: lease.incarnation for lease in leases if lease.incarnation != former.get(lease.node)}
-    missing = [f"{node} has not registered" for node in wishes.node_ids if node not in present]
+    missing = [f"{node} has not registered" for node in desired.node_ids if node not in present]
     by_name = {shard.name: shard for shard in shards}
-    names = [shard_name(topic.name, queue) for topic in wishes.topics for queue in range(topic.queues)]
+    names = [shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues)]
     return missing + [f"shard {name} {why}" for name in names if (why := _unready(by_name.get(name), present))]
 
 
@@ -102,6 +104,6 @@ def _unready(shard: ShardObject | None, present: dict[str, str]) -> str | None:
     return unsynced(shard)
 
 
-def _not_less(what: str, asked: int | None, found: int) -> None:
-    if asked is not None and asked < found:
-        raise BadSpec(f"{what}: {asked} asked for, but this cluster has {found}, and that can't shrink")
+def _not_less(what: str, requested: int | None, found: int) -> None:
+    if requested is not None and requested < found:
+        raise BadSpec(f"{what}: {requested} asked for, but this cluster has {found}, and that can't shrink")

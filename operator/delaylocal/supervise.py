@@ -106,13 +106,13 @@ class Supervisor:
                 if self._stop_at_s is not None:
                     break
             for node, it in self._nodes.items():
-                self._tend(node, it)
+                self._check_process(node, it)
         self._stop_all()
 
-    def _tend(self, node: str, it: _Node) -> None:
+    def _check_process(self, node: str, it: _Node) -> None:
         now_s = time.monotonic()
         if it.process is not None and it.process.poll() is not None:
-            self._bury(node, it, now_s)
+            self._record_exit(node, it, now_s)
         if it.process is None and now_s >= it.due_s:
             again = it.started_s > 0
             try:
@@ -125,7 +125,7 @@ class Supervisor:
             pid = it.process.pid if it.process else 0
             self._log({"event": "node-restarted" if again else "node-started", "node": node, "pid": pid})
 
-    def _bury(self, node: str, it: _Node, now_s: float) -> None:
+    def _record_exit(self, node: str, it: _Node, now_s: float) -> None:
         assert it.process is not None
         early = now_s - it.started_s < STEADY_S and not it.signalled
         it.early_ends = it.early_ends + 1 if early else 0

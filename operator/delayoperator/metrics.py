@@ -28,7 +28,7 @@ class OperatorCollector(Collector):
     def _of_clusters(self) -> Iterator[Metric]:
         labels = ["namespace", "cluster"]
         rounds = CounterMetricFamily("delay_operator_rounds", "Rounds of a cluster's worker.", labels=labels)
-        said = GaugeMetricFamily(
+        condition_gauge = GaugeMetricFamily(
             "delay_operator_condition", "1: the condition is True; 0: it is False.", labels=[*labels, "type", "reason"]
         )
         shards = GaugeMetricFamily("delay_operator_shards", "A cluster's shards.", labels=[*labels, "state"])
@@ -36,14 +36,14 @@ class OperatorCollector(Collector):
         for worker in self._clusters.workers():
             where = [worker.namespace, worker.name]
             rounds.add_metric(where, worker.rounds)
-            seen = None if worker.last is None else worker.last.picture
+            seen = None if worker.last is None else worker.last.observation
             if seen is None:
                 continue
             for condition in conditions(seen):
-                said.add_metric([*where, condition.type, str(condition.reason)], float(condition.status))
-            counted = seen.census
+                condition_gauge.add_metric([*where, condition.type, str(condition.reason)], float(condition.status))
+            counted = seen.shard_summary
             for state, number in (
-                ("wanted", counted.wanted),
+                ("wanted", counted.desired),
                 ("served", counted.served),
                 ("in_sync", counted.in_sync),
                 ("moving", counted.moving),
@@ -52,7 +52,7 @@ class OperatorCollector(Collector):
                 shards.add_metric([*where, state], number)
             nodes.add_metric([*where, "wanted"], seen.wanted_nodes)
             nodes.add_metric([*where, "ready"], sum(pod.ready for pod in seen.pods))
-        yield from (rounds, said, shards, nodes)
+        yield from (rounds, condition_gauge, shards, nodes)
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:

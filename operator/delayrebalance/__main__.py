@@ -15,7 +15,7 @@ from delayapi.options import DURATION
 from delayrebalance import report
 from delayrebalance.maps import read_map
 from delayrebalance.model import ClusterMap, RebalanceError, SearchSettings, Study
-from delayrebalance.run import look
+from delayrebalance.run import study_cluster
 from delayrebalance.session import require
 
 
@@ -62,7 +62,7 @@ def main(
             return
         settings = _settings(kube.settings() if kube else SearchSettings(), wished)
         cluster = kube.read_map() if kube else read_map(registry)
-        found = look(cluster, settings, skip_silent=silent == "skip", keep_in=history, master=master)
+        found = study_cluster(cluster, settings, skip_silent=silent == "skip", keep_in=history, master=master)
         _put(found, cluster, settings, kube, dry_run=dry_run, as_json=as_json)
     except RebalanceError as error:
         click.echo(f"rebalance: {error}", err=True)

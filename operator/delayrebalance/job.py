@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 ROUNDS = 4
 MATTERS = 0.6  # of the lower bound: slots in which no node has more are not searched, only looked at afterwards
 NEAR = 0.8  # of a node's own peak: shards are candidates for what they weigh in slots above it
-FEWEST_COPIES = 0.34  # of the mean: a node with fewer copies gets none taken away; the planner would give it some back
+MIN_COPIES_SHARE = (
+    0.34  # of the mean: a node with fewer copies gets none taken away; the planner would give it some back
+)
 MAX_CELLS = 1 << 24  # nodes x slots, 128 MiB
 
 
@@ -232,7 +234,7 @@ class _Job:
             holds=holds,
             bytes=np.array([self._known.pending_bytes[it] for it in chosen.tolist()], dtype=np.int64),
             copies=copies,
-            least_copies=int(FEWEST_COPIES * copies.sum() / max(1, len(copies))),
+            min_copies=int(MIN_COPIES_SHARE * copies.sum() / max(1, len(copies))),
             target=target,
             max_moves=settings.max_moves,
         )

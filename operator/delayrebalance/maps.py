@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from delayoperator.plan.placement import wanted
+from delayoperator.plan.placement import desired_replicas
 from delayoperator.rebalance_plan import made_for
 from delayregistry import open_registry
 from delayregistry.model import ClusterSpec, NodeLease, ShardObject
@@ -135,11 +135,11 @@ class _Machines:
 
 def _nodes_of(shard: ShardObject) -> set[str]:
     spec = shard.spec
-    return {*spec.replicas, *wanted(spec), *((spec.master,) if spec.master else ())}
+    return {*spec.replicas, *desired_replicas(spec), *((spec.master,) if spec.master else ())}
 
 
 def _shard(shard: ShardObject) -> MapShard:
-    spec, nodes = shard.spec, wanted(shard.spec)
+    spec, nodes = shard.spec, desired_replicas(shard.spec)
     at_work = shard.status is not None and shard.status.serving_epoch == spec.epoch and shard.status.resigned is None
     moving = spec.target is not None or spec.switchover is not None or bool(spec.leaving)
     fixed = not at_work or moving or bool(shard.conditions) or spec.master != nodes[0]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0  # that a node has to show that it answers
 
 
-def look(
+def study_cluster(
     cluster: ClusterMap,
     settings: SearchSettings,
     *,

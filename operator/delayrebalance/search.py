@@ -17,11 +17,11 @@ import numpy as np
 
 from delayrebalance.model import F64, I64, Bool
 
-NEARLY = 0.9  # a move with this share of the best one's gain is as good, if it copies less
+NEAR_BEST = 0.9  # a move with this share of the best one's gain is as good, if it copies less
 CRITICAL = 16  # slots of a node that tell most about what an exchange would do to it
 EXCHANGES = 48  # of a pair of nodes that are looked at in all slots
-GOING = 32  # shards of the fullest node that an exchange is tried with
-LEAST = 1e-9  # of a peak: less than that is rounding, not gain
+MAX_EXCHANGE_SHARDS = 32  # shards of the fullest node that an exchange is tried with
+MIN_GAIN = 1e-9  # of a peak: less than that is rounding, not gain
 ROUNDS = 6
 
 
@@ -37,7 +37,7 @@ class SearchProblem:
     holds: Bool  # [C, N] nodes that have a copy now
     bytes: I64  # [C] that a move copies
     copies: I64  # [N] copies of all shards on a node, as it is with `at`
-    least_copies: int  # a node that has no more gives none away
+    min_copies: int  # a node that has no more gives none away
     target: float  # the search ends when the highest load is down to this
     max_moves: int  # candidates whose node is not their home
 
@@ -153,7 +153,7 @@ class _State:
         # Where the copy is that the load's way to a node may move: a node that has one gets none.
         now = np.where(problem.holds[shards, self.at[shards]], home, self.at[shards])
         then = np.where(problem.holds[np.ix_(shards, nodes)], home[:, None], nodes)
-        enough = self.copies[now] > problem.least_copies
+        enough = self.copies[now] > problem.min_copies
         return np.asarray(problem.allowed[np.ix_(shards, nodes)] & ((now[:, None] == then) | enough[:, None]))
 
     def _copy_at(self, shard: int, node: int) -> int:
@@ -197,17 +197,17 @@ class _State:
                 results[rows, column] = np.maximum((self.loads[to] + vectors[rows]).max(axis=1), left[rows])
         gains = peak - np.maximum(results, problem.target)
         best = float(gains.max(initial=0.0))
-        if best <= peak * LEAST:
+        if best <= peak * MIN_GAIN:
             return None
         costs = np.where(problem.holds[np.ix_(shards, nodes)], 0, problem.bytes[shards][:, None])
-        good = gains >= NEARLY * best
+        good = gains >= NEAR_BEST * best
         row, column = np.argwhere(good)[np.lexsort((-gains[good], costs[good]))[0]].tolist()
         return [(int(shards[row]), int(nodes[column]))]
 
     def _best_exchange(self, node: int) -> list[tuple[int, int]] | None:
         problem, peak = self.problem, self.peaks[node]
-        going = self._leaving(node)[:GOING]
-        best: tuple[float, int] = (peak * (1 - LEAST), 0)
+        going = self._leaving(node)[:MAX_EXCHANGE_SHARDS]
+        best: tuple[float, int] = (peak * (1 - MIN_GAIN), 0)
         found: list[tuple[int, int]] | None = None
         for other in np.argsort(self.peaks, kind="stable").tolist():
             if other == node or best[0] <= problem.target:

@@ -45,7 +45,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from delayrebalance.wheels import LAST_MS, WIDEST_SLOT_MS, NodeUnanswered, ShardSlots, ask, folded
+from delayrebalance.wheels import LAST_MS, WIDEST_SLOT_MS, NodeUnanswered, ShardSlots, read_wheel, resampled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,11 +166,11 @@ class PushingReader(SlotsReader):
 
 def _slots(wanted: NodePartition, timeout_s: float) -> Iterator[ShardSlots]:
     if not wanted.slot_ms:
-        yield from ask(wanted.endpoint, wanted.from_ms, wanted.to_ms, timeout_s)
+        yield from read_wheel(wanted.endpoint, wanted.from_ms, wanted.to_ms, timeout_s)
         return
     # An earlier slot that reaches into the range has a part in it.
-    for shard in ask(wanted.endpoint, wanted.from_ms - WIDEST_SLOT_MS, wanted.to_ms, timeout_s):
-        yield folded(shard, wanted.slot_ms, wanted.from_ms, wanted.to_ms)
+    for shard in read_wheel(wanted.endpoint, wanted.from_ms - WIDEST_SLOT_MS, wanted.to_ms, timeout_s):
+        yield resampled(shard, wanted.slot_ms, wanted.from_ms, wanted.to_ms)
 
 
 def leased(registry: str) -> list[str]:

@@ -15,10 +15,10 @@ from delayrebalance.model import RebalanceError, SearchSettings
 
 def settings_of(cluster: Mapping[str, Any], rebalance: Mapping[str, Any] | None) -> SearchSettings:
     """Of Kubernetes objects. Raises RebalanceError."""
-    wishes = (cluster.get("spec") or {}).get("rebalance") or {}
+    written = (cluster.get("spec") or {}).get("rebalance") or {}
     asked = (rebalance or {}).get("spec")
     try:
-        general = Rebalancing.model_validate(wishes)
+        general = Rebalancing.model_validate(written)
         own = None if asked is None else DelayRebalanceSpec.model_validate(asked)
         defaults = SearchSettings()
         return SearchSettings(

@@ -40,7 +40,7 @@ class ShardSlots:
     bytes: I64  # [k] the node's estimate
 
 
-def ask(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s: float = 30.0) -> Iterator[ShardSlots]:
+def read_wheel(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s: float = 30.0) -> Iterator[ShardSlots]:
     """The slots that begin in [from_ms, to_ms), shard by shard. A range too large for an answer is asked for in parts.
 
     The parts are not of one moment: what is due stays within its slot, so none is counted twice for that.
@@ -70,23 +70,23 @@ def ask(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s: float 
             yield from (_within(shard, answer.now_ms, low, high) for shard in answer.shards)
 
 
-def folded(shard: ShardSlots, slot_ms: int, from_ms: int = 0, to_ms: int = LAST_MS) -> ShardSlots:
+def resampled(shard: ShardSlots, slot_ms: int, from_ms: int = 0, to_ms: int = LAST_MS) -> ShardSlots:
     """The same load in slots of `slot_ms`, on its multiples; those that begin in [from_ms, to_ms).
 
     A wider slot's messages are spread evenly over it, in whole messages: their sum stays.
     """
     first, last = shard.slot_start // slot_ms, (shard.slot_start + shard.slot_ms - 1) // slot_ms
-    pieces = last - first + 1
-    whole = np.repeat(np.arange(len(first)), pieces)
-    number = first[whole] + np.arange(len(whole)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    start, width = shard.slot_start[whole], shard.slot_ms[whole]
+    parts = last - first + 1
+    source = np.repeat(np.arange(len(first)), parts)
+    number = first[source] + np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)
+    start, width = shard.slot_start[source], shard.slot_ms[source]
     begin = np.clip(number * slot_ms - start, 0, width)
     end = np.clip((number + 1) * slot_ms - start, 0, width)
     numbers, at = np.unique(number, return_inverse=True)
     kept = (numbers * slot_ms >= from_ms) & (numbers * slot_ms < to_ms)
 
     def spread(column: I64) -> I64:
-        each = column[whole]
+        each = column[source]
         total = np.zeros(len(numbers), np.int64)
         np.add.at(total, at, each * end // width - each * begin // width)
         return total[kept]
@@ -106,7 +106,7 @@ def silent(endpoints: Sequence[str], timeout_s: float) -> dict[str, str]:
 
     def asked(endpoint: str) -> str | None:
         try:
-            for _ in ask(endpoint, 1, 2, timeout_s):
+            for _ in read_wheel(endpoint, 1, 2, timeout_s):
                 pass
         except NodeUnanswered as error:
             return str(error)

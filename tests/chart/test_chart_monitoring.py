@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from delaynode.metrics import NodeCollector, NodeMetrics, TopicLoad
-from delayoperator.cluster.conditions import Picture
+from delayoperator.cluster.conditions import ClusterObservation
 from delayoperator.cluster.reasons import NEEDS_PAGE
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
@@ -40,7 +40,7 @@ def exposed() -> dict[str, set[str]]:
 
 def operator_collector() -> OperatorCollector:
     """Of one cluster, seen once."""
-    tended = SimpleNamespace(picture=Picture("orders", 3))
+    tended = SimpleNamespace(observation=ClusterObservation("orders", 3))
     worker = SimpleNamespace(namespace="shop", name="orders", rounds=1, last=tended)
     clusters, api = SimpleNamespace(workers=lambda: [worker]), SimpleNamespace(sent={"get": 1})
     return OperatorCollector(cast(Clusters, clusters), cast(Api, api))

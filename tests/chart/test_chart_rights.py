@@ -11,7 +11,7 @@ from delayoperator.handlers import routes
 from delayoperator.kube import kinds
 from delayoperator.kube.kinds import ObjectKind
 from delayoperator.resources import ClusterView, build
-from delayoperator.resources.view import RebalanceWishes
+from delayoperator.resources.view import RebalanceJobSpec
 from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.chart.places import CHART, ROOT, Json, read
@@ -96,7 +96,7 @@ def asked_for() -> set[Right]:
 def node_rules(master: str = "local[*]") -> list[Json]:
     """Of the nodes and of the rebalance job."""
     spec = ClusterSpec(name="c", nodes=3, replicas=2, topics=(TopicSpec("t", 2),))
-    objects = build(ClusterView("ns", "uid", spec, "image", rebalance=RebalanceWishes("image", master=master)))
+    objects = build(ClusterView("ns", "uid", spec, "image", rebalance=RebalanceJobSpec("image", master=master)))
     return [rule for found in objects if found["kind"] in ("Role", "ClusterRole") for rule in found["rules"]]
 
 

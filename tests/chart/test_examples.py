@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from delaylocal import LocalCluster
-from delayoperator.crds.convert import wishes_of
+from delayoperator.crds.convert import desired_of
 from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.chart.places import CHART, EXAMPLES, Json, custom_schema, documents, project, read
@@ -35,7 +35,7 @@ PODS = [
 
 def granted(cluster: Json) -> ClusterSpec:
     """As the operator reads it: raises when it would refuse."""
-    return wishes_of(cluster).cluster
+    return desired_of(cluster).cluster
 
 
 @pytest.mark.parametrize(("path", "cluster"), CLUSTERS, ids=lambda part: part.name if isinstance(part, Path) else "")

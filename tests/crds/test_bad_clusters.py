@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from delayoperator.crds.base import DURATION
 from delayoperator.crds.cluster import DelayClusterSpec
-from delayoperator.crds.convert import InvalidSpec, wishes_of
+from delayoperator.crds.convert import InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
 from delayoperator.crds.refusal import WORDS
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ every_bad = pytest.mark.parametrize("bad", BAD_CLUSTERS, ids=lambda bad: bad.nam
 def test_the_good_one_is_good_to_create_and_to_update() -> None:
     assert apiserver.refusals(SCHEMA, GOOD)[1:] == ([], [])
     assert apiserver.refusals(SCHEMA, GOOD, GOOD)[1:] == ([], [])
-    assert wishes_of(GOOD).cluster.nodes == 3
+    assert desired_of(GOOD).cluster.nodes == 3
 
 
 @every_bad
@@ -41,12 +41,12 @@ def test_the_api_server_refuses(bad: BadCluster) -> None:
 
 @every_bad
 def test_the_operator_refuses_what_the_api_server_let_through(bad: BadCluster) -> None:
-    standing = wishes_of(GOOD).cluster if bad.update else None
+    standing = desired_of(GOOD).cluster if bad.update else None
     if not bad.operator:  # it can't see the volumes that there are
-        wishes_of(bad.body, standing)
+        desired_of(bad.body, standing)
         return
     with pytest.raises(InvalidSpec) as refused:
-        wishes_of(bad.body, standing)
+        desired_of(bad.body, standing)
     assert bad.operator in str(refused.value)
 
 
@@ -54,7 +54,7 @@ def test_the_operator_refuses_what_the_api_server_let_through(bad: BadCluster) -
 def test_what_only_the_operator_sees_it_refuses(bad: BadCluster) -> None:
     assert apiserver.refusals(SCHEMA, bad.body, GOOD if bad.update else None)[1:] == ([], [])
     with pytest.raises(InvalidSpec) as refused:
-        wishes_of(bad.body)
+        desired_of(bad.body)
     assert bad.operator in str(refused.value)
 
 
@@ -70,7 +70,7 @@ def test_cel_reads_a_duration_as_the_operator_does(text: str) -> None:
         (_, schema, cel), body = apiserver.refusals(SCHEMA, topic_with(change)), topic_with(change)
         assert schema == []
         try:
-            wishes_of(body)
+            desired_of(body)
         except InvalidSpec:
             return bool(cel), True
         return bool(cel), False
@@ -120,7 +120,7 @@ def test_what_may_change_may_change() -> None:
     ):
         changed = merged(GOOD, {"spec": change})
         assert apiserver.refusals(SCHEMA, changed, GOOD)[1:] == ([], []), change
-        wishes_of(changed, wishes_of(GOOD).cluster)
+        desired_of(changed, desired_of(GOOD).cluster)
 
 
 def _rules(schema: Any) -> Iterator[Any]:

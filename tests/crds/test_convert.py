@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from delayoperator.crds import limits
-from delayoperator.crds.convert import DesiredCluster, InvalidSpec, is_paused, wishes_of
+from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of, is_paused
 from delayoperator.crds.definitions import CLUSTER
 from delayrebalance.model import RebalanceError, SearchSettings
 from delayregistry.model import DAY_MS, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
@@ -26,22 +26,22 @@ def body(**spec: Any) -> dict[str, Any]:
 
 def refused(of: object, standing: ClusterSpec | None = None) -> list[str]:
     with pytest.raises(InvalidSpec) as error:
-        wishes_of(of, standing)
+        desired_of(of, standing)
     return [str(refusal) for refusal in error.value.refusals]
 
 
 def test_an_empty_spec_is_three_nodes_two_copies_no_topics() -> None:
-    assert wishes_of(body()) == DesiredCluster(ClusterSpec("shop", nodes=3, replicas=2))
+    assert desired_of(body()) == DesiredCluster(ClusterSpec("shop", nodes=3, replicas=2))
 
 
 def test_the_defaults_of_the_schema_are_the_operators() -> None:
     bare = {"metadata": {"name": "shop"}, "spec": {"topics": [{"name": "orders"}]}}
     stored, *_ = apiserver.refusals(SCHEMA, bare)
-    assert wishes_of(stored) == wishes_of(bare)
+    assert desired_of(stored) == desired_of(bare)
 
 
 def test_every_wish_arrives() -> None:
-    made = wishes_of(
+    made = desired_of(
         body(
             nodes=5,
             image="registry.example/delaycluster:1",
@@ -122,13 +122,13 @@ def test_what_stands_may_not_be_taken_back_though_the_object_is_new() -> None:
 
 def test_a_field_that_a_newer_release_knows_is_passed_over() -> None:
     newer = body(tiering={"cold": True}, topics=[{"name": "orders", "shape": "round"}], storage={"medium": "tape"})
-    assert wishes_of(newer) == wishes_of(body(topics=[{"name": "orders"}]))
+    assert desired_of(newer) == desired_of(body(topics=[{"name": "orders"}]))
 
 
 def test_null_is_as_absent_as_the_api_server_has_it() -> None:
     nulls = body(nodes=None, topics=[{"name": "orders", "queues": None}], storage={"size": None}, failover=None)
-    assert wishes_of(nulls) == wishes_of(body(topics=[{"name": "orders"}]))
-    assert wishes_of({"metadata": {"name": "shop"}, "spec": None}) == wishes_of(body())
+    assert desired_of(nulls) == desired_of(body(topics=[{"name": "orders"}]))
+    assert desired_of({"metadata": {"name": "shop"}, "spec": None}) == desired_of(body())
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
@@ -138,7 +138,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 @pytest.mark.parametrize("memory", ["1e999", "9" * 64, "1E", ".5Gi"])
 def test_a_strange_quantity_is_a_quantity(memory: Any) -> None:
-    assert wishes_of(body(resources={"limits": {"memory": memory}})).resources == {"limits": {"memory": memory}}
+    assert desired_of(body(resources={"limits": {"memory": memory}})).resources == {"limits": {"memory": memory}}
 
 
 @pytest.mark.parametrize("memory", ["1e9999999", "-1Gi", "0x10", "1 Gi", "", True, None, 10**80, "1e-999"])
@@ -213,7 +213,7 @@ def holes(schema: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
 @given(spec=VALUES | holes(SCHEMA["properties"]["spec"], 1))
 def test_any_json_is_wishes_or_refusals(spec: Any) -> None:
     try:
-        made = wishes_of(
+        made = desired_of(
             {"metadata": {"name": "shop"}, "spec": spec}, ClusterSpec("shop", 3, (TopicSpec("orders", 2),))
         )
     except InvalidSpec as error:
@@ -231,4 +231,4 @@ def test_what_the_api_server_takes_the_operator_takes(spec: Any) -> None:
     made = merged(GOOD, {"spec": spec})
     _, schema, cel = apiserver.refusals(SCHEMA, made)
     if not schema and not cel:
-        wishes_of(made)
+        desired_of(made)

@@ -149,10 +149,12 @@ def committed(cluster: FaultCluster) -> list[int]:
     """What each copy of the only shard knows to be committed: slaves hear of it a moment later."""
     prober = GrpcProber()
     try:
-        answers = prober.ask(cluster.registry.list_leases())
+        answers = prober.query(cluster.registry.list_leases())
     finally:
         prober.close()
-    return [next(iter(answers[node].copies.values())).committed if node in answers else -1 for node in ("n0", "n1")]
+    return [
+        next(iter(answers[node].copies.values())).committed_offset if node in answers else -1 for node in ("n0", "n1")
+    ]
 
 
 def test_with_master_and_slave_a_slave_answers_fetch_while_the_master_is_dead(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class KubeCluster(LocalCluster):
         registry = WritingRegistry(
             self._client, NAMESPACE, CLUSTER, OWNER, log=lambda event: self.events.append(dict(event))
         )
-        registry.ensure_leases([f"n{number}" for number in range(self._asked.nodes or 3)])
+        registry.ensure_leases([f"n{number}" for number in range(self._requested.nodes or 3)])
         self.registry = registry  # type: ignore[assignment]  # a Registry is all that it needs
         super()._prepare()
 
@@ -59,7 +59,7 @@ class KubeCluster(LocalCluster):
         loop = ControlLoop(
             self.registry, new_uid, self._operator_events, prober=GrpcProber(), ended=self.ended, writers=WRITERS
         )
-        loop.run(self._stop_loop, look_ms=LOOK_MS)
+        loop.run(self._stop_loop, refresh_ms=LOOK_MS)
 
     def _command(self, number: int, node: str) -> tuple[str, ...]:
         command = list(super()._command(number, node))

@@ -28,7 +28,7 @@ from delayregistry.sqlite import SqliteRegistry
 class Silent:
     """A prober whom nobody answers."""
 
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         return {}
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class World:
     def state(self) -> str | None:
         found = self.file.read()
         assert found is not None
-        assert found.made.status is not None
-        return found.made.status.state
+        assert found.rebalance.status is not None
+        return found.rebalance.status.state
 
     def approve(self, name: str | None = None) -> None:
         self.file.edit(lambda now: now and replace(now, annotations={APPROVE: name or A_MOVE.hash or ""}))

@@ -84,7 +84,7 @@ def test_the_masters_of_a_killed_node_are_taken_over_because_it_has_ended(
     assert all(shards(cluster)[name].spec.vacant for name in lost)
     cluster.wait_ready()
     events = [json.loads(line) for line in (tmp_path / "logs" / "operator.log").read_text().splitlines()]
-    reasons = {it["shard"]: it["reason"] for it in events if it["action"] == "StartReign" and it["epoch"] == 2}
+    reasons = {it["shard"]: it["reason"] for it in events if it["action"] == "StartTerm" and it["epoch"] == 2}
     assert lost
     assert all(reasons[name].startswith("n1's process has ended: ") for name in lost), reasons
 
@@ -95,7 +95,7 @@ def test_a_rolling_restart_needs_no_failover(cluster: LocalCluster, tmp_path: Pa
     assert steps == ["n0", "n1", "n2"]
     assert all(cluster.pids[node] != pid for node, pid in before.items())
     events = [json.loads(line) for line in (tmp_path / "logs" / "operator.log").read_text().splitlines()]
-    reigns = [event["reason"] for event in events if event["action"] == "StartReign" and event["epoch"] > 1]
+    reigns = [event["reason"] for event in events if event["action"] == "StartTerm" and event["epoch"] > 1]
     assert reigns
     assert all("hands over to" in reason for reason in reigns), reigns
 

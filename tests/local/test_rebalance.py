@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 from delayctl.main import main
 from delaylocal.rebalance import APPROVE
-from delaylocal.rebalance_file import FileTrouble, RebalanceFile, StoredRebalance
+from delaylocal.rebalance_file import RebalanceFile, RebalanceFileError, StoredRebalance
 from delayoperator.plan import Liveness, ObservedNode
 from delayrebalance import run
 from delayrebalance.model import FoundMove, LoadFigures, RebalanceError, SearchSettings, Study
@@ -72,7 +72,7 @@ def test_changes_from_many_sides_are_all_kept(file: RebalanceFile) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"metadata": {}}', '{"metadata": 1, "spec": {}}'])
 def test_a_file_that_is_no_rebalance_is_said_with_what_to_do(file: RebalanceFile, tmp_path: Path, text: str) -> None:
     (tmp_path / "rebalance.json").write_text(text)
-    with pytest.raises(FileTrouble, match=r"rebalance\.json is no DelayRebalance .*: remove it"):
+    with pytest.raises(RebalanceFileError, match=r"rebalance\.json is no DelayRebalance .*: remove it"):
         file.read()
 
 
@@ -195,7 +195,7 @@ class Command:
         self.world = world
         self.found = study(FOUND)
         self.asked: list[SearchSettings] = []
-        monkeypatch.setattr(run, "look", self._look)
+        monkeypatch.setattr(run, "study_cluster", self._look)
         self._lock = (world.directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._stop = threading.Event()
@@ -291,7 +291,7 @@ def test_what_can_not_be_done_says_why_and_what_to_do(command: Command, monkeypa
         True,
     )
     with monkeypatch.context() as patch:
-        patch.setattr(run, "look", lambda *_: (_ for _ in ()).throw(RebalanceError("n1 does not answer")))
+        patch.setattr(run, "study_cluster", lambda *_: (_ for _ in ()).throw(RebalanceError("n1 does not answer")))
         silent = command()
     assert (silent.exit_code, silent.stderr) == (1, "delayctl: n1 does not answer\n")
     command.stop_cluster()

@@ -149,7 +149,7 @@ def test_a_faulty_round_is_said_and_the_next_one_goes_on(stage: Stage, monkeypat
         raise ZeroDivisionError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "census", broken)
+        patch.setattr(reconcile, "summarize_shards", broken)
         stage.edit(minInSync=2)
         stage.until(lambda: stage.events("OperatorError"))
         stage.until(lambda: stage.reason("Degraded") == "OperatorError")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from delaynode.main import note_incarnation
 from delayoperator.__main__ import DEFAULT_IMAGE, JsonLines, Options
-from delayoperator.cluster.ended import incarnation_of
+from delayoperator.cluster.ended_processes import incarnation_of
 from delayoperator.metrics import OperatorCollector, registry_of
 from prometheus_client import generate_latest
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-from delayoperator.cluster import world
+from delayoperator.cluster import shard_summary
 
 from tests.kube import fakekinds
 from tests.operator.stage import Stage
@@ -83,7 +83,7 @@ def _in_sync(stage: Stage, name: str, entries: list[str]) -> None:
 def test_a_blocked_shard_holds_up_only_the_nodes_that_have_copies_of_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world, "STUCK_MS", 1_000)
+    monkeypatch.setattr(shard_summary, "STUCK_MS", 1_000)
     stage.operator()
     stage.create(topics=[ORDERS], failover={"replaceAfterSeconds": 3600})
     stage.settled()

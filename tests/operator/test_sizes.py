@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delayoperator.kube.sizes import SLOT_MS, SLOTS, Weighed, weigh
+from delayoperator.kube.shard_sizes import SLOT_MS, SLOTS, ShardSizes, weigh
 from delayoperator.rebalance_plan import Size
 from delayregistry.model import NodeLease, ShardObject, ShardSpec, Version
 
@@ -102,4 +102,4 @@ def test_what_is_hot_is_not_known_while_a_master_has_no_lease() -> None:
 
 
 def test_nobody_is_asked_about_shards_that_are_not_there() -> None:
-    assert weigh({"t-9"}, {}, [lease("n0", "127.0.0.1:1")], NOW_MS) == Weighed()
+    assert weigh({"t-9"}, {}, [lease("n0", "127.0.0.1:1")], NOW_MS) == ShardSizes()

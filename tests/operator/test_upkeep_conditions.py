@@ -6,12 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.cluster.conditions import MOST_CHARS, ClusterProblem, ConditionUpdate, Picture, conditions
+from delayoperator.cluster.conditions import (
+    MAX_MESSAGE_CHARS,
+    ClusterObservation,
+    ClusterProblem,
+    ConditionUpdate,
+    conditions,
+)
+from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.cluster.reasons import DEGRADED, NEEDS_PAGE, Reason
 from delayoperator.cluster.restart import RestartWaits
-from delayoperator.cluster.sizes import Sizes
+from delayoperator.cluster.shard_summary import (
+    SWITCHING_MS,
+    PodView,
+    ShardSummary,
+    summarize_shards,
+    unserved_since,
+    without_switchovers,
+)
 from delayoperator.cluster.volumes import Volumes
-from delayoperator.cluster.world import SWITCHING_MS, Census, PodView, census, patient, unserved_since
 from delayoperator.kube.status import changed, status_of, transitions, was_ready
 from delayoperator.plan import Liveness, ObservedNode
 from delayregistry.model import (
@@ -26,10 +39,10 @@ from delayregistry.model import (
 )
 
 PODS = tuple(PodView(f"shop-{n}", f"n{n}", f"uid{n}", "a", True, machine=f"machine-{n}") for n in range(3))
-WELL = Picture(
+WELL = ClusterObservation(
     "shop",
     3,
-    census=Census(wanted=6, existing=6, served=6, in_sync=6),
+    shard_summary=ShardSummary(desired=6, existing=6, served=6, in_sync=6),
     pods=PODS,
     nodes={f"n{n}": ObservedNode(Liveness.ALIVE, f"i{n}") for n in range(3)},
     sizes=Sizes(3, 3),
@@ -38,12 +51,12 @@ WELL = Picture(
 STOPPED = replace(PODS[2], ready=False, stopped="CrashLoopBackOff: exit code 1")
 
 
-def said(seen: Picture, kind: str) -> ConditionUpdate:
+def said(seen: ClusterObservation, kind: str) -> ConditionUpdate:
     return next(it for it in conditions(seen) if it.type == kind)
 
 
-def with_census(**changes: Any) -> Picture:
-    return replace(WELL, census=replace(WELL.census, **changes))
+def with_census(**changes: Any) -> ClusterObservation:
+    return replace(WELL, shard_summary=replace(WELL.shard_summary, **changes))
 
 
 CASES = {
@@ -152,7 +165,7 @@ CASES = {
     "bad wishes": (replace(WELL, invalid=("spec.nodes: is 0; allowed: at least 1",)), "Progressing", False,
                    Reason.INVALID_SPEC, "spec.nodes: is 0; allowed: at least 1; the last good wishes stand"),
     "bad wishes, served": (replace(WELL, invalid=("spec.nodes: is 0",)), "Ready", True, Reason.SERVING, ""),
-    "bad wishes from the start": (replace(WELL, invalid=("spec.nodes: is 0",), standing=False), "Ready", False,
+    "bad wishes from the start": (replace(WELL, invalid=("spec.nodes: is 0",), has_accepted_spec=False), "Ready", False,
                                   Reason.INVALID_SPEC, "spec.nodes: is 0"),
 }  # fmt: skip
 
@@ -179,7 +192,7 @@ def test_long_lists_are_cut_with_their_number() -> None:
     many = tuple(f"orders-{number} has no master yet" for number in range(900))
     found = said(with_census(served=0, unserved=many), "Ready")
     assert "and 897 more" in found.message
-    assert len(found.message) <= MOST_CHARS + 100
+    assert len(found.message) <= MAX_MESSAGE_CHARS + 100
 
 
 def test_every_reason_of_degraded_is_ordered_and_has_a_page() -> None:
@@ -201,44 +214,44 @@ def shard(queue: int, **changes: Any) -> ShardObject:
 
 def test_shards_are_counted_by_what_clients_have_of_them() -> None:
     whole = [shard(0), shard(1), shard(2)]
-    assert census(DESIRED, whole, ALIVE).sound
+    assert summarize_shards(DESIRED, whole, ALIVE).sound
     dead = {**ALIVE, "n0": ObservedNode(Liveness.DEAD, "i0")}
-    assert census(DESIRED, whole, dead).unserved[0] == "orders-0 waits for a new master: n0 is not there"
+    assert summarize_shards(DESIRED, whole, dead).unserved[0] == "orders-0 waits for a new master: n0 is not there"
     again = {**ALIVE, "n0": ObservedNode(Liveness.ALIVE, "other")}
-    assert "started again" in census(DESIRED, whole, again).unserved[0]
-    short = census(DESIRED, [*whole[:2], shard(2, status=ShardStatus(4, "i0", ("a",)))], ALIVE)
+    assert "started again" in summarize_shards(DESIRED, whole, again).unserved[0]
+    short = summarize_shards(DESIRED, [*whole[:2], shard(2, status=ShardStatus(4, "i0", ("a",)))], ALIVE)
     assert (short.served, short.in_sync, short.sound) == (3, 2, False)
     assert short.unsynced == ("orders-2 has 1 of 2 copies in sync",)
-    early = census(DESIRED, [*whole[:2], shard(2, status=ShardStatus(3, "i9", ("a", "b")))], ALIVE)
+    early = summarize_shards(DESIRED, [*whole[:2], shard(2, status=ShardStatus(3, "i9", ("a", "b")))], ALIVE)
     assert early.unserved == ("orders-2 is not yet served by n0 in epoch 4",)
-    assert census(DESIRED, whole[:2], ALIVE).unserved == ("orders-2 does not exist yet",)
-    fewer = census(replace(DESIRED, topics=(TopicSpec("orders", 2),)), whole, ALIVE)
-    assert (fewer.wanted, fewer.served, fewer.surplus, fewer.sound) == (2, 2, 1, True)
+    assert summarize_shards(DESIRED, whole[:2], ALIVE).unserved == ("orders-2 does not exist yet",)
+    fewer = summarize_shards(replace(DESIRED, topics=(TopicSpec("orders", 2),)), whole, ALIVE)
+    assert (fewer.desired, fewer.served, fewer.surplus, fewer.sound) == (2, 2, 1, True)
     moving = shard(2, spec=replace(shard(2).spec, target=("n1", "n2")))
-    counted = census(DESIRED, [*whole[:2], moving], ALIVE)
+    counted = summarize_shards(DESIRED, [*whole[:2], moving], ALIVE)
     assert (counted.moving, counted.named, counted.sound) == (1, {"n0": 3, "n1": 3, "n2": 1}, False)
     blocked = shard(2, conditions=(Condition(ConditionType.BLOCKED, "NodeAway", "waiting for n1"),))
-    assert census(DESIRED, [blocked], ALIVE).blocked == ("orders-2: NodeAway, waiting for n1",)
+    assert summarize_shards(DESIRED, [blocked], ALIVE).blocked == ("orders-2: NodeAway, waiting for n1",)
 
 
 def test_a_switchovers_pause_is_nobodys_trouble_and_a_longer_one_is() -> None:
-    early = census(DESIRED, [shard(0), shard(1), shard(2, status=ShardStatus(3, "i9", ("a", "b")))], ALIVE)
+    early = summarize_shards(DESIRED, [shard(0), shard(1), shard(2, status=ShardStatus(3, "i9", ("a", "b")))], ALIVE)
     since = unserved_since(early, {}, 10_000)
     assert since == {"orders-2": 10_000}
-    assert patient(early, since, 10_000).unserved == ()
-    assert patient(early, since, 10_000).served == 3
+    assert without_switchovers(early, since, 10_000).unserved == ()
+    assert without_switchovers(early, since, 10_000).served == 3
     assert unserved_since(early, since, 12_000) == since, "the time runs on"
-    assert patient(early, since, 10_000 + SWITCHING_MS) == early
-    assert unserved_since(census(DESIRED, [shard(0), shard(1), shard(2)], ALIVE), since, 12_000) == {}
+    assert without_switchovers(early, since, 10_000 + SWITCHING_MS) == early
+    assert unserved_since(summarize_shards(DESIRED, [shard(0), shard(1), shard(2)], ALIVE), since, 12_000) == {}
 
 
 def test_a_copy_on_its_way_is_not_missed_by_anybody() -> None:
     spec = replace(shard(2).spec, replicas=("n0", "n1", "n2"), target=("n0", "n2"))
-    assert census(DESIRED, [shard(0), shard(1), shard(2, spec=spec)], ALIVE).unsynced == ()
+    assert summarize_shards(DESIRED, [shard(0), shard(1), shard(2, spec=spec)], ALIVE).unsynced == ()
 
 
 # ---------------------------------------------------------------- the status as it is written
-def _status(seen: Picture, before: dict[str, Any], wall_ms: int = 0) -> dict[str, Any]:
+def _status(seen: ClusterObservation, before: dict[str, Any], wall_ms: int = 0) -> dict[str, Any]:
     return status_of(conditions(seen), seen, before, 7, "a=b", "node:1", wall_ms)
 
 

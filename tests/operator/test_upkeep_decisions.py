@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from delayoperator.cluster.ended import KEPT, Endings, incarnation_of
+from delayoperator.cluster.ended_processes import KEPT, EndedProcesses, incarnation_of
+from delayoperator.cluster.pod_counts import Sizes, sizes
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
-from delayoperator.cluster.sizes import Sizes, sizes
+from delayoperator.cluster.shard_summary import (
+    STUCK_MS,
+    ClaimView,
+    PodView,
+    SetView,
+    ShardSummary,
+    stuck_shards,
+    summarize_shards,
+)
 from delayoperator.cluster.volumes import volumes
-from delayoperator.cluster.world import STUCK_MS, Census, ClaimView, PodView, SetView, census, stuck_shards
 from delayoperator.kube.views import claim_view, ended_processes, pod_view, set_view
 from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, ShardSpec, TopicSpec, Version
 from hypothesis import given
 from hypothesis import strategies as st
 
 OLD, NEW = "shop-1", "shop-2"
-WHOLE = Census(wanted=6, existing=6, served=6, in_sync=6, masters={"n0": 3, "n1": 1, "n2": 2})
+WHOLE = ShardSummary(desired=6, existing=6, served=6, in_sync=6, masters={"n0": 3, "n1": 1, "n2": 2})
 
 
 def pod(number: int, revision: str = OLD, *, ready: bool = True, deleting: bool = False, stopped: str = "") -> PodView:
@@ -32,24 +40,28 @@ RESTARTS = {
     "nothing is old": (pods(NEW, NEW, NEW), WHOLE, None),
     "the fewest masters first": (pods(OLD, OLD, OLD), WHOLE, "shop-1"),
     "then the next": (pods(OLD, NEW, OLD), WHOLE, "shop-2"),
-    "of equal ones the highest": (pods(OLD, OLD, OLD), Census(), "shop-2"),
+    "of equal ones the highest": (pods(OLD, OLD, OLD), ShardSummary(), "shop-2"),
     "a pod is ending": ([pod(0), pod(1), pod(2, deleting=True, ready=False)], WHOLE, "shop-2 is ending"),
     "a pod is missing": ([pod(0), pod(1)], WHOLE, "2 of 3 pods exist"),
     "a pod is not ready": ([pod(0), pod(1, NEW, ready=False), pod(2)], WHOLE, "waiting for shop-1 to be ready"),
     "a copy is missing": (
         pods(OLD, OLD, NEW),
-        Census(wanted=6, served=6, in_sync=5, unsynced=("orders-3 has 1 of 2 copies in sync",)),
+        ShardSummary(desired=6, served=6, in_sync=5, unsynced=("orders-3 has 1 of 2 copies in sync",)),
         "orders-3 has 1 of 2 copies in sync",
     ),
     "a shard has no master": (
         pods(OLD, OLD, NEW),
-        Census(wanted=6, served=5, in_sync=5, unserved=("orders-3 has no master yet",)),
+        ShardSummary(desired=6, served=5, in_sync=5, unserved=("orders-3 has no master yet",)),
         "orders-3 has no master yet",
     ),
-    "a shard moves": (pods(OLD, OLD, NEW), Census(wanted=1, served=1, in_sync=1, moving=1), "1 shard on the move"),
+    "a shard moves": (
+        pods(OLD, OLD, NEW),
+        ShardSummary(desired=1, served=1, in_sync=1, moving=1),
+        "1 shard on the move",
+    ),
     "a shard nobody asks for lacks a copy": (
         pods(OLD, NEW, NEW),
-        Census(surplus=1, unsynced=("a-0 has 1 of 2",)),
+        ShardSummary(surplus=1, unsynced=("a-0 has 1 of 2",)),
         "a-0",
     ),
     "the new one does not start": (
@@ -59,7 +71,7 @@ RESTARTS = {
     ),
     "an old one does not start: it is no loss": (
         [pod(0), pod(1, ready=False, stopped="CrashLoopBackOff"), pod(2, NEW)],
-        Census(wanted=6, served=4, in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)),
+        ShardSummary(desired=6, served=4, in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)),
         "shop-1",
     ),
     "but one at a time": (
@@ -116,8 +128,8 @@ def test_only_what_is_blocked_for_long_is_stuck_and_what_is_left_out_is_not_coun
     assert stuck_shards(shards, 1_000_000 + STUCK_MS - 1) == {}
     stuck = stuck_shards(shards, 1_000_000 + STUCK_MS)
     assert stuck == {"orders-1": {"n0", "n1", "n2"}}
-    counted = census(ClusterSpec("shop", 3, (TopicSpec("orders", 2),), 2), shards, {}, without=stuck)
-    assert (counted.wanted, counted.moving, counted.surplus, counted.blocked) == (1, 0, 0, ())
+    counted = summarize_shards(ClusterSpec("shop", 3, (TopicSpec("orders", 2),), 2), shards, {}, without=stuck)
+    assert (counted.desired, counted.moving, counted.surplus, counted.blocked) == (1, 0, 0, ())
     assert [it.partition(" ")[0] for it in counted.unserved] == ["orders-0"]
 
 
@@ -130,7 +142,7 @@ def test_a_restart_is_over_when_all_is_as_before() -> None:
     for seen, counted in (
         (pods(NEW, NEW), WHOLE),
         ([*pods(NEW, NEW), pod(2, NEW, ready=False)], WHOLE),
-        (pods(NEW, NEW, NEW), Census(wanted=6, served=6, in_sync=5)),
+        (pods(NEW, NEW, NEW), ShardSummary(desired=6, served=6, in_sync=5)),
     ):
         waits = afterwards("shop-2", current, seen, counted)
         assert waits is not None
@@ -239,11 +251,11 @@ def test_only_terminated_containers_have_ended() -> None:
 
 
 def test_who_has_ended_once_stays_so_and_the_memory_is_bounded() -> None:
-    endings = Endings()
-    assert endings.note(["a", "b", "a"]) == ("a", "b")
-    assert endings.note(["b", "c"]) == ("c",)
+    endings = EndedProcesses()
+    assert endings.add(["a", "b", "a"]) == ("a", "b")
+    assert endings.add(["b", "c"]) == ("c",)
     assert endings.known() == {"a", "b", "c"}
-    endings.note([f"x{number}" for number in range(2 * KEPT)])
+    endings.add([f"x{number}" for number in range(2 * KEPT)])
     assert len(endings.known()) == KEPT
 
 

@@ -18,7 +18,7 @@ from delayoperator.plan import (
     Observed,
     ObservedNode,
     SetConditions,
-    StartReign,
+    StartTerm,
 )
 from delayregistry.model import (
     ClusterSpec,
@@ -98,7 +98,9 @@ class Cluster:
 
     def observed(self) -> Observed:
         views = {
-            name: ObservedNode(node.seen, node.incarnation, stopping=node.stopping, gone=node.gone, zone=node.zone)
+            name: ObservedNode(
+                node.seen, node.incarnation, stopping=node.stopping, replaceable=node.gone, zone=node.zone
+            )
             for name, node in self.nodes.items()
         }
         heard = {name: node.incarnation for name, node in self.nodes.items() if node.runs and node.answers}
@@ -119,7 +121,7 @@ class Cluster:
         if current.version != action.shard.version:
             return False
         match action:
-            case StartReign():
+            case StartTerm():
                 self._check_reign(current, action.spec)
                 self._put(replace(current, spec=action.spec))
             case ChangeSpec():

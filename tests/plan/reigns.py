@@ -15,7 +15,7 @@ from delayoperator.plan import (
     Observed,
     ObservedNode,
     SetConditions,
-    StartReign,
+    StartTerm,
     plan,
 )
 from delayregistry.model import (
@@ -68,7 +68,7 @@ def planned(
     unfit: Mapping[str, str] | None = None,
     late: NotBegun | None = None,
     cluster: ClusterSpec | None = None,
-) -> StartReign | SetConditions | ChangeSpec | None:
+) -> StartTerm | SetConditions | ChangeSpec | None:
     """The one action for the shard, or none. Whoever has a copy has answered, as the process that its lease names."""
     by_shard = {
         (it.name, node): replace(view, incarnation=view.incarnation or nodes[node].incarnation or "")
@@ -87,12 +87,12 @@ def planned(
     return action
 
 
-def reign(action: StartReign | SetConditions | ChangeSpec | None) -> tuple[str | None, int, str | None]:
-    assert isinstance(action, StartReign)
+def reign(action: StartTerm | SetConditions | ChangeSpec | None) -> tuple[str | None, int, str | None]:
+    assert isinstance(action, StartTerm)
     return action.spec.master, action.spec.epoch, action.spec.incarnation
 
 
-def refusal(action: StartReign | SetConditions | ChangeSpec | None) -> str:
+def refusal(action: StartTerm | SetConditions | ChangeSpec | None) -> str:
     assert isinstance(action, SetConditions)
     (condition,) = action.conditions
     assert condition.type is ConditionType.BLOCKED

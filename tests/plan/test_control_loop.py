@@ -129,11 +129,11 @@ def test_a_wished_topic_gets_its_shards_and_their_first_reigns(world: World) -> 
 
 def test_each_action_is_an_event_with_its_reason(world: World) -> None:
     served(world)
-    (first, *_) = [event for event in world.events if event["action"] == "StartReign"]
+    (first, *_) = [event for event in world.events if event["action"] == "StartTerm"]
     assert first == {
         "event": "action",
         "cluster": "local",
-        "action": "StartReign",
+        "action": "StartTerm",
         "shard": "orders-0",
         "epoch": 1,
         "node": "n0",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delayoperator.control_loop.asking import PATROL_MS
 from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayoperator.control_loop.probe import NodeAnswer
-from delayoperator.control_loop.take_up import TAKE_UP_MS
+from delayoperator.control_loop.replica_queries import PATROL_MS
+from delayoperator.control_loop.term_starts import TAKE_UP_MS
 from delayoperator.plan import CopyView
 from delayregistry.model import (
     ClusterSpec,
@@ -63,7 +63,7 @@ class World:
 
     # As a Prober.
 
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         self.asked.append((self.now_ms, tuple(lease.node for lease in leases)))
         answers = {}
         for lease in leases:
@@ -84,7 +84,7 @@ class World:
         end = self.log_ends.get((shard.name, node), 100)
         over = self.over.get(shard.name, 0) if node == "n2" else 0
         return CopyView(
-            f"{shard.name}-{node}", self.leases[node].incarnation, 1, 1, end, over_epoch=over,
+            f"{shard.name}-{node}", self.leases[node].incarnation, 1, 1, end, ended_epoch=over,
             not_serving="it was told of epoch 7" if over else "", damaged=self.damaged.get((shard.name, node)),
         )  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_a_master_that_says_its_reign_is_over_is_followed_within_seconds(world: 
     spec = world.shard(name).spec
     assert (spec.epoch, spec.master) == (2, world.slaves_of_epoch_1[name])
     assert not spec.vacant, "its promises are waited out"
-    reasons = [str(event["reason"]) for event in world.events if event.get("action") == "StartReign"]
+    reasons = [str(event["reason"]) for event in world.events if event.get("action") == "StartTerm"]
     assert "n2 serves epoch 1 no more: it was told of epoch 7" in reasons[-1]
 
 

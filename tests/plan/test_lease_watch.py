@@ -6,7 +6,7 @@ import pytest
 from delaynode.node.membership import RENEW_SECONDS
 from delayoperator.control_loop.liveness import LeaseWatch
 from delayoperator.control_loop.loop import PROBE_MS
-from delayoperator.kube.shards import LOOK_MS
+from delayoperator.kube.shards import REFRESH_MS
 from delayoperator.plan import Liveness, ObservedNode
 from delayregistry.model import MIN_LEASE_SECONDS, NodeLease
 
@@ -22,7 +22,7 @@ class Watcher:
         self.watch = LeaseWatch(3_000, 1_500)
 
     def sees(self, it: NodeLease, at_ms: int) -> Liveness:
-        return self.watch.look([it], at_ms, at_ms)[it.node].liveness
+        return self.watch.update([it], at_ms, at_ms)[it.node].liveness
 
 
 def test_a_lease_is_uncertain_until_it_moves() -> None:
@@ -43,7 +43,7 @@ def test_a_lease_that_stays_unchanged_for_its_whole_time_is_dead_and_no_sooner()
 
 
 # So far apart are looks and renewals when each comes a quarter late.
-LOOKS_MS = int(1.25 * max(LOOK_MS, PROBE_MS))
+LOOKS_MS = int(1.25 * max(REFRESH_MS, PROBE_MS))
 RENEWALS_MS = int(1.25 * RENEW_SECONDS * 1_000)
 LEAST_MS = MIN_LEASE_SECONDS * 1_000
 
@@ -54,7 +54,9 @@ def watched(last_renewal_ms: int, until_ms: int, phase_ms: int) -> list[Liveness
     watch = LeaseWatch(LEAST_MS, max_gap_ms=LEAST_MS // 2)
     looks = range(phase_ms, until_ms, LOOKS_MS)
     renewals = [min(now_ms, last_renewal_ms) // RENEWALS_MS for now_ms in looks]
-    return [watch.look([lease(it)], now_ms, now_ms)["n0"].liveness for it, now_ms in zip(renewals, looks, strict=True)]
+    return [
+        watch.update([lease(it)], now_ms, now_ms)["n0"].liveness for it, now_ms in zip(renewals, looks, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("phase_ms", range(0, LOOKS_MS, 25))
@@ -78,15 +80,15 @@ def test_a_lease_left_by_a_former_cluster_dies_after_its_whole_time() -> None:
 def test_a_new_process_is_seen_at_once_even_with_the_same_count() -> None:
     watcher = Watcher()
     watcher.sees(lease(1, "a"), 0)
-    seen = watcher.watch.look([lease(1, "b")], 100, 100)
-    assert seen == {"n0": ObservedNode(Liveness.ALIVE, "b", settled=False)}
+    seen = watcher.watch.update([lease(1, "b")], 100, 100)
+    assert seen == {"n0": ObservedNode(Liveness.ALIVE, "b", stable=False)}
 
 
 def test_a_process_is_settled_when_it_was_there_for_ten_seconds() -> None:
     watcher = Watcher()
-    views = [watcher.watch.look([lease(n, "a")], n * 1_000, n * 1_000)["n0"] for n in range(12)]
-    assert [view.settled for view in views] == [False] * 10 + [True] * 2
-    assert not watcher.watch.look([lease(12, "b")], 12_000, 12_000)["n0"].settled
+    views = [watcher.watch.update([lease(n, "a")], n * 1_000, n * 1_000)["n0"] for n in range(12)]
+    assert [view.stable for view in views] == [False] * 10 + [True] * 2
+    assert not watcher.watch.update([lease(12, "b")], 12_000, 12_000)["n0"].stable
 
 
 def test_after_an_outage_every_lease_gets_its_whole_time_again() -> None:
@@ -109,15 +111,15 @@ def test_a_watcher_that_was_itself_stopped_declares_nobody_dead() -> None:
 
 def test_the_time_that_a_slow_answer_took_does_not_count_against_the_node() -> None:
     watch = LeaseWatch(3_000, 1_500)
-    watch.look([lease(1)], 0, 1_000)
-    watch.look([lease(1)], 1_500, 1_500)
-    watch.look([lease(1)], 2_500, 2_500)
-    assert watch.look([lease(1)], 3_500, 4_500)["n0"].liveness is Liveness.UNCERTAIN
-    assert watch.look([lease(1)], 4_600, 4_600)["n0"].liveness is Liveness.DEAD
+    watch.update([lease(1)], 0, 1_000)
+    watch.update([lease(1)], 1_500, 1_500)
+    watch.update([lease(1)], 2_500, 2_500)
+    assert watch.update([lease(1)], 3_500, 4_500)["n0"].liveness is Liveness.UNCERTAIN
+    assert watch.update([lease(1)], 4_600, 4_600)["n0"].liveness is Liveness.DEAD
 
 
 def test_a_node_is_where_its_present_process_says() -> None:
     watch = LeaseWatch(3_000, 1_500)
     for number, said in enumerate(["east", "east", "west"]):
-        view = watch.look([NodeLease("n0", f"p{number}", "e", "h", zone=said)], number, number)["n0"]
+        view = watch.update([NodeLease("n0", f"p{number}", "e", "h", zone=said)], number, number)["n0"]
         assert view.zone == said

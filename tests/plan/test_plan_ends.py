@@ -15,7 +15,7 @@ from delayoperator.plan import (
     ObservedNode,
     ObservedRole,
     SetConditions,
-    StartReign,
+    StartTerm,
     plan,
     questions,
 )
@@ -46,9 +46,9 @@ def planned(
     return plan(cluster, Observed((it,), nodes, by_shard, heard, ended=frozenset(ended)))
 
 
-def reign(actions: list[Action]) -> StartReign:
+def reign(actions: list[Action]) -> StartTerm:
     (action,) = actions
-    assert isinstance(action, StartReign)
+    assert isinstance(action, StartTerm)
     return action
 
 

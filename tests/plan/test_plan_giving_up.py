@@ -10,7 +10,7 @@ from delayoperator.plan import (
     CopyView,
     ObservedNode,
     SetConditions,
-    StartReign,
+    StartTerm,
 )
 from delayregistry.model import ConditionType, Handover, ShardObject, Switchover
 
@@ -66,7 +66,7 @@ def test_a_handover_is_followed_by_the_reign_of_the_one_it_names() -> None:
     copies = {"n1": copy("c1", 4, 100), "n2": copy("c2", 4, 100)}
     action = planned(handed(100, "c1", "c2"), BOTH, copies)
     assert reign(action) == ("n2", 5, "x")
-    assert isinstance(action, StartReign)
+    assert isinstance(action, StartTerm)
     assert action.spec.switchover is None
     assert action.reason == "n1 hands over to n2, which has its log end, 100; epoch 5 begins"
 
@@ -83,7 +83,7 @@ def test_a_handover_is_followed_by_the_reign_of_the_one_it_names() -> None:
     ],
 )
 def test_a_handover_to_one_that_is_not_proven_to_have_all_starts_no_reign(it: ShardObject, two: CopyView) -> None:
-    assert not isinstance(planned(it, BOTH, {"n1": copy("c1", 4, 100), "n2": two}), StartReign)
+    assert not isinstance(planned(it, BOTH, {"n1": copy("c1", 4, 100), "n2": two}), StartTerm)
 
 
 def test_a_switchover_to_one_that_is_not_in_sync_waits_and_says_so() -> None:
@@ -109,5 +109,5 @@ def test_a_switchover_that_can_not_be_is_withdrawn(to: str, view: ObservedNode) 
 def test_a_failover_ends_a_switchover() -> None:
     nodes = {"n1": dead("first"), "n2": alive("x")}
     action = planned(shard(HANDING, "c1", "c2"), nodes, {"n2": copy("c2", 4, 100)})
-    assert isinstance(action, StartReign)
+    assert isinstance(action, StartTerm)
     assert action.spec.switchover is None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from delayoperator.plan import ChangeSpec, CopyView, Liveness, Observed, ObservedNode, StartReign, plan
+from delayoperator.plan import ChangeSpec, CopyView, Liveness, Observed, ObservedNode, StartTerm, plan
 from delayoperator.plan.planner import MAX_MOVES
 from delayregistry.model import (
     ClusterSpec,
@@ -93,7 +93,7 @@ def step(
     if isinstance(action, ChangeSpec):
         assert action.reason
         return action
-    assert not isinstance(action, StartReign)
+    assert not isinstance(action, StartTerm)
     return action.conditions[0].reason  # type: ignore[union-attr]
 
 

@@ -46,8 +46,8 @@ node_views = st.builds(
         liveness if incarnation else Liveness.UNCERTAIN,
         incarnation,
         stopping=stopping,
-        gone=gone and liveness is Liveness.DEAD,
-        settled=settled,
+        replaceable=gone and liveness is Liveness.DEAD,
+        stable=settled,
         zone=zone,
     ),
     st.sampled_from(Liveness),
@@ -179,12 +179,12 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
         copy = observed.copies.get((shard.name, new.master))
         if copy is None or copy.incarnation != new.incarnation:
             assert len(shard.status.in_sync) == len(old.replicas), "without an answer it must be sure that it is named"
-            assert (view.liveness, view.settled) == (Liveness.ALIVE, True)
+            assert (view.liveness, view.stable) == (Liveness.ALIVE, True)
             assert new.master != old.master
             return
         assert not copy.damaged
         risks = [it for it in shard.conditions if it.type is ConditionType.RISKED and it.epoch == new.epoch]
-        assert copy.entry in shard.status.in_sync or [it.reason for it in risks] in (
+        assert copy.replica_id in shard.status.in_sync or [it.reason for it in risks] in (
             ["AllRebooted"],
             ["UncleanFailover"] if cluster.allow_unclean_failover else [],
         )
@@ -197,7 +197,7 @@ def check_dropped(action: ChangeSpec, observed: Observed) -> None:
         assert shard.status is not None
         assert action.spec.master not in dropped
         staying = {
-            copy.entry
+            copy.replica_id
             for node in action.spec.replicas
             if (copy := observed.copies.get((shard.name, node))) is not None
             and copy.incarnation == observed.node(node).incarnation

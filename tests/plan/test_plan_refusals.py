@@ -12,7 +12,7 @@ from delayoperator.plan import (
     ObservedNode,
     ObservedRole,
     SetConditions,
-    StartReign,
+    StartTerm,
 )
 from delayregistry.model import Condition, ConditionType, ShardObject
 
@@ -67,7 +67,7 @@ def test_a_served_shard_whose_registry_is_behind_is_said_too() -> None:
 # What is chosen at a risk is said before.
 
 
-def risked(it: ShardObject, action: StartReign | SetConditions | ChangeSpec | None) -> tuple[str, ShardObject]:
+def risked(it: ShardObject, action: StartTerm | SetConditions | ChangeSpec | None) -> tuple[str, ShardObject]:
     assert isinstance(action, SetConditions)
     (condition,) = action.conditions
     assert (condition.type, condition.epoch) == (ConditionType.RISKED, it.spec.epoch + 1)

@@ -11,7 +11,7 @@ from delayoperator.plan import (
     ObservedNode,
     ObservedRole,
     SetConditions,
-    StartReign,
+    StartTerm,
     plan,
 )
 from delayregistry.model import (
@@ -123,7 +123,7 @@ def test_an_unwanted_shard_is_marked_and_goes_on(topics: tuple[TopicSpec, ...], 
     assert action.shard.name == "orders-1"
     assert [(condition.type, condition.reason) for condition in action.conditions] == [(ConditionType.SURPLUS, reason)]
     restarted = plan(cluster, Observed((shard(spec, "copy"),), {"n1": alive("second")}))
-    assert any(isinstance(action, StartReign) for action in restarted)
+    assert any(isinstance(action, StartTerm) for action in restarted)
 
 
 # A shard with more replicas: who is chosen.
@@ -178,7 +178,7 @@ def test_a_member_that_gives_no_answer_is_chosen_when_all_are_in_sync_and_it_is_
     [
         (("c2",), alive("x"), Durability.FSYNC),  # of whom? n1's copy may be the one that is named
         (("c1", "c2"), unsure("x"), Durability.FSYNC),
-        (("c1", "c2"), replace(alive("x"), settled=False), Durability.FSYNC),
+        (("c1", "c2"), replace(alive("x"), stable=False), Durability.FSYNC),
         (("c1", "c2"), replace(alive("x"), stopping=True), Durability.FSYNC),
         (("c1", "c2"), alive("x"), Durability.ASYNC),  # its machine may have been started again
     ],
@@ -241,7 +241,7 @@ def test_one_that_stops_or_leaves_is_chosen_only_when_there_is_no_other() -> Non
     steady = {**nodes, "n0": alive("x")}
     assert reign(planned(shard(leaving, "c0", "c1", "c2"), steady, copies))[0] == "n2"
     action = planned(shard(leaving, "c0", "c1"), steady, copies)
-    assert isinstance(action, StartReign)
+    assert isinstance(action, StartTerm)
     assert (action.spec.master, action.spec.leaving) == ("n0", ())  # a master can't take itself out
 
 

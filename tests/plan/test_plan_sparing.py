@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from delayoperator.plan import Action, CreateShard, Observed, SetConditions, StartReign, plan_sparing, planner
-from delayoperator.plan.term import Decision, decide_reign
+from delayoperator.plan import Action, CreateShard, Observed, SetConditions, StartTerm, plan_isolating, planner
+from delayoperator.plan.term import Decision, decide_term
 from delayregistry.codec import BadRecord, from_json, to_json
 from delayregistry.model import BadSpec, ClusterSpec, ConditionType, ShardObject, ShardSpec
 
@@ -20,13 +20,13 @@ def fail_on(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     def decide(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
         if shard.name in names:
             raise KeyError(f"nobody expected {shard.name}")
-        return decide_reign(desired, shard, seen)
+        return decide_term(desired, shard, seen)
 
-    monkeypatch.setattr(planner, "decide_reign", decide)
+    monkeypatch.setattr(planner, "decide_term", decide)
 
 
 def planned(world: Cluster) -> list[Action]:
-    actions = plan_sparing(world.spec, world.observed())
+    actions = plan_isolating(world.spec, world.observed())
     for action in actions:
         world.apply(action)
     return actions
@@ -42,7 +42,7 @@ def test_a_shard_that_the_planner_fails_on_keeps_no_other_from_its_failover(
     led = {name for name, spec in before.items() if spec.master == "n1"}
     world.kill("n1")
     actions = planned(world)
-    reigns = {action.shard.name for action in actions if isinstance(action, StartReign)}
+    reigns = {action.shard.name for action in actions if isinstance(action, StartTerm)}
     assert reigns == led - set(wrong)
     assert not any(isinstance(action, CreateShard) for action in actions), "a shard that is there is made again"
     for name in wrong:
@@ -73,7 +73,7 @@ def test_a_fault_that_no_single_shard_is_to_blame_for_is_raised(monkeypatch: pyt
     monkeypatch.setattr(planner, "_missing_shards", lambda desired, observed: planner._placement(desired, observed, ()))
     monkeypatch.setattr(planner, "_shard_actions", lambda desired, observed: ())
     with pytest.raises((KeyError, TypeError)):
-        plan_sparing(world.spec, world.observed())
+        plan_isolating(world.spec, world.observed())
 
 
 @pytest.mark.parametrize("field", ["replicas", "target"])

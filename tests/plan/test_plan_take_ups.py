@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from delayoperator.control_loop.probe import NodeAnswer
-from delayoperator.control_loop.take_up import BLIND_MS, SHUNNED_MS, TAKE_UP_MS, TakeUps
+from delayoperator.control_loop.term_starts import BLIND_MS, EXCLUDED_MS, TAKE_UP_MS, TermStarts
 from delayoperator.plan import (
     ChangeSpec,
     CopyView,
@@ -17,7 +17,7 @@ from delayoperator.plan import (
     ObservedNode,
     ObservedRole,
     SetConditions,
-    StartReign,
+    StartTerm,
     plan,
 )
 from delayregistry.model import Condition, ConditionType, ShardObject, ShardSpec
@@ -35,7 +35,7 @@ LATE = NotBegun(10, MISSING, ("n2",), again=False)
 def test_another_copy_in_sync_leads_where_the_chosen_one_does_nothing_about_it() -> None:
     action = planned(UNSERVED, BOTH, COPIES, late=LATE)
     assert reign(action) == ("n1", 6, "first")
-    assert isinstance(action, StartReign)
+    assert isinstance(action, StartTerm)
     assert action.reason.startswith(f"n2 was chosen for epoch 5 and has not begun it for over 10 s ({MISSING}): n1 is")
     assert not action.spec.vacant, "who led before the one that was chosen may do so still"
 
@@ -131,16 +131,16 @@ class Watch:
     def __init__(self, *shards: ShardObject) -> None:
         self.shards = shards or (UNSERVED,)
         self.nodes: Mapping[str, ObservedNode] = BOTH
-        self.take_ups, self.now_ms = TakeUps(), 1_000
+        self.take_ups, self.now_ms = TermStarts(), 1_000
 
     def look(self, after_ms: int = 0, *, mute: bool = False, **answer: Any) -> Observed:
         """A look now, and one each second until so much later: the last of them."""
         views = {it.spec.uid: copy("c2", 4, 100, **answer) for it in self.shards}
         answers = {} if mute else {"n2": NodeAnswer("x", copies=views)}
-        seen = self.take_ups.look(Observed(self.shards, self.nodes), answers, self.now_ms)
+        seen = self.take_ups.update(Observed(self.shards, self.nodes), answers, self.now_ms)
         for _ in range(after_ms // 1_000):
             self.now_ms += 1_000
-            seen = self.take_ups.look(Observed(self.shards, self.nodes), answers, self.now_ms)
+            seen = self.take_ups.update(Observed(self.shards, self.nodes), answers, self.now_ms)
         return seen
 
     def late(self, after_ms: int = 0, **answer: Any) -> NotBegun | None:
@@ -163,7 +163,7 @@ def test_a_slave_that_was_chosen_is_overdue_after_its_time_and_not_before() -> N
 
 
 @pytest.mark.parametrize("working", [{"role": ObservedRole.OPENING}, {"role": ObservedRole.CANDIDATE}, {
-    "role": ObservedRole.CANDIDATE, "over_epoch": 3, "not_serving": "what ended an earlier reign"
+    "role": ObservedRole.CANDIDATE, "ended_epoch": 3, "not_serving": "what ended an earlier reign"
 }])  # fmt: skip
 def test_no_time_counts_while_it_is_at_work(working: Mapping[str, Any]) -> None:
     watch = Watch()
@@ -249,7 +249,7 @@ def test_the_pause_before_another_try_doubles_and_ends_with_the_first_success() 
         began_ms, again = watch.now_ms, False
         while not again:
             watch.now_ms += 1_000
-            seen = watch.take_ups.look(Observed(watch.shards, watch.nodes), answers, watch.now_ms)
+            seen = watch.take_ups.update(Observed(watch.shards, watch.nodes), answers, watch.now_ms)
             again = any(late.again for late in seen.not_begun.values())
         pauses.append((watch.now_ms - began_ms) // 1_000)
         watch.reigns(node, served=4)
@@ -264,7 +264,7 @@ def test_the_pause_before_another_try_doubles_and_ends_with_the_first_success() 
 
 def test_a_reign_that_was_given_up_before_it_was_served_is_overdue_at_once() -> None:
     watch = Watch(shard(CHOSEN, "c2", serving_epoch=4))
-    gone = {"over_epoch": 5, "not_serving": "the shard is gone from the registry"}
+    gone = {"ended_epoch": 5, "not_serving": "the shard is gone from the registry"}
     late = watch.late(**gone)
     assert late == NotBegun(1, "the shard is gone from the registry", ("n2",), again=False)
     seen = watch.look(TAKE_UP_MS, **gone)  # nobody else could be chosen: it may have another reign
@@ -276,9 +276,9 @@ def test_a_reign_that_was_given_up_before_it_was_served_is_overdue_at_once() -> 
 
 def test_what_it_waits_for_is_told_as_it_seems_where_it_does_not_say() -> None:
     def told(answer: NodeAnswer) -> str:
-        take_ups, seen = TakeUps(), Observed()
+        take_ups, seen = TermStarts(), Observed()
         for now_ms in range(0, TAKE_UP_MS + 1_000, 1_000):
-            seen = take_ups.look(Observed((UNSERVED,), BOTH), {"n2": answer}, now_ms)
+            seen = take_ups.update(Observed((UNSERVED,), BOTH), {"n2": answer}, now_ms)
         return seen.not_begun[1, 5].what
 
     def of(view: CopyView) -> NodeAnswer:
@@ -287,7 +287,7 @@ def test_what_it_waits_for_is_told_as_it_seems_where_it_does_not_say() -> None:
     assert told(NodeAnswer("x", listed=False)) == "it has not read the shards from the registry yet"
     assert told(NodeAnswer("x")) == "it has made no copy yet"
     assert told(of(copy("c2", 4, 1))) == "it seems not to have heard that it was chosen"
-    earlier = copy("c2", 4, 1, over_epoch=3, not_serving="what ended an earlier reign")
+    earlier = copy("c2", 4, 1, ended_epoch=3, not_serving="what ended an earlier reign")
     assert told(of(earlier)) == "it seems not to have heard that it was chosen"
     assert told(of(copy("c2", 4, 1, role=ObservedRole.MASTER, serving_epoch=4))).startswith("it leads in epoch 4 still")
     assert told(of(copy("c2", 4, 1, damaged="rot"))) == "its copy is damaged: rot"
@@ -300,7 +300,7 @@ def test_reigns_that_are_over_are_forgotten() -> None:
     watch.look()
     watch.shards = ()
     watch.look()
-    kept = watch.take_ups._chosen, watch.take_ups._in_vain, watch.take_ups._tries, watch.take_ups._shunned
+    kept = watch.take_ups._chosen, watch.take_ups._in_vain, watch.take_ups._tries, watch.take_ups._excluded
     assert kept == ({}, {}, {}, {})
 
 
@@ -308,18 +308,18 @@ def test_one_that_was_passed_over_is_shunned_for_a_while_and_its_next_process_is
     watch = Watch()
     watch.look(TAKE_UP_MS)
     watch.reigns("n1", served=6)
-    assert watch.look().shunned == {(1, "n2")}
+    assert watch.look().excluded == {(1, "n2")}
     assert not watch.take_ups.due(watch.now_ms)
     watch.nodes = {**BOTH, "n2": alive("a new process")}
-    assert watch.look().shunned == frozenset()
+    assert watch.look().excluded == frozenset()
 
     watch = Watch()
     watch.look(TAKE_UP_MS)
     watch.reigns("n1", served=6)
-    assert watch.look(SHUNNED_MS - 1_000).shunned == {(1, "n2")}
+    assert watch.look(EXCLUDED_MS - 1_000).excluded == {(1, "n2")}
     watch.now_ms += 1_000
     assert watch.take_ups.due(watch.now_ms), "the world is to be planned for anew"
-    assert watch.look().shunned == frozenset()
+    assert watch.look().excluded == frozenset()
 
 
 def test_a_shard_is_not_handed_over_to_one_that_is_shunned_unless_a_person_asks() -> None:
@@ -328,7 +328,7 @@ def test_a_shard_is_not_handed_over_to_one_that_is_shunned_unless_a_person_asks(
     seen = Observed((it,), BOTH, copies, {"n1": "first", "n2": "x"})
     (action,) = plan(replace(CLUSTER, replicas=1), seen)
     assert isinstance(action, ChangeSpec)
-    (said,) = plan(replace(CLUSTER, replicas=1), replace(seen, shunned=frozenset({(1, "n2")})))
+    (said,) = plan(replace(CLUSTER, replicas=1), replace(seen, excluded=frozenset({(1, "n2")})))
     assert isinstance(said, SetConditions)
     assert said.conditions[0].reason == "NoSuccessor"
 
@@ -342,7 +342,7 @@ def test_among_equals_one_that_is_shunned_is_chosen_last() -> None:
     nodes = {"n0": alive("z"), "n1": dead("first"), "n2": alive("x")}
     seen = Observed((it,), nodes, copies, {"n0": "z", "n2": "x"})
     for shunned, leads in ((frozenset(), "n2"), (frozenset({(1, "n2")}), "n0")):
-        (action,) = plan(replace(CLUSTER, replicas=3), replace(seen, shunned=shunned))
+        (action,) = plan(replace(CLUSTER, replicas=3), replace(seen, excluded=shunned))
         assert reign(action)[0] == leads  # type: ignore[arg-type]
 
 

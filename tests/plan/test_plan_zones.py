@@ -110,7 +110,7 @@ def test_a_node_whose_zone_is_not_known_is_as_good_as_any() -> None:
 
 
 def test_a_copy_that_is_lost_is_made_again_in_a_zone_without_one() -> None:
-    nodes = views("a", "b", "b", "c") | {"n0": ObservedNode(Liveness.DEAD, "p", zone="a", gone=True)}
+    nodes = views("a", "b", "b", "c") | {"n0": ObservedNode(Liveness.DEAD, "p", zone="a", replaceable=True)}
     assert target(aim(nodes, "n1", "n0")) == ("n1", "n3")  # not n2, which is in n1's
 
 
@@ -165,8 +165,8 @@ def test_all_that_can_go_apart_goes_at_once() -> None:
         (views("a", "b", "c"), {}),
         (views("a", "a", "b"), {"drained": ("n2",)}),
         (views("a", "a", "b") | {"n2": ObservedNode(Liveness.DEAD, "p", zone="b")}, {}),
-        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.DEAD, "p", zone="b", gone=True)}, {}),
-        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.ALIVE, "p", zone="b", settled=False)}, {}),
+        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.DEAD, "p", zone="b", replaceable=True)}, {}),
+        (views("a", "a", "b") | {"n2": ObservedNode(Liveness.ALIVE, "p", zone="b", stable=False)}, {}),
         (views("a", "a", "b", "c") | {"n3": ObservedNode(Liveness.ALIVE, "p", zone="c", stopping=True)}, {}),
     ],
 )

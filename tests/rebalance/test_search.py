@@ -41,7 +41,7 @@ def made(
     bound = lower_bound(loads, may, loads_of.max(axis=0)).max()
     return SearchProblem(
         loads=loads, vectors=loads_of, home=at, at=at.copy(), allowed=allowed, holds=holds,
-        bytes=np.array(sizes or [GIB] * len(at)), copies=holds.sum(axis=0), least_copies=least_copies,
+        bytes=np.array(sizes or [GIB] * len(at)), copies=holds.sum(axis=0), min_copies=least_copies,
         target=float(bound if target is None else target), max_moves=max_moves,
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_every_constraint_is_kept(problem: SearchProblem) -> None:
             copies[problem.home[shard]] -= 1
             copies[at[shard]] += 1
     given_away = copies < problem.copies
-    assert (copies[given_away] >= problem.least_copies).all()
+    assert (copies[given_away] >= problem.min_copies).all()
 
 
 @settings(max_examples=80, deadline=None)
@@ -122,7 +122,7 @@ def test_no_move_is_made_that_could_be_left_out(problem: SearchProblem) -> None:
         without[shard] = problem.home[shard]
         needed = loads_after(problem, without).max() > peak + 1e-9
         # A copy that is not brought back may be one that its node could not spare again.
-        assert needed or problem.least_copies > 0
+        assert needed or problem.min_copies > 0
 
 
 def test_the_search_finds_the_best_of_nearly_all_small_cases() -> None:

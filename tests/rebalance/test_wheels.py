@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from delayrebalance.model import HOUR_MS, MINUTE_MS
-from delayrebalance.wheels import LAST_MS, NodeUnanswered, ShardSlots, ask, folded, silent
+from delayrebalance.wheels import LAST_MS, NodeUnanswered, ShardSlots, read_wheel, resampled, silent
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ def slots_of(answers: list[ShardSlots]) -> list[tuple[int, int]]:
 def test_a_range_too_large_for_one_answer_comes_whole_in_parts() -> None:
     node = WheelNode("n0", [Told("a-0", MINUTES), Told("b-0", MINUTES)], most_slots=250)
     with serving(node):
-        found = slots_of(list(ask(node.endpoint)))
+        found = slots_of(list(read_wheel(node.endpoint)))
     assert sorted(found) == sorted((start, messages) for start, _, messages in MINUTES * 2)
     assert len(node.slots_sent) > 2
     assert max(node.slots_sent) <= 250
@@ -35,7 +35,7 @@ def test_a_range_too_large_for_one_answer_comes_whole_in_parts() -> None:
 def test_a_slot_that_begins_before_the_range_is_not_in_it() -> None:
     node = WheelNode("n0", [Told("a-0", [(HOUR, HOUR_MS, 60), (HOUR + HOUR_MS, HOUR_MS, 30)])])
     with serving(node):
-        assert slots_of(list(ask(node.endpoint, HOUR + 1, HOUR + 2 * HOUR_MS))) == [(HOUR + HOUR_MS, 30)]
+        assert slots_of(list(read_wheel(node.endpoint, HOUR + 1, HOUR + 2 * HOUR_MS))) == [(HOUR + HOUR_MS, 30)]
 
 
 def test_a_node_that_is_too_slow_is_named_with_the_time_it_had() -> None:
@@ -44,12 +44,12 @@ def test_a_node_that_is_too_slow_is_named_with_the_time_it_had() -> None:
         serving(node),
         pytest.raises(NodeUnanswered, match=rf"{node.endpoint} gave no answer to GetWheel within 0.2 s"),
     ):
-        list(ask(node.endpoint, timeout_s=0.2))
+        list(read_wheel(node.endpoint, timeout_s=0.2))
 
 
 def test_a_node_that_is_not_there_is_named() -> None:
     with pytest.raises(NodeUnanswered, match=r"127\.0\.0\.1:1 did not answer"):
-        list(ask("127.0.0.1:1", timeout_s=5))
+        list(read_wheel("127.0.0.1:1", timeout_s=5))
 
 
 def test_those_that_do_not_answer_are_told_from_those_that_do() -> None:
@@ -66,7 +66,7 @@ def shard(slots: list[tuple[int, int, int]]) -> ShardSlots:
 
 
 def test_minutes_become_five_minutes_and_an_hour_twelve_of_them() -> None:
-    found = folded(
+    found = resampled(
         shard([(HOUR, MINUTE_MS, 3), (HOUR + 4 * MINUTE_MS, MINUTE_MS, 4), (HOUR + HOUR_MS, HOUR_MS, 25)]), 300_000
     )
     assert found.messages.tolist()[0] == 7
@@ -81,7 +81,7 @@ def test_minutes_become_five_minutes_and_an_hour_twelve_of_them() -> None:
 )
 def test_slots_of_another_length_hold_as_many_messages(slots: list[tuple[int, int, int]], slot_ms: int) -> None:
     given_slots = [(number * width, width, messages) for number, width, messages in slots]
-    found = folded(shard(given_slots), slot_ms)
+    found = resampled(shard(given_slots), slot_ms)
     assert found.messages.sum() == sum(it[2] for it in given_slots)
     assert len(np.unique(found.slot_start)) == len(found.slot_start)
     for start, messages in zip(found.slot_start.tolist(), found.messages.tolist(), strict=True):
@@ -92,5 +92,5 @@ def test_slots_of_another_length_hold_as_many_messages(slots: list[tuple[int, in
 def test_without_an_end_the_node_is_asked_to_its_horizon() -> None:
     node = WheelNode("n0", [Told("a-0", MINUTES)])
     with serving(node):
-        list(ask(node.endpoint, 0, LAST_MS))
+        list(read_wheel(node.endpoint, 0, LAST_MS))
     assert node.asked == [(0, 0)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayoperator.resources import ClusterView, Json, PodWishes, VolumeRequest, build
-from delayoperator.resources.view import RebalanceWishes
+from delayoperator.resources import ClusterView, Json, PodSpec, VolumeRequest, build
+from delayoperator.resources.view import RebalanceJobSpec
 from delayregistry.model import DAY_MS, ClusterSpec, TopicSpec
 
 MINIMAL = ClusterView(
@@ -30,7 +30,7 @@ PRODUCTION = ClusterView(
     image="registry.example.com/delaycluster/delaycluster:0.1.0",
     storage=VolumeRequest("200Gi", "fast", delete_with_cluster=True),
     resources={"requests": {"cpu": 2, "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
-    pod=PodWishes(
+    pod=PodSpec(
         labels={"team": "payments"},
         annotations={"example.com/cost": "42"},
         node_selector={"node-role.kubernetes.io/storage": ""},
@@ -50,7 +50,7 @@ PRODUCTION = ClusterView(
     pod_monitor=True,
     monitor_labels={"release": "prometheus", "app.kubernetes.io/name": "not the operator's"},
     shards=("old-0", "timeouts-0", "timeouts-1"),
-    rebalance=RebalanceWishes(
+    rebalance=RebalanceJobSpec(
         "registry.example.com/delaycluster/delaycluster-rebalance:0.1.0",
         schedule="0 3 * * *",
         master="k8s://https://kubernetes.default.svc",

@@ -13,17 +13,17 @@ import pytest
 from delayoperator.resources import ClusterView, build, differences, names
 from delayoperator.resources.cronjob import job_name, single_job
 from delayoperator.resources.normal import normal
-from delayoperator.resources.view import RebalanceWishes
+from delayoperator.resources.view import RebalanceJobSpec
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, one
 
-DAILY = RebalanceWishes("delaycluster/rebalance:1", schedule="0 3 * * *")
+DAILY = RebalanceJobSpec("delaycluster/rebalance:1", schedule="0 3 * * *")
 K8S = replace(
     DAILY, master="k8s://https://kubernetes.default.svc", conf={"spark.executor.instances": "4", "a.b": "c d"}
 )
 
 
-def with_job(wishes: RebalanceWishes | None) -> ClusterView:
+def with_job(wishes: RebalanceJobSpec | None) -> ClusterView:
     return replace(MINIMAL, rebalance=wishes)
 
 
@@ -71,7 +71,7 @@ def test_the_jobs_pods_are_no_nodes() -> None:
 
 
 @pytest.mark.parametrize("wishes", [DAILY, K8S])
-def test_the_jobs_pods_are_as_restricted_as_the_nodes(wishes: RebalanceWishes) -> None:
+def test_the_jobs_pods_are_as_restricted_as_the_nodes(wishes: RebalanceJobSpec) -> None:
     spec = pod(with_job(wishes))["spec"]
     container = spec["containers"][0]
     assert spec["securityContext"]["runAsNonRoot"]
@@ -91,7 +91,7 @@ def test_the_job_moves_nothing_itself() -> None:
 
 
 def test_only_with_executors_it_may_make_pods() -> None:
-    def makes_pods(wishes: RebalanceWishes) -> bool:
+    def makes_pods(wishes: RebalanceJobSpec) -> bool:
         rules = one(build(with_job(wishes)), "Role", "orders-rebalance")["rules"]
         return any(it["resources"] == ["pods"] and "create" in it["verbs"] for it in rules)
 

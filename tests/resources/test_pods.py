@@ -11,7 +11,7 @@ from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
-from delayoperator.resources import EFFECTS, ClusterView, Effect, PodWishes, VolumeRequest, effect
+from delayoperator.resources import EFFECTS, ClusterView, Effect, PodSpec, VolumeRequest, effect
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
 from delayregistry.model import Durability
 from pydantic import BaseModel
@@ -163,7 +163,7 @@ def test_machines_and_zones_are_preferred_and_never_required_by_default() -> Non
 
 def test_an_affinity_that_is_given_holds_alone() -> None:
     assert pod_spec(PRODUCTION)["affinity"] == PRODUCTION.pod.affinity
-    assert pod_spec(replace(MINIMAL, pod=PodWishes(affinity={})))["affinity"] == {}
+    assert pod_spec(replace(MINIMAL, pod=PodSpec(affinity={})))["affinity"] == {}
 
 
 def test_a_spread_without_a_selector_counts_this_clusters_pods() -> None:
@@ -172,7 +172,7 @@ def test_a_spread_without_a_selector_counts_this_clusters_pods() -> None:
 
 
 def test_the_operators_labels_can_not_be_replaced() -> None:
-    view = replace(MINIMAL, pod=PodWishes(labels={"delaycluster.io/cluster": "other", "team": "x"}))
+    view = replace(MINIMAL, pod=PodSpec(labels={"delaycluster.io/cluster": "other", "team": "x"}))
     labels = stateful_set(view)["spec"]["template"]["metadata"]["labels"]
     assert (labels["delaycluster.io/cluster"], labels["team"]) == ("orders", "x")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from delaynode.replica.replica import ReplicaRole
-from delayoperator.control_loop.take_up import TAKE_UP_MS
+from delayoperator.control_loop.term_starts import TAKE_UP_MS
 from delayregistry.model import Condition, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
 

@@ -33,7 +33,7 @@ class SimProber:
         self._world, self._rng = world, rng
         self._made: dict[str, tuple[int, str, bytes]] = {}  # by node: when, by which process, what
 
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         world = self._world
         answers: dict[str, NodeAnswer] = {}
         for lease in leases:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from delayoperator.control_loop import loop
-from delayoperator.plan import Action, ChangeSpec, CreateShard, Observed, SetConditions, StartReign, plan
+from delayoperator.plan import Action, ChangeSpec, CreateShard, Observed, SetConditions, StartTerm, plan
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, Version
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Convergence:
                 self._follow(desired, observed, actions)
             return actions
 
-        with patch.object(loop, "plan_sparing", watched):
+        with patch.object(loop, "plan_isolating", watched):
             yield
 
     def _follow(self, desired: ClusterSpec, observed: Observed, actions: list[Action]) -> None:
@@ -73,7 +73,7 @@ def applied(observed: Observed, actions: list[Action]) -> Observed:
             case CreateShard():
                 spec = ShardSpec(len(shards) + 1, action.topic, action.queue, action.replicas)
                 shards[spec.name] = ShardObject(spec.name, Version("0"), spec)
-            case StartReign() | ChangeSpec():
+            case StartTerm() | ChangeSpec():
                 shards[action.shard.name] = replace(shards[action.shard.name], spec=action.spec)
             case SetConditions():
                 shards[action.shard.name] = replace(shards[action.shard.name], conditions=action.conditions)

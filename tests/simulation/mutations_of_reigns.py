@@ -92,13 +92,13 @@ def takes_a_refused_write_for_a_new_reign(put: Put) -> None:  # A1
 
 @mutation("a11_sole_copy_is_waited_for", LACKS)
 def chooses_from_outside_the_in_sync_set(put: Put) -> None:
-    judge = replica_health._standing
+    judge = replica_health._health
 
-    def lenient(*args: Any) -> replica_health.Standing:
+    def lenient(*args: Any) -> replica_health.ReplicaHealth:
         found = judge(*args)
-        return replica_health.Standing.IN_SYNC if found is replica_health.Standing.OUTSIDE else found
+        return replica_health.ReplicaHealth.IN_SYNC if found is replica_health.ReplicaHealth.OUTSIDE else found
 
-    put(replica_health, "_standing", lenient)
+    put(replica_health, "_health", lenient)
     put(Leadership, "_unclean", lambda self: True)
 
 
@@ -113,7 +113,7 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
 # ---------------------------------------------------------------- processes that have ended
 @mutation("chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out", TWO)
 def takes_a_reign_that_nobody_took_up_for_vacant(put: Put) -> None:
-    put(planner, "is_vacant", lambda shard, seen: shard.spec.incarnation in seen.ended)
+    put(planner, "previous_master_exited", lambda shard, seen: shard.spec.incarnation in seen.ended)
     put(leadership, "_previous_master_exited", lambda status, spec: spec.vacant)
 
 
@@ -192,13 +192,13 @@ def takes_any_frame_after_a_bad_one_for_damage(put: Put) -> None:  # B5 c
 
 @mutation("b6_all_machines_start_again_with_async", LACKS)
 def takes_the_first_machine_that_is_back(put: Put) -> None:  # B6
-    judge = replica_health._standing
+    judge = replica_health._health
 
-    def lenient(*args: Any) -> replica_health.Standing:
+    def lenient(*args: Any) -> replica_health.ReplicaHealth:
         found = judge(*args)
-        return replica_health.Standing.IN_SYNC if found is replica_health.Standing.REBOOTED else found
+        return replica_health.ReplicaHealth.IN_SYNC if found is replica_health.ReplicaHealth.REBOOTED else found
 
-    put(replica_health, "_standing", lenient)
+    put(replica_health, "_health", lenient)
 
 
 @mutation("a10_topic_that_is_made_again_has_nothing_of_the_former_one", NOBODY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delaynode.replication.leader import Leader
-from delayoperator.control_loop import take_up
-from delayoperator.control_loop.asking import ReplicaQueries
+from delayoperator.control_loop import term_starts
+from delayoperator.control_loop.replica_queries import ReplicaQueries
 from delayoperator.plan import CopyView, NotBegun, Observed, term
 from delayregistry.model import ClusterSpec, NodeLease, ShardObject
 
@@ -58,9 +58,9 @@ def passes_over_a_copy_that_is_at_work(put: Put) -> None:
     def never(copy: CopyView) -> bool:
         return False
 
-    put(take_up, "_at_work", never)
+    put(term_starts, "_at_work", never)
 
 
 @mutation("served_shard_is_not_given_back_to_one_that_could_not_begin", "the shard was stopped for it again")
 def gives_a_shard_back_to_a_copy_that_could_not_begin(put: Put) -> None:
-    put(take_up, "SHUNNED_MS", 0)
+    put(term_starts, "EXCLUDED_MS", 0)

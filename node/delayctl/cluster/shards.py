@@ -176,7 +176,7 @@ def _how_far(at: RegistryEditor, name: str, to: str) -> tuple[str, int, int]:
         return "fetching", 0, 0
     if copy.transfer_total and copy.transfer_done < copy.transfer_total:
         return "fetching", copy.transfer_done, copy.transfer_total
-    if shard.status is not None and copy.entry in shard.status.in_sync:
+    if shard.status is not None and copy.replica_id in shard.status.in_sync:
         if spec.switchover is not None:
             return "switching over", 1, 1
         return "dropping the old copy" if spec.leaving else "in sync", 1, 1

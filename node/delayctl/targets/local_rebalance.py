@@ -47,7 +47,7 @@ class LocalRebalanceTarget(RebalanceTarget):
         return None if plan is None else plan.model_dump(mode="json", by_alias=True, exclude_none=True), why
 
     def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
-        from delaylocal.rebalance_file import FileTrouble, StoredRebalance
+        from delaylocal.rebalance_file import RebalanceFileError, StoredRebalance
         from delayoperator.crds.rebalance import DelayRebalance, RebalanceState
 
         self._not_moving()
@@ -66,12 +66,12 @@ class LocalRebalanceTarget(RebalanceTarget):
 
         try:
             self._file.edit(proposed)
-        except FileTrouble as error:
+        except RebalanceFileError as error:
             raise RebalanceRefused(str(error)) from error
         return True, why
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
-        from delaylocal.rebalance_file import FileTrouble
+        from delaylocal.rebalance_file import RebalanceFileError
 
         self._runs()
 
@@ -80,7 +80,7 @@ class LocalRebalanceTarget(RebalanceTarget):
 
         try:
             self._file.edit(annotated)
-        except FileTrouble as error:
+        except RebalanceFileError as error:
             raise RebalanceRefused(str(error)) from error
 
     def _made(self, ask: RebalanceOptions) -> tuple[PlanModel | None, str]:
@@ -89,7 +89,7 @@ class LocalRebalanceTarget(RebalanceTarget):
             from delayrebalance.maps import read_map
             from delayrebalance.model import RebalanceError, SearchSettings
             from delayrebalance.proposal import to_plan
-            from delayrebalance.run import look
+            from delayrebalance.run import study_cluster
         except ImportError as error:
             raise RebalanceRefused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
         self._runs()
@@ -101,7 +101,7 @@ class LocalRebalanceTarget(RebalanceTarget):
             settings = replace(SearchSettings(), **{name: value for name, value in given.items() if value is not None})
             cluster = read_map(f"sqlite:{self._data / 'registry.db'}")
             with _errors_into(self._data / "logs" / "rebalance.log"):
-                found = look(cluster, settings)
+                found = study_cluster(cluster, settings)
         except RebalanceError as error:
             raise RebalanceRefused(str(error)) from error
         if not found.moves:
@@ -109,11 +109,11 @@ class LocalRebalanceTarget(RebalanceTarget):
         return to_plan(found, cluster, settings, now_ms=time.time_ns() // 1_000_000), found.why
 
     def _read_file(self) -> StoredRebalance | None:
-        from delaylocal.rebalance_file import FileTrouble
+        from delaylocal.rebalance_file import RebalanceFileError
 
         try:
             return self._file.read()
-        except FileTrouble as error:
+        except RebalanceFileError as error:
             raise RebalanceRefused(str(error)) from error
 
     def _not_moving(self, kept: StoredRebalance | None = None) -> None:

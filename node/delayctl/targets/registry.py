@@ -76,7 +76,7 @@ class RegistryEditor(ABC):
     def node_answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
         """What nodes say that they have; those that give no answer in time are missing."""
         leases = self._registry.list_leases()
-        return self._prober.ask([lease for lease in leases if nodes is None or lease.node in nodes])
+        return self._prober.query([lease for lease in leases if nodes is None or lease.node in nodes])
 
     def in_sync(self, shard: ShardObject) -> set[str]:
         """The nodes that say that theirs is one of the copies that the in-sync set names."""
@@ -84,7 +84,7 @@ class RegistryEditor(ABC):
             return set()
         answers = self.node_answers(shard.spec.replicas)
         copies = {node: answer.copies.get(shard.spec.uid) for node, answer in answers.items()}
-        return {node for node, copy in copies.items() if copy is not None and copy.entry in shard.status.in_sync}
+        return {node for node, copy in copies.items() if copy is not None and copy.replica_id in shard.status.in_sync}
 
     def fully_replicated(self, incarnations: Mapping[str, str]) -> bool:
         """Every shard is served by one of these processes, with all its copies in sync."""
@@ -334,7 +334,7 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption
     epoch = max(spec.epoch, highest)
     replicas = tuple(sorted(sound, key=lambda node: (node not in best, node)))
     new = ShardSpec(spec.uid, spec.topic, spec.queue, replicas, epoch=epoch)
-    status = ShardStatus(epoch, "", tuple(sound[node].entry for node in best))
+    status = ShardStatus(epoch, "", tuple(sound[node].replica_id for node in best))
     why = "its status is gone" if lost else f"the registry knows of epoch {spec.epoch} only"
     return Adoption(shard, new, status, f"{why}: {', '.join(best)} with epoch {end[0]}, log end {end[1]}")
 
@@ -342,7 +342,7 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption
 def _known_in_sync(shard: ShardObject, copies: Mapping[str, CopyView], best: Sequence[str]) -> None:
     """What the copies remember of the in-sync set must not speak against the choice."""
     newest = max(copies.values(), key=lambda copy: copy.kept_epoch)
-    if newest.kept_epoch and not any(copies[node].entry in newest.kept_in_sync for node in best):
+    if newest.kept_epoch and not any(copies[node].replica_id in newest.kept_in_sync for node in best):
         raise RegistryRefused(
             f"{shard.name}: {', '.join(best)} has the highest log end, but was not in sync in epoch "
             f"{newest.kept_epoch}; the copy that was is not on any node"

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.cluster.reasons import DEGRADED, Reason, with_page
 from delayoperator.cluster.restart import RestartPod, RestartWaits
-from delayoperator.cluster.sizes import Sizes
+from delayoperator.cluster.shard_summary import PodView, ShardSummary, counted_of, some
 from delayoperator.cluster.volumes import Volumes
-from delayoperator.cluster.world import Census, PodView, counted_of, some
 from delayoperator.plan import Liveness, ObservedNode
 
-MOST_CHARS = 1_500  # of a message: a describe has to stay readable, and an object small
+MAX_MESSAGE_CHARS = 1_500  # of a message: a describe has to stay readable, and an object small
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ConditionUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ClusterObservation:
     """What one round of upkeep saw and decided.
 
     invalid: why the present wishes can't be granted. standing: there are earlier ones that are kept up.
@@ -48,7 +48,7 @@ class Picture:
 
     name: str
     wanted_nodes: int
-    census: Census = field(default_factory=Census)
+    shard_summary: ShardSummary = field(default_factory=ShardSummary)
     pods: Sequence[PodView] = ()
     nodes: Mapping[str, ObservedNode] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=lambda: Sizes(0, 0))
@@ -56,43 +56,43 @@ class Picture:
     volumes: Volumes = field(default_factory=Volumes)
     paused: bool = False
     invalid: Sequence[str] = ()
-    standing: bool = True
+    has_accepted_spec: bool = True
     was_ready: bool = False
     problems: Sequence[ClusterProblem] = ()
     rebalancing: str = ""
 
 
-def conditions(seen: Picture) -> tuple[ConditionUpdate, ...]:
+def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:
     return tuple(finished(it) for it in (_ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen)))
 
 
 def finished(said: ConditionUpdate) -> ConditionUpdate:
     """As it is written: not too long, and with the page that says what to do."""
-    message = said.message if len(said.message) <= MOST_CHARS else said.message[: MOST_CHARS - 3] + "..."
+    message = said.message if len(said.message) <= MAX_MESSAGE_CHARS else said.message[: MAX_MESSAGE_CHARS - 3] + "..."
     return ConditionUpdate(said.type, said.status, said.reason, with_page(said.reason, message))
 
 
-def _ready(seen: Picture) -> ConditionUpdate:
-    counted = seen.census
-    if not seen.standing:
+def _ready(seen: ClusterObservation) -> ConditionUpdate:
+    counted = seen.shard_summary
+    if not seen.has_accepted_spec:
         return ConditionUpdate("Ready", False, Reason.INVALID_SPEC, "; ".join(seen.invalid))
     ready = sum(pod.ready for pod in seen.pods)
     nodes = f"ready: {ready} of {counted_of(seen.wanted_nodes, 'node')}"
-    served = f"{counted.served} of {counted_of(counted.wanted, 'shard')}"
+    served = f"{counted.served} of {counted_of(counted.desired, 'shard')}"
     surplus = f"; {counted_of(counted.surplus, 'shard')} that nobody asks for: kept" if counted.surplus else ""
     if counted.unserved:
         reason = Reason.SHARDS_NOT_SERVED if seen.was_ready else Reason.STARTING
         return ConditionUpdate("Ready", False, reason, f"served: {served}; {nodes}: {some(counted.unserved)}")
     if not ready and not seen.was_ready:
         return ConditionUpdate("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
-    if not counted.wanted:
+    if not counted.desired:
         return ConditionUpdate("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
     return ConditionUpdate("Ready", True, Reason.SERVING, f"served: {served}; {nodes}{surplus}")
 
 
-def _progressing(seen: Picture) -> ConditionUpdate:
+def _progressing(seen: ClusterObservation) -> ConditionUpdate:
     if seen.invalid:
-        stands = "; the last good wishes stand" if seen.standing else ""
+        stands = "; the last good wishes stand" if seen.has_accepted_spec else ""
         return ConditionUpdate("Progressing", False, Reason.INVALID_SPEC, f"{'; '.join(seen.invalid)}{stands}")
     if seen.paused:
         message = "spec.paused is set: nothing is changed and no shard is made or moved; masters still fail over"
@@ -102,14 +102,14 @@ def _progressing(seen: Picture) -> ConditionUpdate:
     return ConditionUpdate("Progressing", False, Reason.SETTLED, "what was asked for is in place")
 
 
-def _rebalancing(seen: Picture) -> ConditionUpdate:
+def _rebalancing(seen: ClusterObservation) -> ConditionUpdate:
     if seen.rebalancing:
         return ConditionUpdate("Rebalancing", True, Reason.REBALANCING, seen.rebalancing)
     return ConditionUpdate("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced")
 
 
-def _under_way(seen: Picture) -> Iterator[tuple[Reason, str]]:
-    counted = seen.census
+def _under_way(seen: ClusterObservation) -> Iterator[tuple[Reason, str]]:
+    counted = seen.shard_summary
     if not seen.was_ready and counted.unsynced and not counted.unserved:
         yield Reason.COPIES_COMING, f"copies of {counted_of(len(counted.unsynced), 'new shard')} are being made"
     if seen.sizes.leaving:
@@ -129,7 +129,7 @@ def _under_way(seen: Picture) -> Iterator[tuple[Reason, str]]:
         yield Reason.MOVING_SHARDS, f"copies of {counted_of(counted.moving, 'shard')} are on their way to other nodes"
 
 
-def _degraded(seen: Picture) -> ConditionUpdate:
+def _degraded(seen: ClusterObservation) -> ConditionUpdate:
     problems = sorted(_problems(seen), key=lambda problem: DEGRADED.index(problem.reason))
     if not problems:
         return ConditionUpdate("Degraded", False, Reason.HEALTHY, "nothing needs a look")
@@ -138,9 +138,9 @@ def _degraded(seen: Picture) -> ConditionUpdate:
     return ConditionUpdate("Degraded", True, worst.reason, "; ".join([worst.message, *also]))
 
 
-def _problems(seen: Picture) -> Iterator[ClusterProblem]:
+def _problems(seen: ClusterObservation) -> Iterator[ClusterProblem]:
     yield from seen.problems
-    counted = seen.census
+    counted = seen.shard_summary
     if seen.invalid:
         yield ClusterProblem(Reason.INVALID_SPEC, "; ".join(seen.invalid))
     if counted.blocked:
@@ -159,7 +159,7 @@ def _problems(seen: Picture) -> Iterator[ClusterProblem]:
             yield ClusterProblem(Reason.NODE_SILENT, f"no sign of life from {', '.join(silent)}")
         if counted.unsynced:
             short = len(counted.unsynced)
-            all_of_them = counted.wanted + counted.surplus
+            all_of_them = counted.desired + counted.surplus
             message = (
                 f"{short} of {counted_of(all_of_them, 'shard')} without all copies in sync: {some(counted.unsynced)}"
             )
@@ -176,7 +176,7 @@ def _is_failing(pod: PodView) -> bool:
     return pod.stopped is not None and not pod.deleting and not pod.stopped.startswith(("Pending", "ContainerCreating"))
 
 
-def _is_silent(node: str, view: ObservedNode, seen: Picture) -> bool:
+def _is_silent(node: str, view: ObservedNode, seen: ClusterObservation) -> bool:
     return view.liveness is Liveness.DEAD and int(node[1:]) < seen.sizes.nodes
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from delayoperator.cluster.world import Census, PodView, SetView, counted_of, ordinal, some
+from delayoperator.cluster.shard_summary import PodView, SetView, ShardSummary, counted_of, ordinal, some
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RestartWaits:
 
 
 def next_restart(
-    current: SetView, pods: Sequence[PodView], counted: Census, stuck: Mapping[str, frozenset[str]] | None = None
+    current: SetView, pods: Sequence[PodView], counted: ShardSummary, stuck: Mapping[str, frozenset[str]] | None = None
 ) -> RestartPod | RestartWaits | None:
     """stuck: shards that are Blocked for long, with the nodes that have copies of them; `counted` is without them."""
     if not current.observed:
@@ -50,7 +50,7 @@ def next_restart(
     return _waits(current, pods, counted, len(old)) or _next(old, counted, stuck or {}, current.replicas)
 
 
-def afterwards(restarted: str, current: SetView, pods: Sequence[PodView], counted: Census) -> RestartWaits | None:
+def afterwards(restarted: str, current: SetView, pods: Sequence[PodView], counted: ShardSummary) -> RestartWaits | None:
     """No pod of an old revision is left: what the last one that was restarted is waited for. None: all is as before."""
     whole = len(pods) == current.replicas and all(pod.ready for pod in pods) and counted.sound
     return (
@@ -60,7 +60,7 @@ def afterwards(restarted: str, current: SetView, pods: Sequence[PodView], counte
     )
 
 
-def _waits(current: SetView, pods: Sequence[PodView], counted: Census, old: int) -> RestartWaits | None:
+def _waits(current: SetView, pods: Sequence[PodView], counted: ShardSummary, old: int) -> RestartWaits | None:
     left = f"{old} of {current.replicas} pods to go"
     going = [pod.name for pod in pods if pod.deleting]
     if going:
@@ -80,7 +80,7 @@ def _waits(current: SetView, pods: Sequence[PodView], counted: Census, old: int)
 
 
 def _next(
-    old: Sequence[PodView], counted: Census, stuck: Mapping[str, frozenset[str]], replicas: int
+    old: Sequence[PodView], counted: ShardSummary, stuck: Mapping[str, frozenset[str]], replicas: int
 ) -> RestartPod | RestartWaits:
     free = [pod for pod in old if not any(pod.node in nodes for nodes in stuck.values())]
     if not free:

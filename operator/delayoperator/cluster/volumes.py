@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from delayoperator.cluster.world import ClaimView
+from delayoperator.cluster.shard_summary import ClaimView
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from delayregistry.model import NodeLease
 
 from delayoperator.plan import Liveness, ObservedNode
 
-SETTLED_MS = 10_000  # a process this old has its copies open and its clients back
+STABLE_AFTER_MS = 10_000  # a process this old has its copies open and its clients back
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _ObservedLease:
     incarnation: str
     renewals: int
     since_ms: int  # this observer's monotonic clock: unchanged since then
@@ -38,16 +38,16 @@ class LeaseWatch:
 
     def __init__(self, lease_ms: int, max_gap_ms: int, gone_ms: int = 600_000) -> None:
         self._lease_ms = lease_ms
-        self._gone_ms = max(gone_ms, lease_ms)
+        self._replace_after_ms = max(gone_ms, lease_ms)
         self._max_gap_ms = max_gap_ms
-        self._seen: dict[str, _Sight] = {}
-        self._last_look_ms: int | None = None
+        self._seen: dict[str, _ObservedLease] = {}
+        self._updated_ms: int | None = None
 
-    def look(self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int) -> Mapping[str, ObservedNode]:
+    def update(self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int) -> Mapping[str, ObservedNode]:
         """One view per lease. The leases were asked for and answered at these monotonic times."""
-        blind = self._last_look_ms is None or asked_ms - self._last_look_ms > self._max_gap_ms
-        self._last_look_ms = answered_ms
-        current: dict[str, _Sight] = {}
+        blind = self._updated_ms is None or asked_ms - self._updated_ms > self._max_gap_ms
+        self._updated_ms = answered_ms
+        current: dict[str, _ObservedLease] = {}
         for lease in leases:
             before = self._seen.get(lease.node)
             same = before is not None and (before.incarnation, before.renewals) == (lease.incarnation, lease.renewals)
@@ -57,7 +57,7 @@ class LeaseWatch:
                 moved = before is not None and not same
                 known = before is not None and before.incarnation == lease.incarnation
                 started_ms = before.started_ms if before is not None and known else answered_ms
-                current[lease.node] = _Sight(
+                current[lease.node] = _ObservedLease(
                     lease.incarnation, lease.renewals, answered_ms, moved, started_ms, lease.stopping, lease.zone
                 )
         self._seen = current
@@ -65,21 +65,21 @@ class LeaseWatch:
 
     def lost_contact(self) -> None:
         """The registry did not answer, or took no write: what the leases did meanwhile is not known."""
-        self._last_look_ms = None
+        self._updated_ms = None
 
-    def _view(self, sight: _Sight, asked_ms: int) -> ObservedNode:
-        gone = asked_ms - sight.since_ms >= self._gone_ms
-        settled = asked_ms - sight.started_ms >= SETTLED_MS
+    def _view(self, sight: _ObservedLease, asked_ms: int) -> ObservedNode:
+        gone = asked_ms - sight.since_ms >= self._replace_after_ms
+        settled = asked_ms - sight.started_ms >= STABLE_AFTER_MS
         return ObservedNode(
             self._liveness(sight, asked_ms),
             sight.incarnation,
             stopping=sight.stopping,
-            gone=gone,
-            settled=settled,
+            replaceable=gone,
+            stable=settled,
             zone=sight.zone,
         )
 
-    def _liveness(self, sight: _Sight, asked_ms: int) -> Liveness:
+    def _liveness(self, sight: _ObservedLease, asked_ms: int) -> Liveness:
         if asked_ms - sight.since_ms >= self._lease_ms:
             return Liveness.DEAD
         return Liveness.ALIVE if sight.moved else Liveness.UNCERTAIN

@@ -18,9 +18,9 @@ from typing import assert_never
 from delayregistry.model import ClusterSpec, Condition, ShardObject, ShardSpec
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError, RegistryUnavailable
 
-from delayoperator.control_loop.asking import ReplicaQueries
 from delayoperator.control_loop.liveness import LeaseWatch
-from delayoperator.control_loop.probe import NobodyAnswers, Prober
+from delayoperator.control_loop.probe import NullProber, Prober
+from delayoperator.control_loop.replica_queries import ReplicaQueries
 from delayoperator.plan import (
     Action,
     ChangeSpec,
@@ -28,8 +28,8 @@ from delayoperator.plan import (
     Observed,
     ObservedNode,
     SetConditions,
-    StartReign,
-    plan_sparing,
+    StartTerm,
+    plan_isolating,
 )
 
 POLL_MS = 50
@@ -82,8 +82,8 @@ class ControlLoop:
         self._new_uid = new_uid
         self._log = log
         self._clock = clock or LoopClock()
-        self._prober: Prober = prober or NobodyAnswers()
-        self._asking = ReplicaQueries(self._prober)
+        self._prober: Prober = prober or NullProber()
+        self._queries = ReplicaQueries(self._prober)
         self._ended = ended
         self._writers = writers
         self._paused = paused
@@ -96,7 +96,7 @@ class ControlLoop:
         self._shards: tuple[ShardObject, ...] = ()
         self._nodes: Mapping[str, ObservedNode] = {}
         # What the last plan found in order: the registry's version, the nodes, who has ended, whether it was paused.
-        self._settled: tuple[int | None, Mapping[str, ObservedNode], frozenset[str], bool] | None = None
+        self._stable_world: tuple[int | None, Mapping[str, ObservedNode], frozenset[str], bool] | None = None
 
     @property
     def nodes(self) -> Mapping[str, ObservedNode]:
@@ -107,7 +107,7 @@ class ControlLoop:
         self,
         stop: threading.Event,
         poll_ms: int = POLL_MS,
-        look_ms: int | None = None,
+        refresh_ms: int | None = None,
         wake: threading.Event | None = None,
     ) -> None:
         """Rounds until `stop`. A round that did something is followed by the next one at once.
@@ -129,14 +129,14 @@ class ControlLoop:
                 refused = refused + 1 if done.refused and not done.applied else 0
                 if done.applied == 0:
                     pause_ms = poll_ms << min(max(0, refused - 1), REFUSED_DOUBLINGS)
-                    self._rest(stop, pause_ms, max(look_ms or 0, pause_ms), wake or stop)
+                    self._rest(stop, pause_ms, max(refresh_ms or 0, pause_ms), wake or stop)
         finally:
             self._prober.close()
             if self._pool is not None:
                 self._pool.shutdown()
 
-    def _rest(self, stop: threading.Event, poll_ms: int, look_ms: int, wake: threading.Event) -> None:
-        until_s = time.monotonic() + look_ms / 1000
+    def _rest(self, stop: threading.Event, poll_ms: int, refresh_ms: int, wake: threading.Event) -> None:
+        until_s = time.monotonic() + refresh_ms / 1000
         while not stop.is_set():
             if wake.wait(poll_ms / 1000):
                 if wake is not stop:
@@ -164,19 +164,19 @@ class ControlLoop:
         if self._cluster is None:
             return Round()
         now_ms = self._clock.monotonic_ms()
-        self._nodes = nodes = self._watch_for(self._cluster).look(leases, asked_ms, now_ms)
+        self._nodes = nodes = self._watch_for(self._cluster).update(leases, asked_ms, now_ms)
         ended = self._ended()
         paused = self._paused()
         world = self._read_at, nodes, ended, paused
         seen = Observed(self._shards, nodes, ended=ended)
-        answered = self._asking.ask(seen, leases, now_ms, changed=world != self._settled)
+        answered = self._queries.query(seen, leases, now_ms, changed=world != self._stable_world)
         if answered is None:
             return Round()
-        actions = plan_sparing(self._cluster, answered)
+        actions = plan_isolating(self._cluster, answered)
         if paused:
-            actions = [action for action in actions if isinstance(action, StartReign | SetConditions)]
+            actions = [action for action in actions if isinstance(action, StartTerm | SetConditions)]
         outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)
-        self._settled = None if actions else world
+        self._stable_world = None if actions else world
         if "unknown" in outcomes:
             self._lost_contact()
         if set(outcomes) - {"done"}:
@@ -242,7 +242,7 @@ class ControlLoop:
         match action:
             case CreateShard():
                 self._registry.create_shard(ShardSpec(self._new_uid(), action.topic, action.queue, action.replicas))
-            case StartReign() | ChangeSpec():
+            case StartTerm() | ChangeSpec():
                 self._registry.write_spec(action.shard.name, action.spec, action.shard.version)
             case SetConditions():
                 conditions = _stamped(action, self._clock.wall_ms())
@@ -261,7 +261,7 @@ def _described(action: Action) -> dict[str, object]:
     match action:
         case CreateShard():
             what: dict[str, object] = {"shard": f"{action.topic}-{action.queue}", "epoch": 0}
-        case StartReign():
+        case StartTerm():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch, "node": action.spec.master}
         case ChangeSpec():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch}

@@ -40,12 +40,12 @@ class NodeAnswer:
 
     incarnation: str
     listed: bool = True
-    unfit: str = ""
+    ineligible: str = ""
     copies: Mapping[int, CopyView] = field(default_factory=dict)
 
 
 class Prober(Protocol):
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         """The answers of these nodes, by node id; a node without one is missing. Bounded by seconds."""
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ def fetched(
     moving: Mapping[str, str], shards: Mapping[str, ShardObject], leases: Sequence[NodeLease], prober: Prober
 ) -> dict[str, int]:
     """Bytes of copies on their way that are there, by shard. moving: shard name to the node that gets a copy."""
-    answers = prober.ask([lease for lease in leases if lease.node in moving.values()])
+    answers = prober.query([lease for lease in leases if lease.node in moving.values()])
     found = {}
     for name, node in moving.items():
         shard, answer = shards.get(name), answers.get(node)
@@ -66,10 +66,10 @@ def fetched(
     return found
 
 
-class NobodyAnswers:
+class NullProber:
     """For a cluster whose shards have one replica each: nobody is ever chosen by what it says."""
 
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         return {}
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class GrpcProber:
         self._channels: dict[str, tuple[str, grpc.Channel]] = {}
         self._calls: dict[str, _Call] = {}
 
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         now_s = self._monotonic_s()
         waited_for = []
         for lease in leases:
@@ -151,7 +151,7 @@ class PatientProber:
         self._dial = dial
         self._channels: dict[str, grpc.Channel] = {}
 
-    def ask(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
+    def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         """The answers by node id; a node that gives none in time is missing."""
         request = delay_pb2.ReplicaStatusRequest()
         calls = {
@@ -190,12 +190,12 @@ def read_answer(answer: delay_pb2.ReplicaStatusResponse) -> NodeAnswer:
 
 def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
     return CopyView(
-        entry=copy.entry,
+        replica_id=copy.entry,
         incarnation=incarnation,
         epoch=copy.epoch,
         log_epoch=copy.log_epoch,
         log_end=copy.log_end,
-        committed=copy.committed,
+        committed_offset=copy.committed,
         damaged=copy.damaged or None,
         role=_ROLES.get(copy.role, ObservedRole.OPENING),  # a role of a later release: nothing is known of it
         serving_epoch=copy.serving_epoch,
@@ -203,6 +203,6 @@ def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
         transfer_total=copy.transfer_total,
         kept_epoch=copy.kept_epoch,
         kept_in_sync=tuple(copy.kept_in_sync),
-        over_epoch=copy.over_epoch,
+        ended_epoch=copy.over_epoch,
         not_serving=copy.not_serving,
     )

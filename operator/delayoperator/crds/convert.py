@@ -21,7 +21,7 @@ from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
 from delayoperator.resources.normal import quantity
-from delayoperator.resources.view import PodWishes, VolumeRequest
+from delayoperator.resources.view import PodSpec, VolumeRequest
 
 
 class InvalidSpec(ValueError):
@@ -41,13 +41,13 @@ class DesiredCluster:
     paused: bool = False
     storage: VolumeRequest = field(default_factory=VolumeRequest)
     resources: Mapping[str, Mapping[str, str]] | None = None
-    pod: PodWishes = field(default_factory=PodWishes)
+    pod: PodSpec = field(default_factory=PodSpec)
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)
     rebalance: Rebalancing | None = None
 
 
-def wishes_of(body: object, standing: ClusterSpec | None = None) -> DesiredCluster:
+def desired_of(body: object, accepted: ClusterSpec | None = None) -> DesiredCluster:
     """body: the DelayCluster's JSON. standing: the wishes that were granted last, which some fields may not go behind.
 
     Raises InvalidSpec.
@@ -58,11 +58,11 @@ def wishes_of(body: object, standing: ClusterSpec | None = None) -> DesiredClust
         spec = DelayClusterSpec.model_validate({} if raw is None else raw)
     except ValidationError as error:
         raise InvalidSpec((*refusals, *from_pydantic(error, raw))) from error
-    refusals += [*_impossible(spec), *_topics(spec), *(_taken_back(spec, standing) if standing else ())]
+    refusals += [*_impossible(spec), *_topics(spec), *(_taken_back(spec, accepted) if accepted else ())]
     if refusals:
         raise InvalidSpec(tuple(refusals))
     try:
-        return _wishes(str(name), spec)
+        return _desired_cluster(str(name), spec)
     except BadSpec as error:
         raise InvalidSpec((Refusal("spec", str(error)),)) from error
 
@@ -114,14 +114,14 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
         yield from _rebalancing(spec.rebalance)
 
 
-def _rebalancing(wishes: Rebalancing) -> Iterator[Refusal]:
-    if wishes.approval is Approval.AUTOMATIC_BELOW and wishes.automatic_below is None:
+def _rebalancing(rebalancing: Rebalancing) -> Iterator[Refusal]:
+    if rebalancing.approval is Approval.AUTOMATIC_BELOW and rebalancing.automatic_below is None:
         yield Refusal("spec.rebalance.automaticBelow", limits.REBALANCING[0]["message"])
-    slot_ms, horizon_ms = _ms(wishes.slot), _ms(wishes.horizon)
+    slot_ms, horizon_ms = _ms(rebalancing.slot), _ms(rebalancing.horizon)
     if not limits.SLOT_MS[0] <= slot_ms <= limits.SLOT_MS[1]:
-        yield Refusal("spec.rebalance.slot", f"is {wishes.slot}; {limits.SLOT_WORDS}")
+        yield Refusal("spec.rebalance.slot", f"is {rebalancing.slot}; {limits.SLOT_WORDS}")
     if not slot_ms <= horizon_ms <= limits.LOOK_AHEAD_DAYS * DAY_MS:
-        said = f"is {wishes.horizon}, and slot is {wishes.slot}; {limits.HORIZON_WORDS}"
+        said = f"is {rebalancing.horizon}, and slot is {rebalancing.slot}; {limits.HORIZON_WORDS}"
         yield Refusal("spec.rebalance.horizon", said)
 
 
@@ -162,12 +162,12 @@ def _ms(text: str) -> float:
         return math.inf
 
 
-def _taken_back(spec: DelayClusterSpec, standing: ClusterSpec) -> Iterator[Refusal]:
-    if spec.horizon_days < standing.horizon_days:
-        why = f"is {spec.horizon_days}, but was {standing.horizon_days}; {limits.HORIZON['message']}"
+def _taken_back(spec: DelayClusterSpec, accepted: ClusterSpec) -> Iterator[Refusal]:
+    if spec.horizon_days < accepted.horizon_days:
+        why = f"is {spec.horizon_days}, but was {accepted.horizon_days}; {limits.HORIZON['message']}"
         yield Refusal("spec.horizonDays", why)
     for topic in spec.topics or ():
-        before, path = standing.topic(topic.name), field_path("spec.topics", topic.name)
+        before, path = accepted.topic(topic.name), field_path("spec.topics", topic.name)
         if before is None:
             continue
         if topic.queues < before.queues:
@@ -176,7 +176,7 @@ def _taken_back(spec: DelayClusterSpec, standing: ClusterSpec) -> Iterator[Refus
             yield Refusal(f"{path}.type", f"is {topic.type}, but was {before.type}; {limits.TOPIC[1]['message']}")
 
 
-def _wishes(name: str, spec: DelayClusterSpec) -> DesiredCluster:
+def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
     return DesiredCluster(
         cluster=_cluster(name, spec),
         image=spec.image,
@@ -221,9 +221,9 @@ def _topic(topic: Topic) -> TopicSpec:
     )
 
 
-def _pod(template: PodTemplate) -> PodWishes:
+def _pod(template: PodTemplate) -> PodSpec:
     said = template.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return PodWishes(
+    return PodSpec(
         labels=said.get("labels", {}),
         annotations=said.get("annotations", {}),
         node_selector=said.get("nodeSelector", {}),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
-from delayoperator.cluster.world import some
+from delayoperator.cluster.shard_summary import some
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.kinds import OPTIONAL, PRUNED, ObjectKind, kind_of
-from delayoperator.kube.observe import Live
+from delayoperator.kube.observe import LiveObjects
 from delayoperator.resources import ClusterView, differences
-from delayoperator.resources.owning import foreign
+from delayoperator.resources.ownership import foreign
 
-Say = Callable[[Reason, str, bool], None]
+Report = Callable[[Reason, str, bool], None]
 """(reason, message, is a warning) -> an event."""
 
 
@@ -35,10 +35,10 @@ def problem(error: ApiError) -> ClusterProblem:
 
 
 class Applier:
-    def __init__(self, api: Api, say: Say) -> None:
-        self._api, self._say = api, say
+    def __init__(self, api: Api, say: Report) -> None:
+        self._api, self._report = api, say
 
-    def apply(self, view: ClusterView, desired: Iterable[Json], live: Live) -> ApplyOutcome:
+    def apply(self, view: ClusterView, desired: Iterable[Json], live: LiveObjects) -> ApplyOutcome:
         """Each object by itself: one that fails holds up none of the others."""
         outcome = ApplyOutcome()
         made: list[str] = []
@@ -55,7 +55,7 @@ class Applier:
                 else:
                     self._failed(error, outcome)
         if made:
-            self._say(Reason.OBJECT_APPLIED, f"made {some(made, 12)}", False)
+            self._report(Reason.OBJECT_APPLIED, f"made {some(made, 12)}", False)
         for (kind, name), body in live.owned.items():
             if kind in PRUNED and (kind, name) not in wanted and _is_its(view, body):
                 try:
@@ -64,7 +64,7 @@ class Applier:
                     self._failed(error, outcome)
                     continue
                 outcome.written.append(kind)
-                self._say(Reason.OBJECT_PRUNED, f"{kind.name} {name} is not wished for any more", False)
+                self._report(Reason.OBJECT_PRUNED, f"{kind.name} {name} is not wished for any more", False)
         return outcome
 
     def _one(
@@ -95,7 +95,7 @@ class Applier:
             made.append(f"{kind.name} {name}")
         else:
             told = [str(it) for it in differs if not it.path.startswith("metadata.annotations[delaycluster.io/")]
-            self._say(Reason.OBJECT_APPLIED, f"{kind.name} {name}: {some(told or ['ours again'])}", False)
+            self._report(Reason.OBJECT_APPLIED, f"{kind.name} {name}: {some(told or ['ours again'])}", False)
 
     def _failed(self, error: ApiError, outcome: ApplyOutcome) -> None:
         outcome.retry_after_s = max(outcome.retry_after_s, error.retry_after_s or 0.0)

@@ -17,15 +17,15 @@ SAME_MS = 600_000  # the same words within this time are the same event, counted
 AGAIN_MS = 60_000  # and so often is the count written at most
 BURST = 25  # events of a cluster at once, then one in REFILL_MS: as Kubernetes' own recorder
 REFILL_MS = 10_000
-MOST_CHARS = 1_000
+MAX_MESSAGE_CHARS = 1_000
 
 
 @dataclass(slots=True)
-class _Told:
+class _RecordedEvent:
     name: str
     first: str
     count: int
-    told_ms: int
+    recorded_ms: int
     written_ms: int
 
 
@@ -35,10 +35,10 @@ class EventRecorder:
     def __init__(self, api: Api, clock: LoopClock, log: Callable[[dict[str, object]], None]) -> None:
         self._api, self._clock, self._log = api, clock, log
         self._lock = threading.Lock()
-        self._told: dict[str, _Told] = {}
+        self._recorded: dict[str, _RecordedEvent] = {}
         self._tokens, self._filled_ms = float(BURST), clock.monotonic_ms()
 
-    def say(
+    def record(
         self, about: Json, reason: str, message: str, *, warning: bool = False, kind: ObjectKind = DELAY_CLUSTER
     ) -> None:
         """about: the object's metadata."""
@@ -48,27 +48,27 @@ class EventRecorder:
         self._log({**event, "type": "Warning" if warning else "Normal"})
         try:
             with self._lock:
-                self._write(about, kind, reason, message[:MOST_CHARS], "Warning" if warning else "Normal")
+                self._write(about, kind, reason, message[:MAX_MESSAGE_CHARS], "Warning" if warning else "Normal")
         except ApiError as error:
             self._log({"event": "event-not-written", what: f"{namespace}/{name}", "error": str(error)})
 
     def _write(self, about: Json, of: ObjectKind, reason: str, message: str, kind: str) -> None:
         now_ms = self._clock.monotonic_ms()
-        self._told = {key: it for key, it in self._told.items() if now_ms - it.told_ms < SAME_MS}
+        self._recorded = {key: it for key, it in self._recorded.items() if now_ms - it.recorded_ms < SAME_MS}
         key = hashlib.sha256(f"{about['name']}\n{of.name}\n{kind}\n{reason}\n{message}".encode()).hexdigest()
-        told = self._told.get(key)
+        recorded = self._recorded.get(key)
         stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         namespace = str(about["namespace"])
-        if told is not None:
-            told.count, told.told_ms = told.count + 1, now_ms
-            if now_ms - told.written_ms >= AGAIN_MS:
-                told.written_ms = now_ms
-                self._api.merge(EVENT, namespace, told.name, {"count": told.count, "lastTimestamp": stamp})
+        if recorded is not None:
+            recorded.count, recorded.recorded_ms = recorded.count + 1, now_ms
+            if now_ms - recorded.written_ms >= AGAIN_MS:
+                recorded.written_ms = now_ms
+                self._api.merge(EVENT, namespace, recorded.name, {"count": recorded.count, "lastTimestamp": stamp})
             return
         if not self._may_write(now_ms):
             return
         name = f"{about['name']}.{secrets.token_hex(8)}"
-        self._told[key] = _Told(name, stamp, 1, now_ms, now_ms)
+        self._recorded[key] = _RecordedEvent(name, stamp, 1, now_ms, now_ms)
         involved = {"apiVersion": of.api_version, "kind": of.name, "namespace": namespace}
         body: Json = {
             "apiVersion": "v1",

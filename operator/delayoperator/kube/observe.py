@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from delayoperator.cluster.world import ClaimView, PodView, SetView, ordinal
+from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView, ordinal
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, OPTIONAL, OWNED, POD, STATEFUL_SET, STORAGE_CLASS, ObjectKind
 from delayoperator.kube.views import claim_view, pod_view, set_view
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveObjects:
     """What there is. owned: everything with the cluster's label, by kind and name."""
 
     owned: Mapping[tuple[ObjectKind, str], Json] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Observer:
         self._api, self._namespace, self._name = api, namespace, name
         self._expandable: dict[str, bool] = {}  # by storage class
 
-    def look(self) -> Live:
+    def observe(self) -> LiveObjects:
         """Raises ApiError."""
         selector = f"{CLUSTER_LABEL}={self._name}"
         owned: dict[tuple[ObjectKind, str], Json] = {}
@@ -47,9 +47,9 @@ class Observer:
         pod_bodies = self._api.list(POD, self._namespace, selector)
         claims = {str(it["metadata"]["name"]): it for it in self._api.list(CLAIM, self._namespace, selector)}
         pods = [view for it in pod_bodies if (view := pod_view(self._name, it)) is not None]
-        self._look_at_classes(claims.values())
+        self._read_storage_classes(claims.values())
         views = [claim_view(self._name, it, self._expandable) for it in claims.values()]
-        return Live(
+        return LiveObjects(
             owned,
             sorted(pods, key=lambda pod: ordinal(pod.node)),
             [it for it in views if it is not None],
@@ -65,7 +65,7 @@ class Observer:
                 return []  # its CRD is not installed, or not ours to see: then there is none of ours
             raise
 
-    def _look_at_classes(self, claims: Iterable[Json]) -> None:
+    def _read_storage_classes(self, claims: Iterable[Json]) -> None:
         for name in {str((it.get("spec") or {}).get("storageClassName") or "") for it in claims} - {""}:
             if self._expandable.get(name):
                 continue

@@ -28,8 +28,8 @@ from delayoperator.crds.refusal import from_pydantic
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_REBALANCE
-from delayoperator.kube.rebalancejobs import RebalanceJobs
-from delayoperator.kube.sizes import Weighed, weigh
+from delayoperator.kube.rebalance_jobs import RebalanceJobs
+from delayoperator.kube.shard_sizes import ShardSizes, weigh
 from delayoperator.plan import ObservedNode
 from delayoperator.rebalance_plan import Edit, RebalanceRequest, StepOutcome, World, step
 from delayoperator.resources import ClusterView
@@ -41,7 +41,7 @@ SOON_S = 5.0  # between looks while a plan is carried out or a job runs: no watc
 
 
 @dataclass(frozen=True, slots=True)
-class Rebalanced:
+class RebalanceResult:
     """under_way: what the DelayCluster's condition says of it; "" when nothing is rebalanced.
     failed: why the schedule's last run did not do its work; "" when it did."""
 
@@ -53,7 +53,7 @@ class Rebalanced:
 
 
 @dataclass(slots=True)
-class _Look:
+class _RoundResult:
     """What one look has come to so far."""
 
     wrote: bool = False
@@ -89,41 +89,43 @@ class Rebalances:
             self._prober.close()
             self._prober = None
 
-    def look(self, cluster: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], *, paused: bool) -> Rebalanced:
+    def reconcile(
+        self, cluster: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], *, paused: bool
+    ) -> RebalanceResult:
         """cluster: the DelayCluster. view: as its objects are built. nodes: as the control loop sees them.
 
         Raises ApiError when they can't be listed, and Unavailable of the registry.
         """
-        look = _Look()
+        result = _RoundResult()
         try:
             failed = self._jobs.failed_run(view)
         except ApiError as error:  # plans are carried out all the same
             failed = ""
-            look.errors.append(error)
+            result.errors.append(error)
         bodies = self._listed()
         found = self._registry.read_cluster() if bodies else None
         if found is None:
-            return Rebalanced(failed=failed, errors=look.errors)
+            return RebalanceResult(failed=failed, errors=result.errors)
         shards = {shard.name: shard for shard in self._registry.list_shards()}
         generation = int(cluster["metadata"].get("generation", 0))
-        world = World(found.spec, shards, nodes, generation=generation, paused=paused, **_wishes(cluster))
+        world = World(found.spec, shards, nodes, generation=generation, paused=paused, **_plan_defaults(cluster))
         states = {str(body["metadata"]["name"]): _state(body) for body in bodies}
         said = {str(body["metadata"]["name"]): body for body in bodies}
         for body in bodies:
             name = str(body["metadata"]["name"])
             others = [it for it, state in states.items() if it != name and state is RebalanceState.REBALANCING]
             try:
-                status = self._one(body, view, _with(world, busy=next(iter(others), None)), look)
+                status = self._reconcile_one(body, view, _with(world, busy=next(iter(others), None)), result)
             except ApiError as error:
-                look.errors.append(error)
-                look.again(SOON_S)
+                result.errors.append(error)
+                result.again(SOON_S)
                 continue
             if status is not None:
                 states[name] = status.state
                 said[name] = {**body, "status": _json(status)}
         going = [name for name, state in states.items() if state is RebalanceState.REBALANCING]
         sentence = "; ".join(_sentence(said[name]) for name in going)
-        return Rebalanced(sentence, failed, look.again_s, look.wrote, look.errors)
+        return RebalanceResult(sentence, failed, result.again_s, result.wrote, result.errors)
 
     def _listed(self) -> list[Json]:
         """The oldest first. None where the kind is not installed, or not ours to see."""
@@ -137,7 +139,9 @@ class Rebalances:
         mine = [it for it in mine if "deletionTimestamp" not in it["metadata"]]
         return sorted(mine, key=lambda it: (str(it["metadata"].get("creationTimestamp", "")), it["metadata"]["name"]))
 
-    def _one(self, body: Json, view: ClusterView, world: World, look: _Look) -> DelayRebalanceStatus | None:
+    def _reconcile_one(
+        self, body: Json, view: ClusterView, world: World, result: _RoundResult
+    ) -> DelayRebalanceStatus | None:
         """What its status is now; None: its spec or status can't be read, or somebody else has just written it."""
         meta = body["metadata"]
         try:
@@ -146,40 +150,40 @@ class Rebalances:
         except ValidationError as error:
             part = "spec" if error.title == DelayRebalanceSpec.__name__ else "status"
             why = "; ".join(map(str, from_pydantic(error, body.get(part), part)))
-            self._events.say(meta, INVALID, why, warning=True, kind=DELAY_REBALANCE)
+            self._events.record(meta, INVALID, why, warning=True, kind=DELAY_REBALANCE)
             return None
         notes = meta.get("annotations") or {}
-        asked = RebalanceRequest(
+        request = RebalanceRequest(
             spec, int(meta.get("generation", 1)), notes.get(VERBS["approve"]), notes.get(VERBS["verb"])
         )
         if before.state is RebalanceState.PENDING_PROPOSAL:
             world = _with(world, job=self._jobs.state_of(view, meta, before))
-            look.again(SOON_S)
+            result.again(SOON_S)
         now_ms = self._clock.wall_ms()
-        weighed = self._weighed(asked, before, world, now_ms)
+        shard_sizes = self._shard_sizes(request, before, world, now_ms)
         copied = self._copied(before, world.shards)
-        world = _with(world, copied=copied, sizes=weighed.sizes, coming=weighed.coming)
-        outcome = step(asked, before, world, now_ms)
+        world = _with(world, copied=copied, sizes=shard_sizes.sizes, coming=shard_sizes.coming)
+        outcome = step(request, before, world, now_ms)
         try:
-            meta = self._keep(meta, before, outcome, look)
-            self._apply(outcome.edits, look)
+            meta = self._keep(meta, before, outcome, result)
+            self._apply(outcome.edits, result)
             if outcome.wants_job and self._jobs.start(view, meta, outcome.status):
-                look.wrote = True
+                result.wrote = True
             self._consume(meta, notes, outcome)
         except ApiError as error:
             if not error.conflict and not error.not_found:
                 raise
-            look.again(0.0)  # somebody has changed it: the next look sees what
+            result.again(0.0)  # somebody has changed it: the next look sees what
             return None
-        for said in outcome.said:
-            self._events.say(meta, said.reason, said.message, warning=said.warning, kind=DELAY_REBALANCE)
+        for event in outcome.events:
+            self._events.record(meta, event.reason, event.message, warning=event.warning, kind=DELAY_REBALANCE)
         if outcome.wants_job or outcome.status.state is RebalanceState.REBALANCING:
-            look.again(SOON_S)
-        if outcome.look_again_ms is not None:
-            look.again((outcome.look_again_ms - now_ms) / 1_000)
+            result.again(SOON_S)
+        if outcome.recheck_at_ms is not None:
+            result.again((outcome.recheck_at_ms - now_ms) / 1_000)
         return outcome.status
 
-    def _keep(self, meta: Json, before: DelayRebalanceStatus, outcome: StepOutcome, look: _Look) -> Json:
+    def _keep(self, meta: Json, before: DelayRebalanceStatus, outcome: StepOutcome, result: _RoundResult) -> Json:
         """The metadata after the write."""
         old, new = _json(before), _json(outcome.status)
         patch = {key: new.get(key) for key in {*old, *new} if old.get(key) != new.get(key)}
@@ -187,10 +191,10 @@ class Rebalances:
             return meta
         body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": _whole(patch, old)}
         written = self._api.merge(DELAY_REBALANCE, self._namespace, str(meta["name"]), body, "status")
-        look.wrote = True
+        result.wrote = True
         return dict(written["metadata"])
 
-    def _apply(self, edits: Sequence[Edit], look: _Look) -> None:
+    def _apply(self, edits: Sequence[Edit], result: _RoundResult) -> None:
         for edit in edits:
             event = {"event": "action", "action": "Rebalance", "shard": edit.shard.name, "reason": edit.reason}
             try:
@@ -198,8 +202,8 @@ class Rebalances:
                 self._log({**event, "outcome": "done"})
             except (Conflict, OutcomeUnknown) as error:
                 self._log({**event, "outcome": type(error).__name__.lower(), "error": str(error)})
-                look.again(0.0)
-            look.wrote = True
+                result.again(0.0)
+            result.wrote = True
 
     def _consume(self, meta: Json, answered: Json, outcome: StepOutcome) -> None:
         """Takes the verbs that were answered away, and at once: a stop that is still there when somebody approves the
@@ -232,23 +236,26 @@ class Rebalances:
             self._prober = self._new_prober()
         return fetched(moving, shards, self._registry.list_leases(), self._prober)
 
-    def _weighed(self, asked: RebalanceRequest, status: DelayRebalanceStatus, world: World, now_ms: int) -> Weighed:
+    def _shard_sizes(
+        self, asked: RebalanceRequest, status: DelayRebalanceStatus, world: World, now_ms: int
+    ) -> ShardSizes:
         """Where a plan by hand is about to be made."""
         moves = asked.spec.moves
         new = status.state in (None, RebalanceState.NEW) or asked.verb is not None
         if not moves or world.paused or not (new or status.observed_generation != asked.generation):
-            return Weighed()
+            return ShardSizes()
         return weigh({move.shard for move in moves}, world.shards, self._registry.list_leases(), now_ms)
 
 
-def _wishes(cluster: Json) -> dict[str, Any]:
+def _plan_defaults(cluster: Json) -> dict[str, Any]:
     """For plans, as the DelayCluster has them now; what can't be read approves of nothing."""
     try:
-        wishes = Rebalancing.model_validate((cluster.get("spec") or {}).get("rebalance") or {})
+        rebalancing = Rebalancing.model_validate((cluster.get("spec") or {}).get("rebalance") or {})
     except ValidationError:
         return {}
     return {
-        "approval": wishes.approval, "automatic_below": wishes.automatic_below, "threshold": wishes.threshold,
+        "approval": rebalancing.approval, "automatic_below": rebalancing.automatic_below,
+        "threshold": rebalancing.threshold,
     }  # fmt: skip
 
 

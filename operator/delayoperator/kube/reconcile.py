@@ -9,22 +9,29 @@ from dataclasses import dataclass, replace
 from delayregistry.model import ClusterSpec
 from delayregistry.port import Registry
 
-from delayoperator.cluster.conditions import ClusterProblem, Picture, conditions
+from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, conditions
+from delayoperator.cluster.pod_counts import Sizes, sizes
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
-from delayoperator.cluster.sizes import Sizes, sizes
+from delayoperator.cluster.shard_summary import (
+    ShardSummary,
+    counted_of,
+    stuck_shards,
+    summarize_shards,
+    unserved_since,
+    without_switchovers,
+)
 from delayoperator.cluster.volumes import Volumes, volumes
-from delayoperator.cluster.world import Census, census, counted_of, patient, stuck_shards, unserved_since
 from delayoperator.control_loop.loop import LoopClock
 from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, CONFIG_MAP, DELAY_CLUSTER, DELAY_SHARD, POD, STATEFUL_SET
-from delayoperator.kube.observe import Live, Observer
-from delayoperator.kube.rebalances import Rebalanced, Rebalances
+from delayoperator.kube.observe import LiveObjects, Observer
+from delayoperator.kube.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
-from delayoperator.kube.spec import asked, granted, view_of, with_granted
+from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
 from delayoperator.kube.status import changed, degraded_only, status_of, transitions, was_ready
 from delayoperator.plan import ObservedNode
 from delayoperator.resources import ClusterView, build, grown, names, whole_bytes
@@ -33,29 +40,29 @@ TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFU
 
 
 @dataclass(frozen=True, slots=True)
-class Tended:
+class ReconcileResult:
     """What a round came to."""
 
     wrote: bool
     pods: Sequence[Json] = ()
     problems: Sequence[ClusterProblem] = ()
     retry_after_s: float = 0.0
-    picture: Picture | None = None
+    observation: ClusterObservation | None = None
     soon: bool = False  # a shard changes hands: whether it did is to be seen
     again_s: float | None = None  # a rebalance has something to do by then
 
     @property
     def under_way(self) -> bool:
         """Something goes on that no watch may tell the end of."""
-        seen = self.picture
-        return seen is not None and bool(seen.restart or seen.sizes.leaving or seen.volumes.growing)
+        observed = self.observation
+        return observed is not None and bool(observed.restart or observed.sizes.leaving or observed.volumes.growing)
 
     @property
     def failed(self) -> bool:
         return any(it.reason in TRANSIENT for it in self.problems)
 
 
-class Tending:
+class ClusterReconciler:
     """For one DelayCluster, by its uid."""
 
     def __init__(
@@ -76,46 +83,54 @@ class Tending:
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
         self._observer = Observer(api, namespace, name)
-        self._applier = Applier(api, self.tell)
+        self._applier = Applier(api, self.record_event)
         # For what is said only; an operator that is new does without.
         self._restarted: str | None = None  # the pod that was restarted last, until all is as before
         self._unserved_since_ms: dict[str, int] = {}
 
-    def round(self, body: Json, shards: ShardsThread | None, problems: Sequence[ClusterProblem]) -> Tended:
+    def reconcile(self, body: Json, shards: ShardsThread | None, problems: Sequence[ClusterProblem]) -> ReconcileResult:
         """body: the DelayCluster, read just now. Raises ApiError, and Unavailable of the registry."""
-        live = self._observer.look()
+        live = self._observer.observe()
         found = self._registry.list_shards()
         nodes = {} if shards is None else shards.nodes
-        standing = granted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
-        wanted = asked(body, standing)
-        wishes, invalid = wanted.wishes, wanted.invalid
+        accepted = last_accepted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
+        requested = requested_spec(body, accepted)
+        desired, invalid = requested.desired, requested.invalid
         status = dict(body.get("status") or {})
         ready_before = was_ready(status)
-        if wishes is None:
-            picture = Picture(self._name, 0, pods=live.pods, invalid=invalid, standing=False, problems=problems)
-            if standing.cluster is not None:  # granted by another release: its shards are driven on, and told of
-                counted, pods = census(standing.cluster, found, nodes), len(live.pods)
-                picture = replace(picture, wanted_nodes=pods, census=counted, sizes=Sizes(pods, pods), standing=True)
-            return self._finish(body, status, picture, ApplyOutcome(), live, "")
+        if desired is None:
+            observation = ClusterObservation(
+                self._name, 0, pods=live.pods, invalid=invalid, has_accepted_spec=False, problems=problems
+            )
+            if accepted.cluster is not None:  # granted by another release: its shards are driven on, and told of
+                counted, pods = summarize_shards(accepted.cluster, found, nodes), len(live.pods)
+                observation = replace(
+                    observation,
+                    wanted_nodes=pods,
+                    shard_summary=counted,
+                    sizes=Sizes(pods, pods),
+                    has_accepted_spec=True,
+                )
+            return self._finish(body, status, observation, ApplyOutcome(), live, "")
         paused = is_paused(body)
-        named = census(wishes.cluster, found, nodes).named
-        size = self._sizes(wishes.cluster.nodes, live, named, standing.cluster, paused)
+        named = summarize_shards(desired.cluster, found, nodes).named
+        size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, paused)
         names_of_all = tuple(shard.name for shard in found)
-        view = view_of(wishes, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image)
-        counted = census(view.cluster, found, nodes)
+        view = view_of(desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image)
+        counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
-            outcome = self._applier.apply(view, self._desired(view, live, wanted.written), live)
+            outcome = self._applier.apply(view, self._desired(view, live, requested.written), live)
             grow = self._grow(view, live, outcome)
             if STATEFUL_SET not in outcome.written:
                 stuck = stuck_shards(found, self._clock.wall_ms())
-                others = census(view.cluster, found, nodes, without=stuck) if stuck else counted
+                others = summarize_shards(view.cluster, found, nodes, without=stuck) if stuck else counted
                 restart = self._restart(live, others, stuck, outcome)
         rebalanced = self._rebalance(body, view, nodes, outcome, paused=paused)
-        picture = Picture(
+        observation = ClusterObservation(
             name=self._name,
-            wanted_nodes=wishes.cluster.nodes,
-            census=self._patient(counted, ready_before),
+            wanted_nodes=desired.cluster.nodes,
+            shard_summary=self._without_switchovers(counted, ready_before),
             pods=live.pods,
             nodes=nodes,
             sizes=size,
@@ -123,41 +138,41 @@ class Tending:
             volumes=grow,
             paused=paused,
             invalid=invalid,
-            standing=True,
+            has_accepted_spec=True,
             was_ready=ready_before,
             problems=[*problems, *outcome.problems],
             rebalancing=rebalanced.under_way,
         )
         if shards is not None:
-            self._tell(shards)
-        tended = self._finish(body, status, picture, outcome, live, view.image)
+            self._report_actions(shards)
+        result = self._finish(body, status, observation, outcome, live, view.image)
         return replace(
-            tended,
-            wrote=tended.wrote or rebalanced.wrote,
-            soon=picture.census is not counted,
+            result,
+            wrote=result.wrote or rebalanced.wrote,
+            soon=observation.shard_summary is not counted,
             again_s=rebalanced.again_s,
         )
 
     def _rebalance(
         self, body: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], outcome: ApplyOutcome, *, paused: bool
-    ) -> Rebalanced:
+    ) -> RebalanceResult:
         if self._rebalances is None:
-            return Rebalanced()
+            return RebalanceResult()
         try:
-            rebalanced = self._rebalances.look(body, view, nodes, paused=paused)
+            rebalanced = self._rebalances.reconcile(body, view, nodes, paused=paused)
         except ApiError as error:
-            rebalanced = Rebalanced(errors=[error])
+            rebalanced = RebalanceResult(errors=[error])
         outcome.problems += [problem(error) for error in rebalanced.errors]
         if rebalanced.failed:
             outcome.problems.append(ClusterProblem(Reason.REBALANCE_FAILED, rebalanced.failed))
         return rebalanced
 
-    def _patient(self, counted: Census, was_ready: bool) -> Census:
+    def _without_switchovers(self, counted: ShardSummary, was_ready: bool) -> ShardSummary:
         now_ms = self._clock.monotonic_ms()
         self._unserved_since_ms = unserved_since(counted, self._unserved_since_ms, now_ms)
-        return patient(counted, self._unserved_since_ms, now_ms) if was_ready else counted
+        return without_switchovers(counted, self._unserved_since_ms, now_ms) if was_ready else counted
 
-    def say(self, fault: ClusterProblem) -> None:
+    def report_fault(self, fault: ClusterProblem) -> None:
         """A round that could not be done, told where people look: in Degraded; all else stands as it was said last.
 
         Raises ApiError.
@@ -171,23 +186,23 @@ class Tending:
             version = {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}, "status": after}
             self._api.merge(DELAY_CLUSTER, self._namespace, self._name, version, "status")
             for reason, message, warning in transitions(before, after):
-                self._events.say(body["metadata"], reason, message, warning=warning)
+                self._events.record(body["metadata"], reason, message, warning=warning)
 
     def _sizes(
-        self, nodes: int, live: Live, named: Mapping[str, int], standing: ClusterSpec | None, paused: bool
+        self, nodes: int, live: LiveObjects, named: Mapping[str, int], accepted: ClusterSpec | None, paused: bool
     ) -> Sizes:
         current = live.set_view(self._name)
         pods = 0 if current is None else current.replicas
-        if paused and standing is not None:
-            return Sizes(standing.nodes, pods)
-        drained = () if standing is None else standing.drained
+        if paused and accepted is not None:
+            return Sizes(accepted.nodes, pods)
+        drained = () if accepted is None else accepted.drained
         size = sizes(nodes, pods, named, drained)
         if size.pods < pods:
             # Pods and their volumes are about to go: what the watch says of the shards is not enough for that.
-            size = sizes(nodes, pods, self._named_now(), drained)
+            size = sizes(nodes, pods, self._list_named_nodes(), drained)
         return size
 
-    def _named_now(self) -> Mapping[str, int]:
+    def _list_named_nodes(self) -> Mapping[str, int]:
         """By node id, how many shards have or are to have a copy there; a consistent read. Raises ApiError."""
         named: Counter[str] = Counter()
         for body in self._api.list(DELAY_SHARD, self._namespace, f"{CLUSTER_LABEL}={self._name}"):
@@ -195,11 +210,11 @@ class Tending:
             named.update({*(spec.get("replicas") or ()), *(spec.get("target") or ())})
         return named
 
-    def _desired(self, view: ClusterView, live: Live, written: Json) -> list[Json]:
+    def _desired(self, view: ClusterView, live: LiveObjects, written: Json) -> list[Json]:
         objects = build(view, live.stateful_set(self._name))
-        return [with_granted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
+        return [with_last_accepted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
 
-    def _grow(self, view: ClusterView, live: Live, outcome: ApplyOutcome) -> Volumes:
+    def _grow(self, view: ClusterView, live: LiveObjects, outcome: ApplyOutcome) -> Volumes:
         found = volumes(whole_bytes(view.storage.size), view.storage.size, live.claims)
         refused = list(found.refused)
         for it in found.grow:
@@ -215,11 +230,11 @@ class Tending:
                     outcome.problems.append(problem(error))
                 continue
             outcome.written.append(CLAIM)
-            self.tell(Reason.VOLUME_GROWN, it.reason, False)
+            self.record_event(Reason.VOLUME_GROWN, it.reason, False)
         return _without(found, refused)
 
     def _restart(
-        self, live: Live, counted: Census, stuck: Mapping[str, frozenset[str]], outcome: ApplyOutcome
+        self, live: LiveObjects, counted: ShardSummary, stuck: Mapping[str, frozenset[str]], outcome: ApplyOutcome
     ) -> RestartPod | RestartWaits | None:
         current = live.set_view(self._name)
         if current is None:
@@ -244,32 +259,32 @@ class Tending:
             return RestartWaits(f"{pod.name} is next; {error}")
         outcome.written.append(POD)
         self._restarted = pod.name
-        self.tell(Reason.POD_RESTARTED, f"{decided.reason}; {decided.left} more to come", False)
+        self.record_event(Reason.POD_RESTARTED, f"{decided.reason}; {decided.left} more to come", False)
         return decided
 
-    def _tell(self, shards: ShardsThread) -> None:
-        done = shards.taken()
+    def _report_actions(self, shards: ShardsThread) -> None:
+        done = shards.drain_counts()
         if done.created:
-            self.tell(Reason.SHARDS_CREATED, f"{counted_of(done.created, 'shard')} made", False)
-        if done.reigns:
-            self.tell(Reason.MASTERS_CHOSEN, done.sentence(), False)
+            self.record_event(Reason.SHARDS_CREATED, f"{counted_of(done.created, 'shard')} made", False)
+        if done.terms:
+            self.record_event(Reason.MASTERS_CHOSEN, done.sentence(), False)
 
     def _finish(
         self,
         body: Json,
         before: Json,
-        picture: Picture,
+        observation: ClusterObservation,
         outcome: ApplyOutcome,
-        live: Live,
+        live: LiveObjects,
         image: str,
-    ) -> Tended:
+    ) -> ReconcileResult:
         selector = ",".join(f"{key}={value}" for key, value in sorted(names.selector(self._name).items()))
         meta = body["metadata"]
         generation = int(meta.get("generation", 0))
         now_ms = self._clock.wall_ms()
-        after = status_of(conditions(picture), picture, before, generation, selector, image, now_ms)
+        after = status_of(conditions(observation), observation, before, generation, selector, image, now_ms)
         patch = changed(before, after)
-        problems = [*picture.problems]
+        problems = [*observation.problems]
         if patch:
             version = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
             try:
@@ -279,14 +294,14 @@ class Tending:
                 problems.append(problem(error))
             else:
                 for reason, message, warning in transitions(before, after):
-                    self._events.say(meta, reason, message, warning=warning)
+                    self._events.record(meta, reason, message, warning=warning)
         wrote = bool(outcome.written) or bool(patch)
-        return Tended(wrote, live.pod_bodies, problems, outcome.retry_after_s, picture)
+        return ReconcileResult(wrote, live.pod_bodies, problems, outcome.retry_after_s, observation)
 
-    def tell(self, reason: Reason, message: str, warning: bool) -> None:
+    def record_event(self, reason: Reason, message: str, warning: bool) -> None:
         """An event."""
         about = {"namespace": self._namespace, "name": self._name, "uid": self.uid}
-        self._events.say(about, reason, message, warning=warning)
+        self._events.record(about, reason, message, warning=warning)
 
 
 def _without(found: Volumes, refused: list[str]) -> Volumes:

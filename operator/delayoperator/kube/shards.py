@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from delayregistry.port import Registry
 
-from delayoperator.cluster.ended import Endings
-from delayoperator.cluster.world import counted_of, some
+from delayoperator.cluster.ended_processes import EndedProcesses
+from delayoperator.cluster.shard_summary import counted_of, some
 from delayoperator.control_loop.loop import ControlLoop, Log, LoopClock
 from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.plan import ObservedNode
 
-LOOK_MS = 500  # between consistent lists of the leases
+REFRESH_MS = 500  # between consistent lists of the leases
 WRITERS = 32  # compare-and-swaps at a time
 AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
 
@@ -25,11 +25,11 @@ class LoopCounts:
     """What the loop has done since it was asked last, for an event or two instead of one a shard."""
 
     created: int = 0
-    reigns: int = 0
+    terms: int = 0
     reasons: tuple[str, ...] = ()  # of the first reigns
 
     def sentence(self) -> str:
-        return f"{counted_of(self.reigns, 'reign')} began: {some(self.reasons)}"
+        return f"{counted_of(self.terms, 'reign')} began: {some(self.reasons)}"
 
 
 class ShardsThread:
@@ -45,7 +45,7 @@ class ShardsThread:
     ) -> None:
         self._registry, self._log, self._on_action = registry, log, on_action
         self._prober, self._clock = prober, clock
-        self._endings = Endings()
+        self._endings = EndedProcesses()
         self._stop, self._wake = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._done = LoopCounts()
@@ -75,12 +75,12 @@ class ShardsThread:
     def ended(self, incarnations: list[str]) -> tuple[str, ...]:
         """These processes have ended for certain. Returns those that this is news of."""
         with self._lock:
-            new = self._endings.note(incarnations)
+            new = self._endings.add(incarnations)
         if new:
             self._wake.set()
         return new
 
-    def taken(self) -> LoopCounts:
+    def drain_counts(self) -> LoopCounts:
         with self._lock:
             done, self._done = self._done, LoopCounts()
         return done
@@ -91,7 +91,7 @@ class ShardsThread:
             self._loop = ControlLoop(
                 self._registry,
                 _new_uid,
-                self._note,
+                self._log_event,
                 clock=self._clock,
                 prober=self._prober(),
                 ended=self._endings.known,
@@ -99,7 +99,7 @@ class ShardsThread:
                 paused=lambda: self.paused,
             )
             try:
-                self._loop.run(self._stop, look_ms=LOOK_MS, wake=self._wake)
+                self._loop.run(self._stop, refresh_ms=REFRESH_MS, wake=self._wake)
                 return
             except Exception as error:  # a fault of ours: said in the status, and the loop begins anew
                 self.fault = f"{type(error).__name__}: {error}"
@@ -108,16 +108,16 @@ class ShardsThread:
                 self._stop.wait(AGAIN_S[min(faults, len(AGAIN_S) - 1)])
                 faults += 1
 
-    def _note(self, event: Mapping[str, object]) -> None:
+    def _log_event(self, event: Mapping[str, object]) -> None:
         self._log(event)
         if event.get("outcome") != "done":
             return
         self.fault = None
         with self._lock:
             done = self._done
-            created, reigns = event.get("action") == "CreateShard", event.get("action") == "StartReign"
-            reasons = (*done.reasons, f"{event.get('shard')}: {event.get('reason')}")[:3] if reigns else done.reasons
-            self._done = LoopCounts(done.created + created, done.reigns + reigns, reasons)
+            created, terms = event.get("action") == "CreateShard", event.get("action") == "StartTerm"
+            reasons = (*done.reasons, f"{event.get('shard')}: {event.get('reason')}")[:3] if terms else done.reasons
+            self._done = LoopCounts(done.created + created, done.terms + terms, reasons)
         self._on_action()
 
 

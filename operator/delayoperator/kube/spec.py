@@ -10,19 +10,19 @@ from typing import Any
 from delayregistry import codec
 from delayregistry.model import ClusterSpec
 
-from delayoperator.cluster.sizes import Sizes
-from delayoperator.crds.convert import DesiredCluster, InvalidSpec, wishes_of
+from delayoperator.cluster.pod_counts import Sizes
+from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
 from delayoperator.resources import ClusterView, names
-from delayoperator.resources.view import RebalanceWishes
+from delayoperator.resources.view import RebalanceJobSpec
 
 Json = dict[str, Any]
 
-GRANTED = "granted.json"  # in the settings' ConfigMap, for the operator: DelayCluster.spec as it was granted last
+LAST_ACCEPTED = "granted.json"  # in the settings' ConfigMap, for the operator: DelayCluster.spec as it was granted last
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class LastAcceptedSpec:
     """What the settings' ConfigMap says. spec: of the DelayCluster. cluster: as the nodes and the planner read it."""
 
     spec: Json | None = None
@@ -34,46 +34,46 @@ class RequestedSpec:
     """wishes: those to be followed; None: there are none yet. written: the spec that they were read from. invalid: why
     the present spec is not followed, a sentence each."""
 
-    wishes: DesiredCluster | None
+    desired: DesiredCluster | None
     written: Json
     invalid: tuple[str, ...] = ()
 
 
-def granted(settings: Json | None) -> Granted:
+def last_accepted(settings: Json | None) -> LastAcceptedSpec:
     data = {} if settings is None else settings.get("data") or {}
     try:
-        spec = json.loads(data[GRANTED]) if GRANTED in data else None
+        spec = json.loads(data[LAST_ACCEPTED]) if LAST_ACCEPTED in data else None
     except ValueError:
         spec = None
     try:
         cluster = codec.loads(ClusterSpec, data[names.SETTINGS_KEY]) if names.SETTINGS_KEY in data else None
     except codec.BadRecord:
         cluster = None  # somebody has written something else there: it is made anew
-    return Granted(spec if isinstance(spec, dict) else None, cluster)
+    return LastAcceptedSpec(spec if isinstance(spec, dict) else None, cluster)
 
 
-def asked(body: Json, standing: Granted) -> RequestedSpec:
+def requested_spec(body: Json, accepted: LastAcceptedSpec) -> RequestedSpec:
     """body: the DelayCluster."""
     try:
-        return RequestedSpec(wishes_of(body, standing.cluster), dict(body.get("spec") or {}))
+        return RequestedSpec(desired_of(body, accepted.cluster), dict(body.get("spec") or {}))
     except InvalidSpec as error:
         invalid = tuple(str(refusal) for refusal in error.refusals)
-    if standing.spec is None:
+    if accepted.spec is None:
         return RequestedSpec(None, {}, invalid)
     try:
-        return RequestedSpec(wishes_of({**body, "spec": standing.spec}), standing.spec, invalid)
+        return RequestedSpec(desired_of({**body, "spec": accepted.spec}), accepted.spec, invalid)
     except InvalidSpec:
         return RequestedSpec(None, {}, invalid)
 
 
-def with_granted(settings: Json, written: Json) -> Json:
+def with_last_accepted(settings: Json, written: Json) -> Json:
     """The ConfigMap with the spec beside the wishes that were made of it."""
     text = json.dumps(written, sort_keys=True, separators=(",", ":"))
-    return {**settings, "data": {**settings["data"], GRANTED: text}}
+    return {**settings, "data": {**settings["data"], LAST_ACCEPTED: text}}
 
 
 def view_of(
-    wishes: DesiredCluster,
+    desired: DesiredCluster,
     size: Sizes,
     namespace: str,
     uid: str,
@@ -81,30 +81,30 @@ def view_of(
     shards: tuple[str, ...],
     rebalance_image: str = "",
 ) -> ClusterView:
-    drained = tuple(dict.fromkeys((*wishes.cluster.drained, *size.leaving)))
+    drained = tuple(dict.fromkeys((*desired.cluster.drained, *size.leaving)))
     return ClusterView(
         namespace=namespace,
         uid=uid,
-        cluster=replace(wishes.cluster, nodes=size.nodes, drained=drained),
-        image=wishes.image or default_image,
-        storage=wishes.storage,
-        resources=wishes.resources,
-        pod=wishes.pod,
-        pod_monitor=wishes.pod_monitor,
-        monitor_labels=wishes.monitor_labels,
+        cluster=replace(desired.cluster, nodes=size.nodes, drained=drained),
+        image=desired.image or default_image,
+        storage=desired.storage,
+        resources=desired.resources,
+        pod=desired.pod,
+        pod_monitor=desired.pod_monitor,
+        monitor_labels=desired.monitor_labels,
         shards=shards,
         rebalance=None
-        if wishes.rebalance is None
-        else _job_wishes(wishes.rebalance, wishes.cluster.name, rebalance_image),
+        if desired.rebalance is None
+        else _job_spec(desired.rebalance, desired.cluster.name, rebalance_image),
     )
 
 
-def _job_wishes(wishes: Rebalancing, cluster: str, default_image: str) -> RebalanceWishes:
-    spark, history = wishes.spark or Spark.model_validate({}), wishes.history
+def _job_spec(rebalancing: Rebalancing, cluster: str, default_image: str) -> RebalanceJobSpec:
+    spark, history = rebalancing.spark or Spark.model_validate({}), rebalancing.history
     resources = spark.resources
-    return RebalanceWishes(
+    return RebalanceJobSpec(
         image=spark.image or default_image,
-        schedule=wishes.schedule,
+        schedule=rebalancing.schedule,
         master=spark.master,
         resources=None if resources is None else resources.model_dump(by_alias=True, exclude_none=True),
         conf=dict(spark.conf or {}),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from delayoperator.cluster.conditions import ClusterProblem, ConditionUpdate, Picture, finished
+from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, ConditionUpdate, finished
 from delayoperator.cluster.reasons import Reason
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ def was_ready(status: Json) -> bool:
 
 def status_of(
     said: Sequence[ConditionUpdate],
-    seen: Picture,
+    seen: ClusterObservation,
     before: Json,
     generation: int,
     selector: str,
@@ -40,9 +40,9 @@ def status_of(
         "conditions": [_condition(it, known.get(it.type, {}), generation, wall_ms) for it in said],
         "nodes": len(seen.pods),
         "readyNodes": sum(pod.ready for pod in seen.pods),
-        "shards": seen.census.wanted,
-        "servedShards": seen.census.served,
-        "inSyncShards": seen.census.in_sync,
+        "shards": seen.shard_summary.desired,
+        "servedShards": seen.shard_summary.served,
+        "inSyncShards": seen.shard_summary.in_sync,
         "selector": selector,
         "version": RELEASE,
         "image": image,

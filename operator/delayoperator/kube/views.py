@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from delayoperator.cluster.ended import incarnation_of
-from delayoperator.cluster.world import ClaimView, PodView, SetView
+from delayoperator.cluster.ended_processes import incarnation_of
+from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView
 from delayoperator.resources.names import CONTAINER
 from delayoperator.resources.normal import whole_bytes
 
@@ -82,9 +82,9 @@ def _stopped(status: Json, conditions: Mapping[str, Json]) -> str | None:
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state = container.get("state") or {}
         if "waiting" in state:
-            return _words(state["waiting"], "ContainerCreating", container)
+            return _why_stopped(state["waiting"], "ContainerCreating", container)
         if "terminated" in state and container.get("name") == CONTAINER:
-            return _words(state["terminated"], "Terminated", container)
+            return _why_stopped(state["terminated"], "Terminated", container)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message') or 'no machine fits'}"
@@ -93,7 +93,7 @@ def _stopped(status: Json, conditions: Mapping[str, Json]) -> str | None:
     return "Pending" if status.get("phase", "Pending") == "Pending" else None
 
 
-def _words(state: Json, default: str, container: Json) -> str:
+def _why_stopped(state: Json, default: str, container: Json) -> str:
     reason, message = str(state.get("reason") or default), str(state.get("message") or "").strip()
     last = (container.get("lastState") or {}).get("terminated") or {}
     if reason == "CrashLoopBackOff" and last:

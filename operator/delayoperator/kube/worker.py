@@ -25,7 +25,7 @@ from delayoperator.kube.apply import problem
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
 from delayoperator.kube.rebalances import Rebalances
-from delayoperator.kube.reconcile import Tended, Tending
+from delayoperator.kube.reconcile import ClusterReconciler, ReconcileResult
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.views import ended_processes
 from delayoperator.plan import Liveness
@@ -33,8 +33,8 @@ from delayoperator.plan import Liveness
 AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # after a round that failed
 UNDER_WAY_S = 5.0  # between looks while something goes on
 RESYNC_S = 60.0  # a change that no watch told us of is found by then
-GATHER_S = 0.1  # a burst of changes is one round
-LEAST_S = 0.5  # between the beginnings of two rounds
+BATCH_WINDOW_S = 0.1  # a burst of changes is one round
+MIN_PAUSE_S = 0.5  # between the beginnings of two rounds
 WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
 
 
@@ -66,10 +66,10 @@ class Worker:
         self._events = EventRecorder(api, settings.clock, self._log)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._ending = threading.Lock()  # between a wake-up and the end: it is heard, or refused
-        self._over = False
+        self._closed = False
         self._registry: Registry | None = None
         self._shards: ShardsThread | None = None
-        self._tending: Tending | None = None
+        self._reconciler: ClusterReconciler | None = None
         self._rebalances: Rebalances | None = None
         self._faults = 0
         self._seen: object = None  # the registry's version and the nodes' liveness, as the last round had them
@@ -77,7 +77,7 @@ class Worker:
         self._news: list[str] = []  # for events, which the thread of the watches does not wait for
         self.rounds = 0
         self.round_began_s: float | None = None  # monotonic; None between rounds
-        self.last: Tended | None = None
+        self.last: ReconcileResult | None = None
         self._thread = threading.Thread(target=self._run, name=f"cluster-{namespace}/{name}", daemon=True)
 
     def start(self) -> None:
@@ -86,9 +86,9 @@ class Worker:
     def wake(self) -> bool:
         """There may be something to look at. False: it is over, and looks at nothing any more."""
         with self._ending:
-            if not self._over:
+            if not self._closed:
                 self._wake.set()
-            return not self._over
+            return not self._closed
 
     def pod(self, body: Json) -> None:
         """A pod as a watch has just shown it: the way of a failover that need not wait."""
@@ -131,19 +131,19 @@ class Worker:
         finally:
             self._close()
             with self._ending:
-                self._over = True
+                self._closed = True
 
     def _is_last(self) -> bool:
         """Unless it was woken since it last looked."""
         with self._ending:
-            self._over = not self._wake.is_set()
-            return self._over
+            self._closed = not self._wake.is_set()
+            return self._closed
 
     def _round(self) -> float | None:
         """How long to rest unless woken; None: the cluster is gone."""
         self.rounds += 1
         try:
-            tended = self._tend()
+            result = self._reconcile()
         except ApiError as error:
             return self._failed("api-error", problem(error), error.retry_after_s)
         except RegistryUnavailable as error:
@@ -152,28 +152,28 @@ class Worker:
             self._log({"event": "round-failed", "error": repr(error), "trace": traceback.format_exc()})
             fault = ClusterProblem(Reason.OPERATOR_ERROR, f"a round failed: {type(error).__name__}: {error}")
             return self._failed("operator-error", fault, None)
-        if tended is None:
+        if result is None:
             return None
-        self.last = tended
-        if tended.failed:
+        self.last = result
+        if result.failed:
             return self._pause(
-                "round-incomplete", "; ".join(it.message for it in tended.problems), tended.retry_after_s
+                "round-incomplete", "; ".join(it.message for it in result.problems), result.retry_after_s
             )
         self._faults = 0
-        if tended.wrote or tended.soon:
-            return LEAST_S
-        pause_s = min(UNDER_WAY_S, self._settings.resync_s) if tended.under_way else self._settings.resync_s
-        return pause_s if tended.again_s is None else min(pause_s, tended.again_s)
+        if result.wrote or result.soon:
+            return MIN_PAUSE_S
+        pause_s = min(UNDER_WAY_S, self._settings.resync_s) if result.under_way else self._settings.resync_s
+        return pause_s if result.again_s is None else min(pause_s, result.again_s)
 
-    def _tend(self) -> Tended | None:
+    def _reconcile(self) -> ReconcileResult | None:
         body = self._api.get(DELAY_CLUSTER, self.namespace, self.name)
         if body is None:
             return None
         if "deletionTimestamp" in body["metadata"]:
             # What it owns is being deleted: made again now, it would be there for ever.
             self._stop_shards()
-            return Tended(wrote=False)
-        tending = self._tending_of(str(body["metadata"]["uid"]))
+            return ReconcileResult(wrote=False)
+        reconciler = self._reconciler_of(str(body["metadata"]["uid"]))
         # First of all, and whatever is wrong with the other objects: failovers wait for nothing else.
         if self._shards is None and self._registry is not None and self._registry.read_cluster() is not None:
             self._start_shards()
@@ -181,15 +181,15 @@ class Worker:
             self._shards.paused = is_paused(body)
         news, self._news = self._news, []
         for message in news:
-            tending.tell(Reason.CONTAINER_ENDED, message, True)
-        tended = tending.round(body, self._shards, self._problems())
+            reconciler.record_event(Reason.CONTAINER_ENDED, message, True)
+        result = reconciler.reconcile(body, self._shards, self._problems())
         if self._shards is not None:
-            self._shards.ended([it for pod in tended.pods for it in ended_processes(pod)])
-        self._seen = self._world()
-        return tended
+            self._shards.ended([it for pod in result.pods for it in ended_processes(pod)])
+        self._seen = self._observe()
+        return result
 
-    def _tending_of(self, uid: str) -> Tending:
-        if self._tending is None or self._tending.uid != uid:
+    def _reconciler_of(self, uid: str) -> ClusterReconciler:
+        if self._reconciler is None or self._reconciler.uid != uid:
             self._close()  # another one of this name: nothing of the former's is true of it
             self._registry = self._open_registry(self.namespace, self.name, uid)
             chosen = self._settings
@@ -197,11 +197,11 @@ class Worker:
                 self._api, self._registry, EventRecorder(self._api, chosen.clock, self._log), self.namespace, self.name,
                 self._log, chosen.prober, chosen.clock,
             )  # fmt: skip
-            self._tending = Tending(
+            self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
                 self._rebalances, chosen.rebalance_image,
             )  # fmt: skip
-        return self._tending
+        return self._reconciler
 
     def _start_shards(self) -> None:
         assert self._registry is not None
@@ -217,9 +217,9 @@ class Worker:
 
     def _failed(self, event: str, fault: ClusterProblem, retry_after_s: float | None) -> float:
         """A round that was not finished, so that nobody has told of it yet."""
-        if self._tending is not None and (self._faults or fault.reason is Reason.OPERATOR_ERROR):
+        if self._reconciler is not None and (self._faults or fault.reason is Reason.OPERATOR_ERROR):
             try:
-                self._tending.say(fault)
+                self._reconciler.report_fault(fault)
             except Exception as also:  # the log has both; the next round tries again
                 self._log({"event": "fault-not-said", "error": repr(also)})
         return self._pause(event, fault.message, retry_after_s)
@@ -233,17 +233,17 @@ class Worker:
     def _rest(self, began_s: float, pause_s: float) -> None:
         """Until something may have changed, or `pause_s` are over. After a fault, wake-ups don't shorten the pause to
         nothing: somebody else's changes must not make us ask an API server that is overloaded."""
-        least_s = LEAST_S if self._faults == 0 else min(pause_s, LEAST_S * 2 ** min(self._faults, 6))
+        min_pause_s = MIN_PAUSE_S if self._faults == 0 else min(pause_s, MIN_PAUSE_S * 2 ** min(self._faults, 6))
         until_s = time.monotonic() + pause_s
         while not self._stop.is_set():
             left_s = until_s - time.monotonic()
             if left_s <= 0 or self._wake.wait(min(left_s, WATCH_S)):
                 break
-            if self._world() != self._seen:
+            if self._observe() != self._seen:
                 break
-        self._stop.wait(max(GATHER_S, began_s + least_s - time.monotonic()))
+        self._stop.wait(max(BATCH_WINDOW_S, began_s + min_pause_s - time.monotonic()))
 
-    def _world(self) -> object:
+    def _observe(self) -> object:
         """What the shards and the leases show, cheaply: the same as before means that nothing has happened."""
         if self._registry is None or self._shards is None:
             return None
@@ -267,4 +267,4 @@ class Worker:
         if self._registry is not None:
             self._registry.close()
             self._registry = None
-        self._tending = None
+        self._reconciler = None

@@ -1,9 +1,7 @@
 """The planner: pure functions from what is wanted and what is seen to what is to be done."""
 
-from delayoperator.plan.planner import plan
-from delayoperator.plan.questions import Questions, masters, questions
-from delayoperator.plan.sparing import plan_sparing
-from delayoperator.plan.world import (
+from delayoperator.plan.isolation import plan_isolating
+from delayoperator.plan.observed import (
     Action,
     ChangeSpec,
     CopyView,
@@ -14,8 +12,10 @@ from delayoperator.plan.world import (
     ObservedNode,
     ObservedRole,
     SetConditions,
-    StartReign,
+    StartTerm,
 )
+from delayoperator.plan.planner import plan
+from delayoperator.plan.questions import Questions, masters, questions
 
 __all__ = [
     "Action",
@@ -29,9 +29,9 @@ __all__ = [
     "ObservedRole",
     "Questions",
     "SetConditions",
-    "StartReign",
+    "StartTerm",
     "masters",
     "plan",
-    "plan_sparing",
+    "plan_isolating",
     "questions",
 ]

@@ -19,22 +19,22 @@ from itertools import islice
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec
 
 from delayoperator.plan.moves import Held, successor
-from delayoperator.plan.placement import Placement, wanted
+from delayoperator.plan.observed import Liveness, Observed
+from delayoperator.plan.placement import Placement, desired_replicas
 from delayoperator.plan.replica_health import presumed_in_sync
-from delayoperator.plan.world import Liveness, Observed
 
 PARTED = 8  # shards whose copies are brought into other zones, at a time
 SHORT = 4  # a node with less than a SHORTth of its share is short of copies
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class TargetChoice:
     target: tuple[str, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class MasterChoice:
     to: str
     reason: str
 
@@ -48,14 +48,16 @@ def unplaceable(desired: ClusterSpec, seen: Observed) -> frozenset[str]:
     )
 
 
-def aims(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement) -> dict[str, Aim | Held]:
+def choose_targets(
+    desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement
+) -> dict[str, TargetChoice | Held]:
     """New targets by shard name, and what can't be had. Counts them in `load`. For shards whose reigns stand."""
-    found: dict[str, Aim | Held] = {}
+    found: dict[str, TargetChoice | Held] = {}
     for shard in sorted(shards, key=lambda shard: _urgency(desired, shard, seen)):
-        aim = _mended(desired, shard, seen, load)
+        aim = _repaired(desired, shard, seen, load)
         if aim is not None:
             found[shard.name] = aim
-    if not calm(desired, seen):
+    if not is_stable(desired, seen):
         return found
     if not found and all(shard.spec.target is None for shard in seen.shards):
         # A few at a time, and none before these are through: repairs and restarts wait for no more of them.
@@ -73,23 +75,29 @@ def placed_by_load(shards: Iterable[ShardObject]) -> frozenset[str]:
 def outdated(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> ShardSpec | None:
     """Without the nodes that are, or will be, other than those that the rebalance knew: they begin with nothing."""
     of = shard.spec.by_load
-    kept = tuple(it for it in of if it in desired.node_ids and it not in desired.drained and not seen.node(it).gone)
+    kept = tuple(
+        it for it in of if it in desired.node_ids and it not in desired.drained and not seen.node(it).replaceable
+    )
     return None if kept == of else replace(shard.spec, by_load=kept)
 
 
-def calm(desired: ClusterSpec, seen: Observed) -> bool:
+def is_stable(desired: ClusterSpec, seen: Observed) -> bool:
     """Time to move things for balance: nobody is away, about to be, or only just back."""
     views = [seen.node(node) for node in desired.node_ids]
-    return all(view.gone or (view.liveness is Liveness.ALIVE and view.settled and not view.stopping) for view in views)
+    return all(
+        view.replaceable or (view.liveness is Liveness.ALIVE and view.stable and not view.stopping) for view in views
+    )
 
 
-def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement) -> dict[str, Lead]:
+def choose_masters(
+    desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement
+) -> dict[str, MasterChoice]:
     """Masters to be handed over, by shard name: away from nodes that are about to end, and, when all is calm, back to
     where they were placed: from nodes that have at least two masters more, to nodes that have less than their share, or
     wherever they were placed by load."""
-    found: dict[str, Lead] = {}
+    found: dict[str, MasterChoice] = {}
     masters: Counter[str] = Counter(shard.spec.master for shard in shards if shard.spec.master is not None)
-    quiet, by_load = calm(desired, seen), placed_by_load(seen.shards)
+    quiet, by_load = is_stable(desired, seen), placed_by_load(seen.shards)
     share = masters.total() // max(1, len(load.usable()))
     for shard in shards:
         spec, master = shard.spec, shard.spec.master
@@ -98,11 +106,11 @@ def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, l
         if seen.node(master).stopping:
             to = successor(shard, seen, load, spec.replicas)
             if to is not None:
-                found[shard.name] = Lead(to, f"{master} is stopping: {to} takes over")
+                found[shard.name] = MasterChoice(to, f"{master} is stopping: {to} takes over")
                 masters[master] -= 1
                 masters[to] += 1
             continue
-        first = wanted(spec)[0]
+        first = desired_replicas(spec)[0]
         if not quiet or spec.target is not None or first == master:
             continue
         if {master, first} & by_load:
@@ -112,15 +120,15 @@ def leads(desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, l
         else:
             continue
         if successor(shard, seen, load, (first,)) is not None:
-            found[shard.name] = Lead(first, why)
+            found[shard.name] = MasterChoice(first, why)
             masters[master] -= 1
             masters[first] += 1
     return found
 
 
 def _urgency(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> int:
-    nodes = wanted(shard.spec)
-    if any(seen.node(node).gone for node in nodes):
+    nodes = desired_replicas(shard.spec)
+    if any(seen.node(node).replaceable for node in nodes):
         return 0
     return 1 if len(nodes) < desired.replicas else 2
 
@@ -130,13 +138,13 @@ def _is_no_node(desired: ClusterSpec, node: str, seen: Observed) -> bool:
     return node not in desired.node_ids and node not in seen.nodes
 
 
-def _mended(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Placement) -> Aim | Held | None:
-    topic, nodes = shard.spec.topic, wanted(shard.spec)
+def _repaired(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Placement) -> TargetChoice | Held | None:
+    topic, nodes = shard.spec.topic, desired_replicas(shard.spec)
     begun = shard.spec.replicas
     gone = [
         node
         for node in nodes
-        if seen.node(node).gone
+        if seen.node(node).replaceable
         or (node not in begun and seen.node(node).liveness is Liveness.DEAD)
         or _is_no_node(desired, node, seen)
     ]
@@ -155,13 +163,13 @@ def _mended(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Plac
         new.append(other)
     if set(new) != set(nodes):
         load.move(topic, nodes, new)
-        return Aim(tuple(new), _because(desired, nodes, gone, drained))
+        return TargetChoice(tuple(new), _because(desired, nodes, gone, drained))
     if any(seen.node(node).liveness is Liveness.UNCERTAIN for node in desired.node_ids):
         return None  # there may be room
     return Held("NoRoom", f"{_because(desired, nodes, gone, drained)}: no other node can take a copy")
 
 
-def _parted(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[str, Aim]]:
+def _parted(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[str, TargetChoice]]:
     """Where all usable nodes have said their zones: with some of them, all would go to these."""
     if all(map(load.zones.of, load.usable())):
         for shard in shards:
@@ -170,10 +178,10 @@ def _parted(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[st
                 yield shard.name, aim
 
 
-def _apart(shard: ShardObject, load: Placement) -> Aim | None:
+def _apart(shard: ShardObject, load: Placement) -> TargetChoice | None:
     """Other nodes for copies that share a zone, as far as there are any in zones without one. A move brings a zone
     more, and no other for balance's sake takes one away (`_Donors`): so it comes to an end."""
-    spec, old = shard.spec, wanted(shard.spec)
+    spec, old = shard.spec, desired_replicas(shard.spec)
     new, why = list(old), dict[str, str]()
     for zone, inside in load.zones.crowded(old).items():
         # Best first: the one that stays, whoever else goes.
@@ -186,7 +194,7 @@ def _apart(shard: ShardObject, load: Placement) -> Aim | None:
     if not why:
         return None
     load.move(spec.topic, old, new)
-    return Aim(tuple(new), ", ".join(why.values()))
+    return TargetChoice(tuple(new), ", ".join(why.values()))
 
 
 def _without_surplus(
@@ -205,11 +213,11 @@ def _without_surplus(
         of_node = load.replica_load(spec.topic, node)
         return node in gone, node in drained, node != spec.master, node not in in_sync, of_node
 
-    ranked = sorted(wanted(spec), key=worth)
+    ranked = sorted(desired_replicas(spec), key=worth)
     beside = {node for place, node in enumerate(ranked) if load.zones.shared(node, ranked[:place])}
     last = sorted(ranked, key=lambda it: (it in gone, it in drained, it not in in_sync, it in beside))
     kept = last[: desired.replicas]
-    return [node for node in wanted(spec) if node in kept]
+    return [node for node in desired_replicas(spec) if node in kept]
 
 
 def _because(desired: ClusterSpec, nodes: Sequence[str], gone: Iterable[str], drained: Iterable[str]) -> str:
@@ -220,7 +228,9 @@ def _because(desired: ClusterSpec, nodes: Sequence[str], gone: Iterable[str], dr
     return ", ".join(why)
 
 
-def _shares(shards: Sequence[ShardObject], load: Placement, by_load: frozenset[str]) -> Iterator[tuple[str, Aim]]:
+def _shares(
+    shards: Sequence[ShardObject], load: Placement, by_load: frozenset[str]
+) -> Iterator[tuple[str, TargetChoice]]:
     """Gives nodes that have next to nothing their share: of masters first, then of other copies. Not those whose share
     a rebalance has chosen."""
     usable = load.usable()
@@ -236,15 +246,15 @@ def _shares(shards: Sequence[ShardObject], load: Placement, by_load: frozenset[s
     for node in short:
         while load.replicas[node] < share:
             as_master = load.masters[node] < of_masters
-            found = donors.take(node, load, as_master=as_master) or donors.take(node, load, as_master=not as_master)
+            found = donors.pick(node, load, as_master=as_master) or donors.pick(node, load, as_master=not as_master)
             if found is None:
                 break
             shard, donor = found
-            old = wanted(shard.spec)
+            old = desired_replicas(shard.spec)
             new = tuple(node if it == donor else it for it in old)
             why = f"{node} has {load.replicas[node]} copies, {donor} {load.replicas[donor]}"
             load.move(shard.spec.topic, old, new)
-            yield shard.name, Aim(new, why)
+            yield shard.name, TargetChoice(new, why)
 
 
 class _Donors:
@@ -253,14 +263,14 @@ class _Donors:
     def __init__(self, shards: Iterable[ShardObject]) -> None:
         self._held: dict[tuple[str, bool], list[ShardObject]] = {}
         for shard in shards:
-            for place, node in enumerate(wanted(shard.spec)):
+            for place, node in enumerate(desired_replicas(shard.spec)):
                 self._held.setdefault((node, place == 0), []).append(shard)
         self._given: set[str] = set()
         self._to = ""
         # What that node may get, by who has it and by topic, the last first: all of a node's shards are looked at once.
         self._free: dict[tuple[str, bool], dict[str, list[ShardObject]]] = {}
 
-    def take(self, to: str, load: Placement, *, as_master: bool) -> tuple[ShardObject, str] | None:
+    def pick(self, to: str, load: Placement, *, as_master: bool) -> tuple[ShardObject, str] | None:
         """A shard for `to` from the fullest node that has one, of a topic that this brings further apart if it can."""
         if to != self._to:
             self._to, self._free = to, {}
@@ -282,7 +292,7 @@ class _Donors:
             # Those that the donor leads are taken first: a place as the first is to mean a master.
             order = sorted(self._held[key], key=lambda it: as_master and it.spec.master != donor)
             for shard in reversed(order):
-                if _may_take(to, donor, wanted(shard.spec), load):
+                if _may_take(to, donor, desired_replicas(shard.spec), load):
                     self._free[key].setdefault(shard.spec.topic, []).append(shard)
         free = self._free[key]
         while free:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from delayregistry.model import ShardObject, ShardSpec, Switchover
 
-from delayoperator.plan.placement import Placement, wanted
-from delayoperator.plan.replica_health import Standing, answer_of, presumed_in_sync, standings
-from delayoperator.plan.world import Liveness, Observed
+from delayoperator.plan.observed import Liveness, Observed
+from delayoperator.plan.placement import Placement, desired_replicas
+from delayoperator.plan.replica_health import ReplicaHealth, answer_of, classify_replicas, presumed_in_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ def successor(shard: ShardObject, seen: Observed, load: Placement, among: tuple[
         if node != spec.master
         and node in ready
         and node not in spec.leaving
-        and node not in seen.unfit
-        and (spec.uid, node) not in seen.shunned
+        and node not in seen.ineligible
+        and (spec.uid, node) not in seen.excluded
         and seen.node(node).liveness is Liveness.ALIVE
         and not seen.between_processes(node)
         and not seen.node(node).stopping
     ]
-    first = wanted(spec)[0]
+    first = desired_replicas(spec)[0]
     return min(fit, key=lambda node: (node != first, load.masters[node]), default=None)
 
 
@@ -80,10 +80,10 @@ def _switchover(shard: ShardObject, seen: Observed) -> SpecStep | Held | None:
     view = seen.node(to)
     if view.liveness is Liveness.DEAD or view.stopping:
         return SpecStep(replace(spec, switchover=None), f"{to} {'is stopping' if view.stopping else 'is dead'}")
-    match standings(shard, seen)[to]:
-        case Standing.OUTSIDE | Standing.NOTHING | Standing.REBOOTED | Standing.DAMAGED:
+    match classify_replicas(shard, seen)[to]:
+        case ReplicaHealth.OUTSIDE | ReplicaHealth.NOTHING | ReplicaHealth.REBOOTED | ReplicaHealth.DAMAGED:
             return Held("NotInSync", f"{to} is to take over and is not in sync; {spec.master} stays until it is")
-        case Standing.UNCERTAIN if view.silent:
+        case ReplicaHealth.UNCERTAIN if view.silent:
             return Held("NoAnswer", f"{to} is to take over and gives no answer; {spec.master} stays until it does")
         case _:
             return None
@@ -107,7 +107,7 @@ def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: boo
     leaving = tuple(node for node in spec.replicas if node not in spec.target)
     if leaving != spec.leaving:
         return SpecStep(replace(spec, leaving=leaving), f"{_list(spec.target)} are in sync: {_list(leaving)} may leave")
-    staying = {copy.entry for node in spec.target if (copy := answer_of(shard, node, seen)) is not None}
+    staying = {copy.replica_id for node in spec.target if (copy := answer_of(shard, node, seen)) is not None}
     if not set(status.in_sync) <= staying:
         return None  # the master is about to take the leaving ones out
     done = replace(spec, replicas=spec.target, target=None, leaving=())
@@ -120,18 +120,18 @@ _COMING = Held("", "")  # on its way: nothing to report
 
 def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> SpecStep | Held | None:
     """While a wanted copy is not known to be in sync: what to do about it or to say. None: all are in sync."""
-    known = standings(shard, seen)
-    late = [node for node in target if known[node] is not Standing.IN_SYNC]
+    known = classify_replicas(shard, seen)
+    late = [node for node in target if known[node] is not ReplicaHealth.IN_SYNC]
     if not late:
         return None
-    certain = [node for node in late if known[node] is not Standing.UNCERTAIN]
+    certain = [node for node in late if known[node] is not ReplicaHealth.UNCERTAIN]
     if certain and shard.spec.leaving:
         # The others' copies are needed after all.
         return SpecStep(replace(shard.spec, leaving=()), f"{_list(tuple(certain))} fell out of sync: nobody leaves yet")
     for node in late:
-        if known[node] is Standing.AWAY:
+        if known[node] is ReplicaHealth.UNREACHABLE:
             return Held("NodeAway", f"{node} is to have a copy and is away")
-        if known[node] is Standing.UNCERTAIN and seen.node(node).silent:
+        if known[node] is ReplicaHealth.UNCERTAIN and seen.node(node).silent:
             return Held("NoAnswer", f"{node} is to have a copy and gives no answer")
     return _COMING
 

@@ -16,7 +16,7 @@ from delayregistry.model import ShardSpec
 from delayoperator.plan.zones import Zones
 
 
-def wanted(shard: ShardSpec) -> tuple[str, ...]:
+def desired_replicas(shard: ShardSpec) -> tuple[str, ...]:
     """The nodes that are to have this shard's copies, the one that is to be its master first."""
     return shard.replicas if shard.target is None else shard.target
 
@@ -39,7 +39,7 @@ class Placement:
         self._topic_replicas: Counter[tuple[str, str]] = Counter()
         self._topic_masters: Counter[tuple[str, str]] = Counter()
         for shard in shards:
-            self.count(shard.topic, wanted(shard))
+            self.count(shard.topic, desired_replicas(shard))
 
     def place(self, topic: str, replicas: int) -> tuple[str, ...]:
         """Node ids for one more shard, no node twice; the first is to be its master.

@@ -13,10 +13,18 @@ from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObje
 
 from delayoperator.plan import balance
 from delayoperator.plan.moves import Held, SpecStep, begins, next_step
+from delayoperator.plan.observed import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartTerm
 from delayoperator.plan.placement import Placement
-from delayoperator.plan.replica_health import Standing, standings
-from delayoperator.plan.term import Decision, Keep, Promote, Refuse, WaitForEvidence, decide_reign, is_vacant
-from delayoperator.plan.world import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartReign
+from delayoperator.plan.replica_health import ReplicaHealth, classify_replicas
+from delayoperator.plan.term import (
+    Decision,
+    Keep,
+    Promote,
+    Refuse,
+    WaitForEvidence,
+    decide_term,
+    previous_master_exited,
+)
 from delayoperator.plan.zones import Zones
 
 MAX_MOVES = 8  # copies on their way at a time: they share the disks and the network with the clients
@@ -43,19 +51,19 @@ def _missing_shards(desired: ClusterSpec, observed: Observed) -> Iterator[Action
 
 
 def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]:
-    standing: list[ShardObject] = []
+    steady: list[ShardObject] = []
     for shard in observed.shards:
-        decision = decide_reign(desired, shard, observed)
+        decision = decide_term(desired, shard, observed)
         if isinstance(decision, Keep):
-            standing.append(shard)
+            steady.append(shard)
         elif isinstance(decision, Promote):
-            yield _reign(desired, shard, decision, vacant=is_vacant(shard, observed))
+            yield _start_term(desired, shard, decision, vacant=previous_master_exited(shard, observed))
         else:
-            yield from _said(desired, shard, decision, None)
-    yield from _standing_actions(desired, standing, observed)
+            yield from _condition_changes(desired, shard, decision, None)
+    yield from _steady_actions(desired, steady, observed)
 
 
-def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant: bool) -> Action:
+def _start_term(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant: bool) -> Action:
     spec = replace(
         shard.spec,
         master=choice.node,
@@ -70,14 +78,14 @@ def _reign(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant:
         # Said first: once the reign has begun nothing shows any more what it may have cost.
         conditions = (*risks, *_surplus(desired, shard))
         return SetConditions(shard, conditions, choice.risk.message if choice.risk else "nothing is risked after all")
-    return StartReign(shard, spec, f"{choice.reason}; epoch {spec.epoch} begins")
+    return StartTerm(shard, spec, f"{choice.reason}; epoch {spec.epoch} begins")
 
 
-def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], observed: Observed) -> Iterator[Action]:
+def _steady_actions(desired: ClusterSpec, shards: Sequence[ShardObject], observed: Observed) -> Iterator[Action]:
     load = _placement(desired, observed, balance.unplaceable(desired, observed))
     served = [it for it in shards if it.status is not None and it.status.serving_epoch == it.spec.epoch]
-    leads = balance.leads(desired, served, observed, load)
-    aims = balance.aims(desired, [shard for shard in served if shard.name not in leads], observed, load)
+    leads = balance.choose_masters(desired, served, observed, load)
+    aims = balance.choose_targets(desired, [shard for shard in served if shard.name not in leads], observed, load)
     moves = sum(_is_moving(shard, observed) for shard in observed.shards)
     switchovers = sum(shard.spec.switchover is not None for shard in observed.shards)
     for shard in shards:
@@ -86,7 +94,7 @@ def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], obser
             switchovers += 1
             yield ChangeSpec(shard, replace(shard.spec, switchover=Switchover(lead.to)), lead.reason)
             continue
-        if isinstance(aim, balance.Aim):
+        if isinstance(aim, balance.TargetChoice):
             reason = f"{aim.reason}: copies are to be on {', '.join(aim.target)}"
             yield ChangeSpec(shard, replace(shard.spec, target=aim.target), reason)
             continue
@@ -99,7 +107,7 @@ def _standing_actions(desired: ClusterSpec, shards: Sequence[ShardObject], obser
             moves += begins(shard)
             yield ChangeSpec(shard, step.spec, step.reason)
             continue
-        yield from _said(desired, shard, Keep(), step or aim or _unsure(shard, observed))
+        yield from _condition_changes(desired, shard, Keep(), step or aim or _unsure(shard, observed))
 
 
 def _placement(desired: ClusterSpec, observed: Observed, avoid: Set[str]) -> Placement:
@@ -120,10 +128,10 @@ def _unsure(shard: ShardObject, observed: Observed) -> WaitForEvidence | None:
     spec = shard.spec
     if spec.switchover is None and spec.target is None:
         return None
-    return WaitForEvidence() if Standing.UNCERTAIN in standings(shard, observed).values() else None
+    return WaitForEvidence() if ReplicaHealth.UNCERTAIN in classify_replicas(shard, observed).values() else None
 
 
-def _said(
+def _condition_changes(
     desired: ClusterSpec, shard: ShardObject, decision: Decision, held: Held | WaitForEvidence | None
 ) -> Iterator[SetConditions]:
     """The conditions as they should be, where they are not."""

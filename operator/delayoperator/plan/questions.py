@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from delayregistry.model import ShardObject
 
+from delayoperator.plan.observed import Liveness, Observed
 from delayoperator.plan.term import fault_of_master
-from delayoperator.plan.world import Liveness, Observed
 
 
 @dataclass(frozen=True, slots=True)

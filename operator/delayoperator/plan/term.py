@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from delayregistry.model import ClusterSpec, Durability, ShardObject, ShardStatus
 
-from delayoperator.plan.replica_health import Standing, answer_of, standings
-from delayoperator.plan.world import CopyView, Liveness, NotBegun, Observed, ObservedRole
+from delayoperator.plan.observed import CopyView, Liveness, NotBegun, Observed, ObservedRole
+from delayoperator.plan.replica_health import ReplicaHealth, answer_of, classify_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Refuse:
 Decision = Keep | Promote | WaitForEvidence | Refuse
 
 
-def decide_reign(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
+def decide_term(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
     if behind := _registry_behind(shard, seen):
         return behind
     fault = fault_of_master(shard, seen)
@@ -90,7 +90,7 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | WaitForEvidenc
     return Keep() if view.liveness is Liveness.ALIVE else WaitForEvidence()
 
 
-def is_vacant(shard: ShardObject, seen: Observed) -> bool:
+def previous_master_exited(shard: ShardObject, seen: Observed) -> bool:
     """Whether nobody can be serving the shard: its reign was taken up, by a process that has ended.
 
     Before it was taken up those of earlier reigns had stopped for ever: its master had waited out its own promise,
@@ -106,13 +106,13 @@ def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -
     status, master = shard.status, shard.spec.master
     if master is None or status is None or status.serving_epoch >= shard.spec.epoch:
         return None
-    known = standings(shard, seen)
+    known = classify_replicas(shard, seen)
     match known.get(master):
-        case Standing.DAMAGED:
+        case ReplicaHealth.DAMAGED:
             return f"{master} was chosen, and its copy is damaged"
-        case Standing.NOTHING:
+        case ReplicaHealth.NOTHING:
             return f"{master} was chosen, and has no copy"
-        case Standing.OUTSIDE if not desired.allow_unclean_failover or Standing.IN_SYNC in known.values():
+        case ReplicaHealth.OUTSIDE if not desired.allow_unclean_failover or ReplicaHealth.IN_SYNC in known.values():
             # Chosen while unclean failover was allowed. It refuses now, or an in-sync copy that was away is back.
             return f"{master} was chosen, and its copy is not in sync"
         case _:
@@ -143,9 +143,9 @@ def _handed_over(shard: ShardObject, seen: Observed) -> Promote | None:
         return None
     to, log_end = spec.switchover.to, status.handover.log_end
     view, copy = seen.node(to), answer_of(shard, to, seen)
-    if copy is None or view.incarnation is None or standings(shard, seen).get(to) is not Standing.IN_SYNC:
+    if copy is None or view.incarnation is None or classify_replicas(shard, seen).get(to) is not ReplicaHealth.IN_SYNC:
         return None
-    if copy.log_end < log_end or to in seen.unfit or view.stopping or to == spec.master:
+    if copy.log_end < log_end or to in seen.ineligible or view.stopping or to == spec.master:
         return None
     return Promote(to, view.incarnation, f"{spec.master} hands over to {to}, which has its log end, {log_end}")
 
@@ -166,13 +166,13 @@ def _passed_over(shard: ShardObject, late: NotBegun, seen: Observed) -> Decision
     fault = f"{what} ({late.what})"
     if shard.status is None:
         return _first(shard, seen, fault, late)
-    known = standings(shard, seen)
-    fit = [node for node in _nodes(known, Standing.IN_SYNC) if node not in seen.unfit]
+    known = classify_replicas(shard, seen)
+    fit = [node for node in _nodes(known, ReplicaHealth.IN_SYNC) if node not in seen.ineligible]
     if fit := _not_in_vain(fit, late):
         copies = _answers(shard, seen)
         node = max(fit, key=_by_preference(shard, copies, seen))
         return _promoted(node, seen, f"{fault}: {node} is in sync, log end {copies[node].log_end}")
-    return _nobody_begins(known, fault, late, seen)
+    return _no_candidate_begins(known, fault, late, seen)
 
 
 def _not_in_vain(nodes: Sequence[str], late: NotBegun) -> list[str]:
@@ -182,11 +182,11 @@ def _not_in_vain(nodes: Sequence[str], late: NotBegun) -> list[str]:
     return [node for node in late.in_vain[:-1] if node in nodes][:1] if late.again else []
 
 
-def _nobody_begins(
-    known: Mapping[str, Standing], fault: str, late: NotBegun, seen: Observed
+def _no_candidate_begins(
+    known: Mapping[str, ReplicaHealth], fault: str, late: NotBegun, seen: Observed
 ) -> WaitForEvidence | Refuse:
-    others = {node: standing for node, standing in known.items() if node != late.in_vain[-1]}
-    if any(it is Standing.UNCERTAIN and not seen.node(node).silent for node, it in others.items()):
+    others = {node: health for node, health in known.items() if node != late.in_vain[-1]}
+    if any(it is ReplicaHealth.UNCERTAIN and not seen.node(node).silent for node, it in others.items()):
         return WaitForEvidence()
     states = {node: "chosen in vain before" if node in late.in_vain else it.value for node, it in others.items()}
     also = f", or for another copy in sync ({'; '.join(f'{node}: {it}' for node, it in states.items())})"
@@ -205,31 +205,31 @@ def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None
             f"{', '.join(holders)} have data of this shard but its status is gone (a restored registry?): "
             "`delayctl adopt` rebuilds it",
         )
-    known = standings(shard, seen)
+    known = classify_replicas(shard, seen)
     if late is None and (sole := _sole(shard, known, seen, fault)):
         return sole
-    if away := _nodes(known, Standing.AWAY):
+    if away := _nodes(known, ReplicaHealth.UNREACHABLE):
         return Refuse(
             "NodeAway",
             f"{', '.join(away)} {_are(away)} away; the first reign waits until all replicas have said that they have "
             "no data of this shard",
         )
-    if uncertain := _nodes(known, Standing.UNCERTAIN):
+    if uncertain := _nodes(known, ReplicaHealth.UNCERTAIN):
         return _awaited(uncertain, seen)
-    fit = [node for node in known if node not in seen.unfit]
+    fit = [node for node in known if node not in seen.ineligible]
     if not fit:
         return _clocks_suspect(known, seen)
     if late is not None and not (fit := _not_in_vain(fit, late)):
-        return _nobody_begins(known, fault, late, seen)
+        return _no_candidate_begins(known, fault, late, seen)
     node = min(fit, key=lambda node: seen.node(node).stopping)  # min and max take the first of equals
     return _promoted(node, seen, f"{fault}: {node} is its first living replica")
 
 
 def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, seen: Observed, fault: str) -> Decision:
-    known = standings(shard, seen)
+    known = classify_replicas(shard, seen)
     copies = _answers(shard, seen)
-    members = _nodes(known, Standing.IN_SYNC)
-    fit = [node for node in members if node not in seen.unfit]
+    members = _nodes(known, ReplicaHealth.IN_SYNC)
+    fit = [node for node in members if node not in seen.ineligible]
     if not [node for node in fit if node != shard.spec.master] and (trusted := _trusted(desired, shard, seen)):
         return _promoted(trusted, seen, f"{fault}: {trusted} lives and all are in sync, though it gives no answer yet")
     if fit:
@@ -238,9 +238,9 @@ def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, see
         return _promoted(node, seen, f"{fault}: {node} {what}, {copies[node].log_end}")
     if sole := _sole(shard, known, seen, fault):
         return sole
-    rebooted, damaged = _nodes(known, Standing.REBOOTED), _nodes(known, Standing.DAMAGED)
+    rebooted, damaged = _nodes(known, ReplicaHealth.REBOOTED), _nodes(known, ReplicaHealth.DAMAGED)
     found = len(members) + len(rebooted) + len(damaged)
-    away, uncertain = _nodes(known, Standing.AWAY), _nodes(known, Standing.UNCERTAIN)
+    away, uncertain = _nodes(known, ReplicaHealth.UNREACHABLE), _nodes(known, ReplicaHealth.UNCERTAIN)
     all_found = found >= len(status.in_sync)  # then those that gave no answer are not in sync
     if uncertain and not all_found:
         return _awaited(uncertain, seen)
@@ -249,21 +249,21 @@ def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, see
     if rebooted and len(rebooted) == len(status.in_sync):
         return _after_reboot(rebooted, copies, seen, fault)
     if desired.allow_unclean_failover:
-        unclean = _unclean([*rebooted, *_nodes(known, Standing.OUTSIDE)], copies, seen, fault)
+        unclean = _unclean([*rebooted, *_nodes(known, ReplicaHealth.OUTSIDE)], copies, seen, fault)
         if unclean is not None:
             return unclean
-    return _nobody(damaged, rebooted, away if not all_found else [], copies)
+    return _no_candidate(damaged, rebooted, away if not all_found else [], copies)
 
 
-def _sole(shard: ShardObject, known: Mapping[str, Standing], seen: Observed, fault: str) -> Decision | None:
+def _sole(shard: ShardObject, known: Mapping[str, ReplicaHealth], seen: Observed, fault: str) -> Decision | None:
     """The only copy there can be. Its node opens the directory with this uid or refuses; nobody else may serve."""
     (node, *others) = shard.spec.replicas
     if others:
         return None
     incarnation = seen.node(node).incarnation
-    if known[node] is Standing.AWAY:
+    if known[node] is ReplicaHealth.UNREACHABLE:
         return Refuse("NodeAway", f"{node} has the only copy and its lease is not renewed; waiting for it")
-    if known[node] is Standing.UNCERTAIN:
+    if known[node] is ReplicaHealth.UNCERTAIN:
         # Nobody else could be chosen, and naming its process harms nobody: its answer is not waited for.
         if incarnation is None or seen.between_processes(node):
             return WaitForEvidence()
@@ -282,7 +282,7 @@ def _trusted(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | 
         return None
     for node in spec.replicas:
         view = seen.node(node)
-        lasting = view.settled and not (view.stopping or view.silent or seen.between_processes(node))
+        lasting = view.stable and not (view.stopping or view.silent or seen.between_processes(node))
         lasting = lasting and node not in (spec.master, *spec.leaving)
         deaf = answer_of(shard, node, seen) is None and node not in seen.answered
         if lasting and deaf and view.liveness is Liveness.ALIVE:
@@ -302,7 +302,7 @@ def _by_preference(
     def preference(node: str) -> tuple[bool, bool, bool, int, int]:
         lasting = not seen.node(node).stopping and node not in spec.leaving
         return (
-            (spec.uid, node) not in seen.shunned,
+            (spec.uid, node) not in seen.excluded,
             node != spec.master,
             lasting,
             copies[node].log_epoch,
@@ -314,7 +314,7 @@ def _by_preference(
 
 def _after_reboot(rebooted: Sequence[str], copies: Mapping[str, CopyView], seen: Observed, fault: str) -> Decision:
     """Async durability, and every machine of the in-sync set was started again: each may have lost its log's end."""
-    node = _highest([node for node in rebooted if node not in seen.unfit], copies)
+    node = _highest([node for node in rebooted if node not in seen.ineligible], copies)
     if node is None:
         return _clocks_suspect(rebooted, seen)
     risk = Risk(
@@ -326,7 +326,7 @@ def _after_reboot(rebooted: Sequence[str], copies: Mapping[str, CopyView], seen:
 
 
 def _unclean(nodes: Sequence[str], copies: Mapping[str, CopyView], seen: Observed, fault: str) -> Decision | None:
-    node = _highest([node for node in nodes if node not in seen.unfit and copies[node].log_end > 0], copies)
+    node = _highest([node for node in nodes if node not in seen.ineligible and copies[node].log_end > 0], copies)
     if node is None:
         return None
     risk = Risk(
@@ -337,7 +337,7 @@ def _unclean(nodes: Sequence[str], copies: Mapping[str, CopyView], seen: Observe
     return _promoted(node, seen, f"{fault}: {node} is not in sync, and unclean failover is allowed", risk)
 
 
-def _nobody(
+def _no_candidate(
     damaged: Sequence[str], rebooted: Sequence[str], away: Sequence[str], copies: Mapping[str, CopyView]
 ) -> Refuse:
     if away:
@@ -366,7 +366,7 @@ def _awaited(nodes: Sequence[str], seen: Observed) -> WaitForEvidence | Refuse:
 
 
 def _clocks_suspect(nodes: Iterable[str], seen: Observed) -> Refuse:
-    what = "; ".join(f"{node}: {seen.unfit[node]}" for node in nodes if node in seen.unfit)
+    what = "; ".join(f"{node}: {seen.ineligible[node]}" for node in nodes if node in seen.ineligible)
     return Refuse("ClockSuspect", f"nobody whose clock can be believed may be chosen ({what})")
 
 
@@ -384,8 +384,8 @@ def _answers(shard: ShardObject, seen: Observed) -> dict[str, CopyView]:
     return {node: copy for node, copy in found if copy is not None and copy.role is not ObservedRole.FETCHING}
 
 
-def _nodes(known: Mapping[str, Standing], standing: Standing) -> list[str]:
-    return [node for node, it in known.items() if it is standing]
+def _nodes(known: Mapping[str, ReplicaHealth], health: ReplicaHealth) -> list[str]:
+    return [node for node, it in known.items() if it is health]
 
 
 def _are(nodes: Sequence[str]) -> str:

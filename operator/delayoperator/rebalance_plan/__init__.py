@@ -23,12 +23,11 @@ The rest is the planner's: an edit sets a shard's `target` (or `switchover`), an
 
 from delayoperator.rebalance_plan.plans import digest, made_for
 from delayoperator.rebalance_plan.states import step
-from delayoperator.rebalance_plan.times import instant, text_of
-from delayoperator.rebalance_plan.world import (
-    Coming,
+from delayoperator.rebalance_plan.step_values import (
     Edit,
     Job,
     JobState,
+    LoadForecast,
     RebalanceEvent,
     RebalanceRequest,
     Size,
@@ -36,12 +35,13 @@ from delayoperator.rebalance_plan.world import (
     Why,
     World,
 )
+from delayoperator.rebalance_plan.times import instant, text_of
 
 __all__ = [
-    "Coming",
     "Edit",
     "Job",
     "JobState",
+    "LoadForecast",
     "RebalanceEvent",
     "RebalanceRequest",
     "Size",

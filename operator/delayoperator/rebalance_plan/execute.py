@@ -8,100 +8,100 @@ from dataclasses import dataclass
 from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveState, PlanModel, PlannedMove, ProgressModel
 from delayoperator.rebalance_plan import validate
 from delayoperator.rebalance_plan.plans import FINAL, moves_of, state_of
+from delayoperator.rebalance_plan.step_values import Edit, RebalanceEvent, Why, World
 from delayoperator.rebalance_plan.times import duration, instant, text_of
 from delayoperator.rebalance_plan.validate import (
     BYTES_PER_SECOND,
     Begin,
     Finished,
-    Goes,
+    InProgress,
     MovePace,
-    Overtaken,
+    Superseded,
     WaitForMove,
 )
-from delayoperator.rebalance_plan.world import Edit, RebalanceEvent, Why, World
 
 TELLING_BYTES = 16 << 20  # smaller moves say more of their beginning and end than of the rate
 SLOT_MS = 300_000
 LEAD_MS = 60_000
-MOST_CHARS = 200
+MAX_REASON_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutedMoves:
     moves: tuple[PlannedMove, ...]
     edits: tuple[Edit, ...]
-    said: tuple[RebalanceEvent, ...]
+    events: tuple[RebalanceEvent, ...]
     waits: str = ""  # what the first move that waits waits for
-    look_again_ms: int | None = None
+    recheck_at_ms: int | None = None
 
     @property
     def in_flight(self) -> int:
         return sum(move.state is MoveState.MOVING for move in self.moves)
 
     @property
-    def over(self) -> bool:
+    def all_final(self) -> bool:
         return all(move.state in FINAL for move in self.moves)
 
 
-def carry(
+def execute(
     plan: PlanModel, spec: DelayRebalanceSpec, world: World, now_ms: int, held: WaitForMove | None
 ) -> ExecutedMoves:
     """held: why nothing may begin now, whatever the map; None: what may, does."""
-    carrier = _Carrier(plan, spec, world, now_ms)
-    carrier.look_after()
+    executor = _PlanExecutor(plan, spec, world, now_ms)
+    executor.check_moving()
     if held is None:
-        carrier.begin()
+        executor.begin()
     else:
-        carrier.waits(held)
-    return carrier.carried()
+        executor.waits(held)
+    return executor.result()
 
 
-class _Carrier:
+class _PlanExecutor:
     def __init__(self, plan: PlanModel, spec: DelayRebalanceSpec, world: World, now_ms: int) -> None:
         self._spec, self._world, self._now_ms = spec, world, now_ms
         self._moves = moves_of(plan)
-        self._calm = validate.is_calm(world)
+        self._stable = validate.is_stable(world)
         slot_ms = SLOT_MS if plan.slot_seconds is None else plan.slot_seconds * 1_000
         lead_ms = duration(spec.lead_time, LEAD_MS)
         self._pace = MovePace(rate_of(self._moves) or BYTES_PER_SECOND, slot_ms, lead_ms)
         self._edits: list[Edit] = []
-        self._said: list[RebalanceEvent] = []
+        self._events: list[RebalanceEvent] = []
         self._waits = ""
-        self._look_again_ms: int | None = None
+        self._recheck_at_ms: int | None = None
 
-    def carried(self) -> ExecutedMoves:
+    def result(self) -> ExecutedMoves:
         return ExecutedMoves(
-            tuple(self._moves), tuple(self._edits), tuple(self._said), self._waits, self._look_again_ms
+            tuple(self._moves), tuple(self._edits), tuple(self._events), self._waits, self._recheck_at_ms
         )
 
-    def look_after(self) -> None:
+    def check_moving(self) -> None:
         """Of what is under way: what is over, and what has to be asked for again."""
-        for place, move in enumerate(self._moves):
+        for index, move in enumerate(self._moves):
             if move.state is not MoveState.MOVING:
                 continue
-            match validate.under_way(move, self._world, self._pace, self._now_ms, calm=self._calm):
+            match validate.check_moving(move, self._world, self._pace, self._now_ms, stable=self._stable):
                 case Finished():
-                    self._end(place, MoveState.DONE)
-                case Overtaken(reason):
-                    self._end(place, MoveState.REFUSED, f"while it was under way: {reason}")
+                    self._end(index, MoveState.DONE)
+                case Superseded(reason):
+                    self._end(index, MoveState.REFUSED, f"while it was under way: {reason}")
                 case WaitForMove() as wait:
-                    self._moves[place] = move.model_copy(update={"state": MoveState.WAITING, "started_at": None})
+                    self._moves[index] = move.model_copy(update={"state": MoveState.WAITING, "started_at": None})
                     self.waits(wait)
-                case Goes(edit):
+                case InProgress(edit):
                     self._edits += [] if edit is None else [edit]
 
     def begin(self) -> None:
         in_flight = sum(move.state is MoveState.MOVING for move in self._moves)
         taken = {move.shard for move in self._moves if move.state is MoveState.MOVING}
-        for place, move in enumerate(self._moves):
+        for index, move in enumerate(self._moves):
             if state_of(move) is not MoveState.WAITING or move.shard in taken:
                 continue
             taken.add(move.shard)  # a shard's moves go in their order
-            match validate.waiting(move, self._world, self._pace, self._now_ms, calm=self._calm):
+            match validate.check_waiting(move, self._world, self._pace, self._now_ms, stable=self._stable):
                 case Finished():
-                    self._end(place, MoveState.DONE)
-                case Overtaken(reason):
-                    self._end(place, MoveState.REFUSED, reason)
+                    self._end(index, MoveState.DONE)
+                case Superseded(reason):
+                    self._end(index, MoveState.REFUSED, reason)
                 case WaitForMove() as wait:
                     self.waits(wait)
                 case Begin() as begun if in_flight < self._spec.max_in_flight:
@@ -110,14 +110,14 @@ class _Carrier:
                         self.waits(throttled)
                         continue
                     in_flight += 1
-                    self._begin(place, begun)
+                    self._begin(index, begun)
                 case _:
                     pass  # its turn comes when another move is over
 
     def waits(self, wait: WaitForMove) -> None:
         self._waits = self._waits or wait.reason
         if wait.until_ms is not None:
-            self._look_again_ms = min(self._look_again_ms or wait.until_ms, wait.until_ms)
+            self._recheck_at_ms = min(self._recheck_at_ms or wait.until_ms, wait.until_ms)
 
     def _throttled(self, move: PlannedMove) -> WaitForMove | None:
         """Until the bytes of the moves before would have passed at the rate that is allowed."""
@@ -130,23 +130,23 @@ class _Carrier:
             free_ms = max(free_ms, at_ms) + size_bytes * 1_000 // rate
         return None if free_ms <= self._now_ms else WaitForMove(f"at most {rate} bytes/s are to be copied", free_ms)
 
-    def _begin(self, place: int, begun: Begin) -> None:
-        move = self._moves[place]
+    def _begin(self, index: int, begun: Begin) -> None:
+        move = self._moves[index]
         now = {"state": MoveState.MOVING, "replicas": list(begun.nodes), "started_at": text_of(self._now_ms)}
-        self._moves[place] = move.model_copy(update=now)
+        self._moves[index] = move.model_copy(update=now)
         self._edits.append(begun.edit)
-        self._said.append(RebalanceEvent(Why.MOVE_STARTED, f"{move.shard}: {move.from_} to {move.to}"))
+        self._events.append(RebalanceEvent(Why.MOVE_STARTED, f"{move.shard}: {move.from_} to {move.to}"))
 
-    def _end(self, place: int, state: MoveState, reason: str | None = None) -> None:
-        move = self._moves[place]
-        short = None if reason is None else reason[:MOST_CHARS]  # a thousand of them are in one object
+    def _end(self, index: int, state: MoveState, reason: str | None = None) -> None:
+        move = self._moves[index]
+        short = None if reason is None else reason[:MAX_REASON_CHARS]  # a thousand of them are in one object
         now = {"state": state, "reason": short, "ended_at": text_of(self._now_ms)}
-        self._moves[place] = move.model_copy(update=now)
+        self._moves[index] = move.model_copy(update=now)
         message = f"{move.shard}: {move.from_} to {move.to}"
         if state is MoveState.DONE:
-            self._said.append(RebalanceEvent(Why.MOVE_DONE, message))
+            self._events.append(RebalanceEvent(Why.MOVE_DONE, message))
         else:
-            self._said.append(RebalanceEvent(Why.MOVE_REFUSED, f"{message}: {reason}"))
+            self._events.append(RebalanceEvent(Why.MOVE_REFUSED, f"{message}: {reason}"))
 
 
 def rate_of(moves: Sequence[PlannedMove]) -> int | None:
@@ -185,7 +185,7 @@ def progress_of(
         moves_refused=refused,
         bytes_done=ended_bytes,
         percent=percent,
-        current=said[:MOST_CHARS] or None,
+        current=said[:MAX_REASON_CHARS] or None,
         seconds_left=0,
     )
     if before is not None and before.model_copy(update={"seconds_left": 0}) == found:

@@ -6,20 +6,20 @@ from delayapi import hot_slots
 from delayregistry.model import shard_name
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveModel, PlanModel, PlannedMove
-from delayoperator.plan.placement import wanted
+from delayoperator.plan.placement import desired_replicas
 from delayoperator.rebalance_plan.plans import digest, goal, impossible, made_for, takes_over
+from delayoperator.rebalance_plan.step_values import World
 from delayoperator.rebalance_plan.times import text_of
 from delayoperator.rebalance_plan.validate import BYTES_PER_SECOND, MovePace
-from delayoperator.rebalance_plan.world import World
 
 EXPIRES_MS = 24 * 3_600_000
 
 
-def by_hand(spec: DelayRebalanceSpec, world: World, now_ms: int) -> PlanModel | list[str]:
+def manual_plan(spec: DelayRebalanceSpec, world: World, now_ms: int) -> PlanModel | list[str]:
     """The plan, or why its moves can't be made, a sentence each."""
     found: list[PlannedMove] = []
     faults: list[str] = []
-    maps = {name: wanted(shard.spec) for name, shard in world.shards.items()}
+    maps = {name: desired_replicas(shard.spec) for name, shard in world.shards.items()}
     forecast = _Forecast(spec, world, now_ms)
     for move in spec.moves or ():
         nodes = maps.get(move.shard)

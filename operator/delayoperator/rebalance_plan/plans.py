@@ -10,9 +10,9 @@ from delayregistry.model import ClusterSpec
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveModel, MoveState, PlanModel, PlannedMove
 from delayoperator.plan.balance import unplaceable
-from delayoperator.plan.world import Observed
+from delayoperator.plan.observed import Observed
 from delayoperator.plan.zones import Zones
-from delayoperator.rebalance_plan.world import World
+from delayoperator.rebalance_plan.step_values import World
 
 FINAL = frozenset({MoveState.DONE, MoveState.REFUSED})
 
@@ -66,7 +66,7 @@ def impossible(move: MoveModel, nodes: Sequence[str], world: World) -> str | Non
     if move.to in world.cluster.drained:
         return f"{move.to} is to be emptied"
     view = world.nodes.get(move.to)
-    if view is not None and view.gone:
+    if view is not None and view.replaceable:
         return f"{move.to} is lost"
     return None if takes_over(move, nodes) else _crowds(move, [node for node in nodes if node != move.from_], world)
 

@@ -8,16 +8,24 @@ from typing import Any, Final
 from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval
 from delayoperator.crds.status import ConditionModel, ConditionStatus
-from delayoperator.rebalance_plan.execute import ExecutedMoves, carry, progress_of
-from delayoperator.rebalance_plan.manual import by_hand
+from delayoperator.rebalance_plan.execute import ExecutedMoves, execute, progress_of
+from delayoperator.rebalance_plan.manual import manual_plan
 from delayoperator.rebalance_plan.plans import digest, made_for, moves_of, same_moves
+from delayoperator.rebalance_plan.step_values import (
+    Edit,
+    JobState,
+    RebalanceEvent,
+    RebalanceRequest,
+    StepOutcome,
+    Why,
+    World,
+)
 from delayoperator.rebalance_plan.times import duration, instant, text_of
 from delayoperator.rebalance_plan.validate import WaitForMove
-from delayoperator.rebalance_plan.world import Edit, JobState, RebalanceEvent, RebalanceRequest, StepOutcome, Why, World
 
 COOL_DOWN_MS: Final = 3_600_000
 REFRESH, STOP = "refresh", "stop"
-MOST_CHARS = 1_000
+MAX_MESSAGE_CHARS = 1_000
 
 # Where a verb means something. `approve` in Stopped goes on with the rest of the plan.
 ACCEPTS: Final[Mapping[str, frozenset[RebalanceState]]] = {
@@ -41,23 +49,23 @@ def step(asked: RebalanceRequest, status: DelayRebalanceStatus | None, world: Wo
 
 class _Machine:
     def __init__(self, asked: RebalanceRequest, status: DelayRebalanceStatus, world: World, now_ms: int) -> None:
-        self._asked, self._spec, self._world, self._now_ms = asked, asked.spec, world, now_ms
+        self._request, self._spec, self._world, self._now_ms = asked, asked.spec, world, now_ms
         self._status = status
         self._state = status.state or RebalanceState.NEW
-        self._said: list[RebalanceEvent] = []
+        self._events: list[RebalanceEvent] = []
         self._edits: tuple[Edit, ...] = ()
         self._consumed: set[str] = set()
-        self._look_again_ms: int | None = None
-        self._asked_in = self._state  # before a plan came
+        self._recheck_at_ms: int | None = None
+        self._initial_state = self._state  # before a plan came
 
     def outcome(self) -> StepOutcome:
         return StepOutcome(
             self._status,
             self._edits,
             frozenset(self._consumed),
-            tuple(self._said),
+            tuple(self._events),
             wants_job=self._state is RebalanceState.PENDING_PROPOSAL and self._world.job.state is JobState.NONE,
-            look_again_ms=self._look_again_ms,
+            recheck_at_ms=self._recheck_at_ms,
         )
 
     def run(self) -> None:
@@ -68,7 +76,7 @@ class _Machine:
             self._state = self._status.paused_from or RebalanceState.NEW
             self._keep(paused_from=None)
         self._spec_changed()
-        self._asked_in = self._state
+        self._initial_state = self._state
         self._plan_came()
         self._propose()
         self._verbs()
@@ -79,10 +87,10 @@ class _Machine:
         if self._state is RebalanceState.PROPOSAL_READY:
             self._void()
         if self._state is RebalanceState.PROPOSAL_READY:
-            self._unasked()
+            self._start_automatically()
         if self._state is RebalanceState.REBALANCING:
-            self._carry()
-        self._keep(state=self._state, observed_generation=self._asked.generation)
+            self._execute()
+        self._keep(state=self._state, observed_generation=self._request.generation)
 
     # ------------------------------------------------------------ plans come and go
     def _pause(self) -> None:
@@ -95,7 +103,7 @@ class _Machine:
     def _spec_changed(self) -> None:
         """Another spec may ask for other moves, or mend what was wrong. What is under way is stopped by people."""
         before = self._status.observed_generation
-        if before is None or before == self._asked.generation or self._state is RebalanceState.REBALANCING:
+        if before is None or before == self._request.generation or self._state is RebalanceState.REBALANCING:
             return
         plan = self._status.plan
         other = self._spec.moves is not None and (plan is None or not same_moves(self._spec, plan))
@@ -113,10 +121,12 @@ class _Machine:
         if plan.hash == self._status.plan_seen:
             return
         if self._state is RebalanceState.REBALANCING:
-            self._tell(Why.PLAN_REPLACED, f"plan {self._status.approved} was replaced by {plan.hash} while under way")
-        self._take(plan)
+            self._add_event(
+                Why.PLAN_REPLACED, f"plan {self._status.approved} was replaced by {plan.hash} while under way"
+            )
+        self._adopt_plan(plan)
 
-    def _take(self, plan: PlanModel) -> None:
+    def _adopt_plan(self, plan: PlanModel) -> None:
         self._keep(
             plan=plan,
             plan_seen=plan.hash,
@@ -139,9 +149,9 @@ class _Machine:
             self._keep(requested_at=text_of(self._now_ms))
             self._become(RebalanceState.PENDING_PROPOSAL, Why.PROPOSAL_REQUESTED, "the job looks at the load to come")
             return
-        plan = by_hand(self._spec, self._world, self._now_ms)
+        plan = manual_plan(self._spec, self._world, self._now_ms)
         if isinstance(plan, PlanModel):
-            self._take(plan)
+            self._adopt_plan(plan)
         else:
             self._become(RebalanceState.NOT_READY, Why.MOVES_IMPOSSIBLE, "; ".join(plan))
 
@@ -159,25 +169,25 @@ class _Machine:
 
     # ------------------------------------------------------------ verbs
     def _verbs(self) -> None:
-        if self._asked.approve is not None:
+        if self._request.approve is not None:
             self._consumed.add("approve")
-            self._approve(self._asked.approve.strip())
-        if self._asked.verb is not None:
+            self._approve(self._request.approve.strip())
+        if self._request.verb is not None:
             self._consumed.add("verb")
-            self._verb(self._asked.verb.strip())
+            self._verb(self._request.verb.strip())
 
     def _approve(self, named: str) -> None:
         plan = self._status.plan
         if self._state is RebalanceState.REBALANCING and named == self._status.approved:
             if self._status.ending is Ending.STOP:
                 self._keep(ending=None)  # taken back before it had stopped
-                self._tell(Why.APPROVED, f"plan {named} goes on")
+                self._add_event(Why.APPROVED, f"plan {named} goes on")
             return
         why = self._unapprovable(plan, named)
         if plan is None or why is not None:
-            self._tell(Why.APPROVAL_REFUSED, f"{named or 'nothing'} is not approved: {why}")
+            self._add_event(Why.APPROVAL_REFUSED, f"{named or 'nothing'} is not approved: {why}")
             return
-        self._tell(Why.APPROVED, f"plan {named}: {_counted(len(moves_of(plan)))}")
+        self._add_event(Why.APPROVED, f"plan {named}: {_counted(len(moves_of(plan)))}")
         self._start(plan)
 
     def _unapprovable(self, plan: PlanModel | None, named: str) -> str | None:
@@ -196,11 +206,11 @@ class _Machine:
 
     def _verb(self, verb: str) -> None:
         if verb not in (STOP, REFRESH):
-            self._tell(Why.VERB_REFUSED, f"{verb!r} is not a verb; there are {STOP} and {REFRESH}")
+            self._add_event(Why.VERB_REFUSED, f"{verb!r} is not a verb; there are {STOP} and {REFRESH}")
         elif verb == STOP and self._came_first():
             self._stopped("its plan came first; delaycluster.io/approve carries it out")
         elif self._state not in ACCEPTS[verb]:
-            self._tell(Why.VERB_REFUSED, f"{verb} means nothing in state {self._state}")
+            self._add_event(Why.VERB_REFUSED, f"{verb} means nothing in state {self._state}")
         elif self._state is RebalanceState.REBALANCING:
             self._keep(ending=Ending.STOP if verb == STOP else Ending.REFRESH)
         elif verb == STOP:
@@ -210,7 +220,7 @@ class _Machine:
 
     def _came_first(self) -> bool:
         """A plan came together with the verb that was to keep it away: nothing of it is to begin unasked."""
-        return self._asked_in is RebalanceState.PENDING_PROPOSAL and self._state is RebalanceState.PROPOSAL_READY
+        return self._initial_state is RebalanceState.PENDING_PROPOSAL and self._state is RebalanceState.PROPOSAL_READY
 
     def _stopped(self, message: str, why: Why = Why.STOPPED) -> None:
         self._keep(ending=None, cool_down_until=self._cool())
@@ -228,7 +238,7 @@ class _Machine:
             changed = f"the cluster's nodes, drained, replicas or topics have changed since plan {plan.hash} was made"
             return Why.CLUSTER_CHANGED, f"{changed}; refresh asks for another"
         if expires_ms is not None:
-            self._look_at(expires_ms)
+            self._recheck_at(expires_ms)
         return None
 
     def _void(self) -> None:
@@ -237,21 +247,23 @@ class _Machine:
         if found is not None:
             self._become(RebalanceState.NOT_READY, *found)
 
-    def _unasked(self) -> None:
+    def _start_automatically(self) -> None:
         """Approval Automatic, and AutomaticBelow where the plan is within its limits."""
         plan = self._status.plan
         if plan is None or not self._is_automatic(plan):
             return
         cool_ms = instant(self._status.cool_down_until)
         if cool_ms is not None and self._now_ms < cool_ms:
-            self._look_at(cool_ms)
+            self._recheck_at(cool_ms)
             waits = f"nothing is carried out unasked until {self._status.cool_down_until}; {self._how_to_approve(plan)}"
             self._become(RebalanceState.PROPOSAL_READY, Why.COOLING_DOWN, waits)
         elif self._world.busy is not None:
             waits = f"DelayRebalance {self._world.busy} is being carried out; one at a time"
             self._become(RebalanceState.PROPOSAL_READY, Why.ANOTHER_UNDER_WAY, waits)
         else:
-            self._tell(Why.APPROVED, f"plan {plan.hash}: {_counted(len(moves_of(plan)))}; approval {self._approval}")
+            self._add_event(
+                Why.APPROVED, f"plan {plan.hash}: {_counted(len(moves_of(plan)))}; approval {self._approval}"
+            )
             self._start(plan)
 
     def _is_automatic(self, plan: PlanModel) -> bool:
@@ -261,7 +273,7 @@ class _Machine:
                 (limits.moved_bytes, plan.moved_bytes),
                 (limits.due_in_window, plan.due_in_window),
             ]
-            return all(most is None or (found is not None and found <= most) for most, found in held)
+            return all(limit is None or (found is not None and found <= limit) for limit, found in held)
         return self._approval is Approval.AUTOMATIC
 
     @property
@@ -275,36 +287,36 @@ class _Machine:
         return f"{_counted(len(moves_of(plan)))}; delaycluster.io/approve={plan.hash} carries them out"
 
     # ------------------------------------------------------------ Rebalancing
-    def _carry(self) -> None:
+    def _execute(self) -> None:
         plan = self._status.plan
         if plan is None:
             self._forget()  # somebody has taken the plan away
             return
-        carried = carry(plan, self._spec, self._world, self._now_ms, self._held())
-        self._edits = carried.edits
-        self._said += carried.said
-        if carried.look_again_ms is not None:
-            self._look_at(carried.look_again_ms)
-        if carried.moves != tuple(plan.moves or ()):
-            self._keep(plan=plan.model_copy(update={"moves": list(carried.moves)}))
+        executed = execute(plan, self._spec, self._world, self._now_ms, self._held())
+        self._edits = executed.edits
+        self._events += executed.events
+        if executed.recheck_at_ms is not None:
+            self._recheck_at(executed.recheck_at_ms)
+        if executed.moves != tuple(plan.moves or ()):
+            self._keep(plan=plan.model_copy(update={"moves": list(executed.moves)}))
         before, slots = self._status.progress, self._spec.max_in_flight
-        progress = progress_of(carried.moves, self._world, carried.waits, slots, before)
+        progress = progress_of(executed.moves, self._world, executed.waits, slots, before)
         self._keep(progress=progress)
         refused = progress.moves_refused or 0
-        if carried.in_flight == 0 and self._status.ending is Ending.REFRESH:
+        if executed.in_flight == 0 and self._status.ending is Ending.REFRESH:
             self._forget()
-            self._look_at(self._now_ms)
-        elif carried.over:
-            self._over(progress.moves_done or 0, refused)
-        elif carried.in_flight == 0 and self._status.ending is Ending.STOP:
-            left = len(carried.moves) - (progress.moves_done or 0) - refused
+            self._recheck_at(self._now_ms)
+        elif executed.all_final:
+            self._finish(progress.moves_done or 0, refused)
+        elif executed.in_flight == 0 and self._status.ending is Ending.STOP:
+            left = len(executed.moves) - (progress.moves_done or 0) - refused
             self._stopped(f"{_counted(left)} left; delaycluster.io/approve={plan.hash} goes on with them")
-        elif carried.in_flight == 0 and self._is_late():
+        elif executed.in_flight == 0 and self._is_late():
             self._stopped(f"spec.notAfter, {self._spec.not_after}, is over", Why.WINDOW_CLOSED)
         elif self._status.ending is not None:
             self._become(RebalanceState.REBALANCING, Why.STOPPING, "what is under way is finished, and nothing begins")
         else:
-            self._become(RebalanceState.REBALANCING, Why.MOVES_UNDER_WAY, self._waiting(carried))
+            self._become(RebalanceState.REBALANCING, Why.MOVES_UNDER_WAY, self._waiting(executed))
 
     def _held(self) -> WaitForMove | None:
         if self._status.ending is not None:
@@ -320,10 +332,10 @@ class _Machine:
         end_ms = instant(self._spec.not_after)
         return end_ms is not None and self._now_ms >= end_ms
 
-    def _waiting(self, carried: ExecutedMoves) -> str:
-        return carried.waits if carried.in_flight == 0 and carried.waits else "the plan is carried out"
+    def _waiting(self, executed: ExecutedMoves) -> str:
+        return executed.waits if executed.in_flight == 0 and executed.waits else "the plan is carried out"
 
-    def _over(self, done: int, refused: int) -> None:
+    def _finish(self, done: int, refused: int) -> None:
         self._keep(ending=None, cool_down_until=self._cool())
         told = f"{done} of {_counted(done + refused)} done"
         if refused and not done:
@@ -342,27 +354,27 @@ class _Machine:
         old = next(iter(self._status.conditions or ()), None)
         same = old is not None and old.type == state.value
         if not same or old is None or old.reason != why.value:
-            self._tell(why, message)
+            self._add_event(why, message)
         since = old.last_transition_time if same and old is not None else None
         condition = ConditionModel(
             type=state.value,
             status=ConditionStatus.TRUE,
             reason=why.value,
-            message=message[:MOST_CHARS],
+            message=message[:MAX_MESSAGE_CHARS],
             last_transition_time=since or text_of(self._now_ms),
-            observed_generation=self._asked.generation,
+            observed_generation=self._request.generation,
         )
         self._state = state
         self._keep(conditions=[condition])
 
-    def _tell(self, why: Why, message: str) -> None:
-        self._said.append(RebalanceEvent(why, message))
+    def _add_event(self, why: Why, message: str) -> None:
+        self._events.append(RebalanceEvent(why, message))
 
     def _keep(self, **fields: Any) -> None:
         self._status = self._status.model_copy(update=fields)
 
-    def _look_at(self, at_ms: int) -> None:
-        self._look_again_ms = at_ms if self._look_again_ms is None else min(self._look_again_ms, at_ms)
+    def _recheck_at(self, at_ms: int) -> None:
+        self._recheck_at_ms = at_ms if self._recheck_at_ms is None else min(self._recheck_at_ms, at_ms)
 
 
 def _counted(moves: int) -> str:

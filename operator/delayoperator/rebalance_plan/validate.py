@@ -9,16 +9,16 @@ from delayregistry.model import ShardObject, Switchover
 
 from delayoperator.crds.rebalance import PlannedMove
 from delayoperator.plan import balance
-from delayoperator.plan.placement import wanted
-from delayoperator.plan.world import Observed
+from delayoperator.plan.observed import Observed
+from delayoperator.plan.placement import desired_replicas
 from delayoperator.rebalance_plan.plans import goal, impossible, takes_over
+from delayoperator.rebalance_plan.step_values import Edit, World
 from delayoperator.rebalance_plan.times import instant, text_of
-from delayoperator.rebalance_plan.world import Edit, World
 
 BYTES_PER_SECOND = 32 << 20  # that a copy is fetched at, until a plan's own moves have shown it
-AT_LEAST_MS = 5_000  # of any move: somebody has to notice, connect, take over
+MIN_MOVE_MS = 5_000  # of any move: somebody has to notice, connect, take over
 UNKNOWN_MS = 60_000  # of one whose size is not known
-LONGEST_WAIT_MS = 7_200_000  # for hot slots: what is hot for longer has no better time, and the move is what helps
+MAX_WAIT_MS = 7_200_000  # for hot slots: what is hot for longer has no better time, and the move is what helps
 KNOWN = 8  # of the nodes between which a shard was moved, the latest
 
 
@@ -31,7 +31,7 @@ class MovePace:
     lead_ms: int
 
     def move_ms(self, size_bytes: int | None) -> int:
-        return UNKNOWN_MS if size_bytes is None else AT_LEAST_MS + size_bytes * 1_000 // self.bytes_per_second
+        return UNKNOWN_MS if size_bytes is None else MIN_MOVE_MS + size_bytes * 1_000 // self.bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,65 +54,65 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
+class Superseded:
     """The map has moved on: this move can't be made any more, or is not what it was planned for."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Goes:
+class InProgress:
     """It is under way. edit: what has to be asked for (again): the write before may have been lost."""
 
     edit: Edit | None = None
 
 
-def waiting(
-    move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, calm: bool
-) -> Begin | WaitForMove | Finished | Overtaken:
+def check_waiting(
+    move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, stable: bool
+) -> Begin | WaitForMove | Finished | Superseded:
     """Of a move that has not begun."""
     shard = world.shards.get(move.shard)
     if shard is None:
-        return Overtaken("there is no such shard any more")
-    spec, nodes = shard.spec, wanted(shard.spec)
+        return Superseded("there is no such shard any more")
+    spec, nodes = shard.spec, desired_replicas(shard.spec)
     planned = nodes if move.replicas is None else tuple(move.replicas)
     if move.replicas is not None and nodes == goal(move, planned):
         if _led_by_first(shard) and spec.target is None:
             return Finished()
         return WaitForMove(f"{move.shard} is on its way there already")
     if nodes != planned:
-        return Overtaken(f"its copies are on {_list(nodes)} now, and the plan found them on {_list(planned)}")
+        return Superseded(f"its copies are on {_list(nodes)} now, and the plan found them on {_list(planned)}")
     why = impossible(move, planned, world)
     if why is not None:
-        return Overtaken(why)
+        return Superseded(why)
     if spec.target is not None or spec.leaving or spec.switchover is not None:
         return WaitForMove(f"{move.shard} is on its way for another reason")
     if not is_served(shard):
         return WaitForMove(f"{move.shard} is not served")
-    if not calm:
+    if not stable:
         return WaitForMove("a node is away, about to end or only just back")
     if takes_over(move, planned) and not _all_in_sync(shard):
         return WaitForMove(f"a copy of {move.shard} is not in sync, and {move.to} is to take over")
     return _too_near(move, pace, now_ms) or Begin(_edit(move, shard, planned), planned)
 
 
-def under_way(
-    move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, calm: bool
-) -> Goes | Finished | Overtaken | WaitForMove:
+def check_moving(
+    move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, stable: bool
+) -> InProgress | Finished | Superseded | WaitForMove:
     """Of a move that was begun; its `replicas` say what it was begun from. Wait: the write that was to begin it was
     lost, and now is no time for it."""
     shard = world.shards.get(move.shard)
     if shard is None:
-        return Overtaken("there is no such shard any more")
+        return Superseded("there is no such shard any more")
     nodes = tuple(move.replicas or ())
-    found = _taking_over(move, shard, nodes, calm) if takes_over(move, nodes) else _copying(move, shard, nodes)
-    if isinstance(found, Goes) and found.edit is not None:
+    found = _taking_over(move, shard, nodes, stable) if takes_over(move, nodes) else _copying(move, shard, nodes)
+    if isinstance(found, InProgress) and found.edit is not None:
         return _too_near(move, pace, now_ms) or found
     return found
 
 
-def is_calm(world: World) -> bool:
-    return balance.calm(world.cluster, Observed(tuple(world.shards.values()), world.nodes))
+def is_stable(world: World) -> bool:
+    return balance.is_stable(world.cluster, Observed(tuple(world.shards.values()), world.nodes))
 
 
 def is_served(shard: ShardObject) -> bool:
@@ -120,31 +120,31 @@ def is_served(shard: ShardObject) -> bool:
     return status is not None and spec.master is not None and status.serving_epoch == spec.epoch and not status.resigned
 
 
-def _copying(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Goes | Finished | Overtaken:
+def _copying(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> InProgress | Finished | Superseded:
     spec, wished = shard.spec, goal(move, nodes)
     if spec.target is not None:
         if spec.target == wished:
-            return Goes()
-        return Overtaken(f"its copies are to be on {_list(spec.target)} now")
+            return InProgress()
+        return Superseded(f"its copies are to be on {_list(spec.target)} now")
     if set(spec.replicas) == set(wished):
         return Finished()  # should another lead than the first: the planner brings the master there once all is calm
     if spec.replicas == nodes:
-        return Goes(_edit(move, shard, nodes))
-    return Overtaken(f"its copies are on {_list(spec.replicas)} now")
+        return InProgress(_edit(move, shard, nodes))
+    return Superseded(f"its copies are on {_list(spec.replicas)} now")
 
 
 def _taking_over(
-    move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...], calm: bool
-) -> Goes | Finished | Overtaken:
+    move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...], stable: bool
+) -> InProgress | Finished | Superseded:
     spec = shard.spec
     if spec.target is not None or set(spec.replicas) != set(nodes):
-        return Overtaken(f"its copies are to be on {_list(wanted(spec))} now")
+        return Superseded(f"its copies are to be on {_list(desired_replicas(spec))} now")
     if spec.replicas[0] == move.to:
         # As asked for. Should the switchover not come off, the planner brings the master here once all is calm.
-        return Finished() if spec.master == move.to and is_served(shard) else Goes()
+        return Finished() if spec.master == move.to and is_served(shard) else InProgress()
     if spec.replicas != nodes:
-        return Overtaken(f"{spec.replicas[0]} is to be its master now")
-    return Goes(_edit(move, shard, nodes) if calm and is_served(shard) and _all_in_sync(shard) else None)
+        return Superseded(f"{spec.replicas[0]} is to be its master now")
+    return InProgress(_edit(move, shard, nodes) if stable and is_served(shard) and _all_in_sync(shard) else None)
 
 
 def _edit(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Edit:
@@ -171,7 +171,7 @@ def _too_near(move: PlannedMove, pace: MovePace, now_ms: int) -> WaitForMove | N
         if until_ms < begin_ms + pace.slot_ms and begin_ms < until_ms + needs_ms:
             first_ms = begin_ms if first_ms is None else first_ms
             until_ms = begin_ms + pace.slot_ms
-    if first_ms is None or until_ms - now_ms > max(LONGEST_WAIT_MS, needs_ms + pace.slot_ms):
+    if first_ms is None or until_ms - now_ms > max(MAX_WAIT_MS, needs_ms + pace.slot_ms):
         return None
     return WaitForMove(
         f"{move.shard} is hot from {text_of(first_ms)} to {text_of(until_ms)}: it moves after that", until_ms

@@ -7,9 +7,9 @@ from delayoperator.resources.build import build
 from delayoperator.resources.compare import Difference, differences
 from delayoperator.resources.names import MANAGER
 from delayoperator.resources.normal import BadQuantity, quantity, whole_bytes
-from delayoperator.resources.owning import foreign
+from delayoperator.resources.ownership import foreign
 from delayoperator.resources.restarts import EFFECTS, Effect, effect, restarting
-from delayoperator.resources.view import ClusterView, Json, PodWishes, VolumeRequest
+from delayoperator.resources.view import ClusterView, Json, PodSpec, VolumeRequest
 from delayoperator.resources.volumes import claim_names, grown
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "Difference",
     "Effect",
     "Json",
-    "PodWishes",
+    "PodSpec",
     "VolumeRequest",
     "build",
     "claim_names",

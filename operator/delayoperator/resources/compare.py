@@ -37,11 +37,11 @@ class Difference:
     """path: `spec.template.spec.containers[node].image`; "" is the whole object. A value of None: absent."""
 
     path: str
-    wanted: Any
+    desired: Any
     found: Any
 
     def __str__(self) -> str:
-        return f"{self.path or 'the object'}: {_shown(self.found)} -> {_shown(self.wanted)}"
+        return f"{self.path or 'the object'}: {_shown(self.found)} -> {_shown(self.desired)}"
 
 
 def differences(desired: Json, live: Json | None) -> tuple[Difference, ...]:

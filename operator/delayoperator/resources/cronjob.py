@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from delayoperator.resources import names
 from delayoperator.resources.normal import normal
 from delayoperator.resources.pod import USER
-from delayoperator.resources.view import ClusterView, Json, RebalanceWishes
+from delayoperator.resources.view import ClusterView, Json, RebalanceJobSpec
 
 CONTAINER = "rebalance"
 HISTORY, TMP, EXECUTOR = "/history", "/tmp", "/etc/executor"
@@ -32,8 +32,8 @@ SCRATCH = "4Gi"  # what Spark may spill
 
 def cron_job(view: ClusterView) -> Json | None:
     """None: there is no schedule."""
-    wishes = view.rebalance
-    if wishes is None or wishes.schedule is None:
+    job_spec = view.rebalance
+    if job_spec is None or job_spec.schedule is None:
         return None
     name = names.rebalance(view.name)
     return {
@@ -41,13 +41,13 @@ def cron_job(view: ClusterView) -> Json | None:
         "kind": "CronJob",
         "metadata": names.metadata(view, name),
         "spec": {
-            "schedule": wishes.schedule,
+            "schedule": job_spec.schedule,
             "timeZone": "Etc/UTC",
             "concurrencyPolicy": "Forbid",
             "startingDeadlineSeconds": LATE_SECONDS,
             "successfulJobsHistoryLimit": 1,
             "failedJobsHistoryLimit": 3,
-            "jobTemplate": {"metadata": {"labels": names.job_labels(view.name)}, "spec": _job(view, wishes, name)},
+            "jobTemplate": {"metadata": {"labels": names.job_labels(view.name)}, "spec": _job(view, job_spec, name)},
         },
     }
 
@@ -57,8 +57,8 @@ def single_job(view: ClusterView, rebalance: str, rebalance_uid: str, request: s
 
     view.rebalance must not be None.
     """
-    wishes = view.rebalance
-    assert wishes is not None
+    job_spec = view.rebalance
+    assert job_spec is not None
     meta = {
         "name": job_name(rebalance, rebalance_uid, request),
         "namespace": view.namespace,
@@ -73,7 +73,7 @@ def single_job(view: ClusterView, rebalance: str, rebalance_uid: str, request: s
             }
         ],
     }
-    spec = _job(view, wishes, rebalance)
+    spec = _job(view, job_spec, rebalance)
     found: Json = normal({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
     return found
 
@@ -84,7 +84,7 @@ def job_name(rebalance: str, rebalance_uid: str, request: str) -> str:
     return f"{rebalance[:54].rstrip('-.')}-{digest}"
 
 
-def _job(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
+def _job(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) -> Json:
     return {
         "backoffLimit": 1,
         "activeDeadlineSeconds": DEADLINE_SECONDS,
@@ -92,44 +92,44 @@ def _job(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
         "template": {
             "metadata": {
                 "labels": names.job_labels(view.name),
-                "annotations": {EXECUTOR_POD: _executor_pod(view, wishes)} if wishes.executors else {},
+                "annotations": {EXECUTOR_POD: _executor_pod(view, job_spec)} if job_spec.executors else {},
             },
             "spec": {
                 "serviceAccountName": names.rebalance(view.name),
                 "automountServiceAccountToken": True,  # it reads the map, and writes its plan
                 "enableServiceLinks": False,
                 "restartPolicy": "Never",
-                "containers": [_container(view, wishes, rebalance)],
-                "volumes": _volumes(wishes),
+                "containers": [_container(view, job_spec, rebalance)],
+                "volumes": _volumes(job_spec),
                 **_like_the_nodes(view),
             },
         },
     }
 
 
-def _container(view: ClusterView, wishes: RebalanceWishes, rebalance: str) -> Json:
-    resources = DEFAULT_RESOURCES if wishes.resources is None else wishes.resources
-    more = [{"name": "executor", "mountPath": EXECUTOR}] if wishes.executors else []
+def _container(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) -> Json:
+    resources = DEFAULT_RESOURCES if job_spec.resources is None else job_spec.resources
+    more = [{"name": "executor", "mountPath": EXECUTOR}] if job_spec.executors else []
     return {
         "name": CONTAINER,
-        "image": wishes.image,
+        "image": job_spec.image,
         "command": ["python", "-m", "delayoperator.rebalance"],
         "args": [
             f"--registry=kube:{view.namespace}/{view.name}",
             f"--name={rebalance}",
-            f"--master={wishes.master}",
-            *([] if wishes.history is None else [f"--history={HISTORY}/{wishes.history[1]}"]),
+            f"--master={job_spec.master}",
+            *([] if job_spec.history is None else [f"--history={HISTORY}/{job_spec.history[1]}"]),
         ],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
-            {"name": "PYSPARK_SUBMIT_ARGS", "value": _submit_args(_conf(view, wishes))},
+            {"name": "PYSPARK_SUBMIT_ARGS", "value": _submit_args(_conf(view, job_spec))},
             {"name": "SPARK_LOCAL_DIRS", "value": TMP},
         ],
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *_history_mounts(wishes), *more],
+        "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *_history_mounts(job_spec), *more],
         "securityContext": _restricted(),
     }
 
@@ -162,14 +162,14 @@ def _like_the_nodes(view: ClusterView) -> Json:
     }
 
 
-def _conf(view: ClusterView, wishes: RebalanceWishes) -> Mapping[str, str]:
+def _conf(view: ClusterView, job_spec: RebalanceJobSpec) -> Mapping[str, str]:
     """Spark's settings. Given ones win. Executors are pods like the job's own, and find their driver by its address."""
-    if not wishes.executors:
-        return wishes.conf
+    if not job_spec.executors:
+        return job_spec.conf
     labels = names.job_labels(view.name)
     return {
         "spark.kubernetes.namespace": view.namespace,
-        "spark.kubernetes.container.image": wishes.image,
+        "spark.kubernetes.container.image": job_spec.image,
         "spark.kubernetes.executor.podTemplateFile": f"{EXECUTOR}/{EXECUTOR_FILE}",
         "spark.kubernetes.authenticate.driver.serviceAccountName": names.rebalance(view.name),
         "spark.kubernetes.authenticate.serviceAccountName": names.rebalance(view.name),
@@ -181,7 +181,7 @@ def _conf(view: ClusterView, wishes: RebalanceWishes) -> Mapping[str, str]:
         "spark.driver.blockManager.port": str(PORTS["blockmanager"]),
         "spark.executor.instances": "2",
         **{f"spark.kubernetes.executor.label.{key}": value for key, value in labels.items()},
-        **wishes.conf,
+        **job_spec.conf,
     }
 
 
@@ -192,32 +192,32 @@ def _submit_args(conf: Mapping[str, str]) -> str:
     )
 
 
-def _volumes(wishes: RebalanceWishes) -> list[Json]:
-    found: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}}, *_history_volumes(wishes)]
-    if wishes.executors:
+def _volumes(job_spec: RebalanceJobSpec) -> list[Json]:
+    found: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}}, *_history_volumes(job_spec)]
+    if job_spec.executors:
         note = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{EXECUTOR_POD}']"}
         found.append({"name": "executor", "downwardAPI": {"items": [{"path": EXECUTOR_FILE, "fieldRef": note}]}})
     return found
 
 
-def _history_volumes(wishes: RebalanceWishes) -> list[Json]:
-    if wishes.history is None:
+def _history_volumes(job_spec: RebalanceJobSpec) -> list[Json]:
+    if job_spec.history is None:
         return []
-    return [{"name": "history", "persistentVolumeClaim": {"claimName": wishes.history[0]}}]
+    return [{"name": "history", "persistentVolumeClaim": {"claimName": job_spec.history[0]}}]
 
 
-def _history_mounts(wishes: RebalanceWishes) -> list[Json]:
-    return [] if wishes.history is None else [{"name": "history", "mountPath": HISTORY}]
+def _history_mounts(job_spec: RebalanceJobSpec) -> list[Json]:
+    return [] if job_spec.history is None else [{"name": "history", "mountPath": HISTORY}]
 
 
-def _executor_pod(view: ClusterView, wishes: RebalanceWishes) -> str:
+def _executor_pod(view: ClusterView, job_spec: RebalanceJobSpec) -> str:
     """Like the job's own pod; Spark adds the rest, /tmp as a volume among it. Executors write the history's files, and
     the driver puts them in their place: all of them mount it."""
-    container = {"name": "executor", "securityContext": _restricted(), "volumeMounts": _history_mounts(wishes)}
+    container = {"name": "executor", "securityContext": _restricted(), "volumeMounts": _history_mounts(job_spec)}
     spec = {
         "enableServiceLinks": False,
         "containers": [container],
-        "volumes": _history_volumes(wishes),
+        "volumes": _history_volumes(job_spec),
         **_like_the_nodes(view),
     }
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec}, sort_keys=True)

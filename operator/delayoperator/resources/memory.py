@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from delayoperator.resources.normal import BadQuantity, whole_bytes
 
 WINDOW_A_MIB = 4_000  # messages
-FEWEST, MOST = 250_000, 16_000_000  # messages in the due window
+MIN_MESSAGES, MAX_MESSAGES = 250_000, 16_000_000  # messages in the due window
 SMALLEST_LIMIT_MIB = 384
 """Below it the parts come to more than there is."""
 
@@ -34,7 +34,7 @@ def memory_args(resources: Mapping[str, Mapping[str, str | int | float]]) -> lis
         return []
     return [
         f"--memory-mib={max(64, mib * 3 // 4)}",
-        f"--window-budget={_within(mib * WINDOW_A_MIB, FEWEST, MOST)}",
+        f"--window-budget={_within(mib * WINDOW_A_MIB, MIN_MESSAGES, MAX_MESSAGES)}",
         f"--in-flight-mib={_within(mib // 16, 8, 256)}",
         f"--unread-mib={_within(mib // 4, 16, 1_024)}",
     ]

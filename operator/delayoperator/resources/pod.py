@@ -29,12 +29,12 @@ ZONE_VARIABLE = "DELAYNODE_ZONE"
 
 
 def template(view: ClusterView) -> Json:
-    wishes = view.pod
+    pod_spec = view.pod
     return {
         "metadata": {
-            "labels": {**wishes.labels, **names.labels(view.name)},
+            "labels": {**pod_spec.labels, **names.labels(view.name)},
             "annotations": {
-                **wishes.annotations,
+                **pod_spec.annotations,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER,
                 READ_AT_START: f"durability={view.cluster.durability} leaseSeconds={view.cluster.lease_seconds}",
             },
@@ -43,7 +43,9 @@ def template(view: ClusterView) -> Json:
             "serviceAccountName": names.node_account(view.name),
             "automountServiceAccountToken": True,  # the node follows its shards, and renews its lease
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE_SECONDS if wishes.grace_seconds is None else wishes.grace_seconds,
+            "terminationGracePeriodSeconds": GRACE_SECONDS
+            if pod_spec.grace_seconds is None
+            else pod_spec.grace_seconds,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": USER,
@@ -54,12 +56,12 @@ def template(view: ClusterView) -> Json:
             },
             "containers": [_container(view)],
             "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
-            "nodeSelector": dict(wishes.node_selector),
+            "nodeSelector": dict(pod_spec.node_selector),
             "affinity": _affinity(view),
-            "tolerations": [dict(toleration) for toleration in wishes.tolerations],
+            "tolerations": [dict(toleration) for toleration in pod_spec.tolerations],
             "topologySpreadConstraints": _spread(view),
-            "priorityClassName": wishes.priority_class,
-            "imagePullSecrets": [{"name": name} for name in wishes.image_pull_secrets],
+            "priorityClassName": pod_spec.priority_class,
+            "imagePullSecrets": [{"name": name} for name in pod_spec.image_pull_secrets],
         },
     }
 

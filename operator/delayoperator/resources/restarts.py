@@ -17,7 +17,7 @@ TEMPLATE = "spec.template"
 class Effect(StrEnum):
     RESTART = "every node is restarted, one at a time"
     LIVE = "the nodes take it up within a second"
-    NEXT_REIGN = "a shard's next master has it: after a failover, a switchover or a restart"
+    NEXT_TERM = "a shard's next master has it: after a failover, a switchover or a restart"
     NEW_SHARDS = "shards that are made later have it"
     OPERATOR = "only the operator acts on it"
     OBJECTS = "objects beside the pods change; no node that stays is touched"
@@ -43,7 +43,7 @@ EFFECTS: Mapping[str, Effect] = {
     "topics.maxDelay": Effect.LIVE,
     "topics.maxReleasePerSecond": Effect.LIVE,
     "failover.leaseSeconds": Effect.RESTART,
-    "failover.lagSeconds": Effect.NEXT_REIGN,
+    "failover.lagSeconds": Effect.NEXT_TERM,
     "failover.replaceAfterSeconds": Effect.OPERATOR,
     "failover.allowUnclean": Effect.LIVE,
     "storage.size": Effect.OBJECTS,

@@ -21,7 +21,7 @@ class VolumeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PodWishes:
+class PodSpec:
     """spec.podTemplate. What core/v1 has a shape for is in that shape, as JSON."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class PodWishes:
 
 
 @dataclass(frozen=True, slots=True)
-class RebalanceWishes:
+class RebalanceJobSpec:
     """spec.rebalance, as far as it is about the job. image: never empty. history: a claim's name, and a path in it."""
 
     image: str
@@ -67,11 +67,11 @@ class ClusterView:
     image: str
     storage: VolumeRequest = field(default_factory=VolumeRequest)
     resources: Mapping[str, Mapping[str, str | int | float]] | None = None
-    pod: PodWishes = field(default_factory=PodWishes)
+    pod: PodSpec = field(default_factory=PodSpec)
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # of the PodMonitor
     shards: tuple[str, ...] = ()
-    rebalance: RebalanceWishes | None = None
+    rebalance: RebalanceJobSpec | None = None
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from delayoperator.crds.rebalance import (
     RebalanceState,
 )
 from delayoperator.plan import ChangeSpec, plan
-from delayoperator.plan.placement import wanted
+from delayoperator.plan.placement import desired_replicas
 from delayoperator.rebalance_plan import Job, RebalanceRequest, StepOutcome, World, digest, step, text_of
 from delayregistry.model import ClusterSpec, TopicSpec
 
@@ -49,7 +49,7 @@ def settle(world: Cluster) -> None:
 
 def a_move(world: Cluster, shard: str, to: str, origin: str | None = None, **costs: Any) -> PlannedMove:
     """As the job finds it: from the shard's master, unless told otherwise."""
-    nodes = wanted(world.shards[shard].spec)
+    nodes = desired_replicas(world.shards[shard].spec)
     said = {"shard": shard, "from": origin or nodes[0], "to": to, "replicas": list(nodes), "bytes": 1_000, **costs}
     return PlannedMove.model_validate(said)
 
@@ -89,7 +89,7 @@ class Driver:
             RebalanceRequest(self.spec, self.generation, approve, verb), status, around, self.now_ms
         )
         self.status = outcome.status
-        self.said += [it.reason for it in outcome.said]
+        self.said += [it.reason for it in outcome.events]
         assert self.in_flight() <= self.spec.max_in_flight
         if not crash:
             for edit in outcome.edits:
@@ -149,4 +149,4 @@ class Driver:
 
 
 def nodes_of(world: Cluster) -> dict[str, tuple[str, ...]]:
-    return {name: wanted(shard.spec) for name, shard in world.shards.items()}
+    return {name: desired_replicas(shard.spec) for name, shard in world.shards.items()}

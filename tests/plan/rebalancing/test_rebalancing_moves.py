@@ -162,7 +162,7 @@ def test_a_shard_whose_hot_slot_is_near_waits_until_the_slot_is_over_and_others_
     assert driver.moves[0].state is None
     assert "is hot from" in driver.status.conditions[0].message  # type: ignore[union-attr,index]
     assert driver.last is not None
-    assert driver.last.look_again_ms == hot_ms + 300_000
+    assert driver.last.recheck_at_ms == hot_ms + 300_000
     driver.until(driver.is_over)
     assert driver.moves[0].state is MoveState.DONE
 
@@ -201,7 +201,7 @@ def test_slots_without_room_for_the_move_between_them_are_waited_for_together() 
     driver = hot_from(cluster(3, 3), 0, 6, 40, slot=5)
     assert driver.in_flight() == 0
     assert driver.last is not None
-    assert driver.last.look_again_ms == START_MS + 11 * MINUTE_MS
+    assert driver.last.recheck_at_ms == START_MS + 11 * MINUTE_MS
 
 
 def test_a_single_slot_is_waited_for_however_long_it_is() -> None:

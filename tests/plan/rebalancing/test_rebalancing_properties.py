@@ -7,7 +7,7 @@ from typing import Any
 
 from delayoperator.crds.rebalance import MoveState, PlannedMove, RebalanceState
 from delayoperator.plan import Liveness
-from delayoperator.plan.placement import wanted
+from delayoperator.plan.placement import desired_replicas
 from delayoperator.rebalance_plan import text_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -136,8 +136,8 @@ def test_people_and_faults_meddle_and_it_still_ends(data: st.DataObject, replica
         meddling = data.draw(st.sampled_from(["nothing", "move", "kill", "start"]))
         shard = world.shards[data.draw(st.sampled_from(sorted(world.shards)))]
         node = data.draw(st.sampled_from(NODES))
-        if meddling == "move" and node not in wanted(shard.spec):
-            target = (*wanted(shard.spec)[:-1], node)
+        if meddling == "move" and node not in desired_replicas(shard.spec):
+            target = (*desired_replicas(shard.spec)[:-1], node)
             world._put(replace(shard, spec=replace(shard.spec, target=target)))
         elif meddling == "kill" and all(it.runs for it in world.nodes.values()):
             world.kill(node)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
-from delayoperator.rebalance_plan import Coming, Job, JobState, Size, made_for, text_of
+from delayoperator.rebalance_plan import Job, JobState, LoadForecast, Size, made_for, text_of
 from delayoperator.rebalance_plan.states import ACCEPTS
 from delayregistry.model import TopicSpec
 
@@ -64,7 +64,7 @@ def test_moves_by_hand_tell_what_falls_due_and_when_their_shards_are_hot(settled
     burst[2] = 6_000
     loads = np.stack([flat, flat + burst, flat])
     driver = Driver(settled, moves=[{"shard": name, "from": "n1", "to": "n0"}])
-    coming = Coming(START_MS, 300_000, ("n0", "n1", "n2"), loads, {name: flat / 3 + burst * 0.6})
+    coming = LoadForecast(START_MS, 300_000, ("n0", "n1", "n2"), loads, {name: flat / 3 + burst * 0.6})
     size = Size(32 << 20, 5)  # a second to copy
     driver.around = replace(driver.around, sizes={name: size}, coming=coming)
     driver.look()
@@ -181,7 +181,7 @@ def test_an_expired_plan_cannot_be_approved() -> None:
 def test_a_plan_that_nobody_approves_expires_and_a_refresh_asks_for_another(settled: Cluster) -> None:
     driver = proposed(settled, plan=a_plan([a_move(settled, "t-1", "n0")], expires_at=text_of(START_MS + HOUR_MS)))
     assert driver.last is not None
-    assert driver.last.look_again_ms == START_MS + HOUR_MS
+    assert driver.last.recheck_at_ms == START_MS + HOUR_MS
     driver.now_ms += HOUR_MS
     driver.look()
     assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "PlanExpired")
@@ -454,5 +454,5 @@ def test_a_quiet_rebalance_changes_no_status(settled: Cluster) -> None:
     before = driver.status
     for _ in range(5):
         driver.now_ms += 60_000
-        assert driver.look().said == ()
+        assert driver.look().events == ()
         assert driver.status == before

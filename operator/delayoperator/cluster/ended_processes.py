@@ -23,14 +23,14 @@ def incarnation_of(message: object) -> str | None:
     return None if found is None else found[1]
 
 
-class Endings:
+class EndedProcesses:
     """Remembers who has ended: what was once said stays true. One writer; `known` may be read from any thread."""
 
     def __init__(self) -> None:
         self._order: tuple[str, ...] = ()
         self._known: frozenset[str] = frozenset()
 
-    def note(self, incarnations: Iterable[str]) -> tuple[str, ...]:
+    def add(self, incarnations: Iterable[str]) -> tuple[str, ...]:
         """Those that were not known before."""
         new = tuple(it for it in dict.fromkeys(incarnations) if it not in self._known)
         if new:

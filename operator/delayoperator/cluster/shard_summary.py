@@ -48,10 +48,10 @@ class ClaimView:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class ShardSummary:
     """The shards in numbers, and the sentences about those that are not as they should be."""
 
-    wanted: int = 0
+    desired: int = 0
     existing: int = 0  # of those that are wanted
     served: int = 0
     in_sync: int = 0  # have all the copies that are wanted, in sync
@@ -68,15 +68,15 @@ class Census:
     @property
     def sound(self) -> bool:
         """Every shard is served and has all its copies in sync, and none is on its way."""
-        return self.served == self.in_sync == self.wanted and not self.moving and not self.unsynced
+        return self.served == self.in_sync == self.desired and not self.moving and not self.unsynced
 
 
-def census(
+def summarize_shards(
     desired: ClusterSpec,
     shards: Sequence[ShardObject],
     nodes: Mapping[str, ObservedNode],
     without: Collection[str] = (),
-) -> Census:
+) -> ShardSummary:
     """nodes: by node id, as their leases show them; one that is missing has not been seen. without: names of shards
     that are left out, as if nobody had asked for them and they were not there."""
     shards = [shard for shard in shards if shard.name not in without]
@@ -96,8 +96,8 @@ def census(
         if (why := _unsynced(shard_or_none, desired.replicas)) is not None:
             unsynced.append(f"{name} {why}")
     bad, short = _names(unserved), _names(unsynced)
-    return Census(
-        wanted=len(wanted),
+    return ShardSummary(
+        desired=len(wanted),
         existing=sum(name in by_name for name in wanted),
         served=sum(name not in bad for name in wanted),
         in_sync=sum(name not in short and name not in bad for name in wanted),
@@ -105,9 +105,9 @@ def census(
         surplus=len(by_name.keys() - set(wanted)),
         unserved=tuple(unserved),
         unsynced=tuple(unsynced),
-        blocked=_said(shards, ConditionType.BLOCKED),
-        held=_said(shards, ConditionType.HELD),
-        risked=_said(shards, ConditionType.RISKED),
+        blocked=_condition_messages(shards, ConditionType.BLOCKED),
+        held=_condition_messages(shards, ConditionType.HELD),
+        risked=_condition_messages(shards, ConditionType.RISKED),
         masters=masters,
         named=named,
     )
@@ -122,7 +122,7 @@ def stuck_shards(shards: Sequence[ShardObject], wall_ms: int) -> dict[str, froze
     }
 
 
-def patient(counted: Census, since_ms: Mapping[str, int], now_ms: int) -> Census:
+def without_switchovers(counted: ShardSummary, since_ms: Mapping[str, int], now_ms: int) -> ShardSummary:
     """As `counted`, but shards that have not been served for less than SWITCHING_MS are taken for served: a master that
     hands over pauses for a moment, and that is nobody's trouble. since_ms: by the shard's name, see `unserved_since`.
     """
@@ -130,11 +130,11 @@ def patient(counted: Census, since_ms: Mapping[str, int], now_ms: int) -> Census
     if not switching:
         return counted
     left = tuple(it for it in counted.unserved if it.partition(" ")[0] not in switching)
-    served = counted.wanted - len(left)
+    served = counted.desired - len(left)
     return replace(counted, unserved=left, served=served)
 
 
-def unserved_since(counted: Census, before_ms: Mapping[str, int], now_ms: int) -> dict[str, int]:
+def unserved_since(counted: ShardSummary, before_ms: Mapping[str, int], now_ms: int) -> dict[str, int]:
     """Since when each shard that is not served was seen so."""
     return {name: before_ms.get(name, now_ms) for name in _names(counted.unserved)}
 
@@ -165,7 +165,7 @@ def _unsynced(shard: ShardObject | None, replicas: int) -> str | None:
     return None if in_sync >= wanted else f"has {in_sync} of {wanted} copies in sync"
 
 
-def _said(shards: Sequence[ShardObject], kind: ConditionType) -> tuple[str, ...]:
+def _condition_messages(shards: Sequence[ShardObject], kind: ConditionType) -> tuple[str, ...]:
     return tuple(
         f"{shard.name}: {condition.reason}, {condition.message}"
         for shard in shards
@@ -193,7 +193,7 @@ def counted_of(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def some(sentences: Sequence[str], most: int = 3) -> str:
+def some(sentences: Sequence[str], limit: int = 3) -> str:
     """The first few of them, and how many there are beyond."""
-    more = len(sentences) - most
-    return "; ".join(sentences[:most]) + (f"; and {more} more" if more > 0 else "")
+    more = len(sentences) - limit
+    return "; ".join(sentences[:limit]) + (f"; and {more} more" if more > 0 else "")

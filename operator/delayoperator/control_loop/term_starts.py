@@ -24,65 +24,65 @@ TAKE_UP_MS = 10_000
 DOUBLINGS = 3  # of TAKE_UP_MS, before a copy that was chosen in vain is tried again: 80 s at most
 # A copy that was passed over gets the shard back for balance, a move or a drain after so long at the earliest: such a
 # switchover stops a shard that is served for TAKE_UP_MS, if the copy's way to the registry fails still.
-SHUNNED_MS = 300_000
+EXCLUDED_MS = 300_000
 BLIND_MS = 5_000  # without a look for so long (the registry was away, say): what happened meanwhile is not known
 
 
 @dataclass(slots=True)
-class _Chosen:
+class _PendingTerm:
     node: str
     incarnation: str
     first_ms: int  # when it was first seen to be chosen
     since_ms: int  # it has done nothing about it since then
-    over: bool = False  # it has given the reign up
+    ended: bool = False  # it has given the reign up
     late: bool = False
     silent: bool = False
     what: str = ""
 
 
-class TakeUps:
+class TermStarts:
     """Watches the reigns that were chosen and are not served yet."""
 
     def __init__(self) -> None:
-        self._chosen: dict[tuple[int, int], _Chosen] = {}  # by uid and epoch
+        self._chosen: dict[tuple[int, int], _PendingTerm] = {}  # by uid and epoch
         self._in_vain: dict[int, list[str]] = {}  # by uid: nodes that were passed over since the shard was last served
         self._tries: dict[int, int] = {}  # by uid: how often one was
-        self._shunned: dict[tuple[int, str], tuple[str, int]] = {}  # by uid and node: the process, and until when
-        self._looked_ms: int | None = None
+        self._excluded: dict[tuple[int, str], tuple[str, int]] = {}  # by uid and node: the process, and until when
+        self._updated_ms: int | None = None
 
     def due(self, now_ms: int) -> bool:
         """Whether something may be done now that was not before, though the world looks the same."""
-        return any(now_ms >= until_ms for _, until_ms in self._shunned.values())
+        return any(now_ms >= until_ms for _, until_ms in self._excluded.values())
 
-    def look(self, seen: Observed, answers: Mapping[str, NodeAnswer], now_ms: int) -> Observed:
+    def update(self, seen: Observed, answers: Mapping[str, NodeAnswer], now_ms: int) -> Observed:
         """The world with the reigns that are overdue. To be called at least each BLIND_MS while a shard is unserved.
 
         answers: by node, of the processes that the leases name.
         """
-        if self._looked_ms is not None and now_ms - self._looked_ms > BLIND_MS:
+        if self._updated_ms is not None and now_ms - self._updated_ms > BLIND_MS:
             self._chosen.clear()
-        self._looked_ms = now_ms
+        self._updated_ms = now_ms
         begun = self._ended(seen, now_ms)
-        uids = {shard.spec.uid for shard in seen.shards} if self._shunned else set()
-        self._shunned = {
+        uids = {shard.spec.uid for shard in seen.shards} if self._excluded else set()
+        self._excluded = {
             (uid, node): (incarnation, until_ms)
-            for (uid, node), (incarnation, until_ms) in self._shunned.items()
+            for (uid, node), (incarnation, until_ms) in self._excluded.items()
             if now_ms < until_ms and uid in uids and seen.node(node).incarnation == incarnation
         }
         self._chosen = {
-            (shard.spec.uid, shard.spec.epoch): self._looked_at(shard, seen, answers, begun, now_ms)
+            (shard.spec.uid, shard.spec.epoch): self._updated(shard, seen, answers, begun, now_ms)
             for shard in seen.shards
             if _to_be_begun(shard, seen)
         }
         late = {key: it for key, it in self._chosen.items() if it.late or it.silent}
-        not_begun = {key: self._told(key[0], it, now_ms) for key, it in late.items()}
+        not_begun = {key: self._overdue(key[0], it, now_ms) for key, it in late.items()}
         # One that has given its reign up may be chosen for another one; there may be nobody else.
-        given_up = {key: it.what for key, it in late.items() if it.over and not_begun[key].again}
+        given_up = {key: it.what for key, it in late.items() if it.ended and not_begun[key].again}
         return replace(
             seen,
-            not_begun={key: told for key, told in not_begun.items() if key not in given_up},
+            not_begun={key: overdue for key, overdue in not_begun.items() if key not in given_up},
             given_up={**seen.given_up, **given_up},
-            shunned=frozenset(self._shunned),
+            excluded=frozenset(self._excluded),
         )
 
     def _ended(self, seen: Observed, now_ms: int) -> dict[str, int]:
@@ -95,44 +95,44 @@ class TakeUps:
             if shard is None:
                 continue
             if _served(shard) == epoch:
-                self._shunned.pop((uid, it.node), None)
+                self._excluded.pop((uid, it.node), None)
                 begun[it.incarnation] = min(it.first_ms, begun.get(it.incarnation, it.first_ms))
             elif shard.spec.epoch > epoch and it.late:
                 tried = self._in_vain.setdefault(uid, [])
                 self._in_vain[uid] = [*(node for node in tried if node != it.node), it.node]
                 self._tries[uid] = self._tries.get(uid, 0) + 1
-                self._shunned[uid, it.node] = it.incarnation, now_ms + SHUNNED_MS
+                self._excluded[uid, it.node] = it.incarnation, now_ms + EXCLUDED_MS
         for uid in list(self._in_vain):
             if uid not in shards or _served(shards[uid]) == shards[uid].spec.epoch:
                 del self._in_vain[uid], self._tries[uid]
         return begun
 
-    def _looked_at(
+    def _updated(
         self,
         shard: ShardObject,
         seen: Observed,
         answers: Mapping[str, NodeAnswer],
         begun: Mapping[str, int],
         now_ms: int,
-    ) -> _Chosen:
+    ) -> _PendingTerm:
         spec = shard.spec
         node, incarnation = spec.master or "", spec.incarnation or ""
-        it = self._chosen.get((spec.uid, spec.epoch)) or _Chosen(node, incarnation, now_ms, now_ms)
+        it = self._chosen.get((spec.uid, spec.epoch)) or _PendingTerm(node, incarnation, now_ms, now_ms)
         if incarnation in begun and it.first_ms >= begun[incarnation]:
             it.since_ms = now_ms  # its turn comes
         answer = answers.get(node)
         if answer is not None:
             copy = answer.copies.get(spec.uid)
-            it.over = copy is not None and copy.over_epoch == spec.epoch
-            if copy is not None and not it.over and _at_work(copy):
+            it.ended = copy is not None and copy.ended_epoch == spec.epoch
+            if copy is not None and not it.ended and _at_work(copy):
                 it.since_ms = now_ms
-            it.what = _said(answer, copy, spec.epoch)
-            it.late, it.silent = it.over or now_ms - it.since_ms >= TAKE_UP_MS, False
+            it.what = _waiting_for(answer, copy, spec.epoch)
+            it.late, it.silent = it.ended or now_ms - it.since_ms >= TAKE_UP_MS, False
         else:  # what it said last holds: one answer that is missing means nothing
             it.silent = not it.late and seen.node(node).silent and now_ms - it.since_ms >= TAKE_UP_MS
         return it
 
-    def _told(self, uid: int, it: _Chosen, now_ms: int) -> NotBegun:
+    def _overdue(self, uid: int, it: _PendingTerm, now_ms: int) -> NotBegun:
         tried = (*(node for node in self._in_vain.get(uid, ()) if node != it.node), it.node)
         pause_ms = TAKE_UP_MS << min(self._tries.get(uid, 0), DOUBLINGS)
         seconds, waited_ms = 1, now_ms - it.first_ms
@@ -156,17 +156,17 @@ def _to_be_begun(shard: ShardObject, seen: Observed) -> bool:
 def _at_work(copy: CopyView) -> bool:
     """It recovers, or is a candidate that does not say what keeps it."""
     if copy.role is ObservedRole.CANDIDATE:
-        return copy.over_epoch > 0 or not copy.not_serving  # with an epoch its reason is an earlier reign's
+        return copy.ended_epoch > 0 or not copy.not_serving  # with an epoch its reason is an earlier reign's
     return copy.role is ObservedRole.OPENING
 
 
-def _said(answer: NodeAnswer, copy: CopyView | None, epoch: int) -> str:
+def _waiting_for(answer: NodeAnswer, copy: CopyView | None, epoch: int) -> str:
     """What keeps it, as it says or as it seems."""
     if copy is None:
         return "it has made no copy yet" if answer.listed else "it has not read the shards from the registry yet"
     if copy.damaged:
         return f"its copy is damaged: {copy.damaged}"
-    if copy.not_serving and copy.over_epoch in (0, epoch):
+    if copy.not_serving and copy.ended_epoch in (0, epoch):
         return copy.not_serving
     if copy.role is ObservedRole.MASTER:
         return f"it leads in epoch {copy.serving_epoch} still, as if it had not heard of another"

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject
 
+from delayoperator.plan.observed import Action, CreateShard, Observed, SetConditions
 from delayoperator.plan.planner import plan, unstamped
-from delayoperator.plan.world import Action, CreateShard, Observed, SetConditions
 
 
-def plan_sparing(desired: ClusterSpec, observed: Observed) -> list[Action]:
+def plan_isolating(desired: ClusterSpec, observed: Observed) -> list[Action]:
     """As plan(). A shard that plan() fails on gets the condition Blocked, `NotPlanned`, and nothing else is done to it.
 
     Raises what plan() raises where no single shard is to blame.
@@ -30,7 +30,7 @@ def plan_sparing(desired: ClusterSpec, observed: Observed) -> list[Action]:
         sound = tuple(shard for shard in observed.shards if shard.name not in failing)
         actions = plan(desired, replace(observed, shards=sound))
         made = [one for one in actions if not (isinstance(one, CreateShard) and one.name in failing)]
-        return [*made, *(said for shard, why in failing.values() if (said := _said(shard, why)) is not None)]
+        return [*made, *(said for shard, why in failing.values() if (said := _not_planned(shard, why)) is not None)]
 
 
 def _failing(
@@ -47,7 +47,7 @@ def _failing(
     return {}
 
 
-def _said(shard: ShardObject, error: Exception) -> SetConditions | None:
+def _not_planned(shard: ShardObject, error: Exception) -> SetConditions | None:
     message = (
         f"the operator can't plan for this shard ({type(error).__name__}: {error}): it leaves it as it is; "
         "correct its spec"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from delayoperator.cluster.world import counted_of, ordinal
+from delayoperator.cluster.shard_summary import counted_of, ordinal
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from delayregistry.model import NodeLease
 
 from delayoperator.control_loop.probe import NodeAnswer, Prober
-from delayoperator.control_loop.take_up import TakeUps
+from delayoperator.control_loop.term_starts import TermStarts
 from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, masters, questions
 
 AGAIN_MS = 100  # somebody waits for a master and the world looks as before: a copy may have been opened since
@@ -19,7 +19,7 @@ SILENT_MS = 5_000  # without an answer for so long, though asked: that is said i
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _TimedAnswer:
     answer: NodeAnswer
     at_ms: int
 
@@ -29,33 +29,35 @@ class ReplicaQueries:
 
     def __init__(self, prober: Prober) -> None:
         self._prober = prober
-        self._heard: dict[str, _Heard] = {}
+        self._last_answers: dict[str, _TimedAnswer] = {}
         self._in_vain_since_ms: dict[str, int] = {}
-        self._asked_ms: int | None = None
+        self._queried_ms: int | None = None
         self._pause_ms = AGAIN_MS
         self._questions: tuple[Observed, Questions] | None = None
         self._patrolled_ms: int | None = None
         self._given_up: Mapping[tuple[int, int], str] = {}  # as of the last patrol
-        self._take_ups = TakeUps()
+        self._take_ups = TermStarts()
 
-    def ask(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
+    def query(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
         """The world with what its nodes answer. None: it has not changed, and nothing is to be asked yet."""
         before = self._given_up
         seen = self._patrolled(seen, leases, now_ms)
         changed = changed or self._given_up != before or self._take_ups.due(now_ms)
-        wanted = self._wanted(seen)
+        wanted = self._questions_for(seen)
         pause_ms = self._pause_ms if wanted.now else KEPT_MS
-        due = self._asked_ms is None or now_ms - self._asked_ms >= pause_ms
+        due = self._queried_ms is None or now_ms - self._queried_ms >= pause_ms
         asked = wanted.now | wanted.soon
         if not changed and not (asked and due):
             return None
         self._pause_ms = AGAIN_MS if changed else min(2 * self._pause_ms, KEPT_MS)
         # Where something has changed the answers may have too; but moves change something many times a second.
         kept_ms = AGAIN_MS if changed else KEPT_MS
-        stale = {node for node in wanted.soon if (it := self._heard.get(node)) is None or now_ms - it.at_ms >= kept_ms}
-        self._put(wanted.now | stale, leases, now_ms)
+        stale = {
+            node for node in wanted.soon if (it := self._last_answers.get(node)) is None or now_ms - it.at_ms >= kept_ms
+        }
+        self._query_nodes(wanted.now | stale, leases, now_ms)
         answered, answers = self._with_answers(seen, asked)
-        return self._take_ups.look(answered, answers, now_ms)
+        return self._take_ups.update(answered, answers, now_ms)
 
     def _patrolled(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
         """The world with the reigns that their processes have given up, though the registry does not say so.
@@ -68,27 +70,27 @@ class ReplicaQueries:
         if now_ms - self._patrolled_ms >= PATROL_MS:
             self._patrolled_ms = now_ms
             nodes = masters(seen)
-            answers = self._prober.ask([lease for lease in leases if lease.node in nodes])
-            self._heard |= {node: _Heard(answer, now_ms) for node, answer in answers.items()}
+            answers = self._prober.query([lease for lease in leases if lease.node in nodes])
+            self._last_answers |= {node: _TimedAnswer(answer, now_ms) for node, answer in answers.items()}
             self._given_up = _given_up(seen, answers)
         return replace(seen, given_up=self._given_up)
 
-    def _wanted(self, seen: Observed) -> Questions:
+    def _questions_for(self, seen: Observed) -> Questions:
         if self._questions is None or self._questions[0] != seen:
             self._questions = seen, questions(seen)
         return self._questions[1]
 
-    def _put(self, nodes: Set[str], leases: Sequence[NodeLease], now_ms: int) -> None:
+    def _query_nodes(self, nodes: Set[str], leases: Sequence[NodeLease], now_ms: int) -> None:
         if not nodes:
             return
-        self._asked_ms = now_ms
-        answers = self._prober.ask([lease for lease in leases if lease.node in nodes])
+        self._queried_ms = now_ms
+        answers = self._prober.query([lease for lease in leases if lease.node in nodes])
         for node in sorted(nodes):
             if node in answers:
-                self._heard[node] = _Heard(answers[node], now_ms)
+                self._last_answers[node] = _TimedAnswer(answers[node], now_ms)
                 self._in_vain_since_ms.pop(node, None)
             else:
-                self._heard.pop(node, None)
+                self._last_answers.pop(node, None)
                 self._in_vain_since_ms.setdefault(node, now_ms)
 
     def _with_answers(self, seen: Observed, asked: Set[str]) -> tuple[Observed, Mapping[str, NodeAnswer]]:
@@ -96,7 +98,7 @@ class ReplicaQueries:
             del self._in_vain_since_ms[node]
         answers = {
             node: it.answer
-            for node, it in self._heard.items()
+            for node, it in self._last_answers.items()
             # Another process's answer, of before a restart or of after one that the lease does not show yet, is none.
             if node in asked and it.answer.incarnation == seen.node(node).incarnation
         }
@@ -111,12 +113,12 @@ class ReplicaQueries:
             nodes=self._silent(seen.nodes, asked),
             copies=copies,
             answered={node: answer.incarnation for node, answer in answers.items() if answer.listed},
-            unfit={node: answer.unfit for node, answer in answers.items() if answer.unfit},
+            ineligible={node: answer.ineligible for node, answer in answers.items() if answer.ineligible},
         )
         return answered, answers
 
     def _silent(self, nodes: Mapping[str, ObservedNode], asked: Set[str]) -> Mapping[str, ObservedNode]:
-        latest_ms = self._asked_ms or 0
+        latest_ms = self._queried_ms or 0
         silent = {node for node, since_ms in self._in_vain_since_ms.items() if latest_ms - since_ms >= SILENT_MS}
         return {node: replace(view, silent=node in silent) for node, view in nodes.items()}
 
@@ -127,6 +129,6 @@ def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[i
         spec = shard.spec
         answer = answers.get(spec.master or "")
         copy = answer.copies.get(spec.uid) if answer is not None and answer.incarnation == spec.incarnation else None
-        if copy is not None and copy.over_epoch == spec.epoch:
+        if copy is not None and copy.ended_epoch == spec.epoch:
             found[spec.uid, spec.epoch] = copy.not_serving or "it gives no reason"
     return found

@@ -36,8 +36,8 @@ class ObservedNode:
     liveness: Liveness
     incarnation: str | None = None
     stopping: bool = False  # asked to end: hands its masters over, gets nothing new
-    gone: bool = False  # dead for so long that its replicas are to be replaced
-    settled: bool = True  # the process is not new: what went with its start is over
+    replaceable: bool = False  # dead for so long that its replicas are to be replaced
+    stable: bool = True  # the process is not new: what went with its start is over
     silent: bool = False  # has not answered ReplicaStatus for seconds, though asked
     zone: str = ""  # what may fail with its machine; "": not known
 
@@ -49,12 +49,12 @@ UNSEEN = ObservedNode(Liveness.UNCERTAIN)
 class CopyView:
     """One replica's answer to ReplicaStatus. A replica that did not answer, or has no directory, has no CopyView."""
 
-    entry: str  # as status.in_sync names it; "" while it is being fetched
+    replica_id: str  # as status.in_sync names it; "" while it is being fetched
     incarnation: str  # of the process that answered
     epoch: int  # the highest that it has persisted
     log_epoch: int  # of the log's last frame
     log_end: int  # CommitLog offset, bytes
-    committed: int = 0  # known to be committed up to this log offset
+    committed_offset: int = 0  # known to be committed up to this log offset
     damaged: str | None = None  # why it is of no use
     role: ObservedRole = ObservedRole.SLAVE
     serving_epoch: int = 0  # of a master
@@ -62,7 +62,7 @@ class CopyView:
     transfer_total: int = 0
     kept_epoch: int = 0  # of the newest status that the copy keeps; 0: none
     kept_in_sync: tuple[str, ...] = ()
-    over_epoch: int = 0  # of the process's last reign that is over for good, or is being given up; 0: none
+    ended_epoch: int = 0  # of the process's last reign that is over for good, or is being given up; 0: none
     not_serving: str = ""  # why that reign is over, or why the one that the registry names is refused
 
 
@@ -84,7 +84,7 @@ class Observed:
     copies: Mapping[tuple[str, str], CopyView] = field(default_factory=dict)  # by (shard name, node id)
     # By node id, the incarnation that answered, where it named all it has: another shard has no directory there.
     answered: Mapping[str, str] = field(default_factory=dict)
-    unfit: Mapping[str, str] = field(default_factory=dict)  # by node id: why no master should be chosen there
+    ineligible: Mapping[str, str] = field(default_factory=dict)  # by node id: why no master should be chosen there
     # Incarnations of processes that somebody who must know has seen end; of most nobody says so. Not what a lease
     # seems to say: behind one that is not renewed, or that names another process, the former one may still run.
     ended: frozenset[str] = frozenset()
@@ -92,7 +92,7 @@ class Observed:
     given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)
     not_begun: Mapping[tuple[int, int], NotBegun] = field(default_factory=dict)  # by (uid, epoch), those overdue
     # (uid, node): chosen in vain not long ago. It gets no switchover but one that a person asks for.
-    shunned: frozenset[tuple[int, str]] = frozenset()
+    excluded: frozenset[tuple[int, str]] = frozenset()
 
     def node(self, node: str | None) -> ObservedNode:
         """A node nobody has seen is uncertain."""
@@ -119,7 +119,7 @@ class CreateShard:
 
 
 @dataclass(frozen=True, slots=True)
-class StartReign:
+class StartTerm:
     """Names the process that is to serve, one epoch higher."""
 
     shard: ShardObject
@@ -143,4 +143,4 @@ class SetConditions:
     reason: str
 
 
-Action = CreateShard | StartReign | ChangeSpec | SetConditions
+Action = CreateShard | StartTerm | ChangeSpec | SetConditions

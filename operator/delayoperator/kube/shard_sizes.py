@@ -13,7 +13,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.slots import spread_slots
 from delayregistry.model import NodeLease, ShardObject, shard_name
 
-from delayoperator.rebalance_plan import Coming, Size
+from delayoperator.rebalance_plan import LoadForecast, Size
 
 METHOD = "/delay.v1.DelayService/GetWheel"
 TIMEOUT_S = 2.0
@@ -25,11 +25,11 @@ WIDEST_SLOT_MS = 3_600_000  # of a wheel: a slot that begins so much earlier can
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class ShardSizes:
     """sizes: of shards, by name; those whose master did not answer are missing. coming: None: nobody has answered."""
 
     sizes: Mapping[str, Size] = field(default_factory=dict)
-    coming: Coming | None = None
+    coming: LoadForecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def weigh(
     leases: Sequence[NodeLease],
     now_ms: int,
     timeout_s: float = TIMEOUT_S,
-) -> Weighed:
+) -> ShardSizes:
     """names: of the shards that are to move. Asks every node: what is hot is so beside the others."""
     if not any(name in shards for name in names):
-        return Weighed()
+        return ShardSizes()
     start_ms = now_ms // SLOT_MS * SLOT_MS
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda lease: _ask(lease.endpoint, set(names), start_ms, timeout_s), leases))
@@ -58,8 +58,8 @@ def weigh(
     masters = {shard.spec.master for shard in shards.values() if shard.spec.master is not None}
     sizes = {name: size for it in answers for name, size in it.sizes.items()}
     if not known:
-        return Weighed(sizes)
-    coming = Coming(
+        return ShardSizes(sizes)
+    coming = LoadForecast(
         start_ms,
         SLOT_MS,
         tuple(known),
@@ -67,7 +67,7 @@ def weigh(
         {name: vector for it in answers for name, vector in it.shards.items()},
         whole=masters | {lease.node for lease in leases} <= set(known),
     )
-    return Weighed(sizes, coming)
+    return ShardSizes(sizes, coming)
 
 
 def _ask(endpoint: str, names: Collection[str], start_ms: int, timeout_s: float) -> _Answer:

@@ -11,7 +11,7 @@ from delayregistry.model import ClusterSpec, ShardObject, ShardSpec
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
-from delayoperator.plan.world import ObservedNode
+from delayoperator.plan.observed import ObservedNode
 
 
 class Why(StrEnum):
@@ -87,7 +87,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coming:
+class LoadForecast:
     """Messages that fall due, in slots of slot_ms from start_ms on: N nodes, S slots. whole: every node has answered;
     else there is no telling which are hot."""
 
@@ -120,7 +120,7 @@ class World:
     job: Job = Job()
     copied: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
-    coming: Coming | None = None
+    coming: LoadForecast | None = None
     threshold: float = 1.5
 
 
@@ -150,6 +150,6 @@ class StepOutcome:
     status: DelayRebalanceStatus
     edits: tuple[Edit, ...] = ()
     consumed: frozenset[str] = frozenset()  # of {"approve", "verb"}
-    said: tuple[RebalanceEvent, ...] = ()
+    events: tuple[RebalanceEvent, ...] = ()
     wants_job: bool = False
-    look_again_ms: int | None = None
+    recheck_at_ms: int | None = None
