@@ -157,7 +157,7 @@ async def received(crew: Crew, sent: Sent, until_ms: int) -> Ledger:
 async def experiment(
     cluster: LocalCluster, directory: Path, flights: Reminders, minutes: int, lead_s: float, per_second: int
 ) -> dict[str, Any]:
-    endpoints, nodes = cluster.endpoints, cluster.wishes.nodes
+    endpoints, nodes = cluster.endpoints, cluster.desired.nodes
     sent, stop = Sent(), asyncio.Event()
     async with (
         Crew(endpoints, TOPIC, GROUP, directory) as crew,

@@ -2,8 +2,8 @@
 
     python benchmarks/diskcurve.py --days 120
 
-One real shard on a real disk, driven on simulated time with what a node's upkeep does: checkpoints, TRIM, emptying of
-mostly dead segments, cleaning of the TimerLog. Only the sync calls are left out. Prints, for each day, the bytes on
+One real shard on a real disk, driven on simulated time with what a node's maintenance does: checkpoints, TRIM, emptying
+of mostly dead segments, cleaning of the TimerLog. Only the sync calls are left out. Prints, for each day, the bytes on
 disk against the bytes that are needed, and at the end the write amplification: all bytes written, over those written
 had nothing ever been cleaned.
 """

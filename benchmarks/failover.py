@@ -31,8 +31,8 @@ HARMS: dict[str, Callable[[FaultCluster, str], None]] = {"kill": kill, "stop": f
 def run(
     harm: str, rounds: int, work: Work, seed: int, root: Path, asynchronous: bool, say: Callable[[Round], None]
 ) -> Result:
-    wishes = {"topics": [TopicSpec("t", work.queues)], "durability": Durability.ASYNC if asynchronous else None}
-    with Separate(root, **wishes) as cluster:
+    desired = {"topics": [TopicSpec("t", work.queues)], "durability": Durability.ASYNC if asynchronous else None}
+    with Separate(root, **desired) as cluster:
         cluster.wait_ready(60.0)
         load, choose, began = SdkLoad(cluster.endpoints, work, seed), random.Random(seed), time.monotonic()
         load.start()

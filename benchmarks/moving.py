@@ -64,7 +64,7 @@ async def measure(cluster: LocalCluster, messages: int, body: int) -> dict[str, 
     registry = cluster.registry
     (shard,) = registry.list_shards()
     former = shard.spec.master or ""
-    to = next(node for node in cluster.wishes.node_ids if node not in shard.spec.replicas)
+    to = next(node for node in cluster.desired.node_ids if node not in shard.spec.replicas)
     kept = [node for node in shard.spec.replicas if node != former]
     stop = asyncio.Event()
     probing = asyncio.create_task(probe(endpoint, stop))

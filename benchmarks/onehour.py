@@ -7,7 +7,7 @@ Each run is a process of its own: a bare store on a real disk, without gRPC. The
 free memory is given back to the system, and from then on the highest resident memory of each step is told, less what
 was resident before. "Resident" is anonymous memory only: the page cache of the files is not counted.
 
-    master     cascades a day ahead, as upkeep does, checkpoints, and loads the first minutes
+    master     cascades a day ahead, as maintenance does, checkpoints, and loads the first minutes
     slave      applies a TICK of a master that is there already: cascades and loads on the way (Shard.apply)
     recovery   the same TICK lies in the log after the checkpoint when the copy is opened
     empty      a master that has cascaded the hour empties a segment of 8 MiB of its CommitLog

@@ -30,7 +30,8 @@ class Ledger:
     """Deliveries counted against what was produced.
 
     times: i32[n] deliveries of each row; lateness_ms: i64[n] of its first one; cancelled: bool[n].
-    strangers: deliveries of nothing that was produced; altered: deliveries with another due or key than produced;
+    unidentified senders: deliveries of nothing that was produced; altered: deliveries with another due or key than
+    produced;
     early: deliveries before their due.
     """
 

@@ -18,10 +18,31 @@ ROOMS = ("node", "operator")
 GENERATED = ROOT / "node/delayapi/proto/delay"
 
 RETIRED: dict[str, str] = {  # word: what to write
+    "abreast": "caught up",
     "beacon": "heartbeat",
+    "bury": "add to the dead letters",
+    "calm": "stable",
+    "census": "shard summary",
     "detour": "fallback",
+    "doomed": "pending delete",
+    "mend": "repair",
+    "overtaken": "superseded",
+    "promise": "replica lease",
+    "reign": "term",
     "scout": "retry gate",
+    "shop": "resources",
+    "shunned": "excluded",
+    "spared": "discardable",
+    "standing": "health",
     "steering": "registry editor",
+    "stranger": "unidentified",
+    "tended": "reconcile result",
+    "tending": "reconciler",
+    "upkeep": "maintenance",
+    "wish": "spec, desired",
+    "wishe": "spec, desired",
+    "workshop": "resources",
+    "yard": "context",
 }
 FROZEN: frozenset[str] = frozenset({"beacon_age_ms"})  # identifiers that the wire, the disk or the API's users know
 

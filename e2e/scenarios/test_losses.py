@@ -57,10 +57,10 @@ class Trial:
         name: str = pod["status"]["containerStatuses"][0]["containerID"]
         return pod["spec"]["nodeName"], name.removeprefix("containerd://")
 
-    def wait_reigns(self, led: Epochs, not_by: str = "") -> float:
+    def wait_terms(self, led: Epochs, not_by: str = "") -> float:
         """Until each of those shards is served in a later epoch, and not by that node: seconds."""
         return wait_until(
-            "another reign of every shard that it led",
+            "another term of every shard that it led",
             lambda: [
                 f"{shard.name}: {shard.master} in epoch {shard.epoch}, serving {shard.serving_epoch}"
                 for shard in self.cluster.shards(self.topic)
@@ -83,7 +83,7 @@ class Trial:
         harmed_ms = now_ms()
         harm(machine)
         try:
-            elsewhere = self.wait_reigns(led, not_by=victim)
+            elsewhere = self.wait_terms(led, not_by=victim)
             seen = meanwhile(victim)
             time.sleep(CALM_SECONDS)
         finally:
@@ -123,7 +123,7 @@ def test_a_killed_container_fails_over_and_loses_nothing(trial: Trial, machines:
     machine, container = trial.container(victim)
     harmed_ms = now_ms()
     machines.ctr(machine, "tasks", "kill", "--signal", "SIGKILL", container)
-    elsewhere = trial.wait_reigns(led)  # a container that is back within a second may lead again, in a new epoch
+    elsewhere = trial.wait_terms(led)  # a container that is back within a second may lead again, in a new epoch
     trial.settle(led, harmed_ms, failover_s=elsewhere)
 
 
@@ -132,7 +132,7 @@ def test_a_deleted_pod_hands_over_and_loses_nothing(trial: Trial) -> None:
     harmed_ms = now_ms()
     cluster = trial.cluster
     cluster.kube.delete("pod", cluster.pods()[victim]["metadata"]["name"], cluster.namespace)
-    elsewhere = trial.wait_reigns(led)
+    elsewhere = trial.wait_terms(led)
     trial.settle(led, harmed_ms, failover_s=elsewhere)
 
 
@@ -220,7 +220,7 @@ def test_a_loss_while_the_operator_is_down_waits_for_it_and_the_others_go_on(tri
         time.sleep(15)
         assert trial.led_by(victim) == led, "nobody but the operator may choose masters"
         trial.operator.scale(1)
-        elsewhere = trial.wait_reigns(led, not_by=victim)
+        elsewhere = trial.wait_terms(led, not_by=victim)
     finally:
         trial.operator.scale(1)
         machines.power_on(machine)

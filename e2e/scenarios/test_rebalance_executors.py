@@ -72,7 +72,7 @@ def test_executors_are_pods_as_restricted_as_their_driver_and_their_plan_is_carr
     spark = {"image": job_image, "master": MASTER, "conf": SMALL, "resources": DRIVER}
     cluster.edit(rebalance={"threshold": 1.2, "horizon": "2h", "approval": "Automatic", "spark": spark})
     began = time.monotonic()
-    ask(cluster, BY_JOB)  # without wishes of its own: the cluster's approval holds
+    ask(cluster, BY_JOB)  # without spec of its own: the cluster's approval holds
     seen: dict[str, Object] = {}
 
     def without_a_plan() -> list[str]:

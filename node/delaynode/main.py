@@ -60,8 +60,8 @@ class Logger:
 
 def note_incarnation(incarnation: str, path: Path = TERMINATION_LOG) -> None:
     """Says which process this container runs: the kubelet reports it when the container has ended, and a failover then
-    waits for nothing (`delayoperator/cluster/ended_processes.py`). Before the first lease; without it a failover takes the
-    lease's time."""
+    waits for nothing (`delayoperator/cluster/ended_processes.py`). Before the first lease; without it a failover takes
+    the lease's time."""
     if path.is_file():
         with contextlib.suppress(OSError):
             path.write_text(f"incarnation {incarnation}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the registry holds: the cluster's wishes, one object per shard, one lease per node.
+"""What the registry holds: the cluster's spec, one object per shard, one lease per node.
 
 Every field has one writer (DESIGN section 5):
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
 
 
 class BadSpec(ValueError):
-    """A wish that can't be granted; says which field, what it was and what is allowed."""
+    """A spec that can't be followed; says which field, what it was and what is allowed."""
 
 
 class TopicType(StrEnum):
@@ -94,7 +94,7 @@ class ClusterSpec:
     lag_seconds: int = 10
     drained: tuple[str, ...] = ()  # node ids that are to be emptied and get nothing new
     # What it costs: acknowledged messages may be lost, delivered again or delivered after they were cancelled, and a
-    # former master that is only cut off, alone in its in-sync set, needs no promise and serves on beside the new one.
+    # former master that is only cut off, alone in its in-sync set, needs no lease and serves on beside the new one.
     allow_unclean_failover: bool = False
     replace_after_seconds: int = 600  # a node away for so long loses its replicas to others
 
@@ -143,7 +143,7 @@ class Handover:
 class ShardSpec:
     """The operator's part.
 
-    (master, incarnation, epoch) names one process: the reign is its alone. A later process of the same node waits
+    (master, incarnation, epoch) names one process: the term is its alone. A later process of the same node waits
     for the next epoch, whether or not the named one ever took this one up.
     """
 
@@ -151,13 +151,13 @@ class ShardSpec:
     topic: str
     queue: int
     replicas: tuple[str, ...]  # node ids
-    master: str | None = None  # node id; None until the first reign
+    master: str | None = None  # node id; None until the first term
     epoch: int = 0
     incarnation: str | None = None  # the process, as its lease names it
     switchover: Switchover | None = None
     target: tuple[str, ...] | None = None  # node ids that are to have the copies; None: as `replicas`
     leaving: tuple[str, ...] = ()  # of `replicas`: the master takes them out of the in-sync set
-    # The reign before this epoch's was taken up, and its process has ended: no promise need be waited out. Set or unset
+    # The term before this epoch's was taken up, and its process has ended: no lease need be waited out. Set or unset
     # with each epoch.
     vacant: bool = False
     by_load: tuple[str, ...] = ()  # node ids: a rebalance moved it between them, so that counts don't move it back
@@ -203,10 +203,10 @@ def copy_id_of(replica_id: str) -> str:
 class ConditionType(StrEnum):
     """What is wrong with a shard. A condition that is over is removed: no conditions, nothing wrong."""
 
-    BLOCKED = "Blocked"  # no reign can be started; the reason says why
+    BLOCKED = "Blocked"  # no term can be started; the reason says why
     SURPLUS = "Surplus"  # serves, but nobody asks for this shard any more
     HELD = "Held"  # a switchover, a move or a copy that is wanted waits for something; the reason says for what
-    RISKED = "Risked"  # the reign of the condition's epoch began though acknowledged messages may be missing
+    RISKED = "Risked"  # the term of the condition's epoch began though acknowledged messages may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Condition:
     reason: str  # CamelCase, stable: scripts match it
     message: str
     since_ms: int = 0  # when it was set, by the operator's wall clock; 0 in a plan, which has no clock
-    epoch: int = 0  # the reign that it speaks of; 0: of none in particular
+    epoch: int = 0  # the term that it speaks of; 0: of none in particular
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row wo
 LOG_TAIL_BYTES = 2_000
 REBALANCE = "rebalance.json"
 REBALANCE_POLL_S, REBALANCE_FAILED_S = 0.5, 10.0
-ENDS_KEPT = 1_000  # of processes: a reign that names an older one is an old story
+ENDS_KEPT = 1_000  # of processes: a term that names an older one is an old story
 
 
 class LocalClusterError(Exception):
@@ -49,7 +49,7 @@ class LocalClusterError(Exception):
 
 
 class LocalCluster:
-    """See the module. A wish that is None: as the directory has it, else the default.
+    """See the module. An option that is None: as the directory has it, else the default.
 
     port: gRPC at port, port + 1, ..., HTTP at port + 100, ..., among themselves at port + 200, ...; 0 = any free ones.
     zones: the nodes are in these in turn, n0 in the first; for this start only. Empty: not known.
@@ -104,7 +104,7 @@ class LocalCluster:
     def start(self) -> None:
         """Starts the processes and the control loop; does not wait for them.
 
-        Raises LocalClusterError: another one runs on this directory, a port is in use, a wish that can't be granted.
+        Raises LocalClusterError: another one runs on this directory, a port is in use, an option that can't be granted.
         """
         try:
             self._data.mkdir(parents=True, exist_ok=True)
@@ -128,16 +128,16 @@ class LocalCluster:
 
     def _prepare(self) -> None:
         found = self.registry.read_cluster()
-        self.wishes = spec.merge(None if found is None else found.spec, self._requested)
-        self._ports = ports.choose(self._port, self.wishes.nodes)
+        self.desired = spec.merge(None if found is None else found.spec, self._requested)
+        self._ports = ports.choose(self._port, self.desired.nodes)
         # Nodes of a supervisor that was killed a moment ago may still be dying.
         ports.await_unused(self._ports.all, timeout_s=1.0)
-        if found is None or found.spec != self.wishes:
-            self.registry.put_cluster(self.wishes, None if found is None else found.version)
+        if found is None or found.spec != self.desired:
+            self.registry.put_cluster(self.desired, None if found is None else found.version)
         logs = self._data / "logs"
         logs.mkdir(exist_ok=True)
         self._operator_events = EventFile(logs / "operator.log")
-        commands = {node: self._command(number, node) for number, node in enumerate(self.wishes.node_ids)}
+        commands = {node: self._command(number, node) for number, node in enumerate(self.desired.node_ids)}
         self._supervisor = Supervisor(commands, logs, self._on_event, self._record_former, self._record_exit)
         self._stop_loop = threading.Event()
         self._loop: ControlLoop | None = None
@@ -201,7 +201,7 @@ class LocalCluster:
 
         Raises LocalClusterError when a node does not come back in time; the others are left as they are then.
         """
-        for node in self.wishes.node_ids:
+        for node in self.desired.node_ids:
             self.wait_ready(timeout_s, given_up)
             if given_up():
                 return
@@ -220,7 +220,7 @@ class LocalCluster:
 
         Raises LocalClusterError when a node does not stay up.
         """
-        for node in self.wishes.node_ids:
+        for node in self.desired.node_ids:
             if self._supervisor.early_ends(node) >= EARLY_ENDS_GIVEN_UP:
                 raise LocalClusterError(f"{node} does not stay up; the end of its log:\n{self._log_tail(node)}")
         try:
@@ -228,8 +228,8 @@ class LocalCluster:
         except RegistryUnavailable as error:
             return [str(error)]
         running = self._supervisor.pids
-        down = [f"{node} is not running" for node in self.wishes.node_ids if node not in running]
-        faults = down + spec.unmet(self.wishes, shards, leases, dict(self._former))
+        down = [f"{node} is not running" for node in self.desired.node_ids if node not in running]
+        faults = down + spec.unmet(self.desired, shards, leases, dict(self._former))
         if faults:
             return faults
         deaf = [port for port in (*self._ports.grpc, *self._ports.http) if not ports.accepts(port)]
@@ -268,7 +268,7 @@ class LocalCluster:
             "--listen": self.endpoints[number],
             "--http": self.http[number],
             "--peer": self.peers[number],
-            "--durability": self.wishes.durability.value.lower(),
+            "--durability": self.desired.durability.value.lower(),
         }
         if self._zones:
             options["--zone"] = self._zones[number % len(self._zones)]

@@ -36,7 +36,7 @@ class LocalSpec:
 
 
 def merge(found: ClusterSpec | None, requested: LocalSpec) -> ClusterSpec:
-    """The new wishes. Topics are added to those found.
+    """The new spec. Topics are added to those found.
 
     Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a
     lease that living nodes could not keep up.
@@ -98,7 +98,7 @@ def _unready(shard: ShardObject | None, present: dict[str, str]) -> str | None:
     if spec.master is None:
         return "has no master yet"
     if spec.incarnation != present.get(spec.master):
-        return f"waits for a new reign on {spec.master}"
+        return f"waits for a new term on {spec.master}"
     if status is None or (status.serving_epoch, status.incarnation) != (spec.epoch, spec.incarnation):
         return f"is not yet served by {spec.master} in epoch {spec.epoch}"
     return unsynced(shard)

@@ -73,7 +73,7 @@ def _written(api: Api, namespace: str, name: str, found: dict[str, Any], plan: P
 
 
 def _new(name: str, namespace: str, cluster: dict[str, Any]) -> dict[str, Any]:
-    """Without wishes of its own: those of the DelayCluster hold, as they are whenever they are asked for. It goes with
+    """Without a spec of its own: the DelayCluster's holds, as it is whenever it is asked for. It goes with
     the cluster."""
     meta = cluster["metadata"]
     return {

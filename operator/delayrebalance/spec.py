@@ -1,4 +1,7 @@
-"""Settings from what people wrote: a DelayCluster's `rebalance`, and a DelayRebalance's wishes over it. Pure."""
+"""Settings from what people wrote: a DelayCluster's `rebalance`, and a DelayRebalance's spec, which goes before it.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,4 +36,4 @@ def settings_of(cluster: Mapping[str, Any], rebalance: Mapping[str, Any] | None)
             | frozenset((own.excluded_topics if own is not None else None) or ()),
         )
     except (ValidationError, ValueError) as error:
-        raise RebalanceError(f"the wishes for a rebalance can't be read: {error}") from error
+        raise RebalanceError(f"the spec of a rebalance can't be read: {error}") from error

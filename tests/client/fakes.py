@@ -143,7 +143,7 @@ class FakeCluster:
         """An address to name in routes instead of the masters' own."""
 
     def elect(self, master: FakeNode | None) -> None:
-        """Every shard has a new master, in a new reign; or none at all, for now."""
+        """Every shard has a new master, in a new term; or none at all, for now."""
         self.masters = [master] * len(self.shards)
         self.epoch += master is not None
 

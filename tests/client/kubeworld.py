@@ -18,9 +18,9 @@ from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, 
 from fakepods import NAMESPACE, PORT, FakeKubelet, PodNode
 from fakes import FakeCluster
 
+from tests.kube.desired import new_lease, new_settings
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.fakekinds import find
-from tests.kube.wishes import new_lease, new_settings
 
 NAME = "orders"
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
@@ -79,7 +79,7 @@ class KubeWorld:
         for obj in self.api.list(plural, NAMESPACE):
             self.api.store.delete(find(plural), NAMESPACE, obj["metadata"]["name"])
 
-    def wish(self, **spec: Any) -> None:
+    def request(self, **spec: Any) -> None:
         self.api.store.patch(find("delayclusters"), NAMESPACE, NAME, {"spec": spec})
 
     def led_by(self, node: str) -> None:

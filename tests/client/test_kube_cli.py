@@ -201,7 +201,7 @@ def test_a_drain_is_patched_into_the_delaycluster_and_taken_back(world: KubeWorl
 
 
 def test_a_drain_that_leaves_too_few_nodes_is_refused_before_anything_is_written(world: KubeWorld) -> None:
-    world.wish(drained=["n0"])
+    world.request(drained=["n0"])
     before = world.delaycluster()
     result = delayctl("nodes", "drain", "n1", "--kube", "orders")
     assert result.exit_code == 1
@@ -211,7 +211,7 @@ def test_a_drain_that_leaves_too_few_nodes_is_refused_before_anything_is_written
 
 def test_a_drain_meets_somebody_elses_change_and_looks_again(world: KubeWorld) -> None:
     held = world.api.fault(method="PATCH", path="/delayclusters/", delay_s=0.5)
-    helper = when(lambda: held.met > 0, lambda: world.wish(drained=["n0"]))
+    helper = when(lambda: held.met > 0, lambda: world.request(drained=["n0"]))
     result = delayctl("nodes", "drain", "n1", "--kube", "orders")
     helper.join()
     assert (result.exit_code, world.delaycluster()["spec"]["drained"]) == (1, ["n0"])
@@ -245,7 +245,7 @@ def test_a_restart_changes_the_pods_template_and_waits_for_new_processes(world: 
     "command", [("shards", "move", "t-0", "--to", "n1"), ("nodes", "drain", "n1"), ("nodes", "restart")]
 )
 def test_a_paused_cluster_is_not_moved_nor_restarted(world: KubeWorld, command: tuple[str, ...]) -> None:
-    world.wish(paused=True)
+    world.request(paused=True)
     result = delayctl(*command, "--kube", "orders")
     assert result.exit_code == 1
     assert "is paused: the operator moves and restarts nothing until spec.paused is false" in result.stderr

@@ -24,7 +24,7 @@ def answer(*queues: tuple[int, int, str], topic: str = "t") -> delay_pb2.QueryRo
     return response
 
 
-def test_an_older_reign_is_never_believed_again() -> None:
+def test_an_older_term_is_never_believed_again() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
 

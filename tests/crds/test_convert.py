@@ -1,4 +1,4 @@
-"""A DelayCluster's JSON becomes wishes or refusals; never anything else."""
+"""A DelayCluster's JSON becomes spec or refusals; never anything else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_defaults_of_the_schema_are_the_operators() -> None:
     assert desired_of(stored) == desired_of(bare)
 
 
-def test_every_wish_arrives() -> None:
+def test_every_request_arrives() -> None:
     made = desired_of(
         body(
             nodes=5,
@@ -211,7 +211,7 @@ def holes(schema: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=300, deadline=None)
 @given(spec=VALUES | holes(SCHEMA["properties"]["spec"], 1))
-def test_any_json_is_wishes_or_refusals(spec: Any) -> None:
+def test_any_json_is_spec_or_refusals(spec: Any) -> None:
     try:
         made = desired_of(
             {"metadata": {"name": "shop"}, "spec": spec}, ClusterSpec("shop", 3, (TopicSpec("orders", 2),))

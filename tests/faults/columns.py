@@ -34,7 +34,7 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What was found. `broken`: promises that were broken, with examples; empty is what we want."""
+    """What was found. `broken`: leases that were broken, with examples; empty is what we want."""
 
     sent: int
     acknowledged: int

@@ -1,4 +1,5 @@
-"""A delaynode with tiny segments and hasty upkeep: `python -m tests.faults.eager_node`, with delaynode's own options.
+"""A delaynode with tiny segments and hasty maintenance: `python -m tests.faults.eager_node`, with delaynode's own
+options.
 
 What a node does over days happens here within seconds: segments of 64 KiB close, lose most of their messages, are
 emptied and freed. Everything else is the real node. Each emptying is logged as `emptied`, with the RELOCATEs written.

@@ -35,7 +35,7 @@ CALM_SECONDS = 1.5
 FLOWING_SECONDS = 1.0
 TELL_SECONDS = 0.01
 AROUND_SECONDS = (1.0, 20.0)  # a gap that counts as this round's begins at most so long before and after the harm
-BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "reign-refused", "internal-error", "never retrieved")
+BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "term-refused", "internal-error", "never retrieved")
 
 # what gRPC says of a call that was under way when the process ended
 GRPC_NOISE = re.compile(r"Traceback [^\n]*\n[^\n]*_schedule_rpc_coro\n[^\n]*CancelledError\n")
@@ -51,11 +51,11 @@ class FaultCluster(LocalCluster):
         options: Callable[[int, str], Sequence[str]] = lambda number, node: (),
         prefix: Callable[[int, str], Sequence[str]] = lambda number, node: (),
         elsewhere: Sequence[str] = (),
-        **wishes: Any,
+        **desired: Any,
     ) -> None:
         """options, prefix: what follows and precedes a node's command. elsewhere: its gRPC addresses, if others."""
         self._options, self._prefix, self._elsewhere = options, prefix, list(elsewhere)
-        super().__init__(data, **{"nodes": 3, "replicas": 2, **wishes})
+        super().__init__(data, **{"nodes": 3, "replicas": 2, **desired})
 
     def __enter__(self) -> Self:
         super().__enter__()

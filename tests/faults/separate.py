@@ -17,12 +17,12 @@ PASSED_ON = ("unready", "kill", "shards", "masters", "endpoints", "pids", "check
 class Separate(FaultCluster):
     """Looks like the cluster that it starts; only what a round asks of one is passed on."""
 
-    def __init__(self, data: Path, **wishes: Any) -> None:
+    def __init__(self, data: Path, **desired: Any) -> None:
         mine, theirs = multiprocessing.Pipe()
         self._pipe, self._data = mine, data
         self._turn = threading.Lock()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_serve, args=(theirs, data, wishes), daemon=False)
+        self._process = context.Process(target=_serve, args=(theirs, data, desired), daemon=False)
 
     def start(self) -> None:
         self._process.start()
@@ -53,8 +53,8 @@ class Separate(FaultCluster):
         return answer
 
 
-def _serve(pipe: Connection, data: Path, wishes: dict[str, Any]) -> None:
-    with FaultCluster(data, **wishes) as cluster:
+def _serve(pipe: Connection, data: Path, desired: dict[str, Any]) -> None:
+    with FaultCluster(data, **desired) as cluster:
         pipe.send(None)
         while (asked := pipe.recv()) is not None:
             name, args = asked

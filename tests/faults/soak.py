@@ -6,7 +6,7 @@
 Delays from 0.2 s to 5 s and, for one batch in twenty, up to several minutes; cancels and reschedules; consumers that
 acknowledge, give back and forget. Every few seconds it notes each node's resident memory, file descriptors and bytes on
 disk; at the end it says how they went, the median of the last third against that of the middle third, delivers all dead
-letters once more, and verifies the files that the stopped nodes leave. Exit code 1 when a promise was broken, a file is
+letters once more, and verifies the files that the stopped nodes leave. Exit code 1 when a lease was broken, a file is
 damaged, or eager nodes (`eager_node.py`) emptied no segment with a dead letter in it.
 """
 
@@ -157,7 +157,7 @@ def soak(
             time.sleep(min(left, choose.uniform(*every_s) if every_s is not None else left))
             if every_s is None:
                 continue
-            node = choose.choice(cluster.wishes.node_ids)
+            node = choose.choice(cluster.desired.node_ids)
             try:
                 cluster.kill(node)
                 kills += 1
@@ -170,9 +170,9 @@ def soak(
         ended.set()
         watcher.join()
         check_logs(cluster)
-    broken_files = [node for node in cluster.wishes.node_ids if not verified(cluster.data / node)]
+    broken_files = [node for node in cluster.desired.node_ids if not verified(cluster.data / node)]
     report, emptied = load.ledger.check(), Emptied.of(cluster)
-    click.echo(f"soak of {seconds / 60:.1f} min, {cluster.wishes.nodes} nodes, kill -9: {kills}; {report}")
+    click.echo(f"soak of {seconds / 60:.1f} min, {cluster.spec.nodes} nodes, kill -9: {kills}; {report}")
     click.echo(f"dead letters delivered once more: {letters}; {emptied}")
     for what, unit in (("rss_mib", "MiB"), ("descriptors", ""), ("disk_mib", "MiB")):
         middle, last, highest = trend(samples, what, seconds)

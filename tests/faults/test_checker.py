@@ -28,7 +28,7 @@ def broken(ledger: Ledger) -> set[str]:
     return {what for what, found in ledger.check().broken.items() if found}
 
 
-def test_kept_promises_are_not_called_broken() -> None:
+def test_kept_leases_are_not_called_broken() -> None:
     ledger = kept()
     ledger.deliver(replace(ONE, asked_ms=1_005, received_ms=1_400))  # asked for before the Ack was answered
     report = ledger.check()
@@ -52,7 +52,7 @@ def test_kept_promises_are_not_called_broken() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, set) else "",
 )
-def test_a_broken_promise_is_seen(delivery: Delivery, what: set[str]) -> None:
+def test_a_broken_lease_is_seen(delivery: Delivery, what: set[str]) -> None:
     ledger = kept()
     ledger.deliver(delivery)
     assert broken(ledger) == what

@@ -72,7 +72,7 @@ def invented(columns: Columns) -> None:
 
 
 @pytest.mark.parametrize("breach", [missing, early, uncancelled, stored_twice, unseen, wrong_due, invented])
-def test_a_broken_promise_is_seen(breach: Callable[[Columns], None]) -> None:
+def test_a_broken_lease_is_seen(breach: Callable[[Columns], None]) -> None:
     columns = kept()
     breach(columns)
     (what,) = columns.totals().broken

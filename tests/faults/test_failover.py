@@ -51,6 +51,6 @@ def test_masters_killed_under_load_lose_nothing_and_callers_see_no_error(tmp_pat
 def test_masters_frozen_past_their_lease_lose_nothing_and_callers_see_no_error(tmp_path: Path) -> None:
     with FaultCluster(tmp_path, topics=[TopicSpec("t", WORK.queues)]) as cluster:
         rounds_of(cluster, [freeze, freeze])
-        over = [str(one["reason"]) for one in cluster.logged("reign-over")]
+        over = [str(one["reason"]) for one in cluster.logged("term-over")]
         assert len(over) >= 2  # it learned that its time was over
         assert all(reason.startswith("epoch ") for reason in over), over

@@ -96,7 +96,7 @@ def test_switchovers_moves_and_a_drain_under_load(tmp_path: Path) -> None:
             before = shards["t-0"].master
             delayctl(cluster, "shards", "switchover", "t-0")
             assert spec(cluster, "t-0").master != before
-            (away,) = set(cluster.wishes.node_ids) - set(shards["t-1"].replicas)
+            (away,) = set(cluster.desired.node_ids) - set(shards["t-1"].replicas)
             master = str(shards["t-1"].master)
             delayctl(cluster, "shards", "move", "t-1", "--from", master, "--to", away, "--wait")
             assert away in spec(cluster, "t-1").replicas
@@ -129,7 +129,7 @@ def test_a_new_node_gets_its_share_of_what_is_pending(tmp_path: Path) -> None:
         before = asyncio.run(pending(cluster.endpoints[0]))
     assert sum(before.values()) == 2_000
     with FaultCluster(tmp_path, topics=topics, nodes=4) as cluster:
-        poll("each has its share", lambda: {share(cluster, node) for node in cluster.wishes.node_ids} == {2}, 60)
+        poll("each has its share", lambda: {share(cluster, node) for node in cluster.desired.node_ids} == {2}, 60)
         poll("the new one leads a shard", lambda: "n3" in cluster.masters(), 60)
         cluster.wait_ready()
         assert asyncio.run(pending(cluster.endpoints[3])) == before

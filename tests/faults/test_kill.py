@@ -18,7 +18,7 @@ from tests.serve.client import Client, Failure, Msg, Shard, poll, request
 def kill_again_and_again(cluster: LocalCluster, rounds: int) -> None:
     """At any moment: under way for a while, just ready, or still recovering."""
     for _ in range(rounds):
-        node = CHOOSE.choice(cluster.wishes.node_ids)
+        node = CHOOSE.choice(cluster.desired.node_ids)
         if CHOOSE.random() < 0.75:
             cluster.wait_ready()
             time.sleep(0.2 + CHOOSE.random() * 1.3)
@@ -87,7 +87,7 @@ def test_killed_while_it_writes_checkpoints(tmp_path: Path) -> None:
 
 
 def test_killed_while_it_makes_its_shards(tmp_path: Path) -> None:
-    """The very first starts, cut off anywhere: half a directory, half a reign must not be taken for whole ones."""
+    """The very first starts, cut off anywhere: half a directory, half a term must not be taken for whole ones."""
     queues = 64
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", queues)]) as cluster:
         log = tmp_path / "logs" / "n0.log"

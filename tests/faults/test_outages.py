@@ -58,7 +58,7 @@ def test_a_clean_stop_under_load_again_and_again(tmp_path: Path) -> None:
 
 
 def test_an_outage_of_the_registry_stops_nothing(tmp_path: Path) -> None:
-    """Nobody can write to it for longer than a lease lasts: messages go in and out as before, and no reign changes."""
+    """Nobody can write to it for longer than a lease lasts: messages go in and out as before, and no term changes."""
 
     def hold() -> None:
         """Until some round trips have both begun and ended: a node that waited for the registry would end none."""

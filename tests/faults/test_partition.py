@@ -85,7 +85,7 @@ def epochs(cluster: FaultCluster) -> dict[str, int]:
 def test_a_cut_between_nodes_shrinks_the_set_and_changes_no_master(
     cluster: FaultCluster, network: Network, ways: str
 ) -> None:
-    """The registry is there: each master goes on alone, once the registry says so; no reign ends."""
+    """The registry is there: each master goes on alone, once the registry says so; no term ends."""
     before = epochs(cluster)
 
     def harm(load: Load) -> None:
@@ -176,11 +176,11 @@ def test_a_master_cut_off_from_registry_and_peers_is_silent_before_another_serve
 
         under_load(cluster, harm)
         assert all(epochs(cluster)[name] > before[name] for name in cut)
-        assert {one["shard"] for one in cluster.logged("reign-over")} >= set(cut)
+        assert {one["shard"] for one in cluster.logged("term-over")} >= set(cut)
 
 
 def test_a_master_cut_off_answers_no_read_once_another_serves(tmp_path: Path, network: Network) -> None:
-    """Nothing is written, so that only its promises can tell it that its time is over."""
+    """Nothing is written, so that only its leases can tell it that its time is over."""
     command = (sys.executable, "-P", str(Path(cut_off_node.__file__)), str(tmp_path / "cut"))
     with FaultCluster(tmp_path, topics=[TopicSpec("t", 1)], options=network.options, node_command=command) as cluster:
         cluster.wait_ready()

@@ -60,7 +60,7 @@ def keep_all(cluster: LocalCluster, traffic: Traffic) -> None:
 
 
 def joins(shard: Shard) -> bool:
-    """A node learns of another's reign a moment after the registry does."""
+    """A node learns of another's term a moment after the registry does."""
     try:
         shard.receive(group="auditor", wait_ms=0)
     except Failure as failure:
@@ -92,7 +92,7 @@ def check_queue(cluster: LocalCluster, load: Load) -> None:
 def check_logs(cluster: LocalCluster) -> None:
     for log in sorted((cluster.data / "logs").glob("n*.log")):
         text = log.read_text()
-        for sign in ("Traceback", "shard-damaged", "copy-damaged", "reign-refused", "reign-failed", "never retrieved"):
+        for sign in ("Traceback", "shard-damaged", "copy-damaged", "term-refused", "term-failed", "never retrieved"):
             assert sign not in text, f"{log.name}: {sign} in ...{text[max(0, text.index(sign) - 500) :][:2_000]}"
 
 

@@ -93,7 +93,7 @@ def _object(call: Call) -> dict[str, Any]:
     return call.body
 
 
-# Where a kind that can be scaled says how many there are to be: path of the wish, path of the state.
+# Where a kind that can be scaled says how many there are to be: path of the request, path of the state.
 _SCALED = {"DelayCluster": "nodes", "StatefulSet": "replicas", "Deployment": "replicas"}
 
 

@@ -13,8 +13,8 @@ from delayregistry.kube import Credentials, KubeClient
 from delayregistry.model import ShardObject
 from kubernetes.client import Configuration
 
+from tests.kube.desired import OWNER, WritingRegistry
 from tests.kube.fakeapi import FakeApiServer
-from tests.kube.wishes import OWNER, WritingRegistry
 
 NAMESPACE, CLUSTER = "default", "c"
 LOOK_MS = 500  # between looks at the leases, as the operator does it
@@ -23,8 +23,8 @@ LOOK_MS = 500  # between looks at the leases, as the operator does it
 class KubeCluster(LocalCluster):
     """As LocalCluster, but for the registry. KUBECONFIG has to name the server; events: what the registry logged."""
 
-    def __init__(self, data: Path, server: FakeApiServer, **wishes: Any) -> None:
-        super().__init__(data, **{"nodes": 3, "replicas": 2, **wishes})
+    def __init__(self, data: Path, server: FakeApiServer, **desired: Any) -> None:
+        super().__init__(data, **{"nodes": 3, "replicas": 2, **desired})
         self._client = KubeClient(Credentials(Configuration(host=server.url)), agent="delaycluster-operator")
         self.events: list[dict[str, object]] = []
 

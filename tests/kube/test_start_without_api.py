@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from delayregistry.model import ClusterSpec
 
+from tests.kube.desired import WritingRegistry, writing
 from tests.kube.fakeapi import FakeApiServer
-from tests.kube.wishes import WritingRegistry, writing
 from tests.serve.client import poll
 
 STOPPED_S = 15.0  # generous: a second for the threads that wait for an answer, and the process's own
@@ -136,11 +136,11 @@ def test_sigterm_ends_a_node_at_once_that_waits_for_a_frozen_api_server(
     server.thaw()
 
 
-def test_wishes_and_a_lease_that_the_operator_has_not_made_yet_are_waited_for(
+def test_spec_and_a_lease_that_the_operator_has_not_made_yet_are_waited_for(
     operator: WritingRegistry, start: Callable[[], Starting]
 ) -> None:
     node = start()
-    poll("it lacks the wishes", lambda: node.waits_for("ConfigMap c-cluster is missing; the operator writes it"), 30)
+    poll("it lacks the spec", lambda: node.waits_for("ConfigMap c-cluster is missing; the operator writes it"), 30)
     operator.put_cluster(ClusterSpec("c", 1), None)
     poll("it lacks its lease", lambda: node.waits_for("lease of n0 not renewed: 404"), 30)
     assert node.asked("/healthz") == (200, "ok\n")

@@ -1,4 +1,4 @@
-"""A node without messages: leases, reigns, in-sync sets and ports as the real one has them, so that `local` is tested
+"""A node without messages: leases, terms, in-sync sets and ports as the real one has them, so that `local` is tested
 by itself. A shard's "log" is a number in a file.
 
 FAKE_NODE in the environment chooses a fault: `exit` at once, `deaf` to signals, `mute` = never serves.
@@ -107,7 +107,7 @@ class FakeNode:
             return
         if status is None or status.serving_epoch < spec.epoch:
             if own is not None and own["epoch"] >= spec.epoch and own.get("by") != self.lease.incarnation:
-                return  # another process's reign
+                return  # another process's term
             own = own or {"copy": secrets.token_hex(8), "epoch": 0, "log": 0}
             in_sync = status.in_sync if status is not None else (own["copy"],)
             assert own["copy"] in in_sync, "someone else's data"

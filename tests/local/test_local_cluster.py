@@ -71,7 +71,7 @@ def test_every_shard_is_served_when_ready(make: Make, port: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_node_that_ends_is_restarted_with_a_new_reign(
+def test_a_node_that_ends_is_restarted_with_a_new_term(
     make: Make, events: list[Mapping[str, object]], signum: signal.Signals
 ) -> None:
     with make() as cluster:
@@ -160,7 +160,7 @@ def test_one_object_may_be_started_again(make: Make) -> None:
             assert {shard.spec.epoch for shard in shards(cluster).values()} == {epoch}
 
 
-def test_wishes_reach_the_nodes_and_the_registry(make: Make) -> None:
+def test_spec_reach_the_nodes_and_the_registry(make: Make) -> None:
     with make(durability=Durability.ASYNC, horizon_days=365) as cluster:
         found = cluster.registry.read_cluster()
         assert found is not None
@@ -193,7 +193,7 @@ def test_a_port_in_use_is_said_and_leaves_the_directory_free(make: Make, port: i
         cluster.wait_ready()
 
 
-def test_wishes_that_would_shrink_are_refused(make: Make) -> None:
+def test_spec_that_would_shrink_are_refused(make: Make) -> None:
     with make() as cluster:
         cluster.wait_ready()
     with pytest.raises(LocalClusterError, match="can't shrink"):
@@ -237,7 +237,7 @@ def test_a_stopped_process_still_stops_cleanly(make: Make) -> None:
     assert cluster.stop() == ()
 
 
-def test_a_frozen_node_is_said_and_goes_on_in_its_reign(make: Make) -> None:
+def test_a_frozen_node_is_said_and_goes_on_in_its_term(make: Make) -> None:
     with make() as cluster:
         cluster.wait_ready()
         cluster.kill("n1", signal.SIGSTOP)

@@ -51,7 +51,7 @@ def delayctl(cluster: LocalCluster, *arguments: str) -> Result:
 
 def elsewhere(cluster: LocalCluster, name: str) -> str:
     spec = shards(cluster)[name].spec
-    return next(node for node in cluster.wishes.node_ids if node not in spec.replicas)
+    return next(node for node in cluster.desired.node_ids if node not in spec.replicas)
 
 
 def test_the_masters_of_a_node_that_stays_away_are_taken_over_within_seconds(cluster: LocalCluster) -> None:
@@ -95,9 +95,9 @@ def test_a_rolling_restart_needs_no_failover(cluster: LocalCluster, tmp_path: Pa
     assert steps == ["n0", "n1", "n2"]
     assert all(cluster.pids[node] != pid for node, pid in before.items())
     events = [json.loads(line) for line in (tmp_path / "logs" / "operator.log").read_text().splitlines()]
-    reigns = [event["reason"] for event in events if event["action"] == "StartTerm" and event["epoch"] > 1]
-    assert reigns
-    assert all("hands over to" in reason for reason in reigns), reigns
+    terms = [event["reason"] for event in events if event["action"] == "StartTerm" and event["epoch"] > 1]
+    assert terms
+    assert all("hands over to" in reason for reason in terms), terms
 
 
 def test_nodes_restart_asks_the_supervisor_and_waits(cluster: LocalCluster) -> None:

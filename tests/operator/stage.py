@@ -39,7 +39,7 @@ NAMESPACE = "default"
 NODES_OWN = (
     "/leases/",
     "/delayshards/",
-)  # parts of paths that the operator's upkeep does not write to when all is well
+)  # parts of paths that the operator's maintenance does not write to when all is well
 
 
 @dataclass

@@ -241,7 +241,7 @@ def test_failovers_do_not_wait_for_a_right_that_is_missing(stage: Stage) -> None
     stage.until(lambda: all(it["spec"]["master"] != "n0" for it in stage.server.list("delayshards")))
 
 
-def test_wishes_that_another_release_granted_are_driven_on(stage: Stage) -> None:
+def test_spec_that_another_release_granted_are_driven_on(stage: Stage) -> None:
     first = stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()

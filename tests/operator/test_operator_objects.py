@@ -61,8 +61,8 @@ def test_edits_flow_through(stage: Stage) -> None:
     stage.edit(topics=[{"name": "orders", "queues": 4}, {"name": "mails", "queues": 1}], minInSync=2)
     stage.until(lambda: {"shop.orders-3", "shop.mails-0"} <= stage.names("delayshards"))
     stage.settled()
-    wishes = json.loads(stage.there("configmaps", "shop-cluster")["data"]["cluster.json"])
-    assert wishes["minInSync"] == 2
+    desired = json.loads(stage.there("configmaps", "shop-cluster")["data"]["cluster.json"])
+    assert desired["minInSync"] == 2
     role = stage.there("roles", "shop-node")
     named = {name for rule in role["rules"] for name in rule.get("resourceNames", [])}
     assert "shop.mails-0" in named, "the nodes may write the status of shards that were made later"
@@ -132,7 +132,7 @@ def test_what_belongs_to_somebody_else_is_left_alone(stage: Stage) -> None:
     stage.settled()
 
 
-def test_wishes_that_cannot_be_granted_are_refused_with_words_and_the_last_good_ones_stand(stage: Stage) -> None:
+def test_spec_that_cannot_be_granted_are_refused_with_words_and_the_last_good_ones_stand(stage: Stage) -> None:
     stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
@@ -141,7 +141,7 @@ def test_wishes_that_cannot_be_granted_are_refused_with_words_and_the_last_good_
     said = stage.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "InvalidSpec")
     assert "spec.horizonDays" in said["message"]
-    assert "the last good wishes stand" in said["message"]
+    assert "the last good spec stands" in said["message"]
     assert said["observedGeneration"] == stage.there("delayclusters", "shop")["metadata"]["generation"]
     assert stage.condition("Ready")["status"] == "True"
     stage.until(lambda: any("spec.horizonDays" in it["message"] for it in stage.events("InvalidSpec")))

@@ -193,7 +193,7 @@ def test_a_paused_cluster_is_not_rebalanced_and_the_plan_outlasts_the_pause(stag
 
 
 def test_the_clusters_approval_holds_for_a_rebalance_that_was_there_before(stage: Stage) -> None:
-    """As `delayctl rebalance` makes one, without wishes of its own."""
+    """As `delayctl rebalance` makes one, without spec of its own."""
     stage.operator()
     settled(stage, replicas=1, rebalance={})
     ask(stage, "shop-rebalance")
@@ -227,7 +227,7 @@ def test_the_job_runs_once_for_a_rebalance_without_moves(stage: Stage) -> None:
     assert until(stage, "Ready")["conditions"][0]["reason"] == "Balanced"
 
 
-def test_without_wishes_for_a_job_a_rebalance_says_so(stage: Stage) -> None:
+def test_without_spec_for_a_job_a_rebalance_says_so(stage: Stage) -> None:
     stage.operator()
     settled(stage, replicas=1)
     ask(stage)

@@ -1,6 +1,6 @@
 """A cluster small enough to hold in the head: what nodes do about what the planner writes, a step at a time.
 
-Logs are lists of frames. A frame is acknowledged once every in-sync copy has it; whoever begins a reign must have all
+Logs are lists of frames. A frame is acknowledged once every in-sync copy has it; whoever begins a term must have all
 of those. Masters follow DESIGN section 5 in the order of its writes, but with the world standing still meanwhile.
 """
 
@@ -61,7 +61,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.copies: dict[tuple[str, str], Copy] = {}
         self.acknowledged: dict[str, list[tuple[int, int]]] = {}
-        self.reigns: dict[tuple[str, int], tuple[str | None, str | None]] = {}
+        self.terms: dict[tuple[str, int], tuple[str | None, str | None]] = {}
         self.ended: set[str] = set()  # incarnations that were seen to end
         self.zones: dict[str, str] = {}  # by node: where its next process runs
         self.moved = 0  # copies made by fetching
@@ -115,14 +115,14 @@ class Cluster:
             if spec.name in self.shards:
                 return False
             self.shards[spec.name] = ShardObject(spec.name, Version("0"), spec)
-            self.reigns[spec.name, 0] = (None, None)
+            self.terms[spec.name, 0] = (None, None)
             return True
         current = self.shards[action.shard.name]
         if current.version != action.shard.version:
             return False
         match action:
             case StartTerm():
-                self._check_reign(current, action.spec)
+                self._check_term(current, action.spec)
                 self._put(replace(current, spec=action.spec))
             case ChangeSpec():
                 self._check_change(current, action.spec)
@@ -132,7 +132,7 @@ class Cluster:
                 self._put(replace(current, conditions=tuple(replace(it, since_ms=1) for it in action.conditions)))
         return True
 
-    def _check_reign(self, shard: ShardObject, new: ShardSpec) -> None:
+    def _check_term(self, shard: ShardObject, new: ShardSpec) -> None:
         old = shard.spec
         assert new.epoch == old.epoch + 1
         assert (new.uid, new.topic, new.queue, new.replicas) == (old.uid, old.topic, old.queue, old.replicas)
@@ -142,8 +142,8 @@ class Cluster:
             assert shard.status is not None
             assert shard.status.serving_epoch == old.epoch, "whoever served before may still do so"
             assert all(it.incarnation != old.incarnation or not it.runs for it in self.nodes.values()), "it runs still"
-        assert (shard.name, new.epoch) not in self.reigns  # one process per epoch, and that for ever
-        self.reigns[shard.name, new.epoch] = new.master, new.incarnation
+        assert (shard.name, new.epoch) not in self.terms  # one process per epoch, and that for ever
+        self.terms[shard.name, new.epoch] = new.master, new.incarnation
         copy = self.copies.get((shard.name, new.master))
         if shard.status is not None and len(old.replicas) > 1:
             assert copy is not None

@@ -60,7 +60,7 @@ class World:
         registry: Any = self.faulty
         return ControlLoop(registry, lambda: next(uids), self.events.append, clock)
 
-    def wish(self, **changes: Any) -> None:
+    def request(self, **changes: Any) -> None:
         found = self.registry.read_cluster()
         spec = found.spec if found else ClusterSpec("local", 2, (TopicSpec("orders", 2),))
         self.registry.put_cluster(replace(spec, **changes), found.version if found else None)
@@ -105,7 +105,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def served(world: World) -> World:
-    world.wish()
+    world.request()
     world.start("n0", "a0")
     world.start("n1", "a1")
     world.pass_time(300, "n0", "n1")
@@ -115,8 +115,8 @@ def served(world: World) -> World:
     return world
 
 
-def test_a_wished_topic_gets_its_shards_and_their_first_reigns(world: World) -> None:
-    world.wish()
+def test_a_wished_topic_gets_its_shards_and_their_first_terms(world: World) -> None:
+    world.request()
     world.start("n0", "a0")
     world.start("n1", "a1")
     assert world.loop.round().applied == 2
@@ -142,7 +142,7 @@ def test_each_action_is_an_event_with_its_reason(world: World) -> None:
     }
 
 
-def test_without_wishes_or_changes_nothing_is_written(world: World) -> None:
+def test_without_spec_or_changes_nothing_is_written(world: World) -> None:
     world.start("n0", "a0")
     world.pass_time(500, "n0")
     assert world.registry.version() == 0
@@ -161,7 +161,7 @@ def test_a_restarted_node_gets_a_new_epoch_in_the_next_round(world: World) -> No
     assert world.shard("orders-0").spec.epoch == 1
 
 
-def test_a_node_that_dies_before_it_took_up_its_reign_gets_another(world: World) -> None:
+def test_a_node_that_dies_before_it_took_up_its_term_gets_another(world: World) -> None:
     served(world)
     world.start("n1", "b1")
     world.loop.round()
@@ -184,7 +184,7 @@ def test_a_dead_node_is_said_in_a_condition_with_the_time_since_and_cleared(worl
     assert world.shard("orders-1").conditions == (condition,)
     world.pass_time(200, "n0", "n1")
     assert world.shard("orders-1").conditions == ()
-    assert world.shard("orders-1").spec.epoch == 1  # the same process: its reign stands
+    assert world.shard("orders-1").spec.epoch == 1  # the same process: its term stands
 
 
 @pytest.mark.parametrize("fault", ["reads_fail", "writes_fail"])
@@ -261,10 +261,10 @@ def test_a_new_loop_goes_on_where_the_old_one_stopped(world: World) -> None:
 
 def test_more_queues_and_fewer(world: World) -> None:
     served(world)
-    world.wish(topics=(TopicSpec("orders", 3),))
+    world.request(topics=(TopicSpec("orders", 3),))
     world.pass_time(300, "n0", "n1")
     assert world.shard("orders-2").spec.epoch == 1
-    world.wish(topics=(TopicSpec("orders", 1),))
+    world.request(topics=(TopicSpec("orders", 1),))
     world.pass_time(300, "n0", "n1")
     reasons = [[condition.reason for condition in shard.conditions] for shard in world.registry.list_shards()]
     assert reasons == [[], ["FewerQueues"], ["FewerQueues"]]
@@ -272,7 +272,7 @@ def test_more_queues_and_fewer(world: World) -> None:
 
 def test_a_write_that_is_refused_for_ever_is_not_tried_twenty_times_a_second(world: World) -> None:
     """An object that somebody broke, say. Each try is a request and a line in the log."""
-    world.wish()
+    world.request()
     world.start("n0", "a")
     refused: list[float] = []
 
@@ -298,7 +298,7 @@ def test_run_survives_an_outage_says_it_once_and_stops_when_told(world: World) -
     while not world.events:
         stop.wait(0.01)
     stop.wait(0.1)
-    world.wish()
+    world.request()
     world.start("n0", "a0")
     world.start("n1", "a1")
     world.faulty.reads_fail = False

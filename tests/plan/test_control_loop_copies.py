@@ -140,18 +140,18 @@ def test_masters_are_asked_each_three_seconds_while_all_is_well(world: World) ->
     assert world.registry.version() == before
 
 
-def test_a_master_that_says_its_reign_is_over_is_followed_within_seconds(world: World) -> None:
+def test_a_master_that_says_its_term_is_over_is_followed_within_seconds(world: World) -> None:
     (name,) = world.led_by("n2")
     world.over[name] = 1
     world.pass_time(PATROL_MS + 200, *NODES)
     spec = world.shard(name).spec
     assert (spec.epoch, spec.master) == (2, world.slaves_of_epoch_1[name])
-    assert not spec.vacant, "its promises are waited out"
+    assert not spec.vacant, "its leases are waited out"
     reasons = [str(event["reason"]) for event in world.events if event.get("action") == "StartTerm"]
     assert "n2 serves epoch 1 no more: it was told of epoch 7" in reasons[-1]
 
 
-def test_the_end_of_an_earlier_reign_is_no_fault(world: World) -> None:
+def test_the_end_of_an_earlier_term_is_no_fault(world: World) -> None:
     (name,) = world.led_by("n2")
     world.over[name] = 1
     world.pass_time(PATROL_MS + 200, *NODES)
@@ -168,7 +168,7 @@ def test_a_master_that_gives_no_answer_is_kept_while_its_lease_is_renewed(world:
     assert world.shard(name).spec.epoch == 1
 
 
-def test_a_reign_given_up_for_which_nobody_is_fit_says_whom_it_waits_for(world: World) -> None:
+def test_a_term_given_up_for_which_nobody_is_fit_says_whom_it_waits_for(world: World) -> None:
     (name,) = world.led_by("n2")
     slave = world.slave(name)
     world.serve(name, in_sync=(f"{name}-n2",))
@@ -305,7 +305,7 @@ def test_a_node_lost_for_good_is_replaced_and_a_restarted_loop_counts_anew(world
             assert set(shard.spec.target or ()) == {"n0", "n1"}
 
 
-def test_a_thousand_reigns_begin_in_one_round(tmp_path: Path) -> None:
+def test_a_thousand_terms_begin_in_one_round(tmp_path: Path) -> None:
     """As many compare-and-swaps as a lost node of a large cluster costs; about a second where fsync takes 5 ms."""
     registry = SqliteRegistry(tmp_path / "registry.db", create=True)
     registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1_000),)), None)

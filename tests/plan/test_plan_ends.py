@@ -46,18 +46,18 @@ def planned(
     return plan(cluster, Observed((it,), nodes, by_shard, heard, ended=frozenset(ended)))
 
 
-def reign(actions: list[Action]) -> StartTerm:
+def term(actions: list[Action]) -> StartTerm:
     (action,) = actions
     assert isinstance(action, StartTerm)
     return action
 
 
 @pytest.mark.parametrize("nodes", [FRESH, RESTARTED])
-def test_a_master_whose_process_has_ended_is_followed_at_once_and_its_reign_is_vacant(
+def test_a_master_whose_process_has_ended_is_followed_at_once_and_its_term_is_vacant(
     nodes: Mapping[str, ObservedNode],
 ) -> None:
     """Whether its lease is still fresh or already another process's."""
-    action = reign(planned(shard(PAIR, "c1", "c2"), nodes, SLAVE))
+    action = term(planned(shard(PAIR, "c1", "c2"), nodes, SLAVE))
     assert (action.spec.master, action.spec.epoch, action.spec.incarnation) == ("n2", 5, "x")
     assert action.spec.vacant
     assert action.reason == "n1's process has ended: n2 is in sync with the highest log end, 100; epoch 5 begins"
@@ -68,8 +68,8 @@ def test_a_fresh_lease_of_a_process_that_nobody_saw_end_stands() -> None:
 
 
 def test_a_process_that_its_lease_names_no_more_has_not_ended_for_that() -> None:
-    """Its machine may only be out of reach, and it may serve there: its promises are waited out."""
-    action = reign(planned(shard(PAIR, "c1", "c2"), RESTARTED, SLAVE, ended=[]))
+    """Its machine may only be out of reach, and it may serve there: its leases are waited out."""
+    action = term(planned(shard(PAIR, "c1", "c2"), RESTARTED, SLAVE, ended=[]))
     assert action.spec.master == "n2"
     assert not action.spec.vacant
 
@@ -82,23 +82,23 @@ def test_a_process_that_its_lease_names_no_more_has_not_ended_for_that() -> None
         ShardStatus(3, "before", ("c1", "c2"), Handover(3, 100)),
     ],
 )
-def test_a_reign_that_was_never_taken_up_leaves_promises_to_wait_out(status: ShardStatus) -> None:
-    action = reign(planned(replace(shard(PAIR), status=status), FRESH, SLAVE))
+def test_a_term_that_was_never_taken_up_leaves_leases_to_wait_out(status: ShardStatus) -> None:
+    action = term(planned(replace(shard(PAIR), status=status), FRESH, SLAVE))
     assert (action.spec.master, action.spec.epoch) == ("n2", 5)
     assert not action.spec.vacant
 
 
-def test_the_next_reign_says_anew_whether_it_follows_a_vacant_one() -> None:
+def test_the_next_term_says_anew_whether_it_follows_a_vacant_one() -> None:
     """A word about one epoch's start must not be read of another's."""
     later = replace(PAIR, master="n2", incarnation="x", epoch=5, vacant=True)
     nodes = {"n1": ObservedNode(Liveness.ALIVE, "second"), "n2": ObservedNode(Liveness.DEAD, "x")}
     copies = {"n1": CopyView("c1", "second", 5, 5, 130)}
-    action = reign(planned(shard(later, "c1", "c2", serving_epoch=5, incarnation="x"), nodes, copies))
+    action = term(planned(shard(later, "c1", "c2", serving_epoch=5, incarnation="x"), nodes, copies))
     assert (action.spec.master, action.spec.epoch) == ("n1", 6)
     assert not action.spec.vacant
 
 
-def test_what_else_changes_in_the_reign_leaves_the_word_about_its_start() -> None:
+def test_what_else_changes_in_the_term_leaves_the_word_about_its_start() -> None:
     """Its master may not have read it yet."""
     spec = replace(PAIR, vacant=True, target=("n1", "n0"))
     nodes = {**FRESH, "n0": ObservedNode(Liveness.ALIVE, "y")}
@@ -130,7 +130,7 @@ def test_where_nobody_else_can_lead_the_next_process_is_waited_for_without_a_wor
 
 
 def test_the_only_copy_goes_on_with_the_next_process() -> None:
-    action = reign(planned(shard(SOLE, "c1"), RESTARTED, {}))
+    action = term(planned(shard(SOLE, "c1"), RESTARTED, {}))
     assert (action.spec.master, action.spec.incarnation) == ("n1", "second")
 
 

@@ -1,4 +1,4 @@
-"""Masters that give up: resigned, handing over, chosen in vain; who reigns after them (DESIGN 5.7, attack A5)."""
+"""Masters that give up: resigned, handing over, chosen in vain; who terms after them (DESIGN 5.7, attack A5)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from delayoperator.plan import (
 )
 from delayregistry.model import ConditionType, Handover, ShardObject, Switchover
 
-from tests.plan.reigns import BOTH, PAIR, alive, copy, dead, planned, refusal, reign, shard
+from tests.plan.terms import BOTH, PAIR, alive, copy, dead, planned, refusal, shard, term
 
 
 def test_a_master_that_has_resigned_is_replaced_at_once_by_another() -> None:
     nodes = {"n1": alive("first"), "n2": alive("x")}
     copies = {"n1": copy("c1", 4, 900), "n2": copy("c2", 4, 100)}
     action = planned(shard(PAIR, "c1", "c2", resigned="its disk hangs"), nodes, copies)
-    assert reign(action) == ("n2", 5, "x")
+    assert term(action) == ("n2", 5, "x")
     assert action is not None
     assert action.reason.startswith("n1 has resigned: its disk hangs: n2 is in sync")
 
@@ -29,7 +29,7 @@ def test_a_master_that_has_resigned_is_replaced_at_once_by_another() -> None:
 def test_a_resigned_master_is_chosen_again_only_when_it_alone_is_in_sync_and_sound() -> None:
     nodes = {"n1": alive("first"), "n2": alive("x")}
     copies = {"n1": copy("c1", 4, 900), "n2": copy("c2", 4, 100)}
-    assert reign(planned(shard(PAIR, "c1", resigned="slow"), nodes, copies)) == ("n1", 5, "first")
+    assert term(planned(shard(PAIR, "c1", resigned="slow"), nodes, copies)) == ("n1", 5, "first")
     damaged = {**copies, "n1": copy("c1", 4, 900, damaged="frame 7 is torn")}
     action = planned(shard(PAIR, "c1", resigned="damaged"), nodes, damaged)
     assert refusal(action) == "CopyDamaged"
@@ -50,7 +50,7 @@ def test_a_chosen_master_whose_copy_is_of_no_use_is_replaced(late: CopyView | No
     it = shard(replace(PAIR, master="n2", incarnation="x", epoch=5), "c1", "c2", serving_epoch=4)
     copies = {"n1": copy("c1", 4, 100), **({"n2": late} if late else {})}
     action = planned(it, {"n1": alive("second"), "n2": alive("x")}, copies, answered=["n2"])
-    assert reign(action) == ("n1", 6, "second")
+    assert term(action) == ("n1", 6, "second")
     assert action is not None
     assert found in action.reason
 
@@ -62,10 +62,10 @@ def handed(log_end: int, *in_sync: str, epoch: int = 4) -> ShardObject:
     return shard(HANDING, *in_sync, handover=Handover(epoch, log_end))
 
 
-def test_a_handover_is_followed_by_the_reign_of_the_one_it_names() -> None:
+def test_a_handover_is_followed_by_the_term_of_the_one_it_names() -> None:
     copies = {"n1": copy("c1", 4, 100), "n2": copy("c2", 4, 100)}
     action = planned(handed(100, "c1", "c2"), BOTH, copies)
-    assert reign(action) == ("n2", 5, "x")
+    assert term(action) == ("n2", 5, "x")
     assert isinstance(action, StartTerm)
     assert action.spec.switchover is None
     assert action.reason == "n1 hands over to n2, which has its log end, 100; epoch 5 begins"
@@ -78,11 +78,11 @@ def test_a_handover_is_followed_by_the_reign_of_the_one_it_names() -> None:
         (handed(100, "c1"), copy("c2", 4, 100)),  # not in sync
         (handed(100, "c1", "c2"), copy("c2", 4, 100, damaged="rot")),
         (handed(100, "c1", "c2"), copy("c2", 4, 100, incarnation="former")),
-        (handed(100, "c1", "c2", epoch=3), copy("c2", 4, 100)),  # of an earlier reign
+        (handed(100, "c1", "c2", epoch=3), copy("c2", 4, 100)),  # of an earlier term
         (shard(PAIR, "c1", "c2", handover=Handover(4, 100)), copy("c2", 4, 100)),  # asked for no more
     ],
 )
-def test_a_handover_to_one_that_is_not_proven_to_have_all_starts_no_reign(it: ShardObject, two: CopyView) -> None:
+def test_a_handover_to_one_that_is_not_proven_to_have_all_starts_no_term(it: ShardObject, two: CopyView) -> None:
     assert not isinstance(planned(it, BOTH, {"n1": copy("c1", 4, 100), "n2": two}), StartTerm)
 
 

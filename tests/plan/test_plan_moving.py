@@ -248,8 +248,8 @@ def test_a_new_node_takes_the_first_place_of_a_shard_that_its_donor_leads() -> N
         spec = ShardSpec(queue, "t", queue, (first, second), master=master, epoch=1, incarnation="p")
         shards.append(ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", ("a", "b"))))
     nodes = {node: ObservedNode(Liveness.ALIVE, "p") for node in ("n0", "n1", "n2")}
-    wish = ClusterSpec("local", 3, (TopicSpec("t", 4),), replicas=2)
-    changes = [it for it in plan(wish, Observed(tuple(shards), nodes)) if isinstance(it, ChangeSpec)]
+    request = ClusterSpec("local", 3, (TopicSpec("t", 4),), replicas=2)
+    changes = [it for it in plan(request, Observed(tuple(shards), nodes)) if isinstance(it, ChangeSpec)]
     assert {it.shard.name for it in changes if it.spec.target and it.spec.target[0] == "n2"} == {"t-1"}
 
 
@@ -267,8 +267,8 @@ def test_a_node_that_leads_less_than_its_share_leads_where_it_is_first_whoever_l
         for place, node in enumerate(shard.spec.replicas)
     }
     answered = dict.fromkeys(nodes, "p")
-    wish = ClusterSpec("local", 4, (TopicSpec("t", 4),), replicas=2)
-    found = plan(wish, Observed(tuple(shards), nodes, copies, answered))
+    request = ClusterSpec("local", 4, (TopicSpec("t", 4),), replicas=2)
+    found = plan(request, Observed(tuple(shards), nodes, copies, answered))
     leads = {it.shard.name: it.spec.switchover for it in found if isinstance(it, ChangeSpec)}
     assert leads["t-0"] == Switchover("n3")
 

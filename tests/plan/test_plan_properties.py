@@ -1,4 +1,4 @@
-"""From any world, under any interleaving of deaths, restarts, moves, wishes and half-applied plans: the planner's
+"""From any world, under any interleaving of deaths, restarts, moves, spec and half-applied plans: the planner's
 invariants (DESIGN section 11: 3, 7 and 5.5)."""
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Life(RuleBasedStateMachine):
         self.pending: list[Action] = []
 
     @initialize(replicas=st.integers(1, 3), places=st.lists(zones, min_size=4, max_size=4))
-    def wish(self, replicas: int, places: list[str]) -> None:
+    def request(self, replicas: int, places: list[str]) -> None:
         self.world = Cluster(ClusterSpec("local", 4, (TopicSpec("a", 3),), replicas=replicas))
         self.world.zones = dict(zip(NODES, places, strict=True))
         for node in NODES[:3]:
@@ -337,11 +337,11 @@ class Life(RuleBasedStateMachine):
         self.world.apply(action)
 
     @invariant()
-    def a_reign_never_changes_hands(self) -> None:
+    def a_term_never_changes_hands(self) -> None:
         if hasattr(self, "world"):
             for name, shard in self.world.shards.items():
-                reign = shard.spec.master, shard.spec.incarnation
-                assert self.world.reigns[name, shard.spec.epoch] == reign
+                term = shard.spec.master, shard.spec.incarnation
+                assert self.world.terms[name, shard.spec.epoch] == term
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

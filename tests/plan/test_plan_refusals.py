@@ -16,7 +16,7 @@ from delayoperator.plan import (
 )
 from delayregistry.model import Condition, ConditionType, ShardObject
 
-from tests.plan.reigns import (
+from tests.plan.terms import (
     BOTH,
     CLUSTER,
     PAIR,
@@ -27,8 +27,8 @@ from tests.plan.reigns import (
     dead,
     planned,
     refusal,
-    reign,
     shard,
+    term,
     unsure,
 )
 
@@ -81,13 +81,13 @@ def test_when_every_machine_was_rebooted_all_are_waited_for_and_the_highest_is_t
     both = {"n0": copy("c0@A", 4, 90), "n2": copy("c2@B", 4, 100)}
     reason, said = risked(it, planned(it, nodes, both))
     assert reason == "AllRebooted"
-    assert reign(planned(said, nodes, both)) == ("n2", 5, "y")
+    assert term(planned(said, nodes, both)) == ("n2", 5, "y")
 
 
 def test_a_machine_that_was_not_rebooted_is_taken_before_one_that_was_however_much_that_has() -> None:
     nodes = {"n0": alive("x"), "n1": dead("first"), "n2": alive("y")}
     copies = {"n0": copy("c0@A", 4, 900), "n2": copy("c2@b", 4, 100)}
-    assert reign(planned(shard(THREE, "c0@a", "c1@c", "c2@b"), nodes, copies))[0] == "n2"
+    assert term(planned(shard(THREE, "c0@a", "c1@c", "c2@b"), nodes, copies))[0] == "n2"
 
 
 def test_a_sole_copy_on_a_rebooted_machine_goes_on_and_says_so() -> None:
@@ -95,7 +95,7 @@ def test_a_sole_copy_on_a_rebooted_machine_goes_on_and_says_so() -> None:
     copies = {"n1": copy("c1@A", 4, 100)}
     reason, said = risked(it, planned(it, {"n1": alive("second")}, copies))
     assert reason == "AllRebooted"
-    assert reign(planned(said, {"n1": alive("second")}, copies)) == ("n1", 5, "second")
+    assert term(planned(said, {"n1": alive("second")}, copies)) == ("n1", 5, "second")
 
 
 UNCLEAN = replace(CLUSTER, replicas=3, allow_unclean_failover=True)
@@ -108,7 +108,7 @@ def test_unclean_failover_takes_the_highest_sound_copy_once_no_member_can_be_had
     assert refusal(planned(it, nodes, copies)) == "NodeAway"  # by default
     reason, said = risked(it, planned(it, nodes, copies, cluster=UNCLEAN))
     assert reason == "UncleanFailover"
-    assert reign(planned(said, nodes, copies, cluster=UNCLEAN)) == ("n2", 5, "y")
+    assert term(planned(said, nodes, copies, cluster=UNCLEAN)) == ("n2", 5, "y")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_unclean_failover_does_not_begin_from_nothing() -> None:
     assert refusal(planned(it, nodes, {"n2": copy("c2", 0, 0)}, cluster=unclean)) == "NodeAway"
 
 
-def test_a_risk_stands_for_its_reign_and_ends_with_it() -> None:
+def test_a_risk_stands_for_its_term_and_ends_with_it() -> None:
     risk = Condition(ConditionType.RISKED, "UncleanFailover", "some may be lost", 9, epoch=4)
     assert planned(shard(PAIR, "c1", "c2", conditions=(risk,)), BOTH) is None
     after = planned(shard(replace(PAIR, epoch=5), "c1", "c2", conditions=(risk,)), BOTH)
@@ -140,7 +140,7 @@ def test_a_risk_stands_for_its_reign_and_ends_with_it() -> None:
     assert after.conditions == ()
 
 
-def test_a_risk_announced_and_not_taken_is_withdrawn_before_the_reign() -> None:
+def test_a_risk_announced_and_not_taken_is_withdrawn_before_the_term() -> None:
     risk = Condition(ConditionType.RISKED, "UncleanFailover", "some may be lost", 9, epoch=5)
     nodes = {"n1": alive("second"), "n2": alive("x")}
     it = shard(PAIR, "c1", conditions=(risk,))
@@ -159,13 +159,13 @@ def test_a_master_chosen_outside_the_in_sync_set_makes_way_for_the_in_sync_copy_
     assert refusal(planned(refused, {"n1": dead("first"), "n2": alive("x")}, {"n2": outside})) == "NodeAway"
     back = {"n1": copy("c1", 4, 200), "n2": outside}
     for unclean in (False, True):
-        wishes = replace(CLUSTER, replicas=2, allow_unclean_failover=unclean)
-        chosen = planned(refused, {"n1": alive("b"), "n2": alive("x")}, back, cluster=wishes)
-        assert reign(chosen) == ("n1", 6, "b")
+        desired = replace(CLUSTER, replicas=2, allow_unclean_failover=unclean)
+        chosen = planned(refused, {"n1": alive("b"), "n2": alive("x")}, back, cluster=desired)
+        assert term(chosen) == ("n1", 6, "b")
 
 
 def test_a_master_chosen_outside_the_in_sync_set_is_kept_while_that_is_allowed_and_nobody_is_in_sync() -> None:
     spec = replace(PAIR, master="n2", incarnation="x", epoch=5)
-    wishes = replace(CLUSTER, replicas=2, allow_unclean_failover=True)
+    desired = replace(CLUSTER, replicas=2, allow_unclean_failover=True)
     nodes = {"n1": dead("first"), "n2": alive("x")}
-    assert planned(shard(spec, "c1", serving_epoch=4), nodes, {"n2": copy("c2", 4, 100)}, cluster=wishes) is None
+    assert planned(shard(spec, "c1", serving_epoch=4), nodes, {"n2": copy("c2", 4, 100)}, cluster=desired) is None

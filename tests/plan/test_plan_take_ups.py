@@ -1,4 +1,4 @@
-"""Reigns that a chosen master does nothing about: since when they count as overdue, and who leads then."""
+"""Terms that a chosen master does nothing about: since when they count as overdue, and who leads then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delayoperator.plan import (
 )
 from delayregistry.model import Condition, ConditionType, ShardObject, ShardSpec
 
-from tests.plan.reigns import BOTH, CLUSTER, PAIR, SOLE, THREE, alive, copy, dead, planned, refusal, reign, shard
+from tests.plan.terms import BOTH, CLUSTER, PAIR, SOLE, THREE, alive, copy, dead, planned, refusal, shard, term
 
 MISSING = "the registry has no such shard"
 CHOSEN = replace(PAIR, master="n2", incarnation="x", epoch=5)
@@ -34,7 +34,7 @@ LATE = NotBegun(10, MISSING, ("n2",), again=False)
 # ---------------------------------------------------------------- who leads then
 def test_another_copy_in_sync_leads_where_the_chosen_one_does_nothing_about_it() -> None:
     action = planned(UNSERVED, BOTH, COPIES, late=LATE)
-    assert reign(action) == ("n1", 6, "first")
+    assert term(action) == ("n1", 6, "first")
     assert isinstance(action, StartTerm)
     assert action.reason.startswith(f"n2 was chosen for epoch 5 and has not begun it for over 10 s ({MISSING}): n1 is")
     assert not action.spec.vacant, "who led before the one that was chosen may do so still"
@@ -108,12 +108,12 @@ def test_those_that_were_chosen_in_vain_are_left_in_peace_for_a_while(
     if leads is None:
         assert refusal(action) == "NotTakenUp"
     else:
-        assert reign(action)[:2] == (leads, 9)
+        assert term(action)[:2] == (leads, 9)
 
 
-def test_a_first_reign_that_is_not_begun_goes_to_another_node() -> None:
+def test_a_first_term_that_is_not_begun_goes_to_another_node() -> None:
     first = ShardObject(CHOSEN.name, UNSERVED.version, CHOSEN)
-    assert reign(planned(first, BOTH, answered=BOTH, late=LATE)) == ("n1", 6, "first")
+    assert term(planned(first, BOTH, answered=BOTH, late=LATE)) == ("n1", 6, "first")
     both = replace(LATE, in_vain=("n1", "n2"))
     assert refusal(planned(first, BOTH, answered=BOTH, late=both)) == "NotTakenUp"
 
@@ -147,7 +147,7 @@ class Watch:
         spec = self.shards[0].spec
         return self.look(after_ms, **answer).not_begun.get((spec.uid, spec.epoch))
 
-    def reigns(self, node: str, served: int) -> None:
+    def terms(self, node: str, served: int) -> None:
         (it,) = self.shards
         incarnation = self.nodes[node].incarnation
         spec = replace(it.spec, master=node, incarnation=incarnation, epoch=it.spec.epoch + 1)
@@ -163,7 +163,7 @@ def test_a_slave_that_was_chosen_is_overdue_after_its_time_and_not_before() -> N
 
 
 @pytest.mark.parametrize("working", [{"role": ObservedRole.OPENING}, {"role": ObservedRole.CANDIDATE}, {
-    "role": ObservedRole.CANDIDATE, "ended_epoch": 3, "not_serving": "what ended an earlier reign"
+    "role": ObservedRole.CANDIDATE, "ended_epoch": 3, "not_serving": "what ended an earlier term"
 }])  # fmt: skip
 def test_no_time_counts_while_it_is_at_work(working: Mapping[str, Any]) -> None:
     watch = Watch()
@@ -252,26 +252,26 @@ def test_the_pause_before_another_try_doubles_and_ends_with_the_first_success() 
             seen = watch.take_ups.update(Observed(watch.shards, watch.nodes), answers, watch.now_ms)
             again = any(late.again for late in seen.not_begun.values())
         pauses.append((watch.now_ms - began_ms) // 1_000)
-        watch.reigns(node, served=4)
+        watch.terms(node, served=4)
     assert pauses == [11, 21, 41, 81, 81]
-    watch.reigns("n2", served=watch.shards[0].spec.epoch + 1)
+    watch.terms("n2", served=watch.shards[0].spec.epoch + 1)
     watch.look()
-    watch.reigns("n2", served=watch.shards[0].spec.epoch)
+    watch.terms("n2", served=watch.shards[0].spec.epoch)
     late = watch.late(TAKE_UP_MS)
     assert late is not None
     assert (late.in_vain, late.again) == (("n2",), True)
 
 
-def test_a_reign_that_was_given_up_before_it_was_served_is_overdue_at_once() -> None:
+def test_a_term_that_was_given_up_before_it_was_served_is_overdue_at_once() -> None:
     watch = Watch(shard(CHOSEN, "c2", serving_epoch=4))
     gone = {"ended_epoch": 5, "not_serving": "the shard is gone from the registry"}
     late = watch.late(**gone)
     assert late == NotBegun(1, "the shard is gone from the registry", ("n2",), again=False)
-    seen = watch.look(TAKE_UP_MS, **gone)  # nobody else could be chosen: it may have another reign
+    seen = watch.look(TAKE_UP_MS, **gone)  # nobody else could be chosen: it may have another term
     assert (seen.given_up, seen.not_begun) == ({(1, 5): "the shard is gone from the registry"}, {})
     copies = {(UNSERVED.name, "n2"): copy("c2", 4, 100, incarnation="x")}
     (action,) = plan(replace(CLUSTER, replicas=2), replace(seen, copies=copies, answered={"n2": "x"}))
-    assert reign(action) == ("n2", 6, "x")  # type: ignore[arg-type]
+    assert term(action) == ("n2", 6, "x")  # type: ignore[arg-type]
 
 
 def test_what_it_waits_for_is_told_as_it_seems_where_it_does_not_say() -> None:
@@ -287,16 +287,16 @@ def test_what_it_waits_for_is_told_as_it_seems_where_it_does_not_say() -> None:
     assert told(NodeAnswer("x", listed=False)) == "it has not read the shards from the registry yet"
     assert told(NodeAnswer("x")) == "it has made no copy yet"
     assert told(of(copy("c2", 4, 1))) == "it seems not to have heard that it was chosen"
-    earlier = copy("c2", 4, 1, ended_epoch=3, not_serving="what ended an earlier reign")
+    earlier = copy("c2", 4, 1, ended_epoch=3, not_serving="what ended an earlier term")
     assert told(of(earlier)) == "it seems not to have heard that it was chosen"
     assert told(of(copy("c2", 4, 1, role=ObservedRole.MASTER, serving_epoch=4))).startswith("it leads in epoch 4 still")
     assert told(of(copy("c2", 4, 1, damaged="rot"))) == "its copy is damaged: rot"
 
 
-def test_reigns_that_are_over_are_forgotten() -> None:
+def test_terms_that_are_over_are_forgotten() -> None:
     watch = Watch()
     watch.look(TAKE_UP_MS)
-    watch.reigns("n1", served=4)
+    watch.terms("n1", served=4)
     watch.look()
     watch.shards = ()
     watch.look()
@@ -304,10 +304,10 @@ def test_reigns_that_are_over_are_forgotten() -> None:
     assert kept == ({}, {}, {}, {})
 
 
-def test_one_that_was_passed_over_is_shunned_for_a_while_and_its_next_process_is_not() -> None:
+def test_one_that_was_passed_over_is_excluded_for_a_while_and_its_next_process_is_not() -> None:
     watch = Watch()
     watch.look(TAKE_UP_MS)
-    watch.reigns("n1", served=6)
+    watch.terms("n1", served=6)
     assert watch.look().excluded == {(1, "n2")}
     assert not watch.take_ups.due(watch.now_ms)
     watch.nodes = {**BOTH, "n2": alive("a new process")}
@@ -315,14 +315,14 @@ def test_one_that_was_passed_over_is_shunned_for_a_while_and_its_next_process_is
 
     watch = Watch()
     watch.look(TAKE_UP_MS)
-    watch.reigns("n1", served=6)
+    watch.terms("n1", served=6)
     assert watch.look(EXCLUDED_MS - 1_000).excluded == {(1, "n2")}
     watch.now_ms += 1_000
     assert watch.take_ups.due(watch.now_ms), "the world is to be planned for anew"
     assert watch.look().excluded == frozenset()
 
 
-def test_a_shard_is_not_handed_over_to_one_that_is_shunned_unless_a_person_asks() -> None:
+def test_a_shard_is_not_handed_over_to_one_that_is_excluded_unless_a_person_asks() -> None:
     it = shard(replace(PAIR, target=("n2",)), "c1", "c2")
     copies = {(it.name, node): replace(view, incarnation=BOTH[node].incarnation) for node, view in COPIES.items()}
     seen = Observed((it,), BOTH, copies, {"n1": "first", "n2": "x"})
@@ -333,7 +333,7 @@ def test_a_shard_is_not_handed_over_to_one_that_is_shunned_unless_a_person_asks(
     assert said.conditions[0].reason == "NoSuccessor"
 
 
-def test_among_equals_one_that_is_shunned_is_chosen_last() -> None:
+def test_among_equals_one_that_is_excluded_is_chosen_last() -> None:
     it = shard(THREE, "c0", "c1", "c2")
     copies = {
         (it.name, "n0"): copy("c0", 4, 100, incarnation="z"),
@@ -341,9 +341,9 @@ def test_among_equals_one_that_is_shunned_is_chosen_last() -> None:
     }
     nodes = {"n0": alive("z"), "n1": dead("first"), "n2": alive("x")}
     seen = Observed((it,), nodes, copies, {"n0": "z", "n2": "x"})
-    for shunned, leads in ((frozenset(), "n2"), (frozenset({(1, "n2")}), "n0")):
-        (action,) = plan(replace(CLUSTER, replicas=3), replace(seen, excluded=shunned))
-        assert reign(action)[0] == leads  # type: ignore[arg-type]
+    for excluded, leads in ((frozenset(), "n2"), (frozenset({(1, "n2")}), "n0")):
+        (action,) = plan(replace(CLUSTER, replicas=3), replace(seen, excluded=excluded))
+        assert term(action)[0] == leads  # type: ignore[arg-type]
 
 
 def test_a_shard_that_was_never_chosen_for_is_not_overdue() -> None:

@@ -124,13 +124,13 @@ def written(api: FakeApi) -> PlanModel:
     return PlanModel.model_validate(api.objects[DELAY_REBALANCE.name, "shop-rebalance"]["status"]["plan"])
 
 
-def test_the_first_plan_makes_the_object_without_wishes_of_its_own() -> None:
+def test_the_first_plan_makes_the_object_without_spec_of_its_own() -> None:
     api, proposed = FakeApi({}, conflicts=2), plan(("orders-0", "n0", "n1"))
     said = publish(api, "ns", name_of("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
     made = api.objects[DELAY_REBALANCE.name, "shop-rebalance"]
     assert proposed.hash is not None
     assert proposed.hash in said
-    assert made["spec"] == {"cluster": "shop"}, "the cluster's wishes hold as they are later, too"
+    assert made["spec"] == {"cluster": "shop"}, "the cluster's spec holds as it is later, too"
     assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
     assert written(api) == proposed
 
@@ -220,7 +220,7 @@ def test_zones_come_from_the_pods_else_from_their_machines() -> None:
     assert said == [], "machines without zones are no fault"
 
 
-def test_a_rebalances_wishes_stand_over_its_clusters() -> None:
+def test_a_rebalances_spec_stand_over_its_clusters() -> None:
     general = settings_of(CLUSTER, None)
     assert (general.threshold, general.horizon_ms, general.slot_ms) == (2.0, 2 * DAY_MS, 5 * MINUTE_MS)
     own = {
@@ -233,6 +233,6 @@ def test_a_rebalances_wishes_stand_over_its_clusters() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"slot": "1s"}, {"horizon": "never"}, {"threshold": 0.5}])
-def test_wishes_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+def test_spec_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RebalanceError):
         settings_of({"spec": {"rebalance": wrong}}, None)

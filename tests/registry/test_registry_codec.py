@@ -171,7 +171,7 @@ def test_topic_names_that_kubernetes_would_refuse_are_refused(name: str) -> None
         TopicSpec(name, 1)
 
 
-def test_nonsense_wishes_are_refused_with_the_limit() -> None:
+def test_nonsense_spec_are_refused_with_the_limit() -> None:
     with pytest.raises(BadSpec, match="replicas is 2; allowed: 1 to 1"):
         ClusterSpec("local", 1, replicas=2)
     with pytest.raises(BadSpec, match="min_in_sync is 2"):

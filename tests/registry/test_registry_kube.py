@@ -28,8 +28,8 @@ from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, Registry
 from kubernetes.client import Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
+from tests.kube.desired import WritingRegistry
 from tests.kube.fakekinds import find
-from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, OWNER, KubeWorld, until
 
 SPEC = ShardSpec(uid=2**64 - 1, topic="orders", queue=0, replicas=("n0", "n1"))
@@ -57,12 +57,12 @@ def writes(registry: WritingRegistry, version: Version) -> dict[str, Callable[[]
         "spec": lambda: registry.write_spec("orders-0", replace(SPEC, epoch=5), version),
         "status": lambda: registry.write_status("orders-0", STATUS, version),
         "conditions": lambda: registry.write_conditions("orders-0", (CONDITION,), version),
-        "wishes": lambda: registry.put_cluster(ClusterSpec(CLUSTER, 3), None),
+        "cluster": lambda: registry.put_cluster(ClusterSpec(CLUSTER, 3), None),
     }
 
 
 # ------------------------------------------------------------ answers
-@pytest.mark.parametrize("kind", ["create", "spec", "status", "conditions", "wishes"])
+@pytest.mark.parametrize("kind", ["create", "spec", "status", "conditions", "cluster"])
 @pytest.mark.parametrize("drop", ["before", "after"])
 def test_a_write_whose_answer_is_lost_is_of_unknown_outcome_and_sent_once(
     world: KubeWorld, registry: KubeRegistry, kind: str, drop: str
@@ -336,7 +336,7 @@ def test_a_token_that_is_replaced_in_its_file_is_read_again_at_once(world: KubeW
     client.close()
 
 
-def test_a_nodes_registry_opens_at_once_and_says_what_is_missing_until_the_wishes_are_there(
+def test_a_nodes_registry_opens_at_once_and_says_what_is_missing_until_the_spec_are_there(
     world: KubeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(world.server.write_kubeconfig(tmp_path / "config")))

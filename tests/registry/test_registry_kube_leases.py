@@ -12,8 +12,8 @@ from delayregistry.kube import KubeRegistry
 from delayregistry.model import ClusterSpec, NodeLease, ShardSpec
 from delayregistry.port import RegistryUnavailable
 
+from tests.kube.desired import WritingRegistry
 from tests.kube.fakekinds import find
-from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, KubeWorld, until
 
 LEASE = NodeLease("n0", "a", "10.0.0.1:7070", "10.0.0.1:7170", 1, peer="10.0.0.1:7270", zone="east")

@@ -15,8 +15,8 @@ from delayregistry.kube.mirror import Mirror
 from delayregistry.model import ClusterSpec, ShardSpec
 from delayregistry.port import RegistryUnavailable
 
+from tests.kube.desired import WritingRegistry
 from tests.kube.fakekinds import find
-from tests.kube.wishes import WritingRegistry
 from tests.registry.worlds import CLUSTER, NAMESPACE, KubeWorld, until
 
 SPEC = ShardSpec(uid=1, topic="orders", queue=0, replicas=("n0",))
@@ -88,8 +88,8 @@ def test_a_watch_that_is_too_old_lists_again_and_misses_no_deletion(
 def test_a_store_that_was_restored_from_a_backup_is_followed_though_its_versions_went_back(
     world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
-    store, wishes = world.server.store, writer.read_cluster()
-    assert wishes is not None
+    store, desired = world.server.store, writer.read_cluster()
+    assert desired is not None
     for queue in range(2):
         writer.create_shard(replace(SPEC, queue=queue))
     until(lambda: queues(node) == [0, 1])
@@ -100,22 +100,22 @@ def test_a_store_that_was_restored_from_a_backup_is_followed_though_its_versions
     for epoch in range(6, 20):
         version = writer.write_spec("orders-0", replace(SPEC, epoch=epoch), version)
     writer.create_shard(replace(SPEC, queue=2))
-    writer.put_cluster(replace(wishes.spec, nodes=7), wishes.version)
+    writer.put_cluster(replace(desired.spec, nodes=7), desired.version)
     until(lambda: queues(node) == [0, 1, 2] and node.list_shards()[0].spec.epoch == 19)
-    until(lambda: (node.read_cluster() or wishes).spec.nodes == 7)
+    until(lambda: (node.read_cluster() or desired).spec.nodes == 7)
 
     world.server.fault(method="WATCH", path=f"({SHARDS}|/configmaps)", code=500, times=12)
     world.server.break_watches()
     store.restore(backup)
     until(lambda: queues(node) == [0, 1] and node.list_shards()[0].spec.epoch == 0)
-    until(lambda: (node.read_cluster() or wishes).spec.nodes == 3)
+    until(lambda: (node.read_cluster() or desired).spec.nodes == 3)
     assert events(world, "registry-went-back")
     restored = node.get_shard("orders-0")
     assert restored is not None
     writer.write_spec("orders-0", replace(SPEC, epoch=2), restored.version)
     until(lambda: node.list_shards()[0].spec.epoch == 2)
-    writer.put_cluster(replace(wishes.spec, nodes=4), wishes.version)
-    until(lambda: (node.read_cluster() or wishes).spec.nodes == 4)
+    writer.put_cluster(replace(desired.spec, nodes=4), desired.version)
+    until(lambda: (node.read_cluster() or desired).spec.nodes == 4)
     time.sleep(1.5)  # the watches have been begun again
     writer.create_shard(replace(SPEC, queue=3))
     until(lambda: queues(node) == [0, 1, 3])
@@ -141,7 +141,7 @@ def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
     assert node.version() > 0
 
 
-def test_the_wishes_are_followed_too_though_their_object_is_from_before_the_history(
+def test_the_spec_are_followed_too_though_their_object_is_from_before_the_history(
     world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     world.server.expire_watches()
@@ -158,7 +158,7 @@ def test_the_wishes_are_followed_too_though_their_object_is_from_before_the_hist
     assert len(world.server.requests("GET", "/configmaps", began_s)) <= 4
 
 
-def test_deleted_wishes_are_kept_by_nodes_and_put_again_by_the_operator(
+def test_deleted_spec_are_kept_by_nodes_and_put_again_by_the_operator(
     world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     known = node.read_cluster()
@@ -175,7 +175,7 @@ def test_deleted_wishes_are_kept_by_nodes_and_put_again_by_the_operator(
     until(lambda: (node.read_cluster() or known).spec.nodes == 7)
 
 
-def test_wishes_that_somebody_broke_are_said_and_the_last_good_ones_stand(
+def test_spec_that_somebody_broke_are_said_and_the_last_good_ones_stand(
     world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
 ) -> None:
     known = node.read_cluster()

@@ -13,8 +13,8 @@ from delayregistry.port import Registry
 from delayregistry.sqlite import SqliteRegistry
 from kubernetes.client import Configuration
 
+from tests.kube.desired import OWNER, WritingRegistry
 from tests.kube.fakeapi import FakeApiServer
-from tests.kube.wishes import OWNER, WritingRegistry
 
 CLUSTER = "c"
 NAMESPACE = "default"

@@ -1,4 +1,4 @@
-"""Nodes with Links over real sockets, and strangers who speak to them byte by byte."""
+"""Nodes with Links over real sockets, and unidentified senders who speak to them byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The heartbeats' thread: promises go out and come back by themselves, whatever the network and strangers send."""
+"""The heartbeats' thread: promises go out and come back by themselves, whatever the network and unidentified senders
+send.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ LOCAL = "127.0.0.1"
 
 
 class Fake:
-    """Promises everything, and writes down what it was called for."""
+    """Grants everything, and writes down what it was called for."""
 
     def __init__(self, node: str, asks: tuple[str, ...] = ()) -> None:
         self.node = node
@@ -169,7 +171,7 @@ def test_silence_is_judged_after_every_round_also_when_nothing_is_asked(ground: 
     assert idle.calls[:4] == ["heartbeats", "check_silence", "heartbeats", "check_silence"]
 
 
-def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_when_all_are(ground: Ground) -> None:
+def test_real_leases_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_when_all_are(ground: Ground) -> None:
     rng, lost = random.Random(3), [0.33]
 
     def drop() -> bool:
@@ -191,7 +193,7 @@ def test_real_promises_stay_alive_when_a_third_of_the_datagrams_is_lost_and_end_
         time.sleep(0.005)
     assert (gaps, heard) == (0, [])
     lost[0] = 1.0
-    until("the promise has run out", lambda: not master.live(7, ["n1"]))
+    until("the lease has run out", lambda: not master.live(7, ["n1"]))
     until("the peer is silent", lambda: heard == [("n1", True)])
     lost[0] = 0.0
     until("it speaks again", lambda: heard == [("n1", True), ("n1", False)] and master.live(7, ["n1"]))
@@ -274,7 +276,7 @@ def test_a_thousand_shards_fit_one_heartbeat(ground: Ground) -> None:
     assert len(master.replies[0].shards) == 1_000
 
 
-def test_promises_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
+def test_leases_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
     master, slave = Fake("n0", ("n1",)), Fake("n1")
     ground.add(master)
     ground.add(slave)

@@ -23,8 +23,8 @@ K8S = replace(
 )
 
 
-def with_job(wishes: RebalanceJobSpec | None) -> ClusterView:
-    return replace(MINIMAL, rebalance=wishes)
+def with_job(desired: RebalanceJobSpec | None) -> ClusterView:
+    return replace(MINIMAL, rebalance=desired)
 
 
 def kinds(view: ClusterView) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ def conf(view: ClusterView) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words[1::2])
 
 
-def test_without_wishes_there_is_nothing_of_it() -> None:
+def test_without_spec_there_is_nothing_of_it() -> None:
     assert kinds(with_job(None)) == []
 
 
@@ -70,9 +70,9 @@ def test_the_jobs_pods_are_no_nodes() -> None:
     assert not chooses.items() <= labels.items(), "no Service, StatefulSet or disruption budget counts it"
 
 
-@pytest.mark.parametrize("wishes", [DAILY, K8S])
-def test_the_jobs_pods_are_as_restricted_as_the_nodes(wishes: RebalanceJobSpec) -> None:
-    spec = pod(with_job(wishes))["spec"]
+@pytest.mark.parametrize("spec", [DAILY, K8S])
+def test_the_jobs_pods_are_as_restricted_as_the_nodes(desired: RebalanceJobSpec) -> None:
+    spec = pod(with_job(desired))["spec"]
     container = spec["containers"][0]
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -91,8 +91,8 @@ def test_the_job_moves_nothing_itself() -> None:
 
 
 def test_only_with_executors_it_may_make_pods() -> None:
-    def makes_pods(wishes: RebalanceJobSpec) -> bool:
-        rules = one(build(with_job(wishes)), "Role", "orders-rebalance")["rules"]
+    def makes_pods(desired: RebalanceJobSpec) -> bool:
+        rules = one(build(with_job(desired)), "Role", "orders-rebalance")["rules"]
         return any(it["resources"] == ["pods"] and "create" in it["verbs"] for it in rules)
 
     assert makes_pods(K8S)

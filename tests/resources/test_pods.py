@@ -178,7 +178,7 @@ def test_the_operators_labels_can_not_be_replaced() -> None:
 
 
 # ---------------------------------------------------------------- restarts
-def wishes(**changed: Any) -> Callable[[ClusterView], ClusterView]:
+def desired(**changed: Any) -> Callable[[ClusterView], ClusterView]:
     return lambda view: replace(view, cluster=replace(view.cluster, **changed))
 
 
@@ -191,25 +191,25 @@ def topic(**changed: Any) -> Callable[[ClusterView], ClusterView]:
 
 
 CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
-    "nodes": wishes(nodes=7),
+    "nodes": desired(nodes=7),
     "image": lambda view: replace(view, image="other:2"),
-    "replicas": wishes(replicas=3),
-    "minInSync": wishes(min_in_sync=1),
-    "delivery": wishes(delivery="MasterAndSlave"),
-    "durability": wishes(durability=Durability.ASYNC),
-    "horizonDays": wishes(horizon_days=100),
-    "drained": wishes(drained=("n0",)),
-    "topics": wishes(topics=()),
+    "replicas": desired(replicas=3),
+    "minInSync": desired(min_in_sync=1),
+    "delivery": desired(delivery="MasterAndSlave"),
+    "durability": desired(durability=Durability.ASYNC),
+    "horizonDays": desired(horizon_days=100),
+    "drained": desired(drained=("n0",)),
+    "topics": desired(topics=()),
     "topics.queues": topic(queues=9),
     "topics.retention": topic(retention_ms=1),
     "topics.dlqRetention": topic(dlq_retention_ms=1),
     "topics.maxAttempts": topic(max_attempts=1),
     "topics.maxDelay": topic(max_delay_ms=1),
     "topics.maxReleasePerSecond": topic(max_release_per_second=None),
-    "failover.leaseSeconds": wishes(lease_seconds=5),
-    "failover.lagSeconds": wishes(lag_seconds=5),
-    "failover.replaceAfterSeconds": wishes(replace_after_seconds=60),
-    "failover.allowUnclean": wishes(allow_unclean_failover=True),
+    "failover.leaseSeconds": desired(lease_seconds=5),
+    "failover.lagSeconds": desired(lag_seconds=5),
+    "failover.replaceAfterSeconds": desired(replace_after_seconds=60),
+    "failover.allowUnclean": desired(allow_unclean_failover=True),
     "storage.size": lambda view: replace(view, storage=VolumeRequest("300Gi", "fast")),
     "storage.deleteWithCluster": lambda view: replace(view, storage=VolumeRequest("200Gi", "fast")),
     "resources": lambda view: replace(view, resources={"limits": {"memory": "5Gi"}}),

@@ -159,13 +159,13 @@ BAD = [
         "BAD_COLUMNS", r"relative must be 0 or 1"),
     Bad("describe a group unknown", call("DescribeGroup", group="no"), MISSING, "UNKNOWN_GROUP", r"'no'"),
     Bad("delete a group unknown", call("DeleteGroup", group="no"), MISSING, "UNKNOWN_GROUP", r"'no'"),
-    Bad("letters of a group unknown", call("ListDeadLetters", group="no"), MISSING, "UNKNOWN_GROUP", r"'no'"),
+    Bad("dead letters of a group unknown", call("ListDeadLetters", group="no"), MISSING, "UNKNOWN_GROUP", r"'no'"),
     Bad("resolve how", call("ResolveDeadLetters", group="made"), INVALID, "BAD_REQUEST", r"REDRIVE or DROP"),
     Bad("resolve with half a row", call("ResolveDeadLetters", group="made", action=1, offset=bytes(3)), INVALID,
         "BAD_COLUMNS", r"column offset has 3 bytes"),
     # Texts come back in a trailer, which has a size of its own.
     Bad("a group's name of 20,000 bytes", call("DescribeGroup", group=LONG), MISSING, "UNKNOWN_GROUP", r"'qqqq"),
-    Bad("a group's name of 20,000 two-byte letters", call("DescribeGroup", group="\u00fc" * 20_000), MISSING,
+    Bad("a group's name of 20,000 two-byte dead letters", call("DescribeGroup", group="\u00fc" * 20_000), MISSING,
         "UNKNOWN_GROUP", r"'\u00fc\u00fc"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The upkeep frees disk while a shard is at work: files go, and nobody who reads or owns a message notices."""
+"""The maintenance frees disk while a shard is at work: files go, and nobody who reads or owns a message notices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Work = Callable[[Node], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-def busy_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+def busy_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files, and all that is done each minute or half minute is done several times a second."""
     keep = KeepConfig(retention_ms=3_600_000, keep_log_bytes=0, keep_log_ms=0, relocate_after_ms=0)
     small = replace(

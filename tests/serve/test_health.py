@@ -179,11 +179,11 @@ def test_a_topic_whose_queues_are_being_made_is_not_shown_in_part(tmp_path: Path
         cluster.wait_ready()
         found = cluster.registry.read_cluster()
         assert found is not None
-        wishes = replace(found.spec, topics=(TopicSpec("t", 1), TopicSpec("many", 150)))
+        desired = replace(found.spec, topics=(TopicSpec("t", 1), TopicSpec("many", 150)))
         with Client(cluster.endpoints[0]) as client:
             asked = pb.QueryRouteRequest(topic="many").SerializeToString()
             assert client.attempt("QueryRoute", asked).reason == "UNKNOWN_TOPIC"  # type: ignore[union-attr]
-            cluster.registry.put_cluster(wishes, found.version)
+            cluster.registry.put_cluster(desired, found.version)
             reasons = set()
             while isinstance(answer := client.attempt("QueryRoute", asked), Failure):
                 reasons.add(answer.reason)

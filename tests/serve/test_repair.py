@@ -75,7 +75,7 @@ def received(cluster: LocalCluster, count: int) -> set[bytes]:
     return found
 
 
-def wishes(path: Path) -> LocalCluster:
+def desired(path: Path) -> LocalCluster:
     return LocalCluster(path, nodes=2, replicas=2, topics=[TopicSpec("t", 1)], lease_seconds=2)
 
 
@@ -90,7 +90,7 @@ def served_by_both(cluster: LocalCluster) -> bool:
 @pytest.mark.parametrize("way", ["skip", "cut"])
 def test_a_frame_that_no_copy_can_apply_is_got_past_and_the_other_copy_follows(tmp_path: Path, way: str) -> None:
     bodies = {b"%d" % n for n in range(20)}
-    with wishes(tmp_path / "c") as cluster:
+    with desired(tmp_path / "c") as cluster:
         cluster.wait_ready()
         eventually(lambda: served_by_both(cluster))
         endpoint = dict(zip(("n0", "n1"), cluster.endpoints, strict=True))[the_shard(cluster).spec.master or ""]
@@ -99,7 +99,7 @@ def test_a_frame_that_no_copy_can_apply_is_got_past_and_the_other_copy_follows(t
     mended, other = copies(cluster)
     at = poison(mended)
     assert poison(other) == at
-    with wishes(tmp_path / "c") as cluster:
+    with desired(tmp_path / "c") as cluster:
         eventually(lambda: any(one.reason == "CopyDamaged" for one in the_shard(cluster).conditions))
         refused = delaynode("repair", mended)
         assert (refused.returncode, refused.stdout) == (2, "")
@@ -116,7 +116,7 @@ def test_a_frame_that_no_copy_can_apply_is_got_past_and_the_other_copy_follows(t
     assert delaynode("verify", mended).returncode == 0
     if way == "cut":
         other.rename(tmp_path / "moved away")  # its log is longer: chosen, it would send the frame again
-    with wishes(tmp_path / "c") as cluster:
+    with desired(tmp_path / "c") as cluster:
         cluster.wait_ready()
         eventually(lambda: served_by_both(cluster))
         assert received(cluster, 20) == bodies

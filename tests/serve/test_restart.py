@@ -145,7 +145,7 @@ def test_a_clean_stop_is_quick_answers_who_waits_and_the_next_start_applies_no_f
     assert time.monotonic() - begin < 30
     opened = [event for event in events if event["event"] == "copy-opened" and event["shard"] == "t-1"]
     assert (opened[-1]["pending"], opened[-1]["dropped_bytes"]) == (20_000, 0)
-    begun = [event for event in events if event["event"] == "reign-started" and event["shard"] == "t-1"]
+    begun = [event for event in events if event["event"] == "term-started" and event["shard"] == "t-1"]
     assert begun[-1]["frames"] == 0
     assert "stop-failed" not in at
 
@@ -165,7 +165,7 @@ def test_a_stop_under_load_keeps_what_was_acknowledged(own: LocalCluster, shard:
     log = GRPC_NOISE.sub("", (own.data / "logs" / "n0.log").read_text())
     assert "stop-failed" not in log
     assert "Traceback" not in log
-    begun = [event for line in log.splitlines() if (event := json.loads(line))["event"] == "reign-started"]
+    begun = [event for line in log.splitlines() if (event := json.loads(line))["event"] == "term-started"]
     assert [event["frames"] for event in begun if event["shard"] == "t-0"] == [0, 0], "it stopped without a checkpoint"
 
 

@@ -138,7 +138,7 @@ def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int
         assert run.stored() == stored, "acknowledged while the second copy lacks it"
 
 
-# ---------------------------------------------------------------- reigns
+# ---------------------------------------------------------------- terms
 @attack
 def b2_master_ships_before_its_own_disk_has_it_and_comes_back_at_once(seed: int) -> None:
     with cluster(seed) as run:
@@ -148,7 +148,7 @@ def b2_master_ships_before_its_own_disk_has_it_and_comes_back_at_once(seed: int)
         run.world.run(0.6)
         run.world.kill(master, power=True)
         run.world.start(master)
-        run.until(lambda: run.shard().spec.epoch > epoch, 15, "its reign is not resumed")
+        run.until(lambda: run.shard().spec.epoch > epoch, 15, "its term is not resumed")
         run.world.run(2.0)
 
 
@@ -232,7 +232,7 @@ def a13_acknowledgement_is_good_at_the_next_master(seed: int) -> None:
             master = run.master()
             delivered = run.clients.counts["delivered"]
             run.restart(master)
-            run.until(lambda master=master: run.master() != master or run.healthy(), 20, "a reign after it")  # type: ignore[misc]
+            run.until(lambda master=master: run.master() != master or run.healthy(), 20, "a term after it")  # type: ignore[misc]
             run.until(lambda count=delivered: run.clients.counts["delivered"] > count + 20, 20, "consumers go on")  # type: ignore[misc]
 
 
@@ -241,7 +241,7 @@ def a13_acknowledgement_is_good_at_the_next_master(seed: int) -> None:
 def a2_restarted_slave_waits_out_what_it_may_have_promised(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
-        run.cut(slave, master, both=False)  # the master's own promise lives on for a while
+        run.cut(slave, master, both=False)  # the master's own lease lives on for a while
         run.world.freeze(master)
         run.restart(slave)
         started = run.world.scheduler.now_ns
@@ -253,20 +253,20 @@ def a2_restarted_slave_waits_out_what_it_may_have_promised(seed: int) -> None:
 
 
 @attack
-def a2_chosen_slave_stops_to_promise_though_its_replies_get_lost(seed: int) -> None:
+def a2_chosen_slave_stops_granting_leases_though_its_replies_get_lost(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         run.cut(slave, master, both=False)  # heartbeats come, replies do not get back
         run.cut("control", master)
         run.world.machines[master].weather.down = True
         run.until(lambda: run.master() == slave, 20, "the slave is chosen")
-        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "its own promise ran out")
+        run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch, 10, "the lease that it granted ran out")
         stored = run.stored()
         run.until(lambda: run.stored() > stored, 10, "it serves")
 
 
 @attack
-def a2_late_release_does_not_void_a_newer_promise(seed: int) -> None:
+def a2_late_release_does_not_void_a_newer_lease(seed: int) -> None:
     with cluster(seed) as run:
         master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
         run.world.control.up = False  # nobody takes the switchover up
@@ -296,7 +296,7 @@ def a2_chosen_slave_waits_while_a_master_that_is_cut_off_may_serve(seed: int) ->
 
 
 @attack
-def a2_promise_counts_from_before_its_heartbeat_however_late_the_reply(seed: int) -> None:
+def a2_lease_counts_from_before_its_heartbeat_however_late_the_reply(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         run.world.network.line(slave, master).latency_ns = 850 * MILLI
@@ -350,7 +350,7 @@ def third_copy_follows_no_deposed_master(seed: int) -> None:
 
 
 @attack
-def frozen_master_answers_nothing_after_its_promises(seed: int) -> None:
+def frozen_master_answers_nothing_after_its_leases(seed: int) -> None:
     with cluster(seed) as run:
         master = run.master()
         run.world.freeze(master)

@@ -77,7 +77,7 @@ def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> 
 
 
 @attack
-def l1_reign_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set(seed: int) -> None:
+def l1_term_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set(seed: int) -> None:
     """The chosen copy meets a fault of its program. Named alone in the set, it would be the last copy, and damaged."""
     with cluster(seed, replicas=3) as run:
         master, failing = run.master(), run.slaves()

@@ -77,7 +77,7 @@ def b4_nothing_is_answered_from_what_is_not_committed(seed: int) -> None:
                 run.clients.spawn(ask(what, work))
             run.world.run(0.2)
         run.world.run(0.4)
-        assert run.replica(master).leader is not None, "its promises last"
+        assert run.replica(master).leader is not None, "its leases last"
         assert not answers, f"answered from what is not committed: {answers}"
         run.world.kill(master, power=True)
         run.world.network.line(master, slave).stream_ns = 0
@@ -215,7 +215,7 @@ def b6_all_machines_start_again_with_async(seed: int) -> None:
         assert run.master() == more, f"the highest log end goes on, {end}"
         assert said == [["AllRebooted"]], "what it may have cost was said before"
         run.until(lambda: len(run.status().in_sync) == 2, 30, "the other one has fetched what it lost")
-        assert [it.reason for it in run.shard().conditions] == ["AllRebooted"], "said as long as this reign lasts"
+        assert [it.reason for it in run.shard().conditions] == ["AllRebooted"], "said as long as this term lasts"
         run.switch("t-0", less)
 
 

@@ -134,8 +134,8 @@ def end_that_is_told_late_changes_nothing(seed: int) -> None:
 
 
 @attack
-def chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out(seed: int) -> None:
-    """The master before it is only cut off, from all that could tell it: it answers while its promises last."""
+def chosen_master_that_ends_before_it_serves_leaves_a_lease_to_wait_out(seed: int) -> None:
+    """The master before it is only cut off, from all that could tell it: it answers while its leases last."""
     with cluster(seed, replicas=3, lease_seconds=3) as run:
         prompt(run)
         master, one = run.master(), ""
@@ -158,7 +158,7 @@ def chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out(seed: 
 
 @attack
 def frozen_master_has_not_ended(seed: int) -> None:
-    """Nor has one that nobody hears: it goes on within its promises, and no longer."""
+    """Nor has one that nobody hears: it goes on within its leases, and no longer."""
     with cluster(seed, lease_seconds=3) as run:
         prompt(run)
         master, slave = run.master(), run.slaves()[0]
@@ -170,7 +170,7 @@ def frozen_master_has_not_ended(seed: int) -> None:
             run.at(0.3 + 0.2 * at, run.cut, master, slave)
             run.at(0.6 + 0.2 * at, run.mend, master, slave)
             run.world.run(2.0)
-        assert run.shard().spec.epoch == 1, "its reign goes on"
+        assert run.shard().spec.epoch == 1, "its term goes on"
         run.world.freeze(master)
         run.until(
             lambda: run.master() == slave and run.replica(slave).role is ReplicaRole.MASTER, 20, "the slave serves"
@@ -197,7 +197,7 @@ def master_that_only_its_supervisor_takes_for_ended_would_serve_on(seed: int) ->
 
         run.once(lambda shard: shard.spec.epoch > epoch, trouble)
         run.world.run(7.0)
-        assert run.shard().spec.epoch == epoch, "its reign stands"
+        assert run.shard().spec.epoch == epoch, "its term stands"
 
 
 @attack
@@ -219,7 +219,7 @@ def control_loop_that_forgot_who_has_ended_takes_the_slow_way(seed: int) -> None
 
 @attack
 def vacancy_is_of_its_epoch_alone(seed: int) -> None:
-    """The one that was chosen for a vacant shard reads of it late, when another reign has begun."""
+    """The one that was chosen for a vacant shard reads of it late, when another term has begun."""
     with cluster(seed, replicas=3, lease_seconds=3) as run:
         prompt(run)
         master = run.master()
@@ -235,7 +235,7 @@ def vacancy_is_of_its_epoch_alone(seed: int) -> None:
         run.once(lambda shard: shard.spec.vacant, trouble)
         run.world.kill(master)
         run.until(lambda: bool(chosen), 10, "a vacant shard")
-        run.until(lambda: run.shard().spec.epoch > 2, 20, "a later reign")
+        run.until(lambda: run.shard().spec.epoch > 2, 20, "a later term")
         assert not run.shard().spec.vacant
         run.rejoin(chosen[0])
         run.world.machines[chosen[0]].weather.down = False

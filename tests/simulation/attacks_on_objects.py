@@ -87,7 +87,7 @@ def a10_registry_restored_from_an_older_state_names_no_master_of_the_past(seed: 
         former, slave = run.master(), run.slaves()[0]
         older = run.shard()
         run.switch("t-0", slave)
-        run.until(lambda: run.master() == slave and run.healthy(), 20, "a reign that the saved state does not know")
+        run.until(lambda: run.master() == slave and run.healthy(), 20, "a term that the saved state does not know")
         run.world.truth.restore(older)
         run.world.run(1.0)
         for node in (former, slave) if seed % 2 else (slave, former):

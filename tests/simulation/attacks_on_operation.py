@@ -233,7 +233,7 @@ def m2_delay_counts_from_the_first_arrival(seed: int) -> None:
                 view.messages[b"m2/0"].dues.add(dues[0])
                 master = run.master()
                 run.world.kill(master)
-                run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch > 1, 20, "another reign")
+                run.until(lambda: run.status().serving_epoch == run.shard().spec.epoch > 1, 20, "another term")
                 run.world.start(master)
         assert dues[0] == dues[1]
 

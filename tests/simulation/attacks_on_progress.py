@@ -19,7 +19,7 @@ from tests.simulation.stage import cluster
 
 @attack
 def switchover_that_was_withdrawn_is_not_tried_again(seed: int) -> None:
-    """The node that was to take over died: the operator gives the wish up, the master has to as well."""
+    """The node that was to take over died: the operator gives the request up, the master has to as well."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         run.world.kill(slave)

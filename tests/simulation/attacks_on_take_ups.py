@@ -1,4 +1,4 @@
-"""More attacks, as in attacks.py: a chosen master lives, answers the operator, and can't begin the reign that it was
+"""More attacks, as in attacks.py: a chosen master lives, answers the operator, and can't begin the term that it was
 chosen for: its way to the registry fails for this one shard."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from delayoperator.control_loop.term_starts import TAKE_UP_MS
 from delayregistry.model import Condition, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
 
-from tests.simulation.attacks_on_reigns import missing_for
+from tests.simulation.attacks_on_terms import missing_for
 from tests.simulation.loop import MILLI
 from tests.simulation.schedules import attack
 from tests.simulation.stage import Run, cluster
 
-PASSED_OVER_SECONDS = TAKE_UP_MS / 1000 + 8  # and the operator's look, a promise to wait out
+PASSED_OVER_SECONDS = TAKE_UP_MS / 1000 + 8  # and the operator's look, a lease to wait out
 FOR_EVER = 600.0
 
 
@@ -93,7 +93,7 @@ def sole_copy_that_finds_no_such_shard_is_named_until_it_does(seed: int) -> None
         for what in (slave, f"epoch {epoch}", " s", "the registry has no such shard", master):
             assert what in said.message
         run.until(lambda: served(run), 40, "it serves once its registry finds the shard")
-        assert run.shard().spec.epoch == epoch, "no other reign was tried meanwhile"
+        assert run.shard().spec.epoch == epoch, "no other term was tried meanwhile"
         run.until(lambda: not run.shard().conditions, 5, "nothing is said any more")
         stored = run.stored()
         run.until(lambda: run.stored() > stored, 5, "clients go on")

@@ -81,7 +81,7 @@ def applied(observed: Observed, actions: list[Action]) -> Observed:
 
 
 def _state(observed: Observed) -> frozenset[object]:
-    """What the planner can change. A reign begins once, so that its epoch tells it from the one before."""
+    """What the planner can change. A term begins once, so that its epoch tells it from the one before."""
     return frozenset(
         (one.name, one.spec, tuple(replace(condition, since_ms=0) for condition in one.conditions))
         for one in observed.shards

@@ -1,6 +1,7 @@
-"""How much of the product's upkeep a run has had.
+"""How much of the product's maintenance a run has had.
 
-A draw that no longer empties segments, or lets no letters die, leaves every invariant true. Only these counts show it.
+A draw that no longer empties segments, or lets no dead letters die, leaves every invariant true. Only these counts show
+it.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _laps(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
 PLACES: dict[str, tuple[Any, str, Around]] = {
     "relocations": (SpaceReclaimer, "apply_relocate", _calls),
     "segments freed": (SpaceReclaimer, "apply_trim", _segments),
-    "letters": (DeadLetters, "add", _rows),
+    "dead letters": (DeadLetters, "add", _rows),
     "redriven": (Group, "redrive", _rows),
     "expired": (Group, "forget_below", _result),
     "cascades": (TimerIndex, "finish_cascade", _calls),

@@ -11,12 +11,12 @@ from tests.simulation import (  # noqa: F401
     attacks_on_objects,
     attacks_on_operation,
     attacks_on_progress,
-    attacks_on_reigns,
     attacks_on_take_ups,
+    attacks_on_terms,
     mutations,
-    mutations_of_reigns,
+    mutations_of_maintenance,
     mutations_of_silent_ends,
-    mutations_of_upkeep,
+    mutations_of_terms,
 )
 from tests.simulation.planting import MUTATIONS
 from tests.simulation.schedules import ATTACKS

@@ -159,8 +159,8 @@ def waits_for_a_leaving_copy_before_it_serves(put: Put) -> None:
 
 
 # ---------------------------------------------------------------- promises
-@mutation("a2_promise_counts_from_before_its_heartbeat_however_late_the_reply", TWO)
-def counts_a_promise_from_its_reply(put: Put) -> None:
+@mutation("a2_lease_counts_from_before_its_heartbeat_however_late_the_reply", TWO)
+def counts_a_lease_from_its_reply(put: Put) -> None:
     took = ReplicaLeases.on_reply
 
     def late(self: ReplicaLeases, reply: HeartbeatReply) -> None:
@@ -172,13 +172,13 @@ def counts_a_promise_from_its_reply(put: Put) -> None:
     put(ReplicaLeases, "on_reply", late)
 
 
-@mutation("frozen_master_answers_nothing_after_its_promises", DEPOSED)
-def serves_without_promises(put: Put) -> None:
+@mutation("frozen_master_answers_nothing_after_its_leases", DEPOSED)
+def serves_without_leases(put: Put) -> None:
     put(ReplicaLeases, "live", lambda self, uid, nodes: True)
 
 
-@mutation("a2_chosen_slave_stops_to_promise_though_its_replies_get_lost", "its own promise ran out")
-def promises_to_lower_epochs(put: Put) -> None:  # A2 b
+@mutation("a2_chosen_slave_stops_granting_leases_though_its_replies_get_lost", "the lease that it granted ran out")
+def grants_leases_to_lower_epochs(put: Put) -> None:  # A2 b
     answer = ReplicaLeases._answer
 
     def meek(self: ReplicaLeases, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> Any:
@@ -193,12 +193,12 @@ def promises_to_lower_epochs(put: Put) -> None:  # A2 b
 
 
 @mutation("a2_chosen_slave_waits_while_a_master_that_is_cut_off_may_serve", TWO)
-def does_not_wait_out_its_own_promise(put: Put) -> None:
+def does_not_wait_out_its_own_lease(put: Put) -> None:
     put(ReplicaLeases, "wait_ms", lambda self, uid: 0)
 
 
 @mutation("a2_slave_restarted_when_it_is_chosen_waits_all_the_same", TWO)
-def forgets_its_promises_at_a_restart(put: Put) -> None:  # A2 a
+def forgets_its_leases_at_a_restart(put: Put) -> None:  # A2 a
     start = ReplicaLeases.__init__
 
     def forgetful(self: ReplicaLeases, *args: Any, **named: Any) -> None:
@@ -208,8 +208,8 @@ def forgets_its_promises_at_a_restart(put: Put) -> None:  # A2 a
     put(ReplicaLeases, "__init__", forgetful)
 
 
-@mutation("a2_late_release_does_not_void_a_newer_promise", "what was promised anew stands")
-def takes_an_old_release_for_a_newer_promise(put: Put) -> None:  # A2 d
+@mutation("a2_late_release_does_not_void_a_newer_lease", "what was promised anew stands")
+def takes_an_old_release_for_a_newer_lease(put: Put) -> None:  # A2 d
     def release(self: ReplicaLeases, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
         given = self._granted.get(uid)
         if given is not None:

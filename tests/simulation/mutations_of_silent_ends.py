@@ -1,4 +1,4 @@
-"""More planted bugs, as in mutations.py: reigns that end, or never begin, without a word in the shard's object."""
+"""More planted bugs, as in mutations.py: terms that end, or never begin, without a word in the shard's object."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from delayregistry.model import ClusterSpec, NodeLease, ShardObject
 from tests.simulation.planting import Put, mutation
 
 
-@mutation("h3_one_404_ends_no_reign", "not within .*: (the dead slave is out of|the master goes on)|had to be chosen")
+@mutation("h3_one_404_ends_no_term", "not within .*: (the dead slave is out of|the master goes on)|had to be chosen")
 def believes_one_404(put: Put) -> None:
     put(Leader, "_not_found", lambda self: self._end("the shard is gone from the registry"))
 
 
-@mutation("h3_forged_epoch_makes_way_for_another_reign", "not within .*: the shard is served again")
+@mutation("h3_forged_epoch_makes_way_for_another_term", "not within .*: the shard is served again")
 def asks_no_master_whether_it_serves(put: Put) -> None:
     def patrolled(self: ReplicaQueries, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
         return seen

@@ -1,4 +1,4 @@
-"""The network between nodes: streams that stall and break, datagrams that get lost, late, doubled and overtaken.
+"""The network between nodes: streams that stall and break, datagrams that get lost, late, doubled and superseded.
 
 A stream delivers in order, whole messages. Cut off, it stalls; what it carries arrives after the cut ends, unless it
 breaks first: then a suffix of what was sent is lost, and each side learns of that in its own time.

@@ -115,7 +115,7 @@ class Weather:
     down: bool = False  # nothing gets there
     no_answer: float = 0.0  # writes that get none
     lag_ns: int = 20 * MILLI  # of the watches
-    apart_ns: int = 0  # the watch of the cluster's wishes is later by this; below 0: that of the shards is
+    apart_ns: int = 0  # the watch of the cluster's spec is later by this; below 0: that of the shards is
     latency_ns: int = 2 * MILLI
     fates: tuple[str, ...] = ("done", "lost", "later")  # of writes without an answer
     script: list[tuple[str, str]] = field(default_factory=list)  # (method, fate) of the next such calls, for scenarios
@@ -126,7 +126,7 @@ class Access:
 
     def __init__(self, truth: Truth, weather: Weather, rng: random.Random, trace: Callable[..., None]) -> None:
         self._truth, self._weather, self._rng, self._trace = truth, weather, rng, trace
-        self._seen_ns = {"shards": 0, "wishes": 0}  # by watch, which does not go back
+        self._seen_ns = {"shards": 0, "spec": 0}  # by watch, which does not go back
 
     # ------------------------------------------------------------ time and trouble
     def _spend(self, cost_ns: int) -> None:
@@ -171,20 +171,20 @@ class Access:
             self._trace("late-write-refused", what=what)
 
     def _watched(self, watch: str) -> View:
-        """As the watch has told it: the one of the shards and the one of the wishes run apart."""
+        """As the watch has told it: the one of the shards and the one of the spec run apart."""
         weather = self._weather
-        lag_ns = weather.lag_ns + max(0, weather.apart_ns if watch == "wishes" else -weather.apart_ns)
+        lag_ns = weather.lag_ns + max(0, weather.apart_ns if watch == "spec" else -weather.apart_ns)
         self._seen_ns[watch] = max(self._seen_ns[watch], self._truth.scheduler.now_ns - lag_ns)
         return self._truth.at(self._seen_ns[watch])
 
     # ------------------------------------------------------------ Registry
     def version(self) -> int:
         self._read()
-        return self._watched("shards").number + self._watched("wishes").number
+        return self._watched("shards").number + self._watched("spec").number
 
     def read_cluster(self) -> ClusterObject | None:
         self._read()
-        return self._watched("wishes").cluster
+        return self._watched("spec").cluster
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         self._read()

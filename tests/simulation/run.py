@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from tests.simulation.scenario import run_seed
 from tests.simulation.stage import Failed
 
-SUMMED = ("checks", "delivered", "virtual_s", "stored", "reigns", "plans")
+SUMMED = ("checks", "delivered", "virtual_s", "stored", "terms", "plans")
 CHUNK = 10  # seeds that a process takes at a time
 CHUNKS_A_CHILD = 100
 PROGRESS_SECONDS = 60.0
@@ -34,7 +34,7 @@ class Outcome:
     delivered: int = 0
     virtual_s: float = 0.0
     stored: int = 0  # messages that were acknowledged
-    reigns: int = 0  # after each shard's first: failovers and switchovers
+    terms: int = 0  # after each shard's first: failovers and switchovers
     plans: int = 0  # of the control loop, each followed to where nothing is left to do
     covered: dict[str, int] = field(default_factory=dict)  # see coverage.py
 
@@ -48,7 +48,7 @@ def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
         return Outcome(seed, str(world.violation), f"{world.report()}\n{why}")
     return Outcome(
         seed, None, world.trace.text() if whole_trace else "", world.checker.checks, world.delivered(),
-        world.scheduler.now_ns / 1e9, world.stored(), world.reigns(), world.convergence.plans,
+        world.scheduler.now_ns / 1e9, world.stored(), world.terms(), world.convergence.plans,
         dict(world.coverage.counts),
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ class Summary:
         covered = ", ".join(f"{self.covered[what]:,} {what} ({self.had[what]:,})" for what in self.covered)
         return (
             f"{totals['seeds']:,} seeds, {len(self.failed)} failed: {totals['stored']:,} messages acknowledged, "
-            f"{totals['delivered']:,} deliveries, {totals['reigns']:,} failovers and switchovers, {totals['plans']:,} "
+            f"{totals['delivered']:,} deliveries, {totals['terms']:,} failovers and switchovers, {totals['plans']:,} "
             f"plans followed, {totals['checks']:,} checks, {totals['virtual_s']:,.0f} virtual s, "
             f"{time.monotonic() - self.started:.0f} s\nupkeep (in how many seeds): {covered}"
         )

@@ -1,4 +1,4 @@
-"""How large things are and how often upkeep looks: drawn from the seed, so small that a short run has all of it.
+"""How large things are and how often maintenance looks: drawn from the seed, so small that a short run has all of it.
 
 With a node's own sizes a run of 25 virtual seconds empties no segment, cascades no hour, uses no slot twice and hardly
 checkpoints; and with 16 attempts no message dies.
@@ -37,7 +37,7 @@ class Sizes:
 
     far: (share, low, high) of the messages are due between low and high ms from now, the others sooner.
     latency_ms: longest way of a request to the registry. apart_ms: a node's watch of the shards and its watch of the
-    cluster's wishes are at most this far apart. groups: number of groups that consume. failing: share of the deliveries
+    cluster's spec is at most this far apart. groups: number of groups that consume. failing: share of the deliveries
     that their consumer does not acknowledge. invisible_ms: how long a delivery waits for its acknowledgement.
     """
 

@@ -265,9 +265,9 @@ class Failed(AssertionError):
 
 
 @contextmanager
-def cluster(seed: int = 1, *, clients: bool = True, close: bool = True, **wishes: Any) -> Iterator[Run]:
+def cluster(seed: int = 1, *, clients: bool = True, close: bool = True, **desired: Any) -> Iterator[Run]:
     """A healthy cluster with clients at work, for troubles written by hand. Raises Failed, with the trace in it."""
-    world = World(seed, whole_trace=True, **wishes)
+    world = World(seed, whole_trace=True, **desired)
     with virtual(world):
         run = Run(world)
         try:

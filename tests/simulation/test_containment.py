@@ -122,7 +122,7 @@ def forging(run: Run) -> Iterator[None]:
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_object_harms_no_copy_and_is_put_right(what: str) -> None:
-    """Within seconds, and with an answer to every client: by its owner, or by a new reign."""
+    """Within seconds, and with an answer to every client: by its owner, or by a new term."""
     with cluster(1) as run:
         stored = run.stored()
         with forging(run):

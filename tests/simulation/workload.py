@@ -305,7 +305,7 @@ class Clients:
         if message.cancelled == "yes":
             world.fail(f"invariant 4: {what} is delivered, and was CANCELLED")
         done = view.acked.get((group, offset))
-        if done is not None and done != epoch:  # in one reign it may have been under way
+        if done is not None and done != epoch:  # in one term it may have been under way
             world.fail(f"{what} comes back in epoch {epoch}, acknowledged in epoch {done}")
         message.deliveries += group == GROUP
 

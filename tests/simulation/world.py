@@ -210,7 +210,7 @@ class World:
     def stored(self) -> int:
         return self.clients.counts["answered"] if self.clients is not None else 0
 
-    def reigns(self) -> int:
+    def terms(self) -> int:
         """After each shard's first."""
         return sum(max(0, shard.spec.epoch - 1) for shard in self.truth.now.shards)
 

@@ -1,4 +1,4 @@
-"""docs/coming-from.md promises that all its commands and programs are run: here."""
+"""docs/coming-from.md leases that all its commands and programs are run: here."""
 
 import os
 import re

@@ -219,7 +219,7 @@ class World(Producing):
         assert resolved == len(named)
 
     def expire_dead(self) -> int:
-        """Drop the letters that were kept for long enough; returns how many."""
+        """Drop the dead letters that were kept for long enough; returns how many."""
         limit = self.now - self.config.dlq_retention_ms
         dropped = 0
         with self.recording() as events:

@@ -180,7 +180,7 @@ class Examination:
         self.check_producers()
         self.check_dead_letters()
         self.check_the_gone()
-        self.reign()
+        self.term()
         self.release_all()
         for name, group in self.truth.groups.items():
             self.drain(name, group)
@@ -255,7 +255,7 @@ class Examination:
             assert outcome not in (CANCELLED, MOVED_NOW)
 
     # ------------------------------------------------------------ what comes
-    def reign(self) -> None:
+    def term(self) -> None:
         epoch = self.shard.identity.epoch + 1
         persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
         self.shard.begin_term(epoch, "n0", self.now)

@@ -67,7 +67,7 @@ def a_long_life(seed: int, uid: int = worlds.UID, *, chunk_units: int = SMALL.ch
             world.empty_all()
         world.pump()
         if rng.random() < 0.4:
-            world.kill()  # the next reign has a higher epoch
+            world.kill()  # the next term has a higher epoch
             world.pump()
         earlier.append(content_of(world.disk))
         if part < parts - 1 or rng.random() < 0.3:

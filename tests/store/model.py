@@ -131,10 +131,10 @@ class ModelGroup:
     open: dict[int, Open] = field(default_factory=dict)  # those that anything was said of
     dead: dict[int, int] = field(default_factory=dict)
     redriven: dict[int, Open] = field(default_factory=dict)
-    since: dict[int, int] = field(default_factory=dict)  # when a letter died or was redriven, ms
+    since: dict[int, int] = field(default_factory=dict)  # when a dead letter died or was redriven, ms
 
     def forget_below(self, start: int) -> None:
-        """Those that were not done with are lost to the group; its letters stay."""
+        """Those that were not done with are lost to the group; its dead letters stay."""
         if start > self.start:
             self.done.update(range(self.start, start))
             self.open = {offset: state for offset, state in self.open.items() if offset >= start}

@@ -67,7 +67,7 @@ def _reschedule(world: World) -> tuple[int, tuple[Buffer, ...]]:
 
 
 def _relocate(world: World) -> tuple[int, tuple[Buffer, ...]]:
-    """C1: letters named again and again."""
+    """C1: dead letters named again and again."""
     rows, records = letters(world)
     rows = np.tile(rows, 20)
     columns = (np.ascontiguousarray(rows[name]) for name in ("seq", "due", "offset", "size", "key", "tag"))

@@ -93,11 +93,11 @@ class Copy(World):
         self.cluster.epoch += 1
         return self.cluster.epoch
 
-    def reign(self) -> None:
+    def term(self) -> None:
         self.shipped.clear()
         self.cluster.in_sync = []
         self.cluster.session += 1
-        super().reign()
+        super().term()
 
     def begin_write(self) -> None:
         before = self.batch
@@ -150,10 +150,10 @@ class Copy(World):
         assert shard.queue.visible == shard.queue.end
         self.queue_bytes = self.queue_bytes[: QUEUED_BYTES * shard.queue.visible]
         self.keep_entries()
-        reigns = self.reigns()
-        assert shard.log.epochs == reigns[len(reigns) - len(shard.log.epochs) :]
+        terms = self.terms()
+        assert shard.log.epochs == terms[len(terms) - len(shard.log.epochs) :]
 
-    def reigns(self) -> list[tuple[int, int]]:
+    def terms(self) -> list[tuple[int, int]]:
         starts = [0, *(entry.end for entry in self.entries)]
         return [
             (e.event.epoch, at) for e, at in zip(self.entries, starts, strict=False) if isinstance(e.event, m.Epoch)
@@ -327,7 +327,7 @@ class Copy(World):
         self.leads = True
         self.cluster.depose(old, self, draw)
         with self.disk_trouble():
-            self.reign()
+            self.term()
 
     def _forget_jobs_of_reading(self) -> None:
         """Of the slave's jobs those that may go on do; its batch is written."""

@@ -120,7 +120,7 @@ def ack_redriven(world: World) -> object:
 
 
 def letters(world: World) -> tuple[Records, bytes]:
-    """The trimmed letters as units, and their records."""
+    """The trimmed dead letters as units, and their records."""
     rows = _as_units(world.shard.consumers.trimmed_dead_letters())
     return rows, b"".join(world.shard.read_records(rows))
 
@@ -133,7 +133,7 @@ def trim(world: World) -> object:
     return world.shard.space.trim(world.now, world.shard.log_end, small=True)
 
 
-def begin_reign(world: World) -> object:
+def begin_term(world: World) -> object:
     return world.shard.begin_term(world.shard.epoch + 1, "n1", world.now)
 
 
@@ -141,7 +141,7 @@ def begin_segment(world: World) -> object:
     return world.shard.log.begin_segment()
 
 
-BEFORE: dict[Operation, Operation] = {trim: ack, ack_redriven: redrive, begin_reign: begin_segment}
+BEFORE: dict[Operation, Operation] = {trim: ack, ack_redriven: redrive, begin_term: begin_segment}
 """What makes an operation possible."""
 
 
@@ -173,7 +173,7 @@ EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.DEAD: (nack, lambda shard: shard.consumers.groups["g"].dead_letters, "add"),
     FrameKind.RELOCATE: (relocate, lambda shard: shard.consumers, "relocate"),
     FrameKind.TRIM: (trim, lambda shard: shard.consumers, "forget_below"),
-    FrameKind.EPOCH: (begin_reign, lambda shard: shard.space.ledger, "open"),
+    FrameKind.EPOCH: (begin_term, lambda shard: shard.space.ledger, "open"),
 }
 """For each kind: an operation that proposes it, and a part of its effect that is made to fail."""
 

@@ -490,8 +490,8 @@ def test_a_tick_beyond_the_loaded_window_is_known_before_it_is_applied() -> None
         assert not shard.needs_load(replace(frame, kind=FrameKind.ACK))
 
 
-def test_the_list_of_reigns_is_as_long_as_the_log_or_the_last_few() -> None:
-    """One reign after the other, whose frames are freed: neither memory nor what is said to a master grows."""
+def test_the_list_of_terms_is_as_long_as_the_log_or_the_last_few() -> None:
+    """One term after the other, whose frames are freed: neither memory nor what is said to a master grows."""
     cluster = Cluster(4, config_of(random.Random(4)))
     world = cluster.master
     for _ in range(persist.KEPT_EPOCHS + 20):
@@ -506,8 +506,8 @@ def test_the_list_of_reigns_is_as_long_as_the_log_or_the_last_few() -> None:
     assert shard.log.file.start > 0
     epochs = shard.log.epochs
     assert epochs == [(epoch, start) for epoch, start in shard.epochs]
-    assert epochs == world.reigns()[-len(epochs) :]
-    kept = [pair for pair in world.reigns() if pair[1] >= shard.log.file.start]
+    assert epochs == world.terms()[-len(epochs) :]
+    kept = [pair for pair in world.terms() if pair[1] >= shard.log.file.start]
     assert persist.KEPT_EPOCHS <= len(epochs) <= max(persist.KEPT_EPOCHS, len(kept) + 1)
     world.kill()
     assert world.shard.log.epochs[: len(epochs)] == epochs

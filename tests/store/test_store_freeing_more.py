@@ -143,10 +143,10 @@ def test_a_dead_letter_above_the_watermark_is_moved_as_a_letter_and_not_revived(
     world.checkpoint()
     world.trim()
     assert world.shard.queue.start == 1
-    assert world.shard.index.watermark.due < world.now, "the letter lies above it"
+    assert world.shard.index.watermark.due < world.now, "the dead letter lies above it"
     world.checkpoint()
     world.empty_all()
-    assert 0 not in world.shard.log.file.bases, "the letter's segment went"
+    assert 0 not in world.shard.log.file.bases, "the dead letter's segment went"
     world.resolve("g", None, redrive=True)
     world.pump()
     assert world.deliver("g", 1) == [0]  # compares the body
@@ -156,7 +156,7 @@ def test_a_dead_letter_above_the_watermark_is_moved_as_a_letter_and_not_revived(
 
 
 def dead_in_the_minute_that_is_released(pending: int) -> World:
-    """A segment is being emptied that holds a trimmed letter and `pending` messages due in the same minute."""
+    """A segment is being emptied that holds a trimmed dead letter and `pending` messages due in the same minute."""
     world = World(3, replace(FREE, max_attempts=1))
     world.join("g")
     world.enqueue([Item(5_000, size=50), *[Item(30_000, size=50)] * pending])

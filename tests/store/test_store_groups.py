@@ -51,7 +51,7 @@ def released(tags: list[int], **limits: int) -> World:
 
 
 def under_way(seed: int) -> World:
-    """With limits that trims, letters and windows meet soon."""
+    """With limits that trims, dead letters and windows meet soon."""
     rng = random.Random(seed)
     keep = replace(SMALL.keep, retention_ms=rng.choice([1, 1000]))
     sizes = {"log_segment_bytes": rng.choice([200, 600, 2000]), "queue_segment_bytes": rng.choice([40, 280])}

@@ -27,7 +27,7 @@ def read_log(world: WorldBase) -> list[Frame]:
 
 
 class Tidying(WorldBase):
-    """What the upkeep of a node does."""
+    """What the maintenance of a node does."""
 
     def _forget_jobs(self) -> None:
         super()._forget_jobs()
@@ -58,7 +58,7 @@ class Tidying(WorldBase):
             assert offset < self.shard.queue.visible, "trimmed before it was released for good"
 
     def check_ledger(self) -> None:
-        """The ledger counts what is needed: pending, kept for the groups, or a letter of some group."""
+        """The ledger counts what is needed: pending, kept for the groups, or a dead letter of some group."""
         letters = {o for group in self.model.groups.values() for o in (*group.dead, *group.redriven)}
         kept = len(self.model.queue) - self.model.start
         trimmed = [self.model.queue[o].msg for o in letters if o < self.model.start]
@@ -78,7 +78,7 @@ class Tidying(WorldBase):
         assert sizes.tolist() == segments["bytes"].tolist()
 
     def needed_rows(self) -> Records:
-        """Where the records are that the index, the queue and the letters refer to: fields offset and size."""
+        """Where the records are that the index, the queue and the dead letters refer to: fields offset and size."""
         shard = self.shard
         index, queue = shard.index, shard.queue
         scan = index.begin_scan(index.watermark, Pair(max([key[0] + 1 for key in self.model.live], default=0), 0))

@@ -84,7 +84,7 @@ class WorldBase:
         self.shard = persist.create(self.disk, ROOT, UID, "t", 0, config, now_ms)
         self.model = Model(self.shard.index.watermark)
         self._forget_jobs()
-        self.reign()
+        self.term()
 
     def _forget_jobs(self) -> None:
         self.batch: WriteBatch | None = None
@@ -127,7 +127,7 @@ class WorldBase:
         self.kill()
 
     def twin(self, disk: MemoryFiles, must_have: int) -> Self:
-        """This world come back from another disk, not reigning yet. Raises Damaged; fails where the model differs."""
+        """This world come back from another disk, not leading yet. Raises Damaged; fails where the model differs."""
         other = copy.copy(self)
         other.disk = disk
         other._come_back(must_have)
@@ -136,7 +136,7 @@ class WorldBase:
     def _recover(self, must_have: int) -> None:
         self._come_back(must_have)
         try:
-            self.reign()
+            self.term()
         except Crashed:
             self.power_cut()
 
@@ -160,7 +160,7 @@ class WorldBase:
         self.released_ms = self.released_ms[: len(self.model.queue)]
         self.check_all()
 
-    def reign(self) -> None:
+    def term(self) -> None:
         epoch = self.next_epoch()
         persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
         with self.recording() as events:

@@ -141,7 +141,7 @@ class GroupQueue:
     redriven: int = 0
     """Dead letters at work again; the three before `dead` count them too."""
     dead_limit: int = 0
-    """Of dead and redriven letters together."""
+    """Of dead and redriven dead letters together."""
     oldest_age_ms: int | None = None
     """How long ago, about, the oldest message that is not done was released; None: there is none."""
 

@@ -2,7 +2,7 @@
 
 A thousand shards may fail over at once. So there is one question at a time for all queues of a topic, questions take
 a fifth of the time at most, and one that is not answered at once is put to the next node as well. An answer never
-takes a queue back to an older reign: a node that is cut off goes on telling of it.
+takes a queue back to an older term: a node that is cut off goes on telling of it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class TopicRoute:
 QueryNode = Callable[[str, str], Awaitable[delay_pb2.QueryRouteResponse]]
 """Asks an endpoint for a topic's route; raises DelayError."""
 Changed = Callable[[list[int]], None]
-"""Is told which queues of a topic have another master, or another reign."""
+"""Is told which queues of a topic have another master, or another term."""
 
 
 class RouteTable:
-    """The routes of one connection. `doubted(endpoint)`: it is asked last. `elected(endpoint)`: a reign began there."""
+    """The routes of one connection. `doubted(endpoint)`: it is asked last. `elected(endpoint)`: a term began there."""
 
     def __init__(
         self,

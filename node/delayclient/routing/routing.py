@@ -206,7 +206,7 @@ class Cluster:
         return route.endpoint if route is not None else ""
 
     def master_changed(self, topic: str, queue: int, since: QueueRoute | None) -> bool:
-        """The queue has another master than it had, or another reign of the same one."""
+        """The queue has another master than it had, or another term of the same one."""
         route = self.route_table.at(topic, queue)
         if route is None or since is None or not route.endpoint:
             return False

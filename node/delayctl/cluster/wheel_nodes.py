@@ -156,7 +156,7 @@ def _move(move: Any, number: int, where: str) -> CopyMove:
 
 
 def print_nodes(before: SlotLoads, moves: Sequence[CopyMove] | None, as_json: bool) -> None:
-    """Both pictures, where there is a plan. Raises BadPlan."""
+    """The load before and after, where there is a plan. Raises BadPlan."""
     after = None if moves is None else before.moved(moves)
     if after is not None:
         # A node that comes or goes with the plan has a line in both.

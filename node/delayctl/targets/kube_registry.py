@@ -1,6 +1,6 @@
 """Changes of what a cluster in Kubernetes is asked for: through its DelayShards, and through its DelayCluster.
 
-DelayShards are written as the local registry's objects are. The wishes are the DelayCluster's, which belongs to
+DelayShards are written as the local registry's objects are. The spec is the DelayCluster's, which belongs to
 people: it is patched, and the operator does the rest.
 """
 

@@ -1,7 +1,7 @@
 """Changes of what a cluster is asked for, in its registry, by compare-and-swap (DESIGN section 6).
 
-The control loop sees them within a moment and acts; what is written here is only the wish. A local cluster's registry
-is a file; for one in Kubernetes see kube_registry.
+The control loop sees them within a moment and acts; what is written here is only what is desired. A local cluster's
+registry is a file; for one in Kubernetes see kube_registry.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class RegistryEditor(ABC):
 
 
 class LocalRegistryEditor(RegistryEditor):
-    """Of a local cluster: its wishes stand in the same file."""
+    """Of a local cluster: its spec stands in the same file."""
 
     def __init__(self, registry: SqliteRegistry, data: Path, prober: Prober) -> None:
         super().__init__(registry, prober)

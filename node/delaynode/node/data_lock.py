@@ -1,6 +1,6 @@
 """One process a data directory: two that append to the same logs would ruin them.
 
-The registry can't see to that: it would give a second process of the node the next reign while the first still serves.
+The registry can't see to that: it would give a second process of the node the next term while the first still serves.
 """
 
 from __future__ import annotations

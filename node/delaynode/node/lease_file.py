@@ -1,7 +1,8 @@
-"""How long this node's processes promise for, across restarts: a new one acts as if its predecessor had just promised.
+"""How long the leases are that this node's processes grant, across restarts: a new one acts as if its predecessor had
+just granted one.
 
-<data>/lease    JSON {"leaseMs": ...}: the longest that a process of this node may have promised for, as far as such
-                promises can still hold. Where the cluster's lease was shortened it is lowered once the longer is over.
+<data>/lease    JSON {"leaseMs": ...}: the longest that a process of this node may have granted, as far as such
+                leases can still hold. Where the cluster's lease was shortened it is lowered once the longer is over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MAX_LEASE_MS = 3_600_000  # that the registry's model allows: of a file that can
 
 
 def adopt(files: Files, data: str, lease_ms: int) -> int:
-    """Returns the lease, ms, that an earlier process may have promised for; 0: there was none. Raises OSError."""
+    """Returns the lease, ms, that an earlier process may have granted; 0: there was none. Raises OSError."""
     path = _path(data)
     size = files.size(path)
     former_ms = _read(files.read(path, 0, size)) if size else 0
@@ -25,7 +26,7 @@ def adopt(files: Files, data: str, lease_ms: int) -> int:
 
 
 def lower(files: Files, data: str, lease_ms: int) -> None:
-    """This process has outlasted all that was promised before it. Raises OSError."""
+    """This process has outlasted every lease that was granted before it. Raises OSError."""
     _write(files, data, lease_ms)
 
 

@@ -33,7 +33,7 @@ class LeaseHolder(Protocol):
         """`routes.leases` is new."""
 
     def shards_read(self, shards: Iterable[ShardObject]) -> None:
-        """`routes` has other wishes or shards."""
+        """`routes` has another spec or shards."""
 
 
 class Membership:

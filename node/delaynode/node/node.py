@@ -86,7 +86,7 @@ class Node:
 
     # ------------------------------------------------------------ life
     async def read_cluster(self) -> None:
-        """Learn the cluster's wishes, which promises and durability depend on. May take for ever, and be cancelled."""
+        """Learn the cluster's spec, which leases and durability depend on. May take for ever, and be cancelled."""
         self.routes.cluster = await self.membership.read_cluster_spec()
 
     async def prepare(self) -> None:
@@ -153,7 +153,7 @@ class Node:
     def _remaining(self) -> tuple[int, int]:
         """Shards that are led here still, and copies here that a master waits for still.
 
-        A reign that is over is not counted though its copy is being put away: others serve the shard.
+        A term that is over is not counted though its copy is being put away: others serve the shard.
         """
         leaders = [replica.leader for replica in self.replicas.leading()]
         leads = sum(leader is not None and leader.ended is None for leader in leaders)

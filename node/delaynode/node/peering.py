@@ -1,4 +1,4 @@
-"""Peering: what this process has with the other nodes' processes, promises, heartbeats and links."""
+"""Peering: what this process has with the other nodes' processes: replica leases, heartbeats and links."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ class Peering:
         return None if found is None else found[:2]
 
     def lease_to_lower(self) -> Callable[[], None] | None:
-        """The write that is due, once, for a thread: this process has outlasted all that was promised before it."""
+        """The write that is due, once, for a thread: this process has outlasted every lease that was granted before
+        it.
+        """
         if self._lower_lease_at_ms is None or boot_ms() <= self._lower_lease_at_ms:
             return None
         self._lower_lease_at_ms = None

@@ -1,4 +1,4 @@
-"""What a shard of this node may take of memory and disk, from the cluster's wishes and the node's own settings."""
+"""What a shard of this node may take of memory and disk, from the cluster's spec and the node's own settings."""
 
 from __future__ import annotations
 

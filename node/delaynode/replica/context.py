@@ -1,4 +1,4 @@
-"""Yard: what the replicas of one process share, and the registry as they need it."""
+"""What the replicas of one process share, and the registry as they need it."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ReplicaFollower:
             await self._follow(origin, message)
             return
         if origin is not self.origin or message.epoch != self.epoch:
-            return  # of a connection, or a reign, that is over
+            return  # of a connection, or a term, that is over
         match message:
             case Frames():
                 self._frames(message)

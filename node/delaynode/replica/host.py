@@ -70,7 +70,7 @@ class NodeResources:
     disk_tight: Callable[[], bool]  # little is left: free what can be freed
     disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
-    intervals: Intervals = field(default_factory=Intervals)  # of upkeep
+    intervals: Intervals = field(default_factory=Intervals)  # of maintenance
     apply_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop
     frame_memory: FrameMemory = field(default_factory=FrameMemory)
 

@@ -1,8 +1,8 @@
-"""Reigning: one copy as its shard's master, from being named in the spec to the end of its reign.
+"""Leadership: one copy as its shard's master, from being named in the spec to the end of its term.
 
-    chosen -> candidate -> master -> over         by a higher epoch, a resignation, damage, promises that ran out
+    chosen -> candidate -> master -> over         by a higher epoch, a resignation, damage, leases that ran out
 
-A reign is (master, incarnation, epoch) in the shard's spec. This process takes up those that name its own incarnation
+A term is (master, incarnation, epoch) in the shard's spec. This process takes up those that name its own incarnation
 and whose epoch is above the one persisted in the copy's directory; so it never resumes one.
 """
 
@@ -62,8 +62,8 @@ class LedReplica(Protocol):
 class Leadership:
     """Owned by the replica's worker; a leader's traffic passes it by. wake: the worker has something to do.
 
-    leader: from the start of a reign to its end; master: while it serves, or did. over: why the reign has ended, for
-    the worker to depose().
+    leader: from the start of a term to its end; master: while it serves, or did. over: why the term has ended, for
+    the worker to end the term.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Leadership:
     ) -> None:
         self.leader: Leader | None = None
         self.master: ShardHost | None = None
-        self.refused_reason: str | None = None  # why the reign in the spec is not taken up
+        self.refused_reason: str | None = None  # why the term in the spec is not taken up
         self.ended: str | None = None
         self._blocked_reason: str | None = None  # why it could not even be looked at
-        self._last: tuple[int, str] = (0, "")  # the last reign here that is over: its epoch, and why
+        self._last: tuple[int, str] = (0, "")  # the last term here that is over: its epoch, and why
         self._refused_by: tuple[ShardStatus | None, bool] = (None, False)  # the status, and whether unclean was allowed
         self._copy, self._context, self._log_event, self._wake = copy, context, log_event, wake
         self._made_ms = context.boot_ms()
@@ -82,14 +82,14 @@ class Leadership:
         self._stepping_down: asyncio.Task[None] | None = None
 
     def overdue_reason(self) -> str | None:
-        """Why a chosen copy had better be passed over (attack A3): it has no reign yet that it could resign."""
+        """Why a chosen copy had better be passed over (attack A3): it has no term yet that it could resign."""
         since, cluster = self._candidate_ms, self._context.cluster()
         if since is None or cluster is None or self._context.boot_ms() - since < cluster.lag_seconds * 1000:
             return None
         return f"its disk has not taken the epoch up within {cluster.lag_seconds} s"
 
     def not_serving(self) -> tuple[int, str]:
-        """The epoch of the last reign here that is over or is being given up, and why. Or 0, and why the reign in the
+        """The epoch of the last term here that is over or is being given up, and why. Or 0, and why the term in the
         spec is refused or can't be begun for the moment; empty: no reason is known."""
         leader = self.leader
         if leader is not None and leader.ended is None:
@@ -103,7 +103,7 @@ class Leadership:
 
     # ------------------------------------------------------------ what the registry says
     def reset(self) -> None:
-        """The spec has another reign."""
+        """The spec has another term."""
         self.refused_reason = self._blocked_reason = self._candidate_ms = None
 
     def refresh(self) -> None:
@@ -118,7 +118,7 @@ class Leadership:
                 self.hand_over()
         cluster = self._context.cluster()
         if self.refused_reason is not None and self._refused_by != (self._copy.object.status, self._unclean()):
-            self.refused_reason = None  # what it was refused by has changed: the wishes may come later than the choice
+            self.refused_reason = None  # what it was refused by has changed: the spec may come later than the choice
         if self.master is not None and cluster is not None:
             self.master.min_in_sync = cluster.min_in_sync
             self.master.set_release_rate(self._context.release_rate(self._copy.object))
@@ -126,7 +126,7 @@ class Leadership:
     def hand_over(self) -> None:
         """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
         spec, leader = self._copy.object.spec, self.leader
-        if leader is not None and spec.epoch == leader.term.epoch:  # a wish may be withdrawn, too
+        if leader is not None and spec.epoch == leader.term.epoch:  # a request may be withdrawn, too
             leader.switch_to(spec.switchover.to if spec.switchover is not None else None)
 
     # ------------------------------------------------------------ from chosen to serving
@@ -150,7 +150,7 @@ class Leadership:
         )
 
     async def begin_term(self) -> None:
-        """Take up the reign in the spec."""
+        """Take up the term in the spec."""
         copy, storage, context = self._copy, self._copy.storage, self._context
         spec = copy.object.spec
         try:
@@ -175,7 +175,7 @@ class Leadership:
         if status is not None and not _is_in_sync(status, storage.replica_id) and not self._unclean():
             self._refused_by = status, False
             self.refused_reason = f"copy {storage.replica_id} is not in sync: {', '.join(status.in_sync)} are"
-            self._log_event("reign-refused", reason=self.refused_reason)
+            self._log_event("term-refused", reason=self.refused_reason)
             return
         copy.role = ReplicaRole.CANDIDATE
         if self._candidate_ms is None:
@@ -223,7 +223,7 @@ class Leadership:
             self.master = master
             await master.start(spec.epoch, context.node)
         except (Damaged, OSError, Refused) as error:
-            if leader.ended is None:  # no other reign has begun meanwhile: this copy is to blame
+            if leader.ended is None:  # no other term has begun meanwhile: this copy is to blame
                 storage.damage = f"epoch {spec.epoch} not begun: {error}"
                 storage.lasting = isinstance(error, Refused) or is_permanent(error)
                 await leader.step_down(storage.damage)
@@ -233,7 +233,7 @@ class Leadership:
         copy.role, self.refused_reason = ReplicaRole.MASTER, None
         metrics = context.resources.metrics
         metrics.recovery_seconds = max(metrics.recovery_seconds, (context.boot_ms() - self._made_ms) / 1000)
-        self._log_event("reign-started", in_sync=sorted(leader.in_sync.written), frames=frames)
+        self._log_event("term-started", in_sync=sorted(leader.in_sync.written), frames=frames)
         copy.refresh(copy.object)
 
     async def _begin_failed(self, epoch: int, error: Exception) -> None:
@@ -297,7 +297,7 @@ class Leadership:
     async def _snapshot(self) -> SnapshotSource:
         return await self._copy.storage.hold_snapshot(self.master)
 
-    # ------------------------------------------------------------ the end of a reign
+    # ------------------------------------------------------------ the end of a term
     def _on_term_ended(self, why: str) -> None:
         self.ended = why
         if self.leader is not None:
@@ -329,9 +329,9 @@ class Leadership:
         await leader.step_down(why)
 
     async def end_term(self, why: str) -> None:
-        """The reign is over: follow."""
+        """The term is over: follow."""
         leader, master, shard = self.leader, self.master, self._copy.shard
-        self._log_event("reign-over", reason=why)
+        self._log_event("term-over", reason=why)
         if leader is not None:
             leader.stop()
         if master is not None:

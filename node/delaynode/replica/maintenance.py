@@ -1,4 +1,4 @@
-"""Upkeep of a shard's copy: what it does in the background so that it goes on being quick and small.
+"""Maintenance of a shard's copy: what it does in the background so that it goes on being quick and small.
 
     load         the due window, ahead of the ticks
     cascade      the hour that comes within a day, to the minute level, a piece at a time
@@ -40,7 +40,7 @@ TIGHT_SHARE = 0.75  # with little disk left a segment is emptied as soon as so m
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How often upkeep does what, seconds. The simulation passes others, so that its short runs have all of it."""
+    """How often maintenance does what, seconds. The simulation passes others, so that its short runs have all of it."""
 
     maintain: float = 0.25
     check: float = 4.0  # between two looks at the due window, which reaches minutes ahead

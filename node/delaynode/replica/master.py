@@ -1,4 +1,4 @@
-"""ShardHost: serves one shard through a reign: ticks, commits, hand-outs, and whoever waits for them."""
+"""ShardHost: serves one shard through a term: ticks, commits, hand-outs, and whoever waits for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELD_SECONDS = 0.02  # between two looks whether a master may go on
 
 
 class Replication(Protocol):
-    """What the reign says: replication/leader.py. A lone copy has none, its own log is all there is to a commit."""
+    """What the term says: replication/leader.py. A lone copy has none, its own log is all there is to a commit."""
 
     def live(self) -> bool:
         """Whether what is read here may be answered."""
@@ -86,7 +86,7 @@ class ShardHost(CopyHost):
 
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
-        """Begin the reign whose epoch was persisted; serves when this returns."""
+        """Begin the term whose epoch was persisted; serves when this returns."""
         self.shard.begin_term(epoch, node, self.resources.clock.now_ms())
         self.serving = True
         self.resources.syncer.mark(self)
@@ -123,11 +123,11 @@ class ShardHost(CopyHost):
                 self.fail(f"checkpoint: {error}", error)
 
     def stop_serving(self, why: str) -> None:
-        """The reign is over: nobody need wait for what may never be committed. depose() comes later."""
+        """The term is over: nobody need wait for what may never be committed. step_down() comes later."""
         self._end(why)
 
     async def step_down(self, why: str, *, stopping: bool = False) -> None:
-        """The reign is over. Nothing runs or is being written when this returns. stopping: the node is, too."""
+        """The term is over. Nothing runs or is being written when this returns. stopping: the node is, too."""
         self._end(why)
         await self._wait_idle()
         if stopping:
@@ -157,7 +157,7 @@ class ShardHost(CopyHost):
 
     def check_serving(self) -> None:
         if not self.serving:
-            raise self._refusal("no reign")
+            raise self._refusal("no term")
         if self.paused is not None:
             raise self._refusal(self.paused)
         if self.replication is not None and not self.replication.live():

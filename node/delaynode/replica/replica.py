@@ -1,7 +1,7 @@
 """Replica: one shard's copy in this process, from opening it to giving it up. Its files are Holding's business, its
-masters' frames Follower's, its own reigns Reigning's; here is what they become of each other, one thing after another.
+masters' frames Follower's, its own terms Reigning's; here is what they become of each other, one thing after another.
 
-    opening -> slave <-> candidate -> master          a reign that is over makes a slave of a master again
+    opening -> slave <-> candidate -> master          a term that is over makes a slave of a master again
                slave -> fetching -> slave             its copy can't be continued: a whole one is fetched
                any   -> damaged -> fetching           once the registry no longer counts on the copy
                any   -> leaving                       once it counts on this node no longer: the directory goes
@@ -75,7 +75,7 @@ class Replica:
 
     @property
     def leader(self) -> Leader | None:
-        """From the start of a reign of this copy to its end."""
+        """From the start of a term of this copy to its end."""
         return self.leadership.leader
 
     @property
@@ -223,7 +223,8 @@ class Replica:
             self.role = ReplicaRole.DAMAGED
             self.log_event("internal-error", reason=self.storage.damage, where=traceback.format_exc(limit=-5))
             self._follower.refuse_damaged()
-            if self.leader is not None:  # else the shard would stand still: its lease goes on, and so do its promises
+            # else the shard would stand still: its lease goes on, and so do the leases that it grants
+            if self.leader is not None:
                 await self.leader.step_down(self.storage.damage)
 
     async def _step(self) -> None:

@@ -118,7 +118,7 @@ class Replicas:
         replica.hand_over()
         if master is not None and leader.ships:
             busy_seconds = self._context.resources.syncer.busy_seconds(master)
-            if busy_seconds * 1000 > leader.term.lag_ms:  # attack A3: slaves promise on, but nothing commits
+            if busy_seconds * 1000 > leader.term.lag_ms:  # attack A3: slaves grant leases on, but nothing commits
                 replica.step_down(f"its disk has not finished a write for {busy_seconds:.0f} s")
 
     def _silent(self, node: str, silent: bool) -> None:

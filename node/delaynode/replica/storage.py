@@ -120,7 +120,8 @@ class ReplicaStorage:
     async def apply_all(self) -> int:
         """The whole log is committed: apply what is not yet. Returns the number of frames. Raises OSError, Damaged.
 
-        Like upkeep it flushes units before they are too many, and brings hours down, one shard of the node at a time.
+        Like maintenance it flushes units before they are too many, and brings hours down, one shard of the node at a
+        time.
         """
         shard, resources = self.shard, self.context.resources
         assert shard is not None

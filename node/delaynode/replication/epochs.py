@@ -1,6 +1,6 @@
 """Where two logs of one shard part (Kafka KIP-101).
 
-A log's epoch list says where each reign's frames begin. One process writes an epoch's frames, in one order, and never
+A log's epoch list says where each term's frames begin. One process writes an epoch's frames, in one order, and never
 resumes it: two logs that both have an epoch beginning at the same offset agree on it as far as both go.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Epochs = Sequence[tuple[int, int]]
-"""(epoch, start offset) of a log's reigns, ascending in both."""
+"""(epoch, start offset) of a log's terms, ascending in both."""
 
 
 def common_end(mine: Epochs, my_end: int, theirs: Epochs, their_end: int) -> int:

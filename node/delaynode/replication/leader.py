@@ -1,7 +1,7 @@
-"""One reign of one shard: what is committed, who is in sync, when it serves, how it ends (DESIGN 5.1-5.4, 5.7).
+"""One term of one shard: what is committed, who is in sync, when it serves, how it ends (DESIGN 5.1-5.4, 5.7).
 
     commit = the lowest durable log offset of this copy and of every counted member (see replication/in_sync.py)
-    serves   only while it holds a live promise of every counted member
+    serves   only while it holds a live lease of every counted member
 
 Order of writes: to go on without a member, the smaller set is in the registry first; to count on a new one, commits
 wait for it first and the registry is told then.
@@ -29,7 +29,7 @@ from delaynode.store.types import Buffer
 COMMIT_NOTICE_SECONDS = 0.05  # an idle shard's slaves learn of a commit within this
 RETRY_SECONDS = 0.2
 CATCH_UP_GRACE_MS = 300  # a new master waits so long for the old in-sync set to follow it, once it may serve
-OVERWRITTEN_MS = 1_000  # a watch may be so far behind this reign's own writes
+OVERWRITTEN_MS = 1_000  # a watch may be so far behind this term's own writes
 MISSING_AGAIN_MS = 10_000  # two reads that found no shard, further apart than this, are two incidents
 HAND_OVER_MS = 2_000
 SWITCH_AGAIN_MS = 10_000  # each try that nobody takes up stops the shard for HAND_OVER_MS
@@ -43,7 +43,7 @@ APPLIED_BYTES = 1 << 20  # nearly: a moment's work
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What is fixed for a reign. entry: this copy's name in the in-sync set."""
+    """What is fixed for a term. entry: this copy's name in the in-sync set."""
 
     uid: int
     epoch: int
@@ -76,9 +76,9 @@ class Host(Protocol):
 
 
 class Leader:
-    """Owned by the event loop. Made once the reign's epoch is persisted; over at stop().
+    """Owned by the event loop. Made once the term's epoch is persisted; over at stop().
 
-    over(why): called once, when this reign has ended by itself: a higher epoch is known, or it has resigned.
+    over(why): called once, when this term has ended by itself: a higher epoch is known, or it has resigned.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._version: Version | None = None
         self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
-        self._status_written = False  # this reign has written one
+        self._status_written = False  # this term has written one
         self._former: ReplicaIds = frozenset(
             (term.replica_id,)
-        )  # the in-sync set that the reign before left in the registry
-        self._last_status: ShardStatus | None = None  # what this reign wrote last
+        )  # the in-sync set that the term before left in the registry
+        self._last_status: ShardStatus | None = None  # what this term wrote last
         self._overwritten_ms: int | None = None  # since when the registry shows another status
         self._staying: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
-        self._serving = False  # the registry names this reign
+        self._serving = False  # the registry names this term
         self._stepped_down: str | None = None
         self._ends = log.end, log.end  # of the log at the last two looks, the earlier one first
         self._commits = shipping.committed_offset, shipping.committed_offset  # the commit offset, likewise
@@ -245,7 +245,7 @@ class Leader:
         return stores and (applied or near_ms > APPLIED_MS)
 
     def _join(self) -> None:
-        """Members that have nearly caught up: from now on commits wait for them, and for their promise.
+        """Members that have nearly caught up: from now on commits wait for them, and for their lease.
 
         The registry is told once they have all that is committed: no later commit is without them then.
         """
@@ -270,9 +270,9 @@ class Leader:
 
     @property
     def _began(self) -> bool:
-        """The log is applied, so this reign may commit frames.
+        """The log is applied, so this term may commit frames.
 
-        A reign that ends before, as its copy can't apply its log, has committed nothing that the copies of the former
+        A term that ends before, as its copy can't apply its log, has committed nothing that the copies of the former
         in-sync set lack. So it leaves that set as it was, and until then no copy is thrown away.
         """
         return self.host is not None
@@ -280,7 +280,7 @@ class Leader:
     def on_status(self, status: ShardStatus | None) -> None:
         """The registry's status, as it is watched.
 
-        Only this reign may write it, but a person, a backup tool or a registry restored from an older state may have.
+        Only this term may write it, but a person, a backup tool or a registry restored from an older state may have.
         It is written again: a failover would choose by it.
         """
         if status == self._last_status:
@@ -293,7 +293,7 @@ class Leader:
         return since is not None and self._boot_ms() - since > OVERWRITTEN_MS
 
     def poll(self) -> None:
-        """A member may have fallen silent or behind, or a promise have come: to be called a few times a second."""
+        """A member may have fallen silent or behind, or a lease have come: to be called a few times a second."""
         self._ends = self._ends[1], self._log.end
         self._commits = self._commits[1], self.shipping.committed_offset
         self._update_in_sync()
@@ -330,7 +330,7 @@ class Leader:
                     self.host.advance()
 
     async def _write(self, desired: ReplicaIds | None, handover: Handover | None, resigned: str | None = None) -> bool:
-        """Write the status; False when that did not (or may not) have happened. Ends the reign at a higher epoch.
+        """Write the status; False when that did not (or may not) have happened. Ends the term at a higher epoch.
 
         wanted: None for the set that is recorded by then: another write may be under way, and who was taken out by it
         must not be put in again.
@@ -360,7 +360,7 @@ class Leader:
             try:
                 self._version = await self._statuses.write(status, version)
             except Conflict as error:
-                self.in_sync.refused(desired)  # somebody changed another field, or a new reign has begun: read again
+                self.in_sync.refused(desired)  # somebody changed another field, or a new term has begun: read again
                 self.blocked_reason = f"the registry refused its status: {error}"
                 return await self._read() and False
             except RegistryError as error:
@@ -379,7 +379,7 @@ class Leader:
         return True
 
     async def _read(self) -> bool:
-        """Learn the object's version; False when it can't be had or names a later reign."""
+        """Learn the object's version; False when it can't be had or names a later term."""
         try:
             found = await self._statuses.get()
         except RegistryError as error:
@@ -409,7 +409,7 @@ class Leader:
         return True
 
     def _not_found(self) -> None:
-        """A read found no such shard. The reign ends once that has stayed so for lag_ms: the object may be about to
+        """A read found no such shard. The term ends once that has stayed so for lag_ms: the object may be about to
         be put back, by a backup tool or `kubectl replace --force`."""
         now = self._boot_ms()
         before = self._missing_ms
@@ -426,7 +426,7 @@ class Leader:
         members = [member for member in self.shipping.members.values() if member.node in self._staying]
         return replica_ids & {self.term.replica_id, *(member.replica_id for member in members)}
 
-    # ------------------------------------------------------------ the reign's life
+    # ------------------------------------------------------------ the term's life
     async def begin(
         self,
         former: Iterable[str],
@@ -436,7 +436,8 @@ class Leader:
         previous_master_exited: bool,
         missing: Callable[[], int] = lambda: 0,
     ) -> bool:
-        """Wait out one's own promise, gather who follows, write the status. False when another reign has begun.
+        """Wait out the leases that this node granted, find out who follows, write the status. False when another term
+        has begun.
 
         former: the in-sync set so far. vacated: the registry says that the master before serves no more, so there is
         nothing to wait out. missing: how many of the former set won't follow, since their processes have ended or are
@@ -475,7 +476,7 @@ class Leader:
         return False
 
     def _following(self, replica_ids: ReplicaIds) -> ReplicaIds:
-        """Those that follow this reign and have all of its log."""
+        """Those that follow this term and have all of its log."""
         members = self.shipping.members.values()
         return replica_ids & {
             m.replica_id for m in members if m.phase is Phase.STREAMING and m.durable >= self._log.end
@@ -508,7 +509,7 @@ class Leader:
         return self._stepped_down
 
     async def confirm_term(self) -> bool:
-        """Whether the registry answers now, and names this reign.
+        """Whether the registry answers now, and names this term.
 
         To be asked before the shard is stopped to be given away. Without the registry nobody can take it over, and a
         write that got no answer may have given it away: it would stand still until the registry is back.

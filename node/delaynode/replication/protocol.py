@@ -36,7 +36,7 @@ class BadMessage(Exception):
 class Follow:
     """The sender is the shard's master in this epoch. Asks what the receiver has.
 
-    spared: the receiver has said that its copy is of no use, and no commit waits for that copy any more; nor can a
+    discardable: the receiver has said that its copy is of no use, and no commit waits for that copy any more; nor can a
     write that is under way name it in the in-sync set.
     """
 
@@ -100,7 +100,9 @@ class SnapshotChunk:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Gives back the receiver's promises for heartbeats up to the id `heartbeat`: the sender serves no more."""
+    """Gives back the leases that the receiver granted for heartbeats up to the id `heartbeat`: the sender serves no
+    more.
+    """
 
     uid: int
     epoch: int
@@ -270,7 +272,7 @@ _LEASE = struct.Struct("<I")  # of a reply, before its rows
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The sender is the master of these (uid, epoch) and asks for a promise for each.
+    """The sender is the master of these (uid, epoch) and asks for a lease on each.
 
     heartbeat_id grows with each heartbeat of a process; incarnation: of that process, 8 bytes as a number.
     """
@@ -284,7 +286,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """Per shard: uid, the highest epoch that the sender knows of, and whether it promises, for lease_ms from now."""
+    """Per shard: uid, the highest epoch that the sender knows of, and whether it grants a lease, of lease_ms from
+    now.
+    """
 
     node: str
     incarnation: int  # of whoever asked

@@ -1,11 +1,11 @@
-"""Promises between a shard's master and its slaves (DESIGN 5.2; PacificA's leases, without a lease service).
+"""Leases between a shard's master and its slaves (DESIGN 5.2; PacificA's, without a lease service).
 
     slave     "I will not become master before now + lease", said in the reply to a heartbeat
-    master    counts 0.9 of the lease from before it SENT that heartbeat, and serves only while it holds a live promise
+    master    counts 0.9 of the lease from before it SENT that heartbeat, and serves only while it holds a live lease
               of every in-sync slave
 
 The lease is a process's own, as of its start: the cluster's may have been changed since, and others may have started
-since. So a slave says with each promise how long it is for, and a master counts the shorter one of that and its own.
+since. So a slave says with each lease how long it is, and a master counts the shorter one of that and its own.
 
 So a master that is frozen or cut off has stopped by itself before any slave of its in-sync set may serve. All times
 are ms of CLOCK_BOOTTIME, each node's own; the tenth between the two counts is room for their clocks' drift.
@@ -28,7 +28,7 @@ PAUSE_MS = 500  # this process did not run for so long: what it has not heard is
 
 @dataclass(slots=True)
 class GrantedLease:
-    """A slave's last promise for a shard."""
+    """A slave's last lease on a shard."""
 
     node: str
     incarnation: int
@@ -40,11 +40,11 @@ class GrantedLease:
 
 @dataclass(slots=True)
 class LeaseRequest:
-    """A reign of this node: whom it asks."""
+    """A term of this node: whom it asks."""
 
     epoch: int
     nodes: tuple[str, ...]
-    since: int  # heartbeat id: what was promised for earlier ones may have been given back since
+    since: int  # heartbeat id: what was granted for earlier ones may have been given back since
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ class LeasePeer:
 
 
 class ReplicaLeases:
-    """Both sides' promises of one process. Safe to use from several threads; never waits for anything.
+    """Both sides' leases of one process. Safe to use from several threads; never waits for anything.
 
     on_silent(node, silent), on_higher(uid, epoch), on_ahead(uid), on_heard(node, its wall clock, boot clock, round
     trip, all ms): called, on the heartbeat's thread, when a peer falls silent or speaks again, when a slave knows a
-    higher epoch than the reign it was asked for, when a heartbeat names a higher epoch than is known here, and with
+    higher epoch than the term it was asked for, when a heartbeat names a higher epoch than is known here, and with
     each reply.
 
-    lease_ms: of this process. former_lease_ms: the longest that an earlier process of this node may have promised for.
+    lease_ms: of this process. former_lease_ms: the longest that an earlier process of this node may have granted.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ReplicaLeases:
 
     # ------------------------------------------------------------ a slave's side
     def answer(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Promise what can be promised: to nobody for an epoch below the known one, and for one above it not yet.
+        """Grant what can be granted: nothing for an epoch below the known one, and for one above it not yet.
 
         A heartbeat alone raises no floor. Anybody can send one datagram, and a floor above the registry's epoch would
         shut every master out until this process ends.
@@ -120,7 +120,8 @@ class ReplicaLeases:
 
     def _answer(self, heartbeat: Heartbeat, uid: int, epoch: int, now: int, ahead: list[int]) -> tuple[int, int, bool]:
         min_epoch = self._min_epochs.get(uid)
-        if min_epoch is None:  # no replica of it here: nothing to promise, and strangers must not fill the memory
+        # no replica of it here: nothing to grant, and unidentified senders must not fill the memory
+        if min_epoch is None:
             return uid, 0, False
         if epoch < min_epoch:
             return uid, min_epoch, False
@@ -163,9 +164,9 @@ class ReplicaLeases:
             return self._min_epochs.get(uid, 0)
 
     def wait_ms(self, uid: int) -> int:
-        """How long this node has still promised not to become the shard's master.
+        """How long this node is still bound by a lease not to become the shard's master.
 
-        A process that has just started may have promised anything before it was killed.
+        A process that has just started may have granted anything before it was killed.
         """
         with self._lock:
             granted = self._granted.get(uid)
@@ -173,7 +174,7 @@ class ReplicaLeases:
             return max(0, until - self._boot_ms())
 
     def release(self, uid: int, node: str, incarnation: int, epoch: int, heartbeat: int) -> None:
-        """A master that serves no more gives back what was promised for its heartbeats up to `heartbeat`."""
+        """A master that serves no more gives back what was granted for its heartbeats up to `heartbeat`."""
         with self._lock:
             if uid not in self._min_epochs:
                 return
@@ -192,7 +193,7 @@ class ReplicaLeases:
 
     # ------------------------------------------------------------ a master's side
     def lead(self, uid: int, epoch: int, nodes: Iterable[str]) -> None:
-        """Ask these nodes, for this reign, from now on."""
+        """Ask these nodes, for this term, from now on."""
         with self._lock:
             before = self._requests.get(uid)
             goes_on = before is not None and before.epoch == epoch
@@ -213,7 +214,7 @@ class ReplicaLeases:
             self._clock_peers = tuple(nodes)
 
     def stop_requesting(self, uid: int) -> int:
-        """The reign serves no more. Returns the id of the last heartbeat that may have asked for it."""
+        """The term serves no more. Returns the id of the last heartbeat that may have asked for it."""
         with self._lock:
             self._requests.pop(uid, None)
             self._drop_held(uid)
@@ -224,7 +225,7 @@ class ReplicaLeases:
             del self._held[key]
 
     def heartbeats(self) -> list[tuple[str, Heartbeat]]:
-        """What to send now. To be sent at once: the promises count from here."""
+        """What to send now. To be sent at once: the leases count from here."""
         with self._lock:
             shards: dict[str, list[tuple[int, int]]] = {node: [] for node in self._clock_peers}
             for uid, request in self._requests.items():
@@ -301,7 +302,7 @@ class ReplicaLeases:
             return peer is not None and peer.silent
 
     def live(self, uid: int, nodes: Iterable[str]) -> bool:
-        """Whether this master holds a live promise of each of these nodes."""
+        """Whether this master holds a live lease of each of these nodes."""
         with self._lock:
             now = self._boot_ms()
             return all(self._held.get((uid, node), 0) > now for node in nodes)

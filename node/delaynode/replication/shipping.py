@@ -102,10 +102,10 @@ class LogChunk:
 
 
 class Shipping:
-    """Owned by the event loop, but sealed(). `uid` and `epoch` are the reign's.
+    """Owned by the event loop, but sealed(). `uid` and `epoch` are the term's.
 
-    changed(member): it has stored more, fell away or came back. deposed(epoch): a member knows that higher epoch.
-    replaceable(entry): whether that copy may be thrown away for a new one.
+    changed(member): it has stored more, fell away or came back. on_higher_epoch(epoch): a member knows that higher
+    epoch. replaceable(entry): whether that copy may be thrown away for a new one.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class ShardConfig:
     max_attempts: int = 16
     max_unacked: int = 100_000  # queue offsets above a group's floor
     max_dead_letters: int = 100_000  # of a group, those that were redriven included
-    dlq_retention_ms: int = 7 * DAY_MS  # a letter is kept for so long after it died or was redriven
+    dlq_retention_ms: int = 7 * DAY_MS  # a dead letter is kept for so long after it died or was redriven
     max_tick: int = 131_072  # messages a tick releases at most
     idle_tick_ms: int = MINUTE_MS  # a shard that releases nothing ticks so often: its watermark moves
     window_budget: int = 4_000_000  # messages in the due window, about
@@ -229,11 +229,11 @@ class Shard:
         self.producers.advance_time(wall_ms)
 
     def begin_term(self, epoch: int, node: str, now_ms: int) -> None:
-        """Append EPOCH: the start of a reign. The epoch was persisted before."""
+        """Append EPOCH: the start of a term. The epoch was persisted before."""
         if epoch <= self.log.last_epoch:
             raise Damaged(f"epoch {epoch} does not follow {self.log.last_epoch}")
         if self.applied != self.log.end:
-            raise Damaged(f"a reign begins at {self.log.end}, the log is applied up to {self.applied}")
+            raise Damaged(f"a term begins at {self.log.end}, the log is applied up to {self.applied}")
         self.epochs.append([epoch, self.log.end])
         with self._propose(FrameKind.EPOCH, 1, (node.encode(),), now_ms):
             pass  # the next frames carry the epoch, and so does this one

@@ -6,7 +6,7 @@
                             status but conditions               the shard's master (delaynode)
                             status.conditions                   the operator
     ConfigMap CLUSTER-cluster
-                            data."cluster.json"                 the operator: the wishes that were found good
+                            data."cluster.json"                 the operator: the spec that was found good
     Lease CLUSTER.NODE      spec, annotations delaycluster.io/* the node; the operator creates it
 
 Every write but a creation is a JSON merge patch of the writer's own fields with metadata.resourceVersion. What is not
@@ -21,9 +21,9 @@ Leases and ConfigMap are applied by the operator with a cluster's other objects 
 
 With an `owner` this is the operator's registry: what it creates goes with the owner, its leases are read consistently
 (a stale list would look like deaths), its writes are the operator's. Without one it is a node's: leases come from the
-API server's memory, and wishes that somebody deleted are kept until there are others.
+API server's memory, and a spec that somebody deleted is kept until there is another.
 
-Shards and wishes are followed by two watches in threads of their own (`watch.py`, `mirror.py`) from the first call on;
+Two watches in threads of their own (`watch.py`, `mirror.py`) follow the shards and the spec from the first call on;
 `version()` counts what they told, and what this process wrote itself. A DelayShard that can't be read is said in the
 log and left alone: it stays listed as it last could be read, or not at all, and every write to it is a conflict.
 
@@ -45,7 +45,7 @@ __all__ = ["Credentials", "KubeClient", "KubeRegistry", "OwnerReference", "open_
 
 
 class _NodesRegistry(KubeRegistry):
-    """Does not answer before it knows the wishes, which a node's promises depend on; closes its client too."""
+    """Does not answer before it knows the spec, which a node's leases depend on; closes its client too."""
 
     def read_cluster(self) -> ClusterObject:
         found = super().read_cluster()

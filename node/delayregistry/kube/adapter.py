@@ -25,7 +25,7 @@ BACK_S = 1.0  # and so long does version() wait for its end
 RENEW_READ_S = 1.0  # a renewal that hangs is tried again while the lease still holds
 LEASES_S = 0.9  # a node asks for the leases each second, and with every change
 STOP_S = 1.0  # a watch's thread that still waits for an answer then is left behind
-LEASE_SECONDS = 3  # if the wishes are not known
+LEASE_SECONDS = 3  # if the spec is not known
 
 Log = Callable[[Mapping[str, object]], None]
 Json = dict[str, Any]
@@ -229,7 +229,7 @@ class KubeRegistry:
 
     @property
     def missing_spec(self) -> str:
-        """What to say where there are no wishes."""
+        """What to say where there is no spec."""
         return f"namespace {self._names.namespace}: ConfigMap {self._names.settings} is missing"
 
     # ------------------------------------------------------------ inside

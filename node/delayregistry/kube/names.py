@@ -56,7 +56,7 @@ class Names:
 
     @property
     def settings(self) -> str:
-        """The ConfigMap with the cluster's wishes."""
+        """The ConfigMap with the cluster's spec."""
         return f"{self.cluster}-cluster"
 
     @property

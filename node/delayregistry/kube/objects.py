@@ -88,7 +88,7 @@ def _condition(condition: Condition) -> Json:
     }
 
 
-# ---------------------------------------------------------------- the cluster's wishes
+# ---------------------------------------------------------------- the cluster's spec
 def read_settings(obj: Json) -> ClusterObject:
     text = (obj.get("data") or {}).get(SETTINGS_KEY)
     if not isinstance(text, str):

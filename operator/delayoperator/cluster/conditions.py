@@ -39,9 +39,9 @@ class ConditionUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ClusterObservation:
-    """What one round of upkeep saw and decided.
+    """What one round of maintenance saw and decided.
 
-    invalid: why the present wishes can't be granted. standing: there are earlier ones that are kept up.
+    invalid: why the present spec can't be accepted. has_accepted_spec: an earlier one is kept up.
     was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
     rebalancing: which plans are carried out, and how far they are; "": none.
     """
@@ -92,7 +92,7 @@ def _ready(seen: ClusterObservation) -> ConditionUpdate:
 
 def _progressing(seen: ClusterObservation) -> ConditionUpdate:
     if seen.invalid:
-        stands = "; the last good wishes stand" if seen.has_accepted_spec else ""
+        stands = "; the last good spec stands" if seen.has_accepted_spec else ""
         return ConditionUpdate("Progressing", False, Reason.INVALID_SPEC, f"{'; '.join(seen.invalid)}{stands}")
     if seen.paused:
         message = "spec.paused is set: nothing is changed and no shard is made or moved; masters still fail over"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-KEPT = 1_000  # incarnations a cluster: a reign that names an older one is an old story
+KEPT = 1_000  # incarnations a cluster: a term that names an older one is an old story
 
 _NOTE = re.compile(r"incarnation ([0-9A-Za-z-]{1,64})\n?")
 

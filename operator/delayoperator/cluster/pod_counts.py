@@ -1,7 +1,7 @@
 """How many pods there are to be, and which nodes are emptied before they go (DESIGN 7: scale-in moves shards first).
 
 More nodes come at once. Fewer: the leaving ones, the highest numbers as a StatefulSet has it, are named as drained in
-the wishes; once they were seen to be named so, the StatefulSet shrinks to the highest that still has a copy.
+the spec; once they were seen to be named so, the StatefulSet shrinks to the highest that still has a copy.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Reason(StrEnum):
     # Degraded, the worst first
     OPERATOR_ERROR = "OperatorError"  # a fault of the operator's own
     SHARDS_BLOCKED = "ShardsBlocked"  # a shard may have no master: what its condition says is missing
-    ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a reign began though acknowledged messages may be missing
-    INVALID_SPEC = "InvalidSpec"  # the wishes can't be granted; the last good ones stand
+    ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a term began though acknowledged messages may be missing
+    INVALID_SPEC = "InvalidSpec"  # the spec can't be accepted; the last good one stands
     NAME_TAKEN = "NameTaken"  # an object of a name that the cluster needs belongs to somebody else
     FORBIDDEN = "Forbidden"  # the operator's role lacks something
     OBJECT_REFUSED = "ObjectRefused"  # the API server finds an object of ours wrong (quota, admission, pod security)

@@ -1,4 +1,4 @@
-"""What upkeep is decided from: pods, the StatefulSet, claims, and what the shards' map comes to."""
+"""What maintenance is decided from: pods, the StatefulSet, claims, and what the shards' map comes to."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _unserved(shard: ShardObject | None, nodes: Mapping[str, ObservedNode]) -> s
     if view is not None and view.liveness is Liveness.DEAD:
         return f"waits for a new master: {spec.master} is not there"
     if view is not None and view.incarnation not in (None, spec.incarnation):
-        return f"waits for a new reign: {spec.master} was started again"
+        return f"waits for a new term: {spec.master} was started again"
     if status is None or (status.serving_epoch, status.incarnation) != (spec.epoch, spec.incarnation):
         return f"is not yet served by {spec.master} in epoch {spec.epoch}"
     if status.resigned is not None:

@@ -62,7 +62,7 @@ class ControlLoop:
     prober: asks nodes for their copies; without one only shards with a single replica can change hands. The loop
     closes it when run() ends.
     ended: the incarnations of processes that are known to have ended, as whoever saw them end has it; what it once said
-    must stay true. A failover from one of these waits for no lease and no promise.
+    must stay true. A failover from one of these waits for neither a node's nor a replica's lease.
     writers: so many compare-and-swaps are sent at a time, from threads; 1: one after the other, from the caller's.
     paused: whether to keep out of things: then masters are still chosen where there is none, and no more is done.
     """

@@ -60,9 +60,9 @@ class ReplicaQueries:
         return self._take_ups.update(answered, answers, now_ms)
 
     def _patrolled(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
-        """The world with the reigns that their processes have given up, though the registry does not say so.
+        """The world with the terms that their processes have given up, though the registry does not say so.
 
-        A reign may end without a word there: the master read a wrong answer from the registry, or a slave told it of
+        A term may end without a word there: the master read a wrong answer from the registry, or a slave told it of
         an epoch that does not exist. A node that gives no answer changes nothing.
         """
         if self._patrolled_ms is None:

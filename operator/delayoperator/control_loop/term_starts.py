@@ -1,4 +1,4 @@
-"""Since when chosen masters have not begun their reigns, though their nodes live.
+"""Since when chosen masters have not begun their terms, though their nodes live.
 
 The answers of a master that was chosen, in turn: a slave (it has not heard yet), a candidate, a master. One whose way
 to the registry fails for this one shard stays a slave, or a candidate, for ever: its lease is renewed all the same.
@@ -17,7 +17,7 @@ from delayoperator.control_loop.probe import NodeAnswer
 from delayoperator.plan import CopyView, Liveness, NotBegun, Observed, ObservedRole
 
 # A chosen master that does nothing about it for so long is passed over. It hears of its choice and reads the object
-# within a second or two; whatever takes longer (its log, a promise to wait out, a slow disk) it does as one that is
+# within a second or two; whatever takes longer (its log, a lease to wait out, a slow disk) it does as one that is
 # opening, or as a candidate, and while it says so no time counts. A node that was chosen for 1,000 shards at once
 # begins the last of them after 8 s, and while it begins those that were chosen before, no time counts either.
 TAKE_UP_MS = 10_000
@@ -34,14 +34,14 @@ class _PendingTerm:
     incarnation: str
     first_ms: int  # when it was first seen to be chosen
     since_ms: int  # it has done nothing about it since then
-    ended: bool = False  # it has given the reign up
+    ended: bool = False  # it has given the term up
     late: bool = False
     silent: bool = False
     what: str = ""
 
 
 class TermStarts:
-    """Watches the reigns that were chosen and are not served yet."""
+    """Watches the terms that were chosen and are not served yet."""
 
     def __init__(self) -> None:
         self._chosen: dict[tuple[int, int], _PendingTerm] = {}  # by uid and epoch
@@ -55,7 +55,7 @@ class TermStarts:
         return any(now_ms >= until_ms for _, until_ms in self._excluded.values())
 
     def update(self, seen: Observed, answers: Mapping[str, NodeAnswer], now_ms: int) -> Observed:
-        """The world with the reigns that are overdue. To be called at least each BLIND_MS while a shard is unserved.
+        """The world with the terms that are overdue. To be called at least each BLIND_MS while a shard is unserved.
 
         answers: by node, of the processes that the leases name.
         """
@@ -76,7 +76,7 @@ class TermStarts:
         }
         late = {key: it for key, it in self._chosen.items() if it.late or it.silent}
         not_begun = {key: self._overdue(key[0], it, now_ms) for key, it in late.items()}
-        # One that has given its reign up may be chosen for another one; there may be nobody else.
+        # One that has given its term up may be chosen for another one; there may be nobody else.
         given_up = {key: it.what for key, it in late.items() if it.ended and not_begun[key].again}
         return replace(
             seen,
@@ -156,7 +156,7 @@ def _to_be_begun(shard: ShardObject, seen: Observed) -> bool:
 def _at_work(copy: CopyView) -> bool:
     """It recovers, or is a candidate that does not say what keeps it."""
     if copy.role is ObservedRole.CANDIDATE:
-        return copy.ended_epoch > 0 or not copy.not_serving  # with an epoch its reason is an earlier reign's
+        return copy.ended_epoch > 0 or not copy.not_serving  # with an epoch its reason is an earlier term's
     return copy.role is ObservedRole.OPENING
 
 

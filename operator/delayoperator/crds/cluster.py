@@ -30,7 +30,7 @@ from delayoperator.crds.status import DelayClusterStatus
 
 
 class Topic(Model):
-    """A topic and its promises."""
+    """A topic and what it guarantees."""
 
     model_config = ConfigDict(json_schema_extra=rules(*limits.TOPIC))
 

@@ -1,7 +1,7 @@
 """DelayCluster -> what the operator works with, or every reason why not, with the field and its limit.
 
 The API server refused most of it before (schema, CEL). It is all checked again: a CRD may be older than the operator,
-and whatever the JSON is, the answer is wishes or refusals, never a crash.
+and whatever the JSON is, the answer is a spec or refusals, never a crash.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DesiredCluster:
 
 
 def desired_of(body: object, accepted: ClusterSpec | None = None) -> DesiredCluster:
-    """body: the DelayCluster's JSON. standing: the wishes that were granted last, which some fields may not go behind.
+    """body: the DelayCluster's JSON. accepted: the spec that was accepted last, which some fields may not go behind.
 
     Raises InvalidSpec.
     """

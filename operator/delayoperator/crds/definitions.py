@@ -132,8 +132,8 @@ SHARD: Final = CrdKind(
     (
         Column("Master", ".spec.master", "The node that leads."),
         Column("Replicas", ".spec.replicas", "The nodes with a copy, the master among them."),
-        Column("Epoch", ".spec.epoch", "The number of the reign.", "integer"),
-        Column("Serving", ".status.servingEpoch", "The reign that is served: less than the epoch, not yet.", "integer"),
+        Column("Epoch", ".spec.epoch", "The number of the term.", "integer"),
+        Column("Serving", ".status.servingEpoch", "The term that is served: less than the epoch, not yet.", "integer"),
         Column("Condition", ".status.conditions[0].type", "What is wrong; nothing when empty."),
         Column("Reason", ".status.conditions[0].reason", "Why."),
         _AGE,

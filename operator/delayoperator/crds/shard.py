@@ -44,12 +44,12 @@ class DelayShardSpec(Model):
     replicas: list[NodeId] = Field(
         min_length=1, max_length=COPIES, description="The nodes with a copy.", json_schema_extra=ATOMIC
     )
-    master: NodeId | None = Field(None, description="The node that leads; absent until the first reign.")
+    master: NodeId | None = Field(None, description="The node that leads; absent until the first term.")
     epoch: Int = Field(
-        0, ge=0, description="The number of the reign: one more at each start of a reign, also by the same node."
+        0, ge=0, description="The number of the term: one more at each start of a term, also by the same node."
     )
     incarnation: Text | None = Field(
-        None, description="The master's process, as its Lease names it: the reign is its alone."
+        None, description="The master's process, as its Lease names it: the term is its alone."
     )
     switchover: SwitchoverModel | None = Field(None, description="The master is asked to hand over.")
     target: list[NodeId] | None = Field(
@@ -67,8 +67,7 @@ class DelayShardSpec(Model):
     )
     vacant: Bool = Field(
         False,
-        description="The reign before this epoch's was taken up and its process has ended: no promise need be "
-        "waited out.",
+        description="The term before this epoch's was taken up and its process has ended: no lease need be waited out.",
     )
     by_load: list[NodeId] | None = Field(
         None,
@@ -81,7 +80,7 @@ class DelayShardSpec(Model):
 class HandoverModel(Model):
     """The master's answer to a switchover: it has stopped, and the other has all of its log."""
 
-    epoch: Int = Field(ge=0, description="The reign that ends.")
+    epoch: Int = Field(ge=0, description="The term that ends.")
     log_end: Int = Field(ge=0, description="Where its log ends, in bytes.")
 
 
@@ -89,13 +88,13 @@ class ShardCondition(Model):
     """What is wrong with a shard. One that is over is removed: no conditions, nothing wrong."""
 
     type: Text = Field(
-        description="Blocked: no reign can be started. Held: a switchover or a move waits. Surplus: nobody asks "
-        "for this shard any more. Risked: a reign began though acknowledged messages may be missing."
+        description="Blocked: no term can be started. Held: a switchover or a move waits. Surplus: nobody asks "
+        "for this shard any more. Risked: a term began though acknowledged messages may be missing."
     )
     status: ConditionStatus = Field(ConditionStatus.TRUE, description="True: it is so.")
     reason: Text = Field("", description="Why, in one CamelCase word; docs/operations.md says what to do.")
     message: str = Field("", description="Why, for people.")
-    epoch: Int | None = Field(None, ge=0, description="The reign that it speaks of; 0: none in particular.")
+    epoch: Int | None = Field(None, ge=0, description="The term that it speaks of; 0: none in particular.")
     last_transition_time: str | None = Field(
         None, description="When it was set, by the operator's clock.", json_schema_extra={"format": "date-time"}
     )
@@ -106,7 +105,7 @@ class DelayShardStatus(Model):
 
     model_config = ConfigDict(json_schema_extra=OPEN)
 
-    serving_epoch: Int | None = Field(None, ge=0, description="The reign that is served: spec.epoch, or it is not yet.")
+    serving_epoch: Int | None = Field(None, ge=0, description="The term that is served: spec.epoch, or it is not yet.")
     incarnation: Text | None = Field(None, description="The process that serves, as in its Lease.")
     in_sync: list[Annotated[StrictStr, Field(max_length=1_024)]] | None = Field(
         None,

@@ -26,10 +26,10 @@ class LoopCounts:
 
     created: int = 0
     terms: int = 0
-    reasons: tuple[str, ...] = ()  # of the first reigns
+    reasons: tuple[str, ...] = ()  # of the first terms
 
     def sentence(self) -> str:
-        return f"{counted_of(self.terms, 'reign')} began: {some(self.reasons)}"
+        return f"{counted_of(self.terms, 'term')} began: {some(self.reasons)}"
 
 
 class ShardsThread:

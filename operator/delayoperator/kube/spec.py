@@ -1,5 +1,5 @@
-"""A cluster's wishes at the sizes that are right for now, as the builders read them; and those that were granted last,
-which stand while new ones can't be granted."""
+"""A cluster's spec at the sizes that are right for now, as the builders read it; and the one that was accepted last,
+which stands while a new one can't be accepted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LastAcceptedSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestedSpec:
-    """wishes: those to be followed; None: there are none yet. written: the spec that they were read from. invalid: why
+    """desired: the spec to be followed; None: there is none yet. written: the JSON that it was read from. invalid: why
     the present spec is not followed, a sentence each."""
 
     desired: DesiredCluster | None
@@ -67,7 +67,7 @@ def requested_spec(body: Json, accepted: LastAcceptedSpec) -> RequestedSpec:
 
 
 def with_last_accepted(settings: Json, written: Json) -> Json:
-    """The ConfigMap with the spec beside the wishes that were made of it."""
+    """The ConfigMap with the spec beside the nodes' spec that was made of it."""
     text = json.dumps(written, sort_keys=True, separators=(",", ":"))
     return {**settings, "data": {**settings["data"], LAST_ACCEPTED: text}}
 

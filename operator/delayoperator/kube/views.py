@@ -1,4 +1,4 @@
-"""Kubernetes' JSON as the values that upkeep decides from. Whatever is missing is read as not known."""
+"""Kubernetes' JSON as the values that maintenance decides from. Whatever is missing is read as not known."""
 
 from __future__ import annotations
 

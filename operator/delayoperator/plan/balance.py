@@ -51,7 +51,7 @@ def unplaceable(desired: ClusterSpec, seen: Observed) -> frozenset[str]:
 def choose_targets(
     desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement
 ) -> dict[str, TargetChoice | Held]:
-    """New targets by shard name, and what can't be had. Counts them in `load`. For shards whose reigns stand."""
+    """New targets by shard name, and what can't be had. Counts them in `load`. For shards whose terms stand."""
     found: dict[str, TargetChoice | Held] = {}
     for shard in sorted(shards, key=lambda shard: _urgency(desired, shard, seen)):
         aim = _repaired(desired, shard, seen, load)
@@ -92,7 +92,7 @@ def is_stable(desired: ClusterSpec, seen: Observed) -> bool:
 def choose_masters(
     desired: ClusterSpec, shards: Sequence[ShardObject], seen: Observed, load: Placement
 ) -> dict[str, MasterChoice]:
-    """Masters to be handed over, by shard name: away from nodes that are about to end, and, when all is calm, back to
+    """Masters to be handed over, by shard name: away from nodes that are about to end, and, when all is stable, back to
     where they were placed: from nodes that have at least two masters more, to nodes that have less than their share, or
     wherever they were placed by load."""
     found: dict[str, MasterChoice] = {}

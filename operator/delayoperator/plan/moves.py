@@ -40,7 +40,7 @@ def begins(shard: ShardObject) -> bool:
 
 def next_step(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: bool) -> SpecStep | Held | None:
     """What to change now; what it waits for, where that should be known; or None: there is nothing to do, or it goes
-    on by itself. For a shard whose reign stands. may_begin: a move more may be in flight.
+    on by itself. For a shard whose term stands. may_begin: a move more may be in flight.
     """
     asked = _switchover(shard, seen)
     if isinstance(asked, SpecStep):

@@ -62,13 +62,13 @@ class CopyView:
     transfer_total: int = 0
     kept_epoch: int = 0  # of the newest status that the copy keeps; 0: none
     kept_in_sync: tuple[str, ...] = ()
-    ended_epoch: int = 0  # of the process's last reign that is over for good, or is being given up; 0: none
-    not_serving: str = ""  # why that reign is over, or why the one that the registry names is refused
+    ended_epoch: int = 0  # of the process's last term that is over for good, or is being given up; 0: none
+    not_serving: str = ""  # why that term is over, or why the one that the registry names is refused
 
 
 @dataclass(frozen=True, slots=True)
 class NotBegun:
-    """A reign that a chosen master has done nothing about for a while, though its node lives."""
+    """A term that a chosen master has done nothing about for a while, though its node lives."""
 
     seconds: int  # chosen for more than so long; it grows by doubling, so that what is said of it seldom changes
     what: str  # what it waits for, as it says
@@ -88,7 +88,7 @@ class Observed:
     # Incarnations of processes that somebody who must know has seen end; of most nobody says so. Not what a lease
     # seems to say: behind one that is not renewed, or that names another process, the former one may still run.
     ended: frozenset[str] = frozenset()
-    # By (uid, epoch): why the process that this reign names says that it serves it no more. It never resumes one.
+    # By (uid, epoch): why the process that this term names says that it serves it no more. It never resumes one.
     given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)
     not_begun: Mapping[tuple[int, int], NotBegun] = field(default_factory=dict)  # by (uid, epoch), those overdue
     # (uid, node): chosen in vain not long ago. It gets no switchover but one that a person asks for.
@@ -132,7 +132,7 @@ class ChangeSpec:
     """Anything else in the operator's part: where copies are to be, who is asked to hand over to whom."""
 
     shard: ShardObject
-    spec: ShardSpec  # the new one, of the same reign
+    spec: ShardSpec  # the new one, of the same term
     reason: str
 
 

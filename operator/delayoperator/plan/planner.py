@@ -69,13 +69,13 @@ def _start_term(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, va
         master=choice.node,
         epoch=shard.spec.epoch + 1,
         incarnation=choice.incarnation,
-        switchover=None,  # what was asked of the old master ends with its reign
+        switchover=None,  # what was asked of the old master ends with its term
         leaving=tuple(node for node in shard.spec.leaving if node != choice.node),
         vacant=vacant,
     )
     risks = _risks(choice, spec.epoch)
     if risks != [it for it in unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:
-        # Said first: once the reign has begun nothing shows any more what it may have cost.
+        # Said first: once the term has begun nothing shows any more what it may have cost.
         conditions = (*risks, *_surplus(desired, shard))
         return SetConditions(shard, conditions, choice.risk.message if choice.risk else "nothing is risked after all")
     return StartTerm(shard, spec, f"{choice.reason}; epoch {spec.epoch} begins")

@@ -37,7 +37,7 @@ def questions(seen: Observed) -> Questions:
 
 def masters(seen: Observed) -> frozenset[str]:
     """Nodes to be asked now and then whether they serve what the registry says that they serve: those alive that are
-    named by a reign which has been taken up."""
+    named by a term which has been taken up."""
     named = {
         shard.spec.master
         for shard in seen.shards

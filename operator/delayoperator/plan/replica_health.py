@@ -52,7 +52,7 @@ def presumed_in_sync(shard: ShardObject, seen: Observed) -> frozenset[str]:
 def _health(node: str, in_sync: tuple[str, ...], shard: ShardObject, seen: Observed) -> ReplicaHealth:
     view = seen.node(node)
     if view.liveness is Liveness.DEAD:
-        # Somebody whose lease is not renewed could not take up a reign, whatever it answers.
+        # Somebody whose lease is not renewed could not take up a term, whatever it answers.
         return ReplicaHealth.UNREACHABLE
     if seen.between_processes(node):
         return ReplicaHealth.UNCERTAIN  # whatever was said a moment ago

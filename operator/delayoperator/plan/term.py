@@ -1,7 +1,7 @@
-"""Whether a shard needs a new reign, and who may have it: the dangerous choice, kept small (DESIGN 5.4, 5.5, 5.10).
+"""Whether a shard needs a new term, and who may have it: the dangerous choice, kept small (DESIGN 5.4, 5.5, 5.10).
 
-A process never resumes a reign: a master whose lease names another process than the reign does is a dead master,
-which may be chosen again, one epoch higher. Nobody outside the in-sync set is ever chosen, unless the cluster's wishes
+A process never resumes a term: a master whose lease names another process than the term does is a dead master,
+which may be chosen again, one epoch higher. Nobody outside the in-sync set is ever chosen, unless the cluster's spec
 allow it, and then it is said. Every member of the in-sync set has every acknowledged frame, so that a member which
 gives no answer need not be waited for while another one answers.
 """
@@ -19,12 +19,12 @@ from delayoperator.plan.replica_health import ReplicaHealth, answer_of, classify
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The reign stands."""
+    """The term stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What a reign may cost; said in a condition before it begins."""
+    """What a term may cost; said in a condition before it begins."""
 
     reason: str
     message: str
@@ -45,7 +45,7 @@ class WaitForEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A reign is needed and nobody may have it."""
+    """A term is needed and nobody may have it."""
 
     reason: str  # CamelCase, for the condition
     message: str
@@ -72,7 +72,7 @@ def decide_term(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Dec
 
 
 def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | WaitForEvidence | str:
-    """Why a new reign is needed, as the start of a sentence; or that none is, or that this can't be told."""
+    """Why a new term is needed, as the start of a sentence; or that none is, or that this can't be told."""
     spec, status = shard.spec, shard.status
     if spec.master is None:
         return "the shard has no master yet"
@@ -91,10 +91,11 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | WaitForEvidenc
 
 
 def previous_master_exited(shard: ShardObject, seen: Observed) -> bool:
-    """Whether nobody can be serving the shard: its reign was taken up, by a process that has ended.
+    """Whether nobody can be serving the shard: its term was taken up, by a process that has ended.
 
-    Before it was taken up those of earlier reigns had stopped for ever: its master had waited out its own promise,
-    which they lack since then. Of a reign that was never taken up this can't be said: who served before may do so yet.
+    Before it was taken up those of earlier terms had stopped for ever: its master had waited out the lease that it
+    granted, which they lack since then. Of a term that was never taken up this can't be said: who served before may do
+    so yet.
     """
     spec, status = shard.spec, shard.status
     served = status is not None and (status.serving_epoch, status.incarnation) == (spec.epoch, spec.incarnation)
@@ -120,7 +121,7 @@ def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -
 
 
 def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
-    """Somebody has persisted a reign that the registry does not know: it was restored from an older state."""
+    """Somebody has persisted a term that the registry does not know: it was restored from an older state."""
     copies = _answers(shard, seen)
     ahead = [node for node, copy in copies.items() if copy.epoch > shard.spec.epoch]
     if not ahead:
@@ -196,7 +197,7 @@ def _no_candidate_begins(
 def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None = None) -> Decision:
     """Nothing was ever accepted: status is written before. Any replica will do, the first in the list for balance.
 
-    A directory whose log is empty was made for a first reign that never began.
+    A directory whose log is empty was made for a first term that never began.
     """
     holders = [node for node, copy in _answers(shard, seen).items() if copy.log_end > 0]
     if holders:
@@ -211,7 +212,7 @@ def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None
     if away := _nodes(known, ReplicaHealth.UNREACHABLE):
         return Refuse(
             "NodeAway",
-            f"{', '.join(away)} {_are(away)} away; the first reign waits until all replicas have said that they have "
+            f"{', '.join(away)} {_are(away)} away; the first term waits until all replicas have said that they have "
             "no data of this shard",
         )
     if uncertain := _nodes(known, ReplicaHealth.UNCERTAIN):
@@ -295,7 +296,7 @@ def _by_preference(
 ) -> Callable[[str], tuple[bool, bool, bool, int, int]]:
     """Most fit last. All of them have every acknowledged frame, so that a safe choice may also be a quick, lasting one.
 
-    The former master's is the slowest: it has resigned, or its new process acts as if it had just promised everyone.
+    The former master's is the slowest: it has resigned, or its new process acts as if it had just granted every lease.
     """
     spec = shard.spec
 

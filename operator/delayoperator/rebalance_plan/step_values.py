@@ -103,10 +103,10 @@ class LoadForecast:
 class World:
     """The live map, and what else a step needs to know.
 
-    generation: of the DelayCluster; None where there is no such thing. approval, automatic_below: its wishes for plans
-    of the job, where a DelayRebalance has none of its own. busy: another DelayRebalance of this cluster that is being
-    carried out. copied: bytes that copies under way have fetched, by shard. sizes, coming, threshold: for plans by
-    hand; what is missing is not known.
+    generation: of the DelayCluster; None where there is no such thing. approval, automatic_below: what its spec says
+    about plans of the job, where a DelayRebalance has none of its own. busy: another DelayRebalance of this cluster
+    that is being carried out. copied: bytes that copies under way have fetched, by shard. sizes, coming, threshold: for
+    plans by hand; what is missing is not known.
     """
 
     cluster: ClusterSpec

@@ -1,4 +1,4 @@
-"""One move against the live map: may it begin, does it wait, is it over, was it overtaken?"""
+"""One move against the live map: may it begin, does it wait, is it over, was it superseded?"""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _copying(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> I
             return InProgress()
         return Superseded(f"its copies are to be on {_list(spec.target)} now")
     if set(spec.replicas) == set(wished):
-        return Finished()  # should another lead than the first: the planner brings the master there once all is calm
+        return Finished()  # should another lead than the first: the planner brings the master there once all is stable
     if spec.replicas == nodes:
         return InProgress(_edit(move, shard, nodes))
     return Superseded(f"its copies are on {_list(spec.replicas)} now")
@@ -140,7 +140,7 @@ def _taking_over(
     if spec.target is not None or set(spec.replicas) != set(nodes):
         return Superseded(f"its copies are to be on {_list(desired_replicas(spec))} now")
     if spec.replicas[0] == move.to:
-        # As asked for. Should the switchover not come off, the planner brings the master here once all is calm.
+        # As asked for. Should the switchover not come off, the planner brings the master here once all is stable.
         return Finished() if spec.master == move.to and is_served(shard) else InProgress()
     if spec.replicas != nodes:
         return Superseded(f"{spec.replicas[0]} is to be its master now")

@@ -22,7 +22,7 @@ FROZEN_GRACE_SECONDS = 10  # one whose event loop stands still hands nothing ove
 DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 
 READ_AT_START = names.PREFIX + "read-at-start"
-"""Annotation of the pods: wishes that a node reads once, so a change of them has to restart it."""
+"""Annotation of the pods: parts of the spec that a node reads once, so a change of them has to restart it."""
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 ZONE_VARIABLE = "DELAYNODE_ZONE"

@@ -9,7 +9,7 @@ from delayoperator.resources.view import ClusterView, Json
 
 
 def settings_map(view: ClusterView) -> Json:
-    """The wishes, as the registry writes them: nodes see only those that were found good."""
+    """The spec, as the registry writes them: nodes see only a spec that was found good."""
     meta = names.metadata(view, names.settings_map(view.name))
     data = {names.SETTINGS_KEY: codec.dumps(view.cluster)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}

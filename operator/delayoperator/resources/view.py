@@ -1,4 +1,4 @@
-"""What the builders read of a DelayCluster: wishes that were found good already, as plain values."""
+"""What the builders read of a DelayCluster: a spec that was found good already, as plain values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RebalanceJobSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """cluster: the wishes as the nodes get them; its `nodes` is the number of pods. image: never empty.
+    """cluster: the spec as the nodes get it; its `nodes` is the number of pods. image: never empty.
 
     resources: requests and limits of the node's container, by their names in core/v1; None: the operator's own.
     shards: names of all shards that exist, wanted or not; those of the topics need not be among them.

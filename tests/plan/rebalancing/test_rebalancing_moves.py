@@ -67,9 +67,9 @@ def test_masters_come_back_to_where_the_load_put_them_after_a_restart() -> None:
 def test_a_move_whose_shard_was_moved_meanwhile_is_refused_and_the_others_go_on() -> None:
     world = cluster(3, 4)
     moves = [a_move(world, name, "n0" if nodes != ("n0",) else "n1") for name, nodes in sorted(nodes_of(world).items())]
-    overtaken = moves[1]
-    other = next(node for node in world.spec.node_ids if node not in (overtaken.from_, overtaken.to))
-    shard = world.shards[overtaken.shard]
+    superseded = moves[1]
+    other = next(node for node in world.spec.node_ids if node not in (superseded.from_, superseded.to))
+    shard = world.shards[superseded.shard]
     world._put(replace(shard, spec=replace(shard.spec, target=(other,))))
     driver = approved(world, *moves)
     driver.until(driver.is_over)
@@ -77,8 +77,8 @@ def test_a_move_whose_shard_was_moved_meanwhile_is_refused_and_the_others_go_on(
     assert [it.state for it in driver.moves] == [
         MoveState.DONE, MoveState.REFUSED, MoveState.DONE, MoveState.DONE,
     ]  # fmt: skip
-    assert driver.moves[1].reason == f"its copies are on {other} now, and the plan found them on {overtaken.from_}"
-    assert nodes_of(world)[overtaken.shard] == (other,)
+    assert driver.moves[1].reason == f"its copies are on {other} now, and the plan found them on {superseded.from_}"
+    assert nodes_of(world)[superseded.shard] == (other,)
 
 
 def test_a_move_that_somebody_redirects_while_it_is_under_way_is_refused() -> None:

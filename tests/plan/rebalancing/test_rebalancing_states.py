@@ -288,7 +288,7 @@ def test_the_clusters_approval_is_the_present_one_and_not_that_of_the_plans_maki
     assert driver.state is RebalanceState.REBALANCING
 
 
-def test_moves_by_hand_wait_for_approval_whatever_the_clusters_wish_for_the_jobs(settled: Cluster) -> None:
+def test_moves_by_hand_wait_for_approval_whatever_the_clusters_request_for_the_jobs(settled: Cluster) -> None:
     driver = Driver(settled, moves=moves_to(settled, "n0"))
     driver.around = replace(driver.around, approval=Approval.AUTOMATIC)
     driver.look()

@@ -27,7 +27,7 @@ from delaynode.replication.protocol import HEAD_BYTES, MAX_MESSAGE_BYTES, BadMes
 from delaynode.store.types import Buffer, raw
 
 VERSION = 1
-HELLO_BYTES = 1 << 10  # all that a stranger can make us keep
+HELLO_BYTES = 1 << 10  # all that an unidentified sender can make us keep
 RECEIVE_BYTES = 64 << 10
 OWN_BUFFER_BYTES = RECEIVE_BYTES // 2  # messages above get a buffer of their own
 MAX_BACKLOG_BYTES = 256 << 20  # of messages that the other side does not take

@@ -1,7 +1,7 @@
 """Heartbeats and their replies: one UDP socket, one thread, no disk, no event loop.
 
 A master's right to serve hangs on replies that come within fractions of a second, whatever the rest of the process is
-busy with. What is decided of them is Promises' business (replication/lease.py); here they are only carried.
+busy with. ReplicaLeases decides about them (replication/replica_lease.py); here they are only carried.
 """
 
 from __future__ import annotations

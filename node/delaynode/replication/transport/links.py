@@ -191,7 +191,7 @@ class Links:
 
     # ------------------------------------------------------------ for the ends of the connections
     def log_once(self, event: str, reason: str, **fields: object) -> None:
-        """Log it, unless it was in the last minute: a stranger tries again and again."""
+        """Log it, unless it was in the last minute: an unidentified sender tries again and again."""
         now = asyncio.get_running_loop().time()
         if now - self._logged.get(reason, -QUIET_SECONDS) >= QUIET_SECONDS:
             if len(self._logged) >= MAX_UNIDENTIFIED:

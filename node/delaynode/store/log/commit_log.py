@@ -168,7 +168,7 @@ class CommitLog:
             last = frames[-1]
             return WriteBatch(self, frames[0].offset, last.offset + last.length, sync, frames)
         chunks = [one for one in waiting if isinstance(one, FrameChunk)]
-        self.pending = [*frames]  # of a reign that has begun since: after what came before it
+        self.pending = [*frames]  # of a term that has begun since: after what came before it
         return ReceivedFrames(self, chunks[0].start, chunks[-1].end, sync, chunks=chunks)
 
     def finish(self, batch: WriteBatch) -> None:

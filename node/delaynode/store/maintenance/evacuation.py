@@ -119,13 +119,14 @@ class EvacuationJob:
         # what said this spoke of a live message: left out may be the DEFAULT that brought it back after a DELETE
         found["magic"][((found["magic"] & MAGIC_MASK) == ROLL | SAME) & self._within(found["offset"])] = DEFAULT
         rows, live = latest_units(found)
-        # The slot of the watermark also holds messages that were released within its minute. One that is a letter by
-        # now is among the letters; taken here as well, it would be written twice and counted off its segment twice.
+        # The slot of the watermark also holds messages that were released within its minute. One that is a dead letter
+        # by now is among the dead letters; taken here as well, it would be written twice and counted off its segment
+        # twice.
         live &= ~at_or_below(rows["due"], rows["seq"], self._watermark)
         return rows[live & self._within(rows["offset"])]
 
     def still_needed(self, shard: Shard) -> list[Bools]:
-        """Which rows (n,) of each batch are still pending, or letters with their record where it was."""
+        """Which rows (n,) of each batch are still pending, or dead letters with their record where it was."""
         recorded = [part for part in self.view.since if len(part)]
         later = SortedRun.of(latest_units(concatenated(recorded))[0]) if recorded else None
         return [self._still_needed(rows, later, shard) for rows, _ in self.batches]

@@ -1,7 +1,7 @@
 """The transfer of a whole copy: its files as of its last checkpoint, held while they are sent, put together elsewhere.
 
     <root>/<shard directory>          a copy
-    <root>/.snapshots/<name>/         second names (hard links) of a copy's files: its upkeep goes on meanwhile
+    <root>/.snapshots/<name>/         second names (hard links) of a copy's files: its maintenance goes on meanwhile
     <root>/.incoming/<shard directory>/   what has come; renamed to <root>/<shard directory> when it is whole
     <root>/.trash/                    copies given up, see persist.discard()
 

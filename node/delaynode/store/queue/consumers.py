@@ -70,7 +70,7 @@ class GroupLimits:
     max_unacked: int  # queue offsets above a group's floor
     max_attempts: int
     max_dead: int  # dead letters of a group, those at work again included
-    dlq_retention_ms: int  # how long a letter is kept after it died or was redriven
+    dlq_retention_ms: int  # how long a dead letter is kept after it died or was redriven
 
 
 def tag_hash(tag: str) -> int:
@@ -81,8 +81,9 @@ def tag_hash(tag: str) -> int:
 class Consumers:
     """Owned by the shard's thread.
 
-    freed: told, while frames are applied, the QUEUED rows (each once) of letters that no group has any more and that
-    the queue has no more either: their bodies are needed by nobody. check_freed: raises Impossible where that would.
+    freed: told, while frames are applied, the QUEUED rows (each once) of dead letters that no group has any more and
+    that the queue has no more either: their bodies are needed by nobody. check_freed: raises Impossible where that
+    would.
     """
 
     def __init__(
@@ -151,12 +152,12 @@ class Consumers:
             int(delivered.offset.max(initial=-1)) + 1 - self.limits.max_unacked
         )
         records_end = int((rows["offset"] + rows["size"]).max(initial=0))
-        if records_end > self._committed_offset():  # a letter's, which a RELOCATE under way moves
+        if records_end > self._committed_offset():  # a dead letter's, which a RELOCATE under way moves
             depends_on = max(depends_on, records_end)
         return ConsumerDelivery(delivered.offset, delivered.attempt, rows, depends_on, until_ms)
 
     def _rows(self, group: Group, delivered: I64) -> Records:
-        """The rows of what a group handed out: letters first, then messages of its window."""
+        """The rows of what a group handed out: dead letters first, then messages of its window."""
         positions, is_dead_letter = group.dead_letters.find_redriven(delivered)
         rows = rows_at(self.queue, delivered[~is_dead_letter])
         return (
@@ -233,8 +234,8 @@ class Consumers:
     def _end_attempts(self, name: str, ended: DeliveryAttempts, backoff_ms: int, now_ms: int) -> tuple[int, int]:
         """Propose what becomes of ended attempts: (messages to be tried again, messages that died).
 
-        While the group's letters are at their limit, messages that should die stay in its window and are tried again
-        after the longest backoff: nothing is lost, and memory stays bounded.
+        While the group's dead letters are at their limit, messages that should die stay in its window and are tried
+        again after the longest backoff: nothing is lost, and memory stays bounded.
         """
         group = self.groups[name]
         last = ended.attempt >= self.limits.max_attempts
@@ -276,7 +277,7 @@ class Consumers:
         return len(selected)
 
     def expire_dead(self, now_ms: int) -> int:
-        """Drop letters that died, or were redriven, longer than `dlq_retention_ms` ago; returns how many.
+        """Drop dead letters that died, or were redriven, longer than `dlq_retention_ms` ago; returns how many.
 
         Raises Impossible.
         """
@@ -308,19 +309,19 @@ class Consumers:
         return min((group.first_unacked for group in self.groups.values()), default=self.queue.start)
 
     def pinned(self) -> I64:
-        """The queue offsets of all groups' letters, ascending, each once: TRIM keeps their bodies."""
+        """The queue offsets of all groups' dead letters, ascending, each once: TRIM keeps their bodies."""
         parts = [group.dead_letters.offsets() for group in self.groups.values() if len(group.dead_letters)]
         if len(parts) < 2:
             return parts[0] if parts else NONE_I64
         return np.unique(np.concatenate(parts))
 
     def dead_letter_usage(self) -> tuple[int, bool]:
-        """How many letters all groups have, and whether some group has as many as it may."""
+        """How many dead letters all groups have, and whether some group has as many as it may."""
         counts = [len(group.dead_letters) for group in self.groups.values()]
         return sum(counts), max(counts, default=0) >= self.limits.max_dead
 
     def trimmed_dead_letters(self) -> Records:
-        """The QUEUED rows, each once, of letters below the queue's start: the only ones a RELOCATE may move."""
+        """The QUEUED rows, each once, of dead letters below the queue's start: the only ones a RELOCATE may move."""
         parts = [
             group.dead_letters.below(self.queue.start) for group in self.groups.values() if len(group.dead_letters)
         ]
@@ -352,7 +353,7 @@ class Consumers:
             group.dead_letters.relocate(seq, moved)
 
     def _on_removed(self, group: Group, offsets: I64, rows: Records) -> None:
-        """The group has these letters no more."""
+        """The group has these dead letters no more."""
         last = self._unreferenced(group, offsets, rows)
         if len(last):
             self.on_freed(last)
@@ -363,7 +364,7 @@ class Consumers:
             self.check_freed(self._unreferenced(group, offsets, rows))
 
     def _unreferenced(self, owner: Group, offsets: I64, rows: Records) -> Records:
-        """The rows of those letters of one group that no other group has, nor the queue."""
+        """The rows of those dead letters of one group that no other group has, nor the queue."""
         trimmed = offsets < self.queue.start
         for group in self.groups.values():
             if group is not owner and trimmed.any() and len(group.dead_letters):

@@ -1,4 +1,4 @@
-"""The letters of a group: its dead letters, and those of them that are at work again.
+"""The dead letters of a group: its dead letters, and those of them that are at work again.
 
 One table sorted by queue offset, a row a letter:
 
@@ -8,8 +8,8 @@ One table sorted by queue offset, a row a letter:
     since     ms by the master's clock: when it died, or was redriven
     row       its own QUEUED row: the queue's unit may be trimmed and its body moved while it is here
 
-Each letter is in the table at most once, and its message is done in the group's window. Nothing here costs a Python
-step per letter; a removal marks, and the table is swept when half of it is GONE.
+Each dead letter is in the table at most once, and its message is done in the group's window. Nothing here costs a
+Python step per dead letter; a removal marks, and the table is swept when half of it is GONE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from delaynode.store.types import I64, U8, U32, Array, Bools, Records
 FREE, OUT, DEAD, REMOVED = 0, 1, 2, 3
 NEVER = 2**63 - 1
 SWEEP_ROWS = 1024  # fewer GONE rows than this are left where they are
-SCAN_ROWS = 4096  # letters looked at per step while some are handed out
+SCAN_ROWS = 4096  # dead letters looked at per step while some are handed out
 
 Positions = npt.NDArray[np.intp]
 
@@ -50,16 +50,16 @@ EMPTY = _Table(*(np.empty(0, kind) for kind in (np.int64, np.uint8, np.uint32, n
 
 
 class DeadLetters:
-    """`removed` is told the queue offsets and rows of letters that went for good, each once."""
+    """`removed` is told the queue offsets and rows of dead letters that went for good, each once."""
 
     def __init__(self) -> None:
         self._table = EMPTY
         self._used = 0  # rows in use; the arrays may be longer
         self._removed_count = 0  # of these, GONE
         self.dead = 0  # of these, DEAD
-        self.next_visible = NEVER  # no FREE letter is visible before this, ms
-        self.next_expiry = NEVER  # no OUT letter expires before this, ms
-        self.oldest = NEVER  # no letter's `since` is before this, ms
+        self.next_visible = NEVER  # no FREE dead letter is visible before this, ms
+        self.next_expiry = NEVER  # no OUT dead letter expires before this, ms
+        self.oldest = NEVER  # no dead letter's `since` is before this, ms
         self.on_removed: Callable[[I64, Records], None] = lambda offsets, rows: None
 
     def __len__(self) -> int:
@@ -72,13 +72,13 @@ class DeadLetters:
 
     # ------------------------------------------------------------ looking
     def offsets(self) -> I64:
-        """The queue offsets of all letters, ascending: they pin their messages' bodies."""
+        """The queue offsets of all dead letters, ascending: they pin their messages' bodies."""
         rows = self._columns()
         offsets: I64 = rows.at[rows.state != REMOVED]
         return offsets
 
     def below(self, offset: int) -> tuple[I64, Records]:
-        """The offsets and rows of letters below a queue offset."""
+        """The offsets and rows of dead letters below a queue offset."""
         rows = self._columns()
         positions = np.flatnonzero(rows.state[: np.searchsorted(rows.at, offset)] != REMOVED)
         return rows.at[positions], rows.row[positions]
@@ -100,7 +100,7 @@ class DeadLetters:
         return positions, found
 
     def find_redriven(self, offsets: I64) -> tuple[Positions, Bools]:
-        """As places(), of letters that are at work again."""
+        """As places(), of dead letters that are at work again."""
         positions, found = self.find(offsets)
         if found.any():
             found &= self._table.state[positions] != DEAD
@@ -117,7 +117,7 @@ class DeadLetters:
         return self._table.row[positions]
 
     def counts(self, now_ms: int) -> tuple[int, int, int]:
-        """Letters at work again: to be handed out now, handed out, waiting."""
+        """Dead letters at work again: to be handed out now, handed out, waiting."""
         if len(self) == self.dead:
             return 0, 0, 0
         rows = self._columns()
@@ -193,7 +193,7 @@ class DeadLetters:
         self._used = used + n
 
     def die_again(self, positions: Positions, attempts: U32, now_ms: int) -> None:
-        """Letters that were at work used up their attempts once more."""
+        """Dead letters that were at work used up their attempts once more."""
         if len(positions):
             table = self._table
             table.state[positions], table.attempt[positions], table.since[positions] = DEAD, attempts, now_ms
@@ -201,7 +201,7 @@ class DeadLetters:
             self.oldest = min(self.oldest, now_ms)
 
     def retry(self, positions: Positions, visible_ms: I64) -> None:
-        """The attempts of these letters end: the next ones, visible at `visible_ms`."""
+        """The attempts of these dead letters end: the next ones, visible at `visible_ms`."""
         if len(positions):
             table = self._table
             table.state[positions], table.visible[positions] = FREE, visible_ms
@@ -220,7 +220,7 @@ class DeadLetters:
             self.next_visible, self.oldest = 0, min(self.oldest, now_ms)
 
     def redriven_in(self, start: I64, end: I64) -> Positions:
-        """Letters at work whose offsets lie in these ranges, which are ascending."""
+        """Dead letters at work whose offsets lie in these ranges, which are ascending."""
         if len(self) == self.dead:
             return np.empty(0, np.intp)
         working = np.flatnonzero(self._columns().state <= OUT)
@@ -248,7 +248,7 @@ class DeadLetters:
         self.remove(np.flatnonzero(self._columns().state != REMOVED))
 
     def older_than(self, limit_ms: int) -> I64:
-        """Offsets of letters whose `since` is before `limit_ms`, ascending; quick when there are none."""
+        """Offsets of dead letters whose `since` is before `limit_ms`, ascending; quick when there are none."""
         if self.oldest >= limit_ms:
             return np.empty(0, np.int64)
         rows = self._columns()
@@ -261,7 +261,9 @@ class DeadLetters:
 
     # ------------------------------------------------------------ bodies, checkpoint
     def relocate(self, seq: I64, update: Callable[[Records, Positions], None]) -> None:
-        """place(rows, which): rows of letters whose seq is among `seq`, and where in `seq`, to be changed in place."""
+        """place(rows, which): rows of dead letters whose seq is among `seq`, and where in `seq`, to be changed in
+        place.
+        """
         if not len(self) or not len(seq):
             return
         order = np.argsort(seq, kind="stable")

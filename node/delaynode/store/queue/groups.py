@@ -24,7 +24,7 @@ from delaynode.store.types import I64, U32, Array, Bools
 FREE, OUT, DONE = 0, 1, 2
 FILTER_STEP = 4096  # offsets taken into the window at a time under a tag filter that may leave most of them out
 COUNT_ROWS = 1 << 19  # units that counts() reads at most to learn which of them a tag filter takes
-MAX_ATTEMPT = 2**16 - 1  # a message that can't be buried is tried again for ever: its attempts stay here
+MAX_ATTEMPT = 2**16 - 1  # a message that can't become a dead letter is tried again for ever: its attempts stay here
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class GroupCounts:
 class CommitDependency:
     """The frames that a hand-out rests on: it is answered once they are committed. Memory of the master.
 
-    They are those that made the group, ended attempts or redrove letters, not the APPENDs and TICKs under way beside
-    them. An ACK or a TRIM only takes away; but an offset that is within the window only thanks to those under way would
-    be refused when it is acknowledged, had the next master not got them.
+    They are those that made the group, ended attempts or redrove dead letters, not the APPENDs and TICKs under way
+    beside them. An ACK or a TRIM only takes away; but an offset that is within the window only thanks to those under
+    way would be refused when it is acknowledged, had the next master not got them.
     """
 
     last_change: int = 0  # log offset: the end of the last one that does more than move the window on

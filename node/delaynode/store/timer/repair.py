@@ -188,7 +188,8 @@ def _units_at(timer: TimerLog, position: int, count: int) -> Records:
 def _units_of_frames(frames: Iterator[Frame]) -> tuple[Records, Pair]:
     """The units (n,) of dtype UNIT that frames add to the index, in order of arrival, and the watermark after them."""
     recorded: list[Records] = []
-    watermark = Pair(0, MAX_SEQ)  # a letter's due is 0; what else comes lies above the true one, see _check_wheel()
+    # a dead letter's due is 0; what else comes lies above the true one, see _check_wheel()
+    watermark = Pair(0, MAX_SEQ)
     for frame in frames:
         if frame.kind is FrameKind.TICK:
             tick = parse_tick(frame)

@@ -161,7 +161,7 @@ def plan_skip(files: Files, directory: str, offsets: Sequence[int]) -> RepairPla
     attempt = recover(files, directory, offsets)
     stuck = None
     if any(loss.startswith(f"{FrameKind.EPOCH.name} ") for loss in attempt.loses):
-        stuck = "an EPOCH can't be skipped: all frames behind it are of its reign"
+        stuck = "an EPOCH can't be skipped: all frames behind it are of its term"
     elif attempt.error is not None:
         stuck = str(attempt.error)
     at = tuple(sorted(set(offsets)))
@@ -326,7 +326,7 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
             trim = parse_trim(frame)
             return f"nothing: {len(trim.bases)} segments, and what lies below queue offset {trim.queue_start}, are kept"
         case FrameKind.EPOCH:
-            return "the reign itself"
+            return "the term itself"
     p = parse_progress(frame)
     count = int((p.end - p.start).sum())
     if frame.flags & FLAG_DEAD_LETTERS:

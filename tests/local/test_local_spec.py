@@ -30,7 +30,7 @@ def test_a_new_directory_gets_the_defaults() -> None:
     )
 
 
-def test_a_start_without_wishes_keeps_what_is_there() -> None:
+def test_a_start_without_spec_keeps_what_is_there() -> None:
     assert merge(FOUND, LocalSpec()) == FOUND
 
 
@@ -69,14 +69,14 @@ def test_a_lease_that_living_nodes_could_not_keep_up_is_refused() -> None:
     assert "1 is not in the range 2<=x<=3600" in run.output
 
 
-WISHES = ClusterSpec("local", 1, (TopicSpec("orders", 1),))
+DESIRED = ClusterSpec("local", 1, (TopicSpec("orders", 1),))
 SPEC = ShardSpec(1, "orders", 0, ("n0",), master="n0", epoch=2, incarnation="now")
 LEASE = NodeLease("n0", "now", "e", "h")
 
 
 def ready(spec: ShardSpec | None, status: ShardStatus | None, lease: NodeLease = LEASE) -> list[str]:
     shards = [] if spec is None else [ShardObject("orders-0", Version("1"), spec, status)]
-    return unmet(WISHES, shards, [lease], {"n0": "before"})
+    return unmet(DESIRED, shards, [lease], {"n0": "before"})
 
 
 def test_ready_means_served_by_the_present_process_in_the_present_epoch() -> None:
@@ -93,7 +93,7 @@ def test_what_is_missing_is_said() -> None:
     assert ready(SPEC, ShardStatus(1, "now", ("c",))) == ["shard orders-0 is not yet served by n0 in epoch 2"]
     assert ready(SPEC, ShardStatus(2, "then", ("c",))) == ["shard orders-0 is not yet served by n0 in epoch 2"]
     assert ready(replace(SPEC, incarnation="then"), ShardStatus(2, "then", ("c",))) == [
-        "shard orders-0 waits for a new reign on n0"
+        "shard orders-0 waits for a new term on n0"
     ]
 
 
@@ -101,5 +101,5 @@ def test_the_lease_of_the_process_before_does_not_count() -> None:
     old = replace(SPEC, incarnation="before")
     assert ready(old, ShardStatus(2, "before", ("c",)), replace(LEASE, incarnation="before")) == [
         "n0 has not registered",
-        "shard orders-0 waits for a new reign on n0",
+        "shard orders-0 waits for a new term on n0",
     ]

@@ -1,4 +1,4 @@
-"""Whether the reign in a shard's spec is taken up, and what the operator is told when it is not."""
+"""Whether the term in a shard's spec is taken up, and what the operator is told when it is not."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OUTSIDE = ShardObject("orders-0", Version("7"), SPEC, ShardStatus(4, "p1", ("c1"
 
 
 class Chosen:
-    """n2's copy c2, named for epoch 5. wishes: as this node has heard them; registry: what a consistent read shows."""
+    """n2's copy c2, named for epoch 5. spec: as this node has heard them; registry: what a consistent read shows."""
 
-    def __init__(self, wishes: ClusterSpec) -> None:
-        self.wishes, self.reads = wishes, 0
+    def __init__(self, desired: ClusterSpec) -> None:
+        self.desired, self.reads = desired, 0
         self.registry: ShardObject | Exception | None = OUTSIDE
         context = SimpleNamespace(
-            node="n2", incarnation="p2", boot_ms=lambda: 0, cluster=lambda: self.wishes, registry=self,
+            node="n2", incarnation="p2", boot_ms=lambda: 0, cluster=lambda: self.desired, registry=self,
             release_rate=lambda _: None,
         )  # fmt: skip
         self.copy = SimpleNamespace(
@@ -44,8 +44,8 @@ class Chosen:
             raise self.registry
         return self.registry
 
-    def heard(self, wishes: ClusterSpec, object_: ShardObject = OUTSIDE) -> None:
-        self.wishes, self.copy.object = wishes, object_
+    def heard(self, desired: ClusterSpec, object_: ShardObject = OUTSIDE) -> None:
+        self.desired, self.copy.object = desired, object_
         self.leadership.refresh()
 
 
@@ -57,14 +57,14 @@ def refusing() -> Chosen:
     return chosen
 
 
-def test_a_refused_reign_is_tried_again_when_the_wishes_come_late(refusing: Chosen) -> None:
+def test_a_refused_term_is_tried_again_when_the_spec_come_late(refusing: Chosen) -> None:
     refusing.heard(CLEAN)
     assert not refusing.leadership.is_chosen(), "nothing has changed"
     refusing.heard(UNCLEAN)
     assert refusing.leadership.is_chosen()
 
 
-def test_a_refused_reign_is_tried_again_when_the_status_differs(refusing: Chosen) -> None:
+def test_a_refused_term_is_tried_again_when_the_status_differs(refusing: Chosen) -> None:
     status = ShardStatus(4, "p1", ("c1", "c2"))
     refusing.heard(CLEAN, replace(OUTSIDE, status=status))
     assert refusing.leadership.is_chosen()
@@ -89,28 +89,28 @@ def test_what_keeps_a_chosen_copy_from_looking_at_the_object_is_told_while_it_la
 
     monkeypatch.setattr(asyncio, "sleep", at_once)
     chosen = Chosen(CLEAN)
-    chosen.leadership._last = 3, "what ended an earlier reign"
+    chosen.leadership._last = 3, "what ended an earlier term"
     chosen.registry = registry
     asyncio.run(chosen.leadership.begin_term())
     assert chosen.leadership.not_serving() == (0, told)
     assert chosen.leadership.is_chosen(), "it tries again"
     chosen.registry = replace(OUTSIDE, spec=replace(SPEC, master="n1"))
     asyncio.run(chosen.leadership.begin_term())
-    assert chosen.leadership.not_serving() == (3, "what ended an earlier reign")
+    assert chosen.leadership.not_serving() == (3, "what ended an earlier term")
 
 
 def test_a_candidate_tells_what_keeps_it_from_writing_its_status() -> None:
     leadership = Chosen(CLEAN).leadership
-    leadership._last = 3, "what ended an earlier reign"
+    leadership._last = 3, "what ended an earlier term"
     hindered = "the registry did not take its status: 403"
     leader = SimpleNamespace(term=SimpleNamespace(epoch=5), ended=None, stepped_down=None, blocked_reason=hindered)
     leadership.leader = cast(Any, leader)
     assert leadership.not_serving() == (0, hindered)
     leadership.master = cast(Any, object())  # it has begun: a later write that fails keeps nobody waiting
-    assert leadership.not_serving() == (3, "what ended an earlier reign")
+    assert leadership.not_serving() == (3, "what ended an earlier term")
 
 
-def test_a_reign_that_is_over_or_being_given_up_is_told() -> None:
+def test_a_term_that_is_over_or_being_given_up_is_told() -> None:
     leadership = Chosen(CLEAN).leadership
     leader = SimpleNamespace(term=SimpleNamespace(epoch=4), ended=None, stepped_down=None, blocked_reason=None)
     leadership.leader = cast(Any, leader)

@@ -1,4 +1,4 @@
-"""Every wish that can't be granted is refused in words that say what, where and which limit."""
+"""Every request that can't be granted is refused in words that say what, where and which limit."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_three_nodes_become_five_and_three_again(
 def test_a_topic_gets_more_queues_and_another_topic_comes(
     cluster: ClusterUnderTest, topic: str, load: Load, kept: Kept
 ) -> None:
-    """The queues that are there go on in the same reign, and messages come from the new ones too."""
+    """The queues that are there go on in the same term, and messages come from the new ones too."""
     loaded = time.monotonic()
     time.sleep(CALM_SECONDS)
     before = {shard.name: (shard.master, shard.epoch) for shard in cluster.shards(topic)}
@@ -152,7 +152,7 @@ def test_a_paused_cluster_is_left_as_it_is_but_still_fails_over(
         led = [shard.name for shard in cluster.shards(topic) if shard.master == victim]
         cluster.kube.delete("pod", cluster.pods()[victim]["metadata"]["name"], cluster.namespace)
         wait_until(
-            "every shard that it led has another reign",
+            "every shard that it led has another term",
             lambda: [
                 shard.name for shard in cluster.shards() if shard.name in led and shard.epoch <= before[shard.name]
             ],

@@ -1,4 +1,4 @@
-"""The end of a master's reign: who waits is told, and nothing waits for what is never committed."""
+"""The end of a master's term: who waits is told, and nothing waits for what is never committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delaynode.store.errors import Refused
 from tests.serve.hosts import node
 
 
-def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_reign(
+def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is to write what was appended meanwhile and is not committed any more."""

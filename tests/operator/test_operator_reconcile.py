@@ -132,8 +132,8 @@ def test_scaling_out_and_in_again_moves_the_copies_first(stage: Stage) -> None:
     stage.settled()
     assert _placed(stage) == {"n0", "n1", "n2"}
     stage.until(lambda: stage.names("leases") == {"shop.n0", "shop.n1", "shop.n2"})
-    wishes = json.loads(stage.there("configmaps", "shop-cluster")["data"]["cluster.json"])
-    assert (wishes["nodes"], wishes.get("drained", [])) == (3, [])
+    desired = json.loads(stage.there("configmaps", "shop-cluster")["data"]["cluster.json"])
+    assert (desired["nodes"], desired.get("drained", [])) == (3, [])
     assert stage.names("persistentvolumeclaims") == {"data-shop-0", "data-shop-1", "data-shop-2"}
 
 

@@ -42,8 +42,8 @@ def test_a_shard_that_the_planner_fails_on_keeps_no_other_from_its_failover(
     led = {name for name, spec in before.items() if spec.master == "n1"}
     world.kill("n1")
     actions = planned(world)
-    reigns = {action.shard.name for action in actions if isinstance(action, StartTerm)}
-    assert reigns == led - set(wrong)
+    terms = {action.shard.name for action in actions if isinstance(action, StartTerm)}
+    assert terms == led - set(wrong)
     assert not any(isinstance(action, CreateShard) for action in actions), "a shard that is there is made again"
     for name in wrong:
         (condition,) = world.shards[name].conditions

@@ -21,7 +21,7 @@ from tests.store.damaging import Content, content_of, disk_of
 from tests.store.lives import checkpoint_of, files_in
 from tests.store.producing import Item
 from tests.store.test_store_cascade import CASCADE, about_to_come_down
-from tests.store.test_store_mending import Flush, flushes_of, timer_files, without_wheels
+from tests.store.test_store_repairing import Flush, flushes_of, timer_files, without_wheels
 from tests.store.world import ROOT, SMALL
 
 

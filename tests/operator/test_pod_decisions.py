@@ -1,4 +1,4 @@
-"""The decisions of upkeep as tables of cases: restarts, sizes, volumes, who has ended."""
+"""The decisions of maintenance as tables of cases: restarts, sizes, volumes, who has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More planted bugs, as in mutations.py: reigns and their ends, answers, copies, the shard's object."""
+"""More planted bugs, as in mutations.py: terms and their ends, answers, copies, the shard's object."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.simulation.planting import DEPOSED, LACKS, NOBODY, TWO, UNCOMMITTED, 
 from tests.simulation.world import World
 
 
-# ---------------------------------------------------------------- epochs and reigns
+# ---------------------------------------------------------------- epochs and terms
 @mutation("a13_acknowledgement_is_good_at_the_next_master", "called damaged: .* is persisted, the log is at")
 def does_not_persist_its_epoch(put: Put) -> None:
     def accept(files: Any, directory: str, shard: Any, epoch: int) -> None:
@@ -38,7 +38,7 @@ def does_not_persist_its_epoch(put: Put) -> None:
 
 
 @mutation("b2_master_that_comes_back_alone_does_not_write_its_epoch_twice", r"commits in epoch \d+, .* did before")
-def resumes_its_reign_after_a_restart(put: Put) -> None:  # B2
+def resumes_its_term_after_a_restart(put: Put) -> None:  # B2
     chosen, begin, accept = Leadership.is_chosen, Shard.begin_term, persist.accept_epoch
 
     def resumed(self: Leadership) -> bool:
@@ -82,7 +82,7 @@ def cuts_nothing_when_it_rejoins(put: Put) -> None:
 
 
 @mutation("a1_other_writers_of_the_object_depose_nobody", "not within 20 s: the new cluster is healthy")
-def takes_a_refused_write_for_a_new_reign(put: Put) -> None:  # A1
+def takes_a_refused_write_for_a_new_term(put: Put) -> None:  # A1
     async def read(self: Leader) -> bool:
         self.superseded(self.term.epoch + 1)
         return False
@@ -111,13 +111,13 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
 
 
 # ---------------------------------------------------------------- processes that have ended
-@mutation("chosen_master_that_ends_before_it_serves_leaves_a_promise_to_wait_out", TWO)
-def takes_a_reign_that_nobody_took_up_for_vacant(put: Put) -> None:
+@mutation("chosen_master_that_ends_before_it_serves_leaves_a_lease_to_wait_out", TWO)
+def takes_a_term_that_nobody_took_up_for_vacant(put: Put) -> None:
     put(planner, "previous_master_exited", lambda shard, seen: shard.spec.incarnation in seen.ended)
     put(leadership, "_previous_master_exited", lambda status, spec: spec.vacant)
 
 
-@mutation("frozen_master_has_not_ended", DEPOSED + "|its reign goes on")
+@mutation("frozen_master_has_not_ended", DEPOSED + "|its term goes on")
 def takes_a_frozen_process_for_one_that_has_ended(put: Put) -> None:
     freeze = World.freeze
 
@@ -148,11 +148,11 @@ def answers_before_the_commit(put: Put) -> None:  # B4
     put(ShardHost, "wait_committed", at_once)
 
 
-@mutation("frozen_master_answers_nothing_after_its_promises", DEPOSED)
+@mutation("frozen_master_answers_nothing_after_its_leases", DEPOSED)
 def answers_when_it_has_not_heard_from_its_slaves(put: Put) -> None:
     def check(self: ShardHost) -> None:
         if not self.serving:
-            raise self._refusal("no reign")
+            raise self._refusal("no term")
 
     put(ShardHost, "check_serving", check)
 

@@ -167,7 +167,7 @@ def test_a_redriven_letter_waits_for_its_backoff_through_a_restart() -> None:
 
 
 def test_a_retry_names_the_attempt_that_it_ends_so_a_second_one_ends_nothing() -> None:
-    """A13: also for letters, and whoever appended it."""
+    """A13: also for dead letters, and whoever appended it."""
     world = dying(1, max_attempts=2, dead=0)
     world.nack("g", [(0, 1)], 0)
     world.deliver("g", 1)

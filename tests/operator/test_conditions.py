@@ -55,7 +55,7 @@ def said(seen: ClusterObservation, kind: str) -> ConditionUpdate:
     return next(it for it in conditions(seen) if it.type == kind)
 
 
-def with_census(**changes: Any) -> ClusterObservation:
+def with_summary(**changes: Any) -> ClusterObservation:
     return replace(WELL, shard_summary=replace(WELL.shard_summary, **changes))
 
 
@@ -64,29 +64,29 @@ CASES = {
     "well, too": (WELL, "Degraded", False, Reason.HEALTHY, "nothing"),
     "settled": (WELL, "Progressing", False, Reason.SETTLED, "in place"),
     "not served": (
-        with_census(served=5, unserved=("orders-3 waits for a new master: n1 is not there",)),
+        with_summary(served=5, unserved=("orders-3 waits for a new master: n1 is not there",)),
         "Ready",
         False,
         Reason.SHARDS_NOT_SERVED,
         "served: 5 of 6 shards; ready: 3 of 3 nodes: orders-3 waits for a new master: n1 is not there",
     ),
     "new": (
-        replace(with_census(served=0, unserved=("a-0 has no master yet",)), was_ready=False),
+        replace(with_summary(served=0, unserved=("a-0 has no master yet",)), was_ready=False),
         "Ready",
         False,
         Reason.STARTING,
         "served: 0 of 6",
     ),
-    "surplus": (with_census(surplus=2), "Ready", True, Reason.SERVING, "2 shards that nobody asks for: kept"),
+    "surplus": (with_summary(surplus=2), "Ready", True, Reason.SERVING, "2 shards that nobody asks for: kept"),
     "blocked": (
-        with_census(blocked=("orders-1: NodeAway, no living replica is in sync; waiting for n2",)),
+        with_summary(blocked=("orders-1: NodeAway, no living replica is in sync; waiting for n2",)),
         "Degraded",
         True,
         Reason.SHARDS_BLOCKED,
         "waiting for n2. See docs/operations.md#shardsblocked",
     ),
     "short of copies": (
-        with_census(in_sync=5, unsynced=("orders-1 has 1 of 2 copies in sync",)),
+        with_summary(in_sync=5, unsynced=("orders-1 has 1 of 2 copies in sync",)),
         "Degraded",
         True,
         Reason.COPIES_OUT_OF_SYNC,
@@ -107,7 +107,7 @@ CASES = {
         "",
     ),
     "a restart of ours is no fault": (
-        replace(with_census(in_sync=3, unsynced=("orders-1 has 1 of 2",)), restart=RestartWaits("2 of 3 pods to go")),
+        replace(with_summary(in_sync=3, unsynced=("orders-1 has 1 of 2",)), restart=RestartWaits("2 of 3 pods to go")),
         "Degraded",
         False,
         Reason.HEALTHY,
@@ -158,14 +158,14 @@ CASES = {
     "scale-out": (replace(WELL, sizes=Sizes(5, 5, (), "3 to 5")), "Progressing", True, Reason.SCALING_OUT, "3 to 5"),
     "volumes": (replace(WELL, volumes=Volumes(growing=("data-shop-0 has 1 GiB of 2 GiB",))), "Progressing", True,
                 Reason.VOLUMES_GROWING, "data-shop-0 has 1 GiB of 2 GiB"),
-    "moves": (with_census(moving=2), "Progressing", True, Reason.MOVING_SHARDS, "2 shards"),
-    "held": (with_census(held=("orders-1: NoRoom, n2 is to be emptied: no other node",)), "Degraded", True,
+    "moves": (with_summary(moving=2), "Progressing", True, Reason.MOVING_SHARDS, "2 shards"),
+    "held": (with_summary(held=("orders-1: NoRoom, n2 is to be emptied: no other node",)), "Degraded", True,
              Reason.MOVES_HELD, "orders-1: NoRoom"),
     "paused": (replace(WELL, paused=True), "Progressing", False, Reason.PAUSED, "spec.paused"),
-    "bad wishes": (replace(WELL, invalid=("spec.nodes: is 0; allowed: at least 1",)), "Progressing", False,
-                   Reason.INVALID_SPEC, "spec.nodes: is 0; allowed: at least 1; the last good wishes stand"),
-    "bad wishes, served": (replace(WELL, invalid=("spec.nodes: is 0",)), "Ready", True, Reason.SERVING, ""),
-    "bad wishes from the start": (replace(WELL, invalid=("spec.nodes: is 0",), has_accepted_spec=False), "Ready", False,
+    "bad spec": (replace(WELL, invalid=("spec.nodes: is 0; allowed: at least 1",)), "Progressing", False,
+                   Reason.INVALID_SPEC, "spec.nodes: is 0; allowed: at least 1; the last good spec stands"),
+    "bad spec, served": (replace(WELL, invalid=("spec.nodes: is 0",)), "Ready", True, Reason.SERVING, ""),
+    "bad spec from the start": (replace(WELL, invalid=("spec.nodes: is 0",), has_accepted_spec=False), "Ready", False,
                                   Reason.INVALID_SPEC, "spec.nodes: is 0"),
 }  # fmt: skip
 
@@ -181,7 +181,7 @@ def test_what_is_said(case: str) -> None:
 
 def test_the_worst_comes_first_and_the_others_are_named() -> None:
     seen = replace(
-        with_census(blocked=("a-0: NodeAway, ...",)), problems=(ClusterProblem(Reason.APPLY_FAILED, "Service shop"),)
+        with_summary(blocked=("a-0: NodeAway, ...",)), problems=(ClusterProblem(Reason.APPLY_FAILED, "Service shop"),)
     )
     found = said(seen, "Degraded")
     assert found.reason is Reason.SHARDS_BLOCKED
@@ -190,7 +190,7 @@ def test_the_worst_comes_first_and_the_others_are_named() -> None:
 
 def test_long_lists_are_cut_with_their_number() -> None:
     many = tuple(f"orders-{number} has no master yet" for number in range(900))
-    found = said(with_census(served=0, unserved=many), "Ready")
+    found = said(with_summary(served=0, unserved=many), "Ready")
     assert "and 897 more" in found.message
     assert len(found.message) <= MAX_MESSAGE_CHARS + 100
 
@@ -257,7 +257,7 @@ def _status(seen: ClusterObservation, before: dict[str, Any], wall_ms: int = 0) 
 
 def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
     first = _status(WELL, {}, 1_000)
-    second = _status(with_census(moving=1), first, 9_000)
+    second = _status(with_summary(moving=1), first, 9_000)
     times = {it["type"]: it["lastTransitionTime"] for it in second["conditions"]}
     assert times["Ready"] == "1970-01-01T00:00:01Z"
     assert times["Progressing"] == "1970-01-01T00:00:09Z"
@@ -267,13 +267,13 @@ def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
 def test_nothing_is_written_when_nothing_has_changed() -> None:
     first = _status(WELL, {}, 1_000)
     assert changed(first, _status(WELL, first, 9_000)) == {}
-    assert set(changed(first, _status(with_census(in_sync=5), first, 9_000))) == {"inSyncShards"}
+    assert set(changed(first, _status(with_summary(in_sync=5), first, 9_000))) == {"inSyncShards"}
 
 
 def test_an_event_for_each_turn_and_a_warning_for_the_bad_ones() -> None:
     before = _status(WELL, {})
     assert transitions(before, _status(WELL, before)) == []
-    worse = _status(with_census(served=5, unserved=("orders-3 has no master yet",)), before)
+    worse = _status(with_summary(served=5, unserved=("orders-3 has no master yet",)), before)
     (turn,) = transitions(before, worse)
     assert (turn[0], turn[2]) == ("ShardsNotServed", True)
     (back,) = transitions(worse, _status(WELL, worse))
@@ -281,7 +281,7 @@ def test_an_event_for_each_turn_and_a_warning_for_the_bad_ones() -> None:
 
 
 def test_a_cluster_that_gets_its_first_copies_has_not_been_complete_yet() -> None:
-    fresh = replace(with_census(in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)), was_ready=False)
+    fresh = replace(with_summary(in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)), was_ready=False)
     assert not was_ready({})
     assert not was_ready(_status(fresh, {}))
     assert said(fresh, "Progressing").reason is Reason.COPIES_COMING

@@ -1,4 +1,4 @@
-"""What the operator applies beside the DelayShards, for tests that have no operator: wishes and nodes' leases."""
+"""What the operator applies beside the DelayShards, for tests that have no operator: spec and nodes' leases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WritingRegistry(KubeRegistry):
     """The operator's, with the writes that it does otherwise."""
 
     def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version:
-        """Replaces the wishes at `version` (None: there are none yet). Raises Conflict, OutcomeUnknown."""
+        """Replaces the spec at `version` (None: there are none yet). Raises Conflict, OutcomeUnknown."""
         path, name = self._names.config_maps, self._names.settings
         if version is None:
             return self._create("the cluster", path, new_settings(self._names, spec, self._owner), self._settings)

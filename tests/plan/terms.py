@@ -1,4 +1,4 @@
-"""Shards, nodes and copies for the tables of who may start a reign, and what the planner makes of them."""
+"""Shards, nodes and copies for the tables of who may start a term, and what the planner makes of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def planned(
     return action
 
 
-def reign(action: StartTerm | SetConditions | ChangeSpec | None) -> tuple[str | None, int, str | None]:
+def term(action: StartTerm | SetConditions | ChangeSpec | None) -> tuple[str | None, int, str | None]:
     assert isinstance(action, StartTerm)
     return action.spec.master, action.spec.epoch, action.spec.incarnation
 

@@ -1,4 +1,4 @@
-"""More attacks, as in attacks.py: reigns that end, or never begin, though the shard's object says otherwise."""
+"""More attacks, as in attacks.py: terms that end, or never begin, though the shard's object says otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.loop import MILLI
 from tests.simulation.schedules import attack, shrink
 from tests.simulation.stage import Run, cluster
 
-UNSERVED_SECONDS = 15.0  # from the end of a reign until another is served: the operator's look, a lease, the choice
+UNSERVED_SECONDS = 15.0  # from the end of a term until another is served: the operator's look, a lease, the choice
 MOST_EPOCH = 2**32 - 1
 
 
@@ -45,7 +45,7 @@ def read_again(run: Run, node: str) -> None:
 
 # ---------------------------------------------------------------- H3: "not found" that is not true
 @attack
-def h3_one_404_ends_no_reign(seed: int) -> None:
+def h3_one_404_ends_no_term(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         met = missing_for(run, master, 60.0, answers=1)
@@ -59,7 +59,7 @@ def h3_one_404_ends_no_reign(seed: int) -> None:
 
 
 @attack
-def h3_404_for_a_while_ends_no_reign(seed: int) -> None:
+def h3_404_for_a_while_ends_no_term(seed: int) -> None:
     with cluster(seed, lag_seconds=4) as run:
         master, slave = run.master(), run.slaves()[0]
         missing_for(run, master, 3.5)
@@ -82,7 +82,7 @@ def h3_404_that_stays_makes_way_for_another_master(seed: int) -> None:
 
 
 @attack
-def h3_sole_copy_whose_reign_ended_leads_again(seed: int) -> None:
+def h3_sole_copy_whose_term_ended_leads_again(seed: int) -> None:
     with cluster(seed, lag_seconds=2) as run:
         master, slave = run.master(), run.slaves()[0]
         shrink(run, slave)
@@ -95,7 +95,7 @@ def h3_sole_copy_whose_reign_ended_leads_again(seed: int) -> None:
 
 
 @attack
-def h3_forged_epoch_makes_way_for_another_reign(seed: int) -> None:
+def h3_forged_epoch_makes_way_for_another_term(seed: int) -> None:
     with cluster(seed) as run:
         master = run.master()
         run.replica(master).context.replica_leases.on_higher(run.shard().spec.uid, MOST_EPOCH)
@@ -113,7 +113,7 @@ def h3_master_that_is_slow_to_answer_is_kept(seed: int) -> None:
         assert run.shard().spec.epoch == 1, "a node that gives the operator no answer still serves"
 
 
-# ---------------------------------------------------------------- M1: a reign that was refused
+# ---------------------------------------------------------------- M1: a term that was refused
 @attack
 def m1_in_sync_copy_that_is_back_leads_where_another_was_chosen_uncleanly(seed: int) -> None:
     with cluster(seed, close=False) as run:
@@ -124,7 +124,7 @@ def m1_in_sync_copy_that_is_back_leads_where_another_was_chosen_uncleanly(seed: 
         run.world.run(2.0)
         allow(run, True)
         machine = run.world.machines[slave]
-        machine.weather.lag_ns = 600_000 * MILLI  # it hears of neither the wishes nor its choice, yet
+        machine.weather.lag_ns = 600_000 * MILLI  # it hears of neither the spec nor its choice, yet
         run.until(lambda: run.master() == slave, 20, "the copy outside is chosen")
         allow(run, False)
         machine.weather.lag_ns = 20 * MILLI
@@ -142,8 +142,8 @@ def m1_in_sync_copy_that_is_back_leads_where_another_was_chosen_uncleanly(seed: 
 def allow(run: Run, unclean: bool) -> None:
     cluster_object = run.world.truth.now.cluster
     assert cluster_object is not None
-    wishes = replace(cluster_object.spec, allow_unclean_failover=unclean)
-    run.world.truth.put_cluster(wishes, cluster_object.version)
+    desired = replace(cluster_object.spec, allow_unclean_failover=unclean)
+    run.world.truth.put_cluster(desired, cluster_object.version)
 
 
 # ---------------------------------------------------------------- M4: an epoch that nobody has begun
@@ -172,7 +172,7 @@ def m4_new_master_is_promised_by_a_slave_that_has_not_heard_of_it(seed: int) -> 
         run.world.kill(master)
         run.until(lambda: run.status().serving_epoch == 2, 15, "another serves")
         stored = run.stored()
-        run.until(lambda: run.stored() > stored, 5, "it has the promises that it needs")
+        run.until(lambda: run.stored() > stored, 5, "it has the leases that it needs")
         assert (run.master(), len(run.status().in_sync)) == (other, 2)
 
 

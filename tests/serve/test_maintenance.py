@@ -1,4 +1,4 @@
-"""Upkeep's heavy jobs: one at a time on a node, and one shard's trouble is not the others'."""
+"""Maintenance's heavy jobs: one at a time on a node, and one shard's trouble is not the others'."""
 
 from __future__ import annotations
 

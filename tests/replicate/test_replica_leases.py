@@ -48,7 +48,7 @@ def test_a_late_reply_to_a_heartbeat_that_was_given_back_counts_for_nothing() ->
     assert master.live(7, ["n1"])
 
 
-def test_a_changed_set_of_replicas_takes_no_promise_away() -> None:
+def test_a_changed_set_of_replicas_takes_no_lease_away() -> None:
     clock = Clock()
     master, slave = made("n0", 1, clock), made("n1", 2, clock)
     slave.raise_min_epoch(7, 1)
@@ -121,7 +121,7 @@ def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
         (3, 2, 49),  # of an earlier heartbeat
     ],
 )
-def test_a_release_gives_back_its_own_promise_only(incarnation: int, epoch: int, heartbeat: int) -> None:
+def test_a_release_gives_back_its_own_lease_only(incarnation: int, epoch: int, heartbeat: int) -> None:
     clock = Clock()
     slave = made("n1", 2, clock)
     slave.raise_min_epoch(7, 1)
@@ -130,7 +130,7 @@ def test_a_release_gives_back_its_own_promise_only(incarnation: int, epoch: int,
     slave.raise_min_epoch(7, 2)
     assert slave.answer(Heartbeat("n0", 3, 50, 0, ((7, 2),))).shards == ((7, 2, True),)  # to the successor, same node
     slave.release(7, "n0", incarnation, epoch, heartbeat)
-    assert slave.wait_ms(7) == LEASE_MS, "the process that serves now counts on its promise"
+    assert slave.wait_ms(7) == LEASE_MS, "the process that serves now counts on its lease"
     slave.release(7, "n0", 3, 2, 50)
     assert slave.wait_ms(7) == 0
 

@@ -1,4 +1,5 @@
-"""More planted bugs, as in mutations.py: where cleaning, letters, cascades, TRIM, checkpoints, transfers, reigns meet.
+"""More planted bugs, as in mutations.py: where cleaning, dead letters, cascades, TRIM, checkpoints, transfers, terms
+meet.
 
 Seeds find most of them without a schedule, since the draw has all of that in nearly every run (sizes.py).
 """
@@ -54,7 +55,7 @@ def relocates_what_died_while_it_was_read(put: Put) -> None:  # cleaning x ticks
 
 
 @mutation(None, COUNTS, (1, 3))
-def relocates_letters_and_does_not_tell_their_groups(put: Put) -> None:  # relocating x letters
+def relocates_letters_and_does_not_tell_their_groups(put: Put) -> None:  # relocating x dead letters
     put(Consumers, "relocate", lambda self, seq, offset, check: None)
 
 
@@ -76,12 +77,12 @@ def relocates_and_does_not_count_the_new_place(put: Put) -> None:  # relocating 
 
 # ---------------------------------------------------------------- TRIM
 @mutation(None, COUNTS, (0, 1))
-def frees_the_bodies_of_letters(put: Put) -> None:  # TRIM x letters
+def frees_the_bodies_of_letters(put: Put) -> None:  # TRIM x dead letters
     put(Consumers, "pinned", lambda self: NONE_I64)
 
 
 @mutation(None, COUNTS, (0, 3))
-def frees_a_letter_that_its_queue_still_has(put: Put) -> None:  # letters x TRIM
+def frees_a_letter_that_its_queue_still_has(put: Put) -> None:  # dead letters x TRIM
     put(Consumers, "_unreferenced", lambda self, owner, offsets, rows: rows)
 
 
@@ -102,7 +103,7 @@ def keeps_no_log_for_followers(put: Put) -> None:  # TRIM x transfers
 @mutation(
     "checkpoint_has_nothing_that_a_deposed_master_cuts", DAMAGED + "|invariant 3: .* commits TICK .*, others EPOCH"
 )
-def checkpoints_what_is_not_committed(put: Put) -> None:  # checkpoint x reigns
+def checkpoints_what_is_not_committed(put: Put) -> None:  # checkpoint x terms
     begin = persist.begin_checkpoint
 
     def hasty(*args: Any) -> Any:
@@ -138,9 +139,9 @@ def follows_a_tick_without_the_hour_that_it_needs(put: Put) -> None:  # cascades
     put(Maintenance, "load_past", load_past)
 
 
-# ---------------------------------------------------------------- reigns
+# ---------------------------------------------------------------- terms
 @mutation(None, "invariant", (15, 21))
-def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover x all that upkeep writes
+def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover x all that maintenance writes
     async def depose(self: Leadership, why: str) -> None:
         leader, master = self.leader, self.master
         if leader is not None:
