@@ -44,7 +44,7 @@ def test_a_resting_loop_is_woken_by_news_of_either_kind(tmp_path: Path) -> None:
     inner = loop.round
     loop.round = lambda: (rounds.append(time.monotonic()), inner())[1]  # type: ignore[method-assign]
     stop, wake = threading.Event(), threading.Event()
-    thread = threading.Thread(target=loop.run, args=(stop,), kwargs={"look_ms": 60_000, "wake": wake})
+    thread = threading.Thread(target=loop.run, args=(stop,), kwargs={"refresh_ms": 60_000, "wake": wake})
     thread.start()
     for event in (lambda: registry.put_cluster(ClusterSpec("local", 1), None), wake.set):
         time.sleep(0.5)

@@ -23,16 +23,16 @@ def views(*zones: str) -> dict[str, ObservedNode]:
 
 
 def placed(nodes: dict[str, ObservedNode], replicas: int, queues: int = 6) -> list[tuple[str, ...]]:
-    request = ClusterSpec("local", len(nodes), (TopicSpec("t", queues),), replicas=replicas)
-    return [action.replicas for action in plan(request, Observed(nodes=nodes)) if isinstance(action, CreateShard)]
+    spec = ClusterSpec("local", len(nodes), (TopicSpec("t", queues),), replicas=replicas)
+    return [action.replicas for action in plan(spec, Observed(nodes=nodes)) if isinstance(action, CreateShard)]
 
 
-def aim(nodes: dict[str, ObservedNode], *replicas: str, master: str = "", **request: object) -> ChangeSpec | None:
+def aim(nodes: dict[str, ObservedNode], *replicas: str, master: str = "", **overrides: object) -> ChangeSpec | None:
     """What is planned for a shard that is served, with its copies on these nodes."""
     spec = ShardSpec(1, "t", 0, replicas, master=master or replicas[0], epoch=1, incarnation="p")
     shard = ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", tuple(f"c-{node}" for node in replicas)))
     cluster = ClusterSpec("local", len(nodes), (TopicSpec("t", 1),), replicas=len(replicas))
-    found = plan(replace(cluster, **request), Observed((shard,), nodes))  # type: ignore[arg-type]
+    found = plan(replace(cluster, **overrides), Observed((shard,), nodes))  # type: ignore[arg-type]
     changes = [action for action in found if isinstance(action, ChangeSpec)]
     return changes[0] if changes else None
 
@@ -157,7 +157,7 @@ def test_all_that_can_go_apart_goes_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "request"),
+    ("nodes", "overrides"),
     [
         (views("a", "a", "a"), {}),  # there is no other zone
         (views("a", "a", ""), {}),  # nobody knows whether there is
@@ -171,9 +171,9 @@ def test_all_that_can_go_apart_goes_at_once() -> None:
     ],
 )
 def test_copies_stay_where_no_other_zone_can_take_one_or_all_is_not_calm(
-    nodes: dict[str, ObservedNode], request: dict[str, object]
+    nodes: dict[str, ObservedNode], overrides: dict[str, object]
 ) -> None:
-    assert target(aim(nodes, "n0", "n1", **request)) is None
+    assert target(aim(nodes, "n0", "n1", **overrides)) is None
 
 
 def test_three_copies_in_two_zones_stay() -> None:

@@ -70,7 +70,7 @@ def test_the_jobs_pods_are_no_nodes() -> None:
     assert not chooses.items() <= labels.items(), "no Service, StatefulSet or disruption budget counts it"
 
 
-@pytest.mark.parametrize("spec", [DAILY, K8S])
+@pytest.mark.parametrize("desired", [DAILY, K8S])
 def test_the_jobs_pods_are_as_restricted_as_the_nodes(desired: RebalanceJobSpec) -> None:
     spec = pod(with_job(desired))["spec"]
     container = spec["containers"][0]

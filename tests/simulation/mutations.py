@@ -39,7 +39,7 @@ def _limit(leader: Leader, entries: frozenset[str]) -> int:
 
 @mutation("b3_deposed_master_drops_what_was_not_committed", LACKS)
 def goes_on_without_a_slave_and_records_that_after(put: Put) -> None:
-    put(Leader, "commit_limit", lambda self: _limit(self, self._wanted()))
+    put(Leader, "commit_limit", lambda self: _limit(self, self._desired_in_sync()))
 
 
 @mutation("b1_master_that_may_have_recorded_a_slave_waits_for_it", LACKS)

@@ -10,7 +10,7 @@ from scripts import names
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(names, "ROOT", tmp_path)
-    monkeypatch.setattr(names, "RETIRED", {"heartbeat": "heartbeat"})
+    monkeypatch.setattr(names, "RETIRED", {"beacon": "heartbeat"})
     monkeypatch.setattr(names, "FROZEN", frozenset({"beacon_age_ms"}))
     for room in names.ROOMS:
         (tmp_path / room).mkdir()

@@ -112,8 +112,8 @@ class ControlLoop:
     ) -> None:
         """Rounds until `stop`. A round that did something is followed by the next one at once.
 
-        look_ms: between looks at the leases, where that costs the registry something: a change of the objects is still
-        seen within poll_ms. wake: set by whoever knows of something new; cleared here.
+        refresh_ms: between readings of the leases, where that costs the registry something: a change of the objects is
+        still seen within poll_ms. wake: set by whoever knows of something new; cleared here.
         """
         connected, refused = True, 0  # refused: rounds in a row that wrote in vain
         try:
