@@ -53,6 +53,7 @@ class ShardView:
     acked: dict[tuple[str, int], int] = field(default_factory=dict)  # group, queue offset -> epoch of the answer
     by_seq: dict[int, bytes] = field(default_factory=dict)
     last_tried: set[int] = field(default_factory=set)  # seqs handed out as often as may be: dead
+    joined: bool = False  # the first group's GROUP frame is committed
     last_master: str = ""
 
 
@@ -235,8 +236,9 @@ class Clients:
 
     # ------------------------------------------------------------ consumers
     async def _consumer(self, view: ShardView, rng: random.Random, group: str = GROUP) -> None:
-        if group != GROUP:
-            await asyncio.sleep(1.0)  # the first group is there before anything is trimmed
+        # The first group must be there before another one lets anything be trimmed. No Event: processes have loops.
+        while group != GROUP and self.consuming and not view.joined:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
         while self.consuming:
             try:
                 found = await self.call(view, "receive", self._receive(view, group, rng.choice((1, 4, 32))))
@@ -265,6 +267,7 @@ class Clients:
             delivery = await host.receive(group, (), most, 1 << 20, 400, self.world.sizes.invisible_ms, False)
             rows = delivery.rows
             if group == GROUP:
+                view.joined = True
                 last = delivery.attempt >= self.world.sizes.shard.max_attempts
                 view.last_tried.update(rows["seq"][np.flatnonzero(last)].tolist())
             records = b"".join(bytes(part) for part in await host.read_records(rows))
