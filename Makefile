@@ -43,7 +43,7 @@ crds: setup ## generate crds/*.yaml from the models, and the chart's copies
 	@$(BIN)/python scripts/crds.py
 	@$(BIN)/python scripts/chart.py
 
-bench: setup ## the workloads of docs/design.md section 12, into docs/benchmarks.md (takes long; the machine should be idle)
+bench: setup ## the workloads of docs/benchmarks.md, whose figures it replaces (takes long; the machine should be idle)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
 e2e: setup ## the Kubernetes tests: on kind where Docker runs, else on a cluster of its own (ARGS="-m quick", "-k freeze")

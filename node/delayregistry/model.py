@@ -1,6 +1,6 @@
 """What the registry holds: the cluster's spec, one object per shard, one lease per node.
 
-Every field has one writer (DESIGN section 5):
+Every field has one writer (docs/protocol.md):
 
     ClusterSpec                 people (through `delayctl local` or the DelayCluster object)
     ShardObject.spec            the operator

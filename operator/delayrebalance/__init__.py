@@ -1,4 +1,4 @@
-"""The rebalance job: the load that the nodes' wheels foretell, and the moves that spread it (DESIGN section 8).
+"""The rebalance job: the load that the nodes' wheels foretell, and the moves that spread it (docs/control-plane.md).
 
 model.py      what goes in and comes out: map of the cluster, settings, what was found. No Spark
 search.py     the assignment search and its lower bound over NumPy arrays: pure

@@ -1,6 +1,6 @@
 """The set checker: what was promised to producers and cancellers against what consumers saw.
 
-Promises (docs/design.md section 11, 1, 2 and 4), each a set that must be empty:
+Invariants 1, 2 and 4 (docs/protocol.md), each a set that must be empty:
 
     missing        acknowledged, not cancelled, never delivered
     early          received before its due, by the same machine's clock

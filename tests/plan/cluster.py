@@ -1,7 +1,7 @@
 """A cluster small enough to hold in the head: what nodes do about what the planner writes, a step at a time.
 
 Logs are lists of frames. A frame is acknowledged once every in-sync copy has it; whoever begins a term must have all
-of those. Masters follow DESIGN section 5 in the order of its writes, but with the world standing still meanwhile.
+of those. Masters follow docs/protocol.md in the order of its writes, but with the world standing still meanwhile.
 """
 
 from __future__ import annotations

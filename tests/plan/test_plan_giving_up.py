@@ -1,4 +1,6 @@
-"""Masters that give up: resigned, handing over, chosen in vain; who terms after them (DESIGN 5.7, attack A5)."""
+"""Masters that give up: resigned, handing over, chosen in vain; who leads after them (docs/protocol.md 5, attack
+A5).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """From any world, under any interleaving of deaths, restarts, moves, spec and half-applied plans: the planner's
-invariants (DESIGN section 11: 3, 7 and 5.5)."""
+invariants (docs/protocol.md: invariants 3 and 7, and section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When nobody may be chosen, and why not; what is chosen at a risk is said before (DESIGN 5.5)."""
+"""When nobody may be chosen, and why not; what is chosen at a risk is said before (docs/protocol.md 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may start a term: the tables of the dangerous choice (DESIGN 5.4, attacks B2, B6, A10)."""
+"""Who may start a term: the tables of the dangerous choice (docs/protocol.md 4, attacks B2, B6, A10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/design.md section 10 through the real server: code, reason, a text that says what, where and which
+"""The table of docs/control-plane.md through the real server: code, reason, a text that says what, where and which
 limit; and a refused call leaves the shard as it was."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attacks on the quick failover: a process is known to have ended, and nothing is waited out (DESIGN 5.4).
+"""Attacks on the quick failover: a process is known to have ended, and nothing is waited out (docs/protocol.md 4).
 
 In each the supervisor tells what it sees at once, or as late as the schedule says.
 """

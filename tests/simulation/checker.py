@@ -1,4 +1,4 @@
-"""The invariants (DESIGN section 11), looked at whenever something is committed, recorded, answered or handed out.
+"""The invariants (docs/protocol.md), looked at whenever something is committed, recorded, answered or handed out.
 
 What is committed anywhere goes into one log a shard: whoever commits later must have the same bytes there.
 """

@@ -1,4 +1,4 @@
-"""250 clusters, each with troubles drawn from its seed, keep the invariants (DESIGN section 11).
+"""250 clusters, each with troubles drawn from its seed, keep the invariants (docs/protocol.md).
 
 A failing seed prints its trace and replays: make simulate SEED=...
 """

@@ -113,8 +113,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(to), f"{target}#{anchor}"
 
 
-# The design also speaks of what is to come.
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "design.md"], ids=named)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_delayctl_command_in_the_pages_exists(page: Path) -> None:
     assert {line: wrong for line in commands(page) if (wrong := unknown_words(line))} == {}
 

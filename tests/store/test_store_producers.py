@@ -24,7 +24,7 @@ START_MS = 1_700_000_000_000
 
 @dataclass
 class Model:
-    """What DESIGN section 4 says, in words that can't be wrong."""
+    """What docs/protocol.md says, in words that can't be wrong."""
 
     limit: int
     known: dict[int, deque[FirstAnswer]] = field(default_factory=dict)

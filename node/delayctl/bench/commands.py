@@ -1,4 +1,4 @@
-"""`delayctl bench w1 | w2 | w3 | w4 | w5`: the workloads of docs/design.md section 12, one a command."""
+"""`delayctl bench w1 | w2 | w3 | w4 | w5`: the workloads of docs/benchmarks.md, one a command."""
 
 from __future__ import annotations
 

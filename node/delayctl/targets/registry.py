@@ -1,4 +1,4 @@
-"""Changes of what a cluster is asked for, in its registry, by compare-and-swap (DESIGN section 6).
+"""Changes of what a cluster is asked for, in its registry, by compare-and-swap (docs/control-plane.md).
 
 The control loop sees them within a moment and acts; what is written here is only what is desired. A local cluster's
 registry is a file; for one in Kubernetes see kube_registry.

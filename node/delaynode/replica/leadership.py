@@ -371,6 +371,6 @@ def _previous_master_exited(status: ShardStatus, spec: ShardSpec) -> bool:
 def _is_in_sync(status: ShardStatus, replica_id: str) -> bool:
     """Whether the in-sync set has the copy; with Async, also as it was before its machine booted.
 
-    Whether such a copy may be chosen is the operator's to say (DESIGN 5.5), and it has.
+    Whether such a copy may be chosen is the operator's to say (docs/protocol.md 4), and it has.
     """
     return copy_id_of(replica_id) in {copy_id_of(one) for one in status.in_sync}

@@ -1,4 +1,4 @@
-"""Whether the nodes' clocks agree, as their heartbeats tell (DESIGN section 3, "Time").
+"""Whether the nodes' clocks agree, as their heartbeats tell (docs/protocol.md, "Time").
 
 Nobody's clock is the right one; most of them are taken to be. A peer's clock is known to within half a round trip:
 

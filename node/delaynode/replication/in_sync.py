@@ -1,4 +1,4 @@
-"""Which members a commit waits for while the registry is being told (DESIGN 5.3, attack B1).
+"""Which members a commit waits for while the registry is being told (docs/protocol.md 3, attack B1).
 
     written    the set that is known to be in the registry
     tried      sets whose write got no answer: each may be there, or may even come to be there later
@@ -16,7 +16,7 @@ ReplicaIds = frozenset[str]
 
 @dataclass(slots=True)
 class InSync:
-    """Entries name copies, see DESIGN 5.5. `me` is always in."""
+    """Entries name copies, see docs/protocol.md 3. `me` is always in."""
 
     own_id: str
     written: ReplicaIds

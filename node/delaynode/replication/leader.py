@@ -1,4 +1,4 @@
-"""One term of one shard: what is committed, who is in sync, when it serves, how it ends (DESIGN 5.1-5.4, 5.7).
+"""One term of one shard: what is committed, who is in sync, when it serves, how it ends (docs/protocol.md 1-5).
 
     commit = the lowest durable log offset of this copy and of every counted member (see replication/in_sync.py)
     serves   only while it holds a live lease of every counted member

@@ -1,4 +1,4 @@
-"""Leases between a shard's master and its slaves (DESIGN 5.2; PacificA's, without a lease service).
+"""Leases between a shard's master and its slaves (docs/protocol.md 2; PacificA's, without a lease service).
 
     slave     "I will not become master before now + lease", said in the reply to a heartbeat
     master    counts 0.9 of the lease from before it SENT that heartbeat, and serves only while it holds a live lease

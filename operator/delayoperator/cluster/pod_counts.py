@@ -1,4 +1,5 @@
-"""How many pods there are to be, and which nodes are emptied before they go (DESIGN 7: scale-in moves shards first).
+"""How many pods there are to be, and which nodes are emptied before they go (docs/control-plane.md: scale-in moves
+shards first).
 
 More nodes come at once. Fewer: the leaving ones, the highest numbers as a StatefulSet has it, are named as drained in
 the spec; once they were seen to be named so, the StatefulSet shrinks to the highest that still has a copy.

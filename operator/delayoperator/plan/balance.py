@@ -1,4 +1,4 @@
-"""Which shards are to have other nodes, and which masters are to be elsewhere (DESIGN section 6).
+"""Which shards are to have other nodes, and which masters are to be elsewhere (docs/control-plane.md).
 
 Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node is to be emptied;
 copies share a zone and need not; a node has nothing, or next to nothing. What works stays where it is: loads that

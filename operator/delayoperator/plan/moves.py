@@ -1,4 +1,4 @@
-"""One step of a shard towards the nodes that its copies are wanted on (DESIGN 5.7).
+"""One step of a shard towards the nodes that its copies are wanted on (docs/protocol.md 5).
 
     target given -> missing ones become replicas -> each fetches its copy and grows into the in-sync set by itself
     -> master not wanted there: a switchover to one that is -> the others are `leaving`, the master takes them out of

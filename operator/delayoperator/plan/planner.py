@@ -1,4 +1,4 @@
-"""plan(desired, observed) -> actions: pure, without I/O or clock (DESIGN section 6).
+"""plan(desired, observed) -> actions: pure, without I/O or clock (docs/control-plane.md).
 
 Each round proposes at most one action per shard; the next round sees its effect. A round without actions means
 that nothing is left to do until the world changes.

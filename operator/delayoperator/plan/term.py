@@ -1,4 +1,4 @@
-"""Whether a shard needs a new term, and who may have it: the dangerous choice, kept small (DESIGN 5.4, 5.5, 5.10).
+"""Whether a shard needs a new term, and who may have it: the dangerous choice, kept small (docs/protocol.md 4, 5).
 
 A process never resumes a term: a master whose lease names another process than the term does is a dead master,
 which may be chosen again, one epoch higher. Nobody outside the in-sync set is ever chosen, unless the cluster's spec
