@@ -30,9 +30,10 @@ def test_every_word_of_the_registry_has_its_field(kind: type, where: str) -> Non
     for field in dataclasses.fields(kind):
         part = at["properties"][to_camel(field.name)]
         wanted = "string" if field.metadata.get("json") == "string" else str(hints[field.name])
-        assert any(part["type"] == there for name, there in types.items() if name in wanted) or "model." in wanted, (
-            field
-        )
+        nested = {"Switchover", "Handover"}
+        allowed = {there for name, there in types.items() if name in wanted}
+        allowed |= {"object"} if any(name in wanted for name in nested) else set()
+        assert part["type"] in allowed, field
 
 
 def test_a_shard_object_passes_the_schema_and_loses_nothing() -> None:

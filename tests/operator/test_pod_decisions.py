@@ -130,7 +130,7 @@ def test_only_what_is_blocked_for_long_is_stuck_and_what_is_left_out_is_not_coun
     assert stuck == {"orders-1": {"n0", "n1", "n2"}}
     counted = summarize_shards(ClusterSpec("shop", 3, (TopicSpec("orders", 2),), 2), shards, {}, without=stuck)
     assert (counted.desired, counted.moving, counted.surplus, counted.blocked) == (1, 0, 0, ())
-    assert [it.partition(" ")[0] for it in counted.unserved] == ["orders-0"]
+    assert counted.unserved_names == ("orders-0",)
 
 
 def test_nothing_is_restarted_while_the_new_revision_is_not_known() -> None:

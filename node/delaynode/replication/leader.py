@@ -362,7 +362,8 @@ class Leader:
             except Conflict as error:
                 self.in_sync.refused(desired)  # somebody changed another field, or a new term has begun: read again
                 self.blocked_reason = f"the registry refused its status: {error}"
-                return await self._read() and False
+                await self._read()
+                return False
             except RegistryError as error:
                 self._log_event("status-not-written", epoch=term.epoch, reason=str(error))
                 self.blocked_reason = f"the registry did not take its status: {error}"

@@ -3,8 +3,8 @@
 stream message, little-endian
     length u32 (of all that follows) | kind u8 | 3 zero bytes | shard uid u64 | epoch u32 | body
 
-    master -> slave   FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, PIECE, RELEASE
-    slave -> master   STATE, ACK, REFUSED, PULL
+    master -> slave   FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, CHUNK, RELEASE
+    slave -> master   STATE, ACK, REFUSED, CHUNK_REQUEST
 
 heartbeat, one datagram   magic u32 | kind u8 | 3 zero bytes | heartbeat id u64 | sender's wall time i64 ms | body
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import assert_never
 
 from delaynode.store.types import Buffer
@@ -80,7 +81,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Your copy can't be continued: fetch mine, which these files are. manifest: JSON, see transfer.py."""
+    """Your copy can't be continued: fetch mine, which these files are. manifest: JSON, see
+    store/maintenance/snapshot.py.
+    """
 
     uid: int
     epoch: int
@@ -168,7 +171,23 @@ Message = (
     | ChunkRequest
 )
 
-FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, CHUNK, RELEASE, STATE, ACK, REFUSED, CHUNK_REQUEST = range(1, 12)
+
+class MessageKind(IntEnum):
+    """What the byte `kind` says."""
+
+    FOLLOW = 1
+    START = 2
+    FRAMES = 3
+    COMMIT = 4
+    BOOTSTRAP = 5
+    CHUNK = 6
+    RELEASE = 7
+    STATE = 8
+    ACK = 9
+    REFUSED = 10
+    CHUNK_REQUEST = 11
+
+
 _FLAG = struct.Struct("<?")
 _REFUSED = struct.Struct("<IB")
 _CHUNK = struct.Struct("<qq")
@@ -179,30 +198,30 @@ def encode(message: Message) -> list[Buffer]:
     """The message as buffers to be written one after the other. Raises ValueError for one that nobody would take."""
     match message:
         case Frames():
-            kind, body = FRAMES, [_OFFSETS.pack(message.offset, message.commit), *message.data]
+            kind, body = MessageKind.FRAMES, [_OFFSETS.pack(message.offset, message.commit), *message.data]
         case Ack():
-            kind, body = ACK, [_OFFSETS.pack(message.durable, message.applied)]
+            kind, body = MessageKind.ACK, [_OFFSETS.pack(message.durable, message.applied)]
         case Commit():
-            kind, body = COMMIT, [_OFFSET.pack(message.commit)]
+            kind, body = MessageKind.COMMIT, [_OFFSET.pack(message.commit)]
         case Follow():
-            kind, body = FOLLOW, [_FLAG.pack(message.discardable)]
+            kind, body = MessageKind.FOLLOW, [_FLAG.pack(message.discardable)]
         case Start():
-            kind, body = START, [_OFFSETS.pack(message.cut, message.commit)]
+            kind, body = MessageKind.START, [_OFFSETS.pack(message.cut, message.commit)]
         case Bootstrap():
-            kind, body = BOOTSTRAP, [message.manifest]
+            kind, body = MessageKind.BOOTSTRAP, [message.manifest]
         case SnapshotChunk():
-            kind, body = CHUNK, [_CHUNK.pack(message.file, message.offset), message.data]
+            kind, body = MessageKind.CHUNK, [_CHUNK.pack(message.file, message.offset), message.data]
         case Release():
-            kind, body = RELEASE, [_OFFSET.pack(message.heartbeat)]
+            kind, body = MessageKind.RELEASE, [_OFFSET.pack(message.heartbeat)]
         case FollowerState():
             replica_id = message.replica_id.encode()
             head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(replica_id))
-            kind, body = STATE, [head, replica_id, *(_EPOCH.pack(*pair) for pair in message.epochs)]
+            kind, body = MessageKind.STATE, [head, replica_id, *(_EPOCH.pack(*pair) for pair in message.epochs)]
         case FollowRefused():
             known = _REFUSED.pack(message.known_epoch, message.damaged)
-            kind, body = REFUSED, [known, message.reason.encode()]
+            kind, body = MessageKind.REFUSED, [known, message.reason.encode()]
         case ChunkRequest():
-            kind, body = CHUNK_REQUEST, [_CHUNK_REQUEST.pack(message.file, message.offset, message.length)]
+            kind, body = MessageKind.CHUNK_REQUEST, [_CHUNK_REQUEST.pack(message.file, message.offset, message.length)]
         case _:
             assert_never(message)
     length = HEAD_BYTES - 4 + sum(map(len, body))
@@ -226,25 +245,25 @@ def _decode(data: memoryview) -> Message:
     kind, uid, epoch = _BODY.unpack_from(data)
     body = data[_BODY.size :]
     match kind:
-        case 3:
+        case MessageKind.FRAMES:
             offset, commit = _OFFSETS.unpack_from(body)
             return Frames(uid, epoch, offset, commit, (body[_OFFSETS.size :],))
-        case 9:
+        case MessageKind.ACK:
             return Ack(uid, epoch, *_OFFSETS.unpack(body))
-        case 4:
+        case MessageKind.COMMIT:
             return Commit(uid, epoch, *_OFFSET.unpack(body))
-        case 1:
+        case MessageKind.FOLLOW:
             return Follow(uid, epoch, *_FLAG.unpack(body))
-        case 2:
+        case MessageKind.START:
             return Start(uid, epoch, *_OFFSETS.unpack(body))
-        case 5:
+        case MessageKind.BOOTSTRAP:
             return Bootstrap(uid, epoch, bytes(body))
-        case 6:
+        case MessageKind.CHUNK:
             file, offset = _CHUNK.unpack_from(body)
             return SnapshotChunk(uid, epoch, file, offset, body[_CHUNK.size :])
-        case 7:
+        case MessageKind.RELEASE:
             return Release(uid, epoch, *_OFFSET.unpack(body))
-        case 8:
+        case MessageKind.STATE:
             log_end, committed, count, size = _STATE.unpack_from(body)
             at = _STATE.size + size
             replica_id = bytes(body[_STATE.size : at]).decode()
@@ -252,10 +271,10 @@ def _decode(data: memoryview) -> Message:
                 raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
             epochs = tuple((e, start) for e, start in _EPOCH.iter_unpack(body[at:]))
             return FollowerState(uid, epoch, replica_id, log_end, committed, epochs)
-        case 10:
+        case MessageKind.REFUSED:
             known, damaged = _REFUSED.unpack_from(body)
             return FollowRefused(uid, epoch, known, bool(damaged), bytes(body[_REFUSED.size :]).decode())
-        case 11:
+        case MessageKind.CHUNK_REQUEST:
             return ChunkRequest(uid, epoch, *_CHUNK_REQUEST.unpack(body))
         case _:
             raise BadMessage(f"unknown kind {kind}")

@@ -25,7 +25,7 @@ class Reason(StrEnum):
     MOVING_SHARDS = "MovingShards"
     COPIES_COMING = "CopiesComing"  # of a new cluster: its shards are served and get their other copies
     PODS_STARTING = "PodsStarting"
-    # Degraded, the worst first
+    # Degraded
     OPERATOR_ERROR = "OperatorError"  # a fault of the operator's own
     SHARDS_BLOCKED = "ShardsBlocked"  # a shard may have no master: what its condition says is missing
     ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a term began though acknowledged messages may be missing
@@ -55,7 +55,12 @@ class Reason(StrEnum):
     CONTAINER_ENDED = "ContainerEnded"
 
 
-DEGRADED = tuple(list(Reason)[list(Reason).index(Reason.OPERATOR_ERROR) : list(Reason).index(Reason.HEALTHY)])
+DEGRADED = (  # the worst first: a condition names the first that holds
+    Reason.OPERATOR_ERROR, Reason.SHARDS_BLOCKED, Reason.ACKNOWLEDGED_AT_RISK, Reason.INVALID_SPEC, Reason.NAME_TAKEN,
+    Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.APPLY_FAILED, Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK,
+    Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC, Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW,
+    Reason.REBALANCE_FAILED,
+)  # fmt: skip
 NEEDS_PAGE = frozenset({*DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from delayregistry.model import ClusterSpec, ConditionType, ShardObject, shard_name
 
@@ -58,6 +59,7 @@ class ShardSummary:
     moving: int = 0
     surplus: int = 0  # exist, and nobody asks for them any more
     unserved: tuple[str, ...] = ()
+    unserved_names: tuple[str, ...] = ()  # of the shards that `unserved` has a sentence about, in its order
     unsynced: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
@@ -87,24 +89,19 @@ def summarize_shards(
     named: Counter[str] = Counter()
     for shard in shards:
         named.update({*shard.spec.replicas, *(shard.spec.target or ())})
-    unserved: list[str] = []
-    unsynced: list[str] = []
-    for name in sorted({*wanted, *by_name}, key=_by_topic_and_queue):
-        shard_or_none = by_name.get(name)
-        if (why := _unserved(shard_or_none, nodes)) is not None:
-            unserved.append(f"{name} {why}")
-        if (why := _unsynced(shard_or_none, desired.replicas)) is not None:
-            unsynced.append(f"{name} {why}")
-    bad, short = _names(unserved), _names(unsynced)
+    in_order = sorted({*wanted, *by_name}, key=_by_topic_and_queue)
+    unserved = {name: why for name in in_order if (why := _unserved(by_name.get(name), nodes)) is not None}
+    unsynced = {name: why for name in in_order if (why := _unsynced(by_name.get(name), desired.replicas)) is not None}
     return ShardSummary(
         desired=len(wanted),
         existing=sum(name in by_name for name in wanted),
-        served=sum(name not in bad for name in wanted),
-        in_sync=sum(name not in short and name not in bad for name in wanted),
+        served=sum(name not in unserved for name in wanted),
+        in_sync=sum(name not in unsynced and name not in unserved for name in wanted),
         moving=sum(shard.spec.target is not None for shard in shards),
         surplus=len(by_name.keys() - set(wanted)),
-        unserved=tuple(unserved),
-        unsynced=tuple(unsynced),
+        unserved=tuple(f"{name} {why}" for name, why in unserved.items()),
+        unserved_names=tuple(unserved),
+        unsynced=tuple(f"{name} {why}" for name, why in unsynced.items()),
         blocked=_condition_messages(shards, ConditionType.BLOCKED),
         held=_condition_messages(shards, ConditionType.HELD),
         risked=_condition_messages(shards, ConditionType.RISKED),
@@ -126,17 +123,16 @@ def without_switchovers(counted: ShardSummary, since_ms: Mapping[str, int], now_
     """As `counted`, but shards that have not been served for less than SWITCHING_MS are taken for served: a master that
     hands over pauses for a moment, and that is nobody's trouble. since_ms: by the shard's name, see `unserved_since`.
     """
-    switching = {name for name in _names(counted.unserved) if now_ms - since_ms.get(name, now_ms) < SWITCHING_MS}
-    if not switching:
+    left = tuple(now_ms - since_ms.get(name, now_ms) >= SWITCHING_MS for name in counted.unserved_names)
+    if all(left):
         return counted
-    left = tuple(it for it in counted.unserved if it.partition(" ")[0] not in switching)
-    served = counted.desired - len(left)
-    return replace(counted, unserved=left, served=served)
+    unserved, names = (tuple(compress(of, left)) for of in (counted.unserved, counted.unserved_names))
+    return replace(counted, unserved=unserved, unserved_names=names, served=counted.desired - len(names))
 
 
 def unserved_since(counted: ShardSummary, before_ms: Mapping[str, int], now_ms: int) -> dict[str, int]:
     """Since when each shard that is not served was seen so."""
-    return {name: before_ms.get(name, now_ms) for name in _names(counted.unserved)}
+    return {name: before_ms.get(name, now_ms) for name in counted.unserved_names}
 
 
 def _unserved(shard: ShardObject | None, nodes: Mapping[str, ObservedNode]) -> str | None:
@@ -172,10 +168,6 @@ def _condition_messages(shards: Sequence[ShardObject], kind: ConditionType) -> t
         for condition in shard.conditions
         if condition.type is kind
     )
-
-
-def _names(sentences: Sequence[str]) -> set[str]:
-    return {sentence.partition(" ")[0] for sentence in sentences}
 
 
 def _by_topic_and_queue(name: str) -> tuple[str, int]:

@@ -101,7 +101,7 @@ def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: boo
             return None
         return SpecStep(replace(spec, replicas=(*spec.replicas, *missing)), f"{_list(missing)} fetch a copy")
     if behind := _behind(shard, spec.target, seen):
-        return behind if behind is not _COMING else None
+        return None if isinstance(behind, Coming) else behind
     if spec.master not in spec.target:
         return _leave_master(shard, spec.target, seen, load)
     leaving = tuple(node for node in spec.replicas if node not in spec.target)
@@ -115,10 +115,12 @@ def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: boo
     return SpecStep(done, dropped)
 
 
-_COMING = Held("", "")  # on its way: nothing to report
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A copy is on its way: there is nothing to do, and nothing to report."""
 
 
-def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> SpecStep | Held | None:
+def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> SpecStep | Held | Coming | None:
     """While a wanted copy is not known to be in sync: what to do about it or to say. None: all are in sync."""
     known = classify_replicas(shard, seen)
     late = [node for node in target if known[node] is not ReplicaHealth.IN_SYNC]
@@ -133,7 +135,7 @@ def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> Spec
             return Held("NodeAway", f"{node} is to have a copy and is away")
         if known[node] is ReplicaHealth.UNCERTAIN and seen.node(node).silent:
             return Held("NoAnswer", f"{node} is to have a copy and gives no answer")
-    return _COMING
+    return Coming()
 
 
 def _leave_master(
