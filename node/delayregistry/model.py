@@ -182,7 +182,7 @@ class ShardStatus:
 
     serving_epoch: int
     incarnation: str  # of the process that serves, as in its lease
-    in_sync: tuple[str, ...]  # entries, see in_sync_entry()
+    in_sync: tuple[str, ...]  # copy ids; with `Async` each with its boot id
     handover: Handover | None = None
     resigned: str | None = None  # the master of serving_epoch serves no more in that epoch, and why
 

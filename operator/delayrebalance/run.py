@@ -1,4 +1,6 @@
-"""look(): the whole job on a cluster that a registry names. What reads wheels and registry, and starts Spark."""
+"""study_cluster(): the whole job on a cluster that a registry names. What reads wheels and registry, and starts
+Spark.
+"""
 
 from __future__ import annotations
 

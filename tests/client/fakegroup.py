@@ -1,4 +1,4 @@
-"""A share group of a fake node: hand-out, invisible time, attempts, acks and nacks, as docs/protocol.md says."""
+"""A share group of a fake node: delivery, invisible time, attempts, acks and nacks, as docs/protocol.md says."""
 
 from __future__ import annotations
 

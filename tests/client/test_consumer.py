@@ -225,7 +225,7 @@ def test_restarted_node_goes_on_with_what_was_not_acknowledged() -> None:
                     await asyncio.sleep(0.1)
                     await node.stop()
                     for queue in groups.queues:
-                        queue.visible_at.clear()  # hand-outs are memory only
+                        queue.visible_at.clear()  # deliveries are memory only
                     await asyncio.sleep(0.1)
                     await node.start()
 

@@ -35,7 +35,7 @@ async def pair(queues: int = 2) -> AsyncIterator[tuple[FakeNode, FakeNode, Group
 
 
 def fail_over(groups: Groups, new: FakeNode) -> None:
-    """Hand-outs are memory of the old master only."""
+    """Deliveries are memory of the old master only."""
     for queue in groups.queues:
         queue.visible_at.clear()
     new.cluster.elect(new)

@@ -26,7 +26,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One hand-out. asked_ms, received_ms: the consumer's clock before the call and at its answer."""
+    """One delivery. asked_ms, received_ms: the consumer's clock before the call and at its answer."""
 
     id: int
     queue: int

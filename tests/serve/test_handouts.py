@@ -1,4 +1,4 @@
-"""What a hand-out waits for: the frames that it rests on, and no others that are under way beside them."""
+"""What a delivery waits for: the frames that it rests on, and no others that are under way beside them."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def _serves(process: Process, uid: int) -> bool:
 
 def _state(shard: Shard) -> dict[str, Any]:
     groups, arrays = shard.consumers.snapshot()
-    groups = [{name: value for name, value in group.items() if name != "fresh"} for group in groups]  # hand-outs count
+    groups = [{name: value for name, value in group.items() if name != "fresh"} for group in groups]  # deliveries count
     return {
         "end": shard.log.end, "applied": shard.applied, "queue": shard.queue.end, "mark": shard.index.watermark,
         "seq": shard.next_seq, "pending": shard.index.pending, "bytes": shard.index.pending_bytes,
@@ -345,7 +345,7 @@ def _state(shard: Shard) -> dict[str, Any]:
 
 
 def _bits(packed: Any) -> list[int]:
-    """The places of the ones: how many zeros follow them depends on hand-outs."""
+    """The places of the ones: how many zeros follow them depends on deliveries."""
     found: list[int] = np.flatnonzero(np.unpackbits(packed)).tolist()
     return found
 

@@ -1,4 +1,4 @@
-"""Steps of a World: groups, hand-outs, acks, nacks, dead letters."""
+"""Steps of a World: groups, deliveries, acks, nacks, dead letters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class World(Producing):
                 self.shard.consumers.delete(name, self.now)
                 events.append(m.GroupGone(name))
 
-    # ------------------------------------------------------------ hand-outs
+    # ------------------------------------------------------------ deliveries
     def deliver(self, name: str, most: int, most_bytes: int = 1 << 30, invisible_ms: int = 1000) -> list[int]:
         """Receive; returns the offsets."""
         if name not in self.model.groups:
@@ -91,7 +91,7 @@ class World(Producing):
         return offsets
 
     def _check_rests(self, name: str, delivery: ConsumerDelivery) -> None:
-        """A master that has got only what the hand-out rests on would have handed out the same."""
+        """A master that has got only what the delivery rests on would have handed out the same."""
         sure = max(delivery.depends_on, self.shard.committed_offset)
         assert delivery.depends_on <= self.shard.log_end
         if not len(delivery.offset) or sure >= self.entries[-1].end:

@@ -100,7 +100,7 @@ class ReceivedBatch:
         self.attempt: NDArray[np.uint32] = (
             _column("attempt", view.attempt, "<u4", n) if len(view.attempt) else np.ones(n, np.uint32)
         )
-        """u32[n], 1 at the first hand-out."""
+        """u32[n], 1 at the first delivery."""
         self.records = view.records
         """n encoded delay.v1.Message, one after the other."""
         self.received_ms = received_ms
@@ -220,7 +220,7 @@ class ReceivedMessage:
 
     @property
     def attempt(self) -> int:
-        """1 at the first hand-out."""
+        """1 at the first delivery."""
         return int(self._batch.attempt[self._row])
 
     @property

@@ -109,7 +109,7 @@ class RouteTable:
         return lambda: listeners.remove(changed)
 
     async def wait_changed(self, topic: str, queue: int, max_wait_s: float) -> None:
-        """Waits until the queue has another route, at most `most_s`."""
+        """Waits until the queue has another route, at most `max_wait_s` seconds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault((topic, queue), set())

@@ -42,7 +42,8 @@ class Hold:
 
 
 class Budget:
-    """Bytes held for the node, at most `limit`, and for each connection, at most `each`; one alone may be larger.
+    """Bytes held for the node, at most `limit`, and for each connection, at most `limit_per_peer`; one alone may be
+    larger.
 
     give_up: called with the connections that keep others waiting and do not read their answers; they are to be cut.
     """
@@ -90,7 +91,7 @@ class Budget:
         return hold
 
     async def acquire_soon(self, peer: str, size: int) -> Hold:
-        """As take(), for who should not wait for long. Raises Refused BUSY."""
+        """As acquire(), for who should not wait for long. Raises Refused BUSY."""
         try:
             async with asyncio.timeout(SOON_SECONDS):
                 return await self.acquire(peer, size)

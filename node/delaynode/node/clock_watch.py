@@ -48,7 +48,7 @@ def write_trust(path: Path, boot: str, trust: Trust) -> None:
 
 
 class ClockWatch:
-    """Owns the node's clock. look() is to be called a few times a second, keep() whenever it says so."""
+    """Owns the node's clock. poll() is to be called a few times a second, save() whenever it says so."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ClockWatch:
 
     @property
     def changed(self) -> bool:
-        """keep() has something to write."""
+        """save() has something to write."""
         trust, kept = self.clock.trust, self._saved
         return (
             kept is None

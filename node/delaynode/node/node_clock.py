@@ -16,7 +16,9 @@ FIRST_ROUND_MS = 1_000  # in which peers that live have answered a process that 
 
 
 class NodeClock:
-    """Owned by the event loop. woken: called when time has jumped; out_voted: with the reason, after SKEW_SECONDS."""
+    """Owned by the event loop. woken: called when time has jumped; clock_skewed: with the reason, after
+    SKEW_SECONDS.
+    """
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class CopyHost(ABC):
 
     @abstractmethod
     async def wait_log_committed(self, offset: int) -> None:
-        """As committed(), also while the copy is stopping."""
+        """As wait_committed(), also while the copy is stopping."""
 
     # ------------------------------------------------------------ its end
     async def wait_may_append(self) -> None:  # noqa: B027 - a slave never does

@@ -62,7 +62,7 @@ class LedReplica(Protocol):
 class Leadership:
     """Owned by the replica's worker; a leader's traffic passes it by. wake: the worker has something to do.
 
-    leader: from the start of a term to its end; master: while it serves, or did. over: why the term has ended, for
+    leader: from the start of a term to its end; master: while it serves, or did. ended: why the term has ended, for
     the worker to end the term.
     """
 

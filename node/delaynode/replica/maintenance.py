@@ -175,7 +175,7 @@ class Maintenance:
                     return
 
     async def _run_shielded(self, work: Coroutine[None, None, None]) -> None:
-        """Half of it must not be left when the caller is cancelled: at_rest() waits for it."""
+        """Half of it must not be left when the caller is cancelled: wait_idle() waits for it."""
         task = asyncio.ensure_future(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)

@@ -1,4 +1,4 @@
-"""ShardHost: serves one shard through a term: ticks, commits, hand-outs, and whoever waits for them."""
+"""ShardHost: serves one shard through a term: ticks, commits, deliveries, and whoever waits for them."""
 
 from __future__ import annotations
 

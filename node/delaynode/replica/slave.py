@@ -28,7 +28,7 @@ READER_S = 2.0  # so long after a Fetch somebody still reads here
 
 
 class SlaveHost(CopyHost):
-    """Follows from start() to end(). stored(): told whenever more of the log is stored, or applied."""
+    """Follows from start() to end(). on_stored(): told whenever more of the log is stored, or applied."""
 
     def __init__(self, shard: Shard, directory: str, resources: NodeResources) -> None:
         super().__init__(shard, directory, resources)
@@ -115,7 +115,7 @@ class SlaveHost(CopyHost):
             await wait_until(lambda: not self.resources.syncer.busy(self), DRAIN_SECONDS)
             if (
                 end < min(self.known_committed, log.end) or end < self.shard.applied
-            ):  # `known` may lie beyond what is here
+            ):  # `known_committed` may lie beyond what is here
                 raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known_committed} is committed")
             self._forget_frames()
             batch = log.next_batch(sync=self.resources.fsync)  # here: no sync round must take it while the file is cut

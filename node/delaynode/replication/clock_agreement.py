@@ -38,7 +38,7 @@ class ClockVerdict:
     """What follows from the peers' clocks now.
 
     peers: how many were heard lately. skew_ms: what this node believes minus the median of them; None without any.
-    out_voted: it must neither tick nor be chosen. may_accept: the step that is not believed is most peers' time too.
+    clock_skewed: it must neither tick nor be chosen. may_accept: the step that is not believed is most peers' time too.
     """
 
     peers: int
@@ -64,7 +64,7 @@ class ClockAgreement:
         self._heard[peer] = PeerClock(low, low + round_trip_ms, boot_ms)
 
     def judge(self, accepted_ms: int, boot_ms: int, disbelieved_ms: int = 0) -> ClockVerdict:
-        """believed_ms: this node's time now; disbelieved_ms: how far ahead of it its wall clock is."""
+        """accepted_ms: this node's time now; disbelieved_ms: how far ahead of it its wall clock is."""
         for peer in [peer for peer, heard in self._heard.items() if boot_ms - heard.at_ms > self._fresh_ms]:
             del self._heard[peer]
         heard = list(self._heard.values())

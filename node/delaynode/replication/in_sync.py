@@ -16,7 +16,7 @@ ReplicaIds = frozenset[str]
 
 @dataclass(slots=True)
 class InSync:
-    """Entries name copies, see docs/protocol.md 3. `me` is always in."""
+    """Entries name copies, see docs/protocol.md 3. `own_id` is always in."""
 
     own_id: str
     written: ReplicaIds
@@ -32,7 +32,7 @@ class InSync:
         self.joining.add(replica_id)
 
     def trying(self, replica_ids: ReplicaIds) -> None:
-        """A write of `wanted` is about to be sent."""
+        """A write of `replica_ids` is about to be sent."""
         self.tried.append(replica_ids)
 
     def refused(self, replica_ids: ReplicaIds) -> None:

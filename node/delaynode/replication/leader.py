@@ -332,7 +332,7 @@ class Leader:
     async def _write(self, desired: ReplicaIds | None, handover: Handover | None, resigned: str | None = None) -> bool:
         """Write the status; False when that did not (or may not) have happened. Ends the term at a higher epoch.
 
-        wanted: None for the set that is recorded by then: another write may be under way, and who was taken out by it
+        desired: None for the set that is recorded by then: another write may be under way, and who was taken out by it
         must not be put in again.
         """
         async with self._writing:
@@ -440,10 +440,10 @@ class Leader:
         """Wait out the leases that this node granted, find out who follows, write the status. False when another term
         has begun.
 
-        former: the in-sync set so far. vacated: the registry says that the master before serves no more, so there is
-        nothing to wait out. missing: how many of the former set won't follow, since their processes have ended or are
-        about to; one too many costs a copy its place in the first set, not its data. The log must be on disk as far
-        as it goes. From here on all of it is committed: every member of the new set has it.
+        former: the in-sync set so far. previous_master_exited: the registry says that the master before serves no more,
+        so there is nothing to wait out. missing: how many of the former set won't follow, since their processes have
+        ended or are about to; one too many costs a copy its place in the first set, not its data. The log must be on
+        disk as far as it goes. From here on all of it is committed: every member of the new set has it.
         """
         self.set_replicas(replicas, leaving)
         others = frozenset(former) - {self.term.replica_id}

@@ -49,7 +49,7 @@ class LeaseRequest:
 
 @dataclass(slots=True)
 class LeasePeer:
-    """asked_ms: when the first heartbeat was sent since its last answer; None: nothing is owed."""
+    """unanswered_since_ms: when the first heartbeat was sent since its last answer; None: nothing is owed."""
 
     unanswered_since_ms: int | None = None
     silent: bool = False

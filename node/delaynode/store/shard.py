@@ -2,9 +2,10 @@
 
 The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. A frame
 that the master could not apply is taken back, so that no disk and no slave gets it; the copy has failed then. Nothing
-that rests on a frame which ends at log offset E may be answered before `committed` >= E (hand-outs: see groups.Rests).
-Files that are derived from the log (TimerLog, ConsumeQueue, checkpoint) take committed frames only. A slave applies
-committed frames only: its log can be cut without undoing anything, and it can be led from where it stands.
+that rests on a frame which ends at log offset E may be answered before `committed_offset` >= E (deliveries: see
+groups.Rests). Files that are derived from the log (TimerLog, ConsumeQueue, checkpoint) take committed frames only. A
+slave applies committed frames only: its log can be cut without undoing anything, and it can be led from where it
+stands.
 
 Invariants kept here: release follows (due, seq) within a tick and never precedes due by the `now_ms` passed in;
 watermark and epoch only grow; seq is never reused.
@@ -303,8 +304,8 @@ class Shard:
     def tick(self, now_ms: int, max_released: int | None = None) -> int:
         """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.
 
-        Never goes past the loaded part of the window. most: messages that may be released, at least 1; None: no limit
-        but maxTick.
+        Never goes past the loaded part of the window. max_released: messages that may be released, at least 1; None: no
+        limit but maxTick.
         """
         index = self.index
         target = min(Pair(now_ms, MAX_SEQ), before(index.window.bound))

@@ -62,7 +62,7 @@ class Topic(Model):
         16,
         ge=1,
         le=1_000,
-        description="After so many hand-outs without an ack a message is a dead letter of the group.",
+        description="After so many deliveries without an ack a message is a dead letter of the group.",
     )
     max_delay: Duration | None = Field(
         None,

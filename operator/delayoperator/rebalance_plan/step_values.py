@@ -145,7 +145,7 @@ class RebalanceEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step came to; see the package. look_again_ms: when time alone changes something; None: it does not."""
+    """What a step came to; see the package. recheck_at_ms: when time alone changes something; None: it does not."""
 
     status: DelayRebalanceStatus
     edits: tuple[Edit, ...] = ()

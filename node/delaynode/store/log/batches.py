@@ -74,7 +74,7 @@ class ReceivedFrames(WriteBatch):
     A frame's `synced` says what was on the MASTER's disk when it was sealed. Recovery takes it for proof of what is on
     this one: were it written beside earlier frames that are not synced here yet, a power cut that keeps it and tears
     them would look like damage. So before a frame is written, everything before its `synced` is on this disk, or a
-    floor says that frames prove nothing above it (see following.py).
+    floor says that frames prove nothing above it (see frame_chunk.py).
 
     Following live, all frames of a piece are of one batch of the master, whose `synced` is at most that batch's start:
     what came before the piece must be on disk, and it is, but where several pieces have come while this disk was busy.

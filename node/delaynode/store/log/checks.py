@@ -194,7 +194,8 @@ def _mixed(sums: U64, size: I64, seq: I64) -> U32:
 
 # ---------------------------------------------------------------- units
 def unit_checks(units: Records, positions: I64, own: int, bits: int, uid: int = 0) -> U64:
-    """The own checks (n,) of units (n,) as they are stored, at `place` (n,) of shard `uid`: the highest `bits` of 64.
+    """The own checks (n,) of units (n,) as they are stored, at `positions` (n,) of shard `uid`: the highest `bits` of
+    64.
 
     own: which of a unit's 32-bit words has the own check as its highest `bits`; they count as 0.
     """

@@ -67,7 +67,7 @@ class CommitLog:
     segment: int = 0  # where the segment that the next frame goes into starts, if it fits
     synced_limit: int | None = None  # from here on, what frames say of `synced` may not be true of this disk
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, start offset) of the whole log, ascending
-    pending: list[Unsealed | FrameChunk] = field(default_factory=list)  # what take() has not taken
+    pending: list[Unsealed | FrameChunk] = field(default_factory=list)  # what next_batch() has not taken
     _new_segment: bool = False  # the next frame begins a segment
 
     @classmethod
@@ -146,7 +146,7 @@ class CommitLog:
             raise Damaged(f"{self.file.directory}: after offset {offset}: {bad.args[0]}") from bad
 
     def forget_pending(self) -> None:
-        """Drop what take() has not taken; nothing is being written."""
+        """Drop what next_batch() has not taken; nothing is being written."""
         if self.pending:
             first = self.pending[0]
             self.end = first.start if isinstance(first, FrameChunk) else first.offset
@@ -179,8 +179,8 @@ class CommitLog:
 
     # ------------------------------------------------------------ for other copies
     def read_raw(self, offset: int, max_bytes: int) -> bytes:
-        """Whole frames from `offset` on as they stand in the files, at most `most` bytes but at least one frame; b"" at
-        `written`. Any thread. Fewer where a segment ends.
+        """Whole frames from `offset` on as they stand in the files, at most `max_bytes` bytes but at least one frame;
+        b"" at `written`. Any thread. Fewer where a segment ends.
 
         Raises Trimmed where they were dropped, BadFrame where no frame begins at `offset`, Damaged.
         """

@@ -1,6 +1,6 @@
 """Emptying mostly dead CommitLog segments: what is still needed of them is found, checked and written again.
 
-    begin_emptying() -> job.run(), on any thread -> relocate(), on the owner's -> end_emptying()
+    begin_evacuation() -> job.run(), on any thread -> relocate(), on the owner's -> end_evacuation()
 
 Log-structured cleaning (Rosenblum & Ousterhout 1991). The slots' chains are walked once for all segments of a job.
 Every frame's crc and every record's check are verified on the way, so that rot is never given a fresh crc. What is
@@ -28,7 +28,7 @@ QUEUE_ROWS = 262_144  # queue units looked at in one read
 
 
 class EvacuationJob:
-    """Finds what is needed of closed segments (k,). Made by begin_emptying()."""
+    """Finds what is needed of closed segments (k,). Made by begin_evacuation()."""
 
     def __init__(self, shard: Shard, segments: Records, view: TimerView, dead_letters: Records) -> None:
         self.segments = segments[np.argsort(segments["base"])]

@@ -7,7 +7,7 @@
       wheels        a copy of both wheels as of a TimerLog position, at least every 5 million units
       damaged       only when the copy has failed, see marker.py
       log/  timerlog/  queue/     segmented files
-      log/floor     only while a slave catches up, see following.py
+      log/floor     only while a slave catches up, see frame_chunk.py
 
 Recovery: the derived files are cut to the checkpoint's ends, the wheels rebuilt from the TimerLog after their copy,
 and the frames after the checkpoint applied.
@@ -213,11 +213,12 @@ def _apply(shard: Shard, frame: Frame) -> None:
     shard.apply(frame)
 
 
-def replay(shard: Shard, through: int, max_frames: int | None = None, *, light: bool = False) -> int:
+def replay(shard: Shard, through: int, max_bytes: int | None = None, *, light: bool = False) -> int:
     """Commit and apply the frames before log offset `through` that are not applied yet, out of the log's files, on any
-    one thread; returns their number. most: stop after so many bytes. Raises Damaged.
+    one thread; returns their number. max_bytes: stop after so many bytes. Raises Damaged.
 
-    light: stop before a frame that prepare() is to be called for, as it takes memory that a node's shards take in turn.
+    light: stop before a frame that make_room() is to be called for, as it takes memory that a node's shards take in
+    turn.
     """
     begin, frames = shard.applied, 0
     for frame in frames_of(shard.log, begin, through):
@@ -225,7 +226,7 @@ def replay(shard: Shard, through: int, max_frames: int | None = None, *, light: 
             break
         _apply(shard, frame)
         frames += 1
-        if max_frames is not None and frame.end - begin >= max_frames:
+        if max_bytes is not None and frame.end - begin >= max_bytes:
             break
     shard.commit(shard.applied)
     return frames

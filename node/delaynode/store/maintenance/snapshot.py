@@ -6,7 +6,7 @@
     <root>/.trash/                    copies given up, see persist.discard()
 
 manifest, JSON: {"version", "uid", "log_offset", "horizon_ms", "files": [[path, length in bytes], ...]}
-piece: bytes of one of the files, then their crc32, u32 little-endian
+chunk: bytes of one of the files, then their crc32, u32 little-endian
 
 The wheels are not sent: the new owner builds them from the TimerLog. Nor is shard.json: a copy has an id of its own.
 What the crc of a piece can't tell, rot on the sender's disk, is found where frames, units and records are read.
@@ -191,7 +191,7 @@ class IncomingCopy:
                 yield file, offset, min(CHUNK_BYTES, size - offset)
 
     def write(self, file: int, offset: int, chunk: Buffer) -> None:
-        """A piece has come; those of one file in about the order of wanted(). Raises ValueError, OSError."""
+        """A piece has come; those of one file in about the order of missing_chunks(). Raises ValueError, OSError."""
         data = _opened_chunk(chunk)
         if not (0 <= file < len(self._parts) and len(data)):
             raise ValueError(f"no piece of {len(data)} bytes of file {file} is wanted")

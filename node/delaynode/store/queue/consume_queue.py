@@ -80,7 +80,7 @@ class ConsumeQueue:
         self.end += len(rows)
 
     def commit(self, committed_offset: int) -> list[ReleasedRows]:
-        """Write what frames up to log offset `committed` released; returns it, in order."""
+        """Write what frames up to log offset `committed_offset` released; returns it, in order."""
         ready: list[ReleasedRows] = []
         while self._staged and self._staged[0][0] <= committed_offset:
             ready.append(self._staged.popleft()[1])

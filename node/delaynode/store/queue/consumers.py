@@ -36,7 +36,7 @@ Propose = Callable[[FrameKind, int, tuple[Buffer, ...], int, int], AbstractConte
 class ConsumerDelivery:
     """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
 
-    rests_on: log offset; to be answered once everything before it is committed. until_ms: they are its until then.
+    depends_on: log offset; to be answered once everything before it is committed. until_ms: they are its until then.
     """
 
     offset: I64
@@ -81,7 +81,7 @@ def tag_hash(tag: str) -> int:
 class Consumers:
     """Owned by the shard's thread.
 
-    freed: told, while frames are applied, the QUEUED rows (each once) of dead letters that no group has any more and
+    on_freed: told, while frames are applied, the QUEUED rows (each once) of dead letters that no group has any more and
     that the queue has no more either: their bodies are needed by nobody. check_freed: raises Impossible where that
     would.
     """
@@ -139,7 +139,9 @@ class Consumers:
             self.apply_group(change)
 
     def deliver(self, name: str, now_ms: int, invisible_ms: int, max_messages: int, max_bytes: int) -> ConsumerDelivery:
-        """Hand out what is visible now, at least one message if there is any, at most `most` and `most_bytes`."""
+        """Hand out what is visible now, at least one message if there is any, at most `max_messages` and
+        `max_bytes`.
+        """
         group = self.group(name)
         until_ms = now_ms + invisible_ms
         delivered = group.deliver(self.queue, now_ms, until_ms, max_messages)

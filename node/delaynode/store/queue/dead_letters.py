@@ -50,7 +50,7 @@ EMPTY = _Table(*(np.empty(0, kind) for kind in (np.int64, np.uint8, np.uint32, n
 
 
 class DeadLetters:
-    """`removed` is told the queue offsets and rows of dead letters that went for good, each once."""
+    """`on_removed` is told the queue offsets and rows of dead letters that went for good, each once."""
 
     def __init__(self) -> None:
         self._table = EMPTY
@@ -125,9 +125,9 @@ class DeadLetters:
         waiting = int(np.count_nonzero(when > now_ms))
         return len(when) - waiting, int(np.count_nonzero(rows.state == OUT)), waiting
 
-    # ------------------------------------------------------------ hand-outs (memory of the master)
+    # ------------------------------------------------------------ deliveries (memory of the master)
     def deliver(self, now_ms: int, until_ms: int, max_messages: int) -> tuple[I64, U32]:
-        """Up to `most` that are visible, now OUT until `until_ms`: offsets ascending, attempts."""
+        """Up to `max_messages` that are visible, now OUT until `until_ms`: offsets ascending, attempts."""
         none = np.empty(0, np.int64), np.empty(0, np.uint32)
         if self.next_visible > now_ms or max_messages <= 0:
             return none
@@ -278,7 +278,7 @@ class DeadLetters:
             columns.row[hit] = rows
 
     def snapshot(self) -> dict[str, Array]:
-        """What frames have said, a column each; hand-outs are left out."""
+        """What frames have said, a column each; deliveries are left out."""
         columns = self._columns()
         live = columns.state != REMOVED
         kept = columns.each(lambda column: column[live])

@@ -46,7 +46,7 @@ class GroupCounts:
 
 @dataclass(slots=True)
 class CommitDependency:
-    """The frames that a hand-out rests on: it is answered once they are committed. Memory of the master.
+    """The frames that a delivery rests on: it is answered once they are committed. Memory of the master.
 
     They are those that made the group, ended attempts or redrove dead letters, not the APPENDs and TICKs under way
     beside them. An ACK or a TRIM only takes away; but an offset that is within the window only thanks to those under
@@ -58,7 +58,7 @@ class CommitDependency:
     """ACKs and TRIMs under way, in their order: the log offset of the end, the group's floor before it."""
 
     def add_window_move(self, first_unacked: int, end: int, committed_offset: int) -> None:
-        """An ACK or a TRIM was proposed that ends at log offset `end`; `floor`: the group's before it."""
+        """An ACK or a TRIM was proposed that ends at log offset `end`; `first_unacked`: the group's before it."""
         while self._moves and self._moves[0][0] <= committed_offset:
             self._moves.popleft()
         self._moves.append((end, first_unacked))
@@ -69,7 +69,8 @@ class CommitDependency:
         return max(self.last_change, self._moves[-1][0] if self._moves else 0)
 
     def depends_on(self, first_unacked: int) -> int:
-        """The log offset before which all frames are that a hand-out rests on which needs the group's floor at `floor`.
+        """The log offset before which all frames are that a delivery rests on which needs the group's floor at
+        `first_unacked`.
 
         That is its highest queue offset + 1, less the window's size.
         """
@@ -108,7 +109,7 @@ class Group:
             self._next_visible = 0
 
     def skip_filtered(self, queue: ConsumeQueue, max_units: int) -> bool:
-        """Raise the floor over what the filter leaves out, as far as hand_out() may have done on another master.
+        """Raise the floor over what the filter leaves out, as far as deliver() may have done on another master.
 
         Looks at about `most` units; True when there are more to look at.
         """
@@ -118,7 +119,7 @@ class Group:
         return bool(len(self.tag_hashes)) and self.first_unacked == self.window_end < queue.visible
 
     def _extend_window(self, end: int, queue: ConsumeQueue) -> None:
-        """A step of _reach(): those that the filter leaves out are DONE from the start."""
+        """A step of _extend_window_to(): those that the filter leaves out are DONE from the start."""
         self._make_room(end)
         rows = slice(self.window_end - self._origin, end - self._origin)
         self._state[rows], self._attempt[rows], self._visible[rows] = FREE, 1, 0
@@ -225,7 +226,7 @@ class Group:
             self._next_visible = 0
 
     def readable(self, queue: ConsumeQueue, now_ms: int) -> bool:
-        """Whether hand_out() could find something now (a filter may still leave it empty)."""
+        """Whether deliver() could find something now (a filter may still leave it empty)."""
         return (
             self.window_end < min(queue.visible, self.first_unacked + self.max_unacked)
             or self._next_visible <= now_ms
@@ -254,7 +255,7 @@ class Group:
     def is_current_attempt(self, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
         """Which of these released offsets are open at just this attempt, so that a Nack may end it. (n,) -> (n,).
 
-        Whoever handed it out: a master that has just started knows no hand-outs.
+        Whoever handed it out: a master that has just started knows no deliveries.
         """
         self._extend_window_to(min(int(offsets.max(initial=-1)) + 1, queue.visible), queue)
         held = np.zeros(len(offsets), bool)
@@ -382,7 +383,7 @@ class Group:
         return self.first_unacked if self.first_unacked < queue.visible else None
 
     def snapshot(self) -> tuple[dict[str, object], dict[str, Array]]:
-        """What frames have said, as JSON-able fields and arrays; hand-outs are left out."""
+        """What frames have said, as JSON-able fields and arrays; deliveries are left out."""
         low, high = self.first_unacked - self._origin, self.window_end - self._origin
         state = self._state[low:high]
         tried = np.flatnonzero((state != DONE) & (self._attempt[low:high] > 1))

@@ -139,7 +139,7 @@ class CascadeJob:
 
 
 def cascaded_units(ordered: Records) -> Records:
-    """The last words of units given in TimerLog order as ROLL units: live, or dead and why."""
+    """The latest units of units given in TimerLog order as ROLL units: live, or dead and why."""
     rows, live = latest_units(ordered)
     rows = rows.copy()
     rows["magic"] = np.where(live, ROLL, rows["magic"] | ROLL)

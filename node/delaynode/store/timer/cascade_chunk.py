@@ -124,7 +124,7 @@ def _highest(runs: Records) -> Pair:
 
 
 def _cascade_progress(chain: Records, chunks: Records, position: int, time: int) -> Cascade | None:
-    """How far the cascade of the hour at `time` was when it had written `pieces` (k,), its next one at `position`.
+    """How far the cascade of the hour at `time` was when it had written `chunks` (k,), its next one at `position`.
 
     chain: the hour's runs. A pass is over with the piece that has its highest message. The next pass takes what the
     chain had gained by then. None: it had gained nothing.

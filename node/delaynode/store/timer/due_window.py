@@ -192,7 +192,7 @@ class DueWindow:
         )
 
     def drain(self, target: Pair, max_rows: int, max_live: int | None = None) -> ReleasedColumns:
-        """Remove what is at or below `target`, at most `most` rows and `most_live` live ones, in (due, seq) order.
+        """Remove what is at or below `target`, at most `max_rows` rows and `max_live` live ones, in (due, seq) order.
 
         Its watermark is `target`, or the last row taken where one of these cut it short.
         """
@@ -200,7 +200,7 @@ class DueWindow:
             self.flush_arrivals()
         ends = [max(run.at, run.rows_through(target)) for run in self._runs]
         cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > max_rows
-        if cut:  # nothing beyond the `most`-th row of any one run is needed
+        if cut:  # nothing beyond the `max_rows`-th row of any one run is needed
             last = [
                 run.at + max_rows - 1 for run, end in zip(self._runs, ends, strict=True) if end - run.at >= max_rows
             ]

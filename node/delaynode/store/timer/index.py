@@ -163,7 +163,7 @@ class TimerIndex:
     def view(self, low_ms: int, high_ms: int, starts: I64 | None = None) -> TimerView:
         """Slots that overlap [low_ms, high_ms) and may hold a unit, with heads, and the unflushed units.
 
-        starts: i64[k] ms, only of slots that start at one of these. end_capture() is owed.
+        starts: i64[k] ms, only of slots that start at one of these. close_view() is owed.
         """
         self._arrivals = joined(self._arrivals)
         unflushed = [*self._flushing, *self._arrivals]
@@ -342,9 +342,9 @@ class TimerIndex:
         max_live: int | None = None,
         slot_cache: SlotSnapshotCache | None = None,
     ) -> ScanJob:
-        """Rows with low <= (due, seq) < high, of `choice` or all, until `most` live ones are found.
+        """Rows with low <= (due, seq) < high, of `message_filter` or all, until `max_live` live ones are found.
 
-        The caller finishes with result() and end_capture().
+        The caller finishes with result() and close_view().
         """
         view = self.view(low.due, high.due + (high.seq > 0))
         return ScanJob(view, low, high, message_filter, max_live, slot_cache)
@@ -352,7 +352,7 @@ class TimerIndex:
     def begin_lookup(
         self, due: I64, seq: I64, away: Bools, known: Records, slot_cache: SlotSnapshotCache | None = None
     ) -> ScanJob:
-        """Last words of messages (k,): of those that are `away` from the window, and of those that it knows.
+        """Latest units of messages (k,): of those that are `away` from the window, and of those that it knows.
 
         Of those too: one that is in the window now may be cancelled or relocated, and then released or pushed out of
         the window, while the job runs. The caller finishes as with a scan.

@@ -127,7 +127,7 @@ def within(rows: Records, low: Pair, high: Pair, keep: Callable[[Records], Bools
 
 
 def first_of(parts: list[Records], max_units: int) -> tuple[list[Records], Pair]:
-    """Of n units those of the first messages, as many as have `most` units, at least one; and where they end."""
+    """Of n units those of the first messages, as many as have `max_units` units, at least one; and where they end."""
     due = np.concatenate([part["due"] for part in parts])
     last_due = int(np.partition(due, max_units - 1)[max_units - 1])
     herd = np.concatenate([part["seq"][part["due"] == last_due] for part in parts])

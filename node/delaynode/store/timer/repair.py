@@ -6,7 +6,7 @@ range say, and put where they were: a flush is sorted by due, units of one due i
 may be in several flushes, its pieces: they have one log range, and divide what it says in order of arrival. The crc32
 of the flush tells whether that is what was written; so a flush becomes what it was, to the last bit, or stays bad. It
 stays so where the frames that say what is lost were freed, and of a cascade's piece the hour's chain too (see
-timer/pieces.py), and where a cleaning's word is lost - unless all that happened is that one bit flipped.
+timer/cascade_chunk.py), and where a cleaning's word is lost - unless all that happened is that one bit flipped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from delaynode.store.types import I64, MAX_SEQ, Pair, Records, at_or_below, raw
 
 
 class FlushRepairer:
-    """Of one stopped copy. mended: the TimerLog positions of the flushes that it has made good."""
+    """Of one stopped copy. repaired: the TimerLog positions of the flushes that it has made good."""
 
     def __init__(self, timer: TimerLog, log: CommitLog) -> None:
         self.timer, self.log = timer, log
@@ -219,7 +219,7 @@ def _units_of_frames(frames: Iterator[Frame]) -> tuple[Records, Pair]:
 
 
 def _missing_units(recorded: Records, good: Records) -> Records:
-    """The units of `said` that none of `good` repeats."""
+    """The units of `recorded` that none of `good` repeats."""
     present = Counter(_unit_contents(as_units(good)))
     lost = np.zeros(len(recorded), bool)
     for row, word in enumerate(_unit_contents(recorded)):

@@ -35,7 +35,7 @@ class MessageFilter(Protocol):
         """Units (n,) that may decide about one of them -> bools (n,)."""
 
     def select_latest(self, rows: Records, live: Bools) -> Bools:
-        """Last words (n,) that are to be answered -> bools (n,)."""
+        """Latest units (n,) that are to be answered -> bools (n,)."""
 
     def places(self, run: SortedRun) -> I64:
         """Where in a fold's run they, and what may be dead of them, are: rows, ascending."""
@@ -116,7 +116,7 @@ def snapshot_of(ordered: Records, low: Pair, high: Pair, last: int) -> SlotSnaps
 class SlotSnapshotCache:
     """Folded pieces of slots, of all shards of a node together at most `limit` rows. Safe to use from any thread.
 
-    kept_from: live messages of a slot that is worth it. piece_units: of a slot, read at a time.
+    min_units: live messages of a slot that is worth it. chunk_units: of a slot, read at a time.
     """
 
     def __init__(
@@ -160,10 +160,10 @@ class SlotSnapshotCache:
 
 
 class ScanJob:
-    """Reads last words of [low, high), live and dead, in (due, seq) order.
+    """Reads latest units of [low, high), live and dead, in (due, seq) order.
 
-    choice: of which messages; None: all. most: stop when so many live ones were found. known: last words (k,) of some
-    of them, as of the capture, which need not be read.
+    message_filter: of which messages; None: all. max_live: stop when so many live ones were found. known: latest units
+    (k,) of some of them, as of the capture, which need not be read.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class ScanJob:
                     return
 
     def result(self) -> LatestUnits:
-        """Last words as of now; `high` says how far they go."""
+        """Latest units as of now; `high` says how far they go."""
         rows = concatenated([rows for rows, _ in self._found])
         live = np.concatenate([live for _, live in self._found]) if self._found else np.empty(0, bool)
         if self._known is not None and len(self._known):
@@ -302,7 +302,7 @@ class ScanJob:
 
 
 def with_later_units(rows: Records, later: Records) -> LatestUnits:
-    """Last words of messages whose last words were `rows`, by later units, in order.
+    """Latest units of messages whose latest units were `rows`, by later units, in order.
 
     A ROLL of none of them, and with no DEFAULT before it, is of a message whose last word was left out: it is dead.
     """

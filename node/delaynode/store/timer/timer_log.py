@@ -55,7 +55,7 @@ FIRST_BLOCK, LARGEST_BLOCK = 256, 1 << 16  # units read at a time while walking 
 
 
 def own_checks(stored: Records, positions: I64, uid: int) -> Array:
-    """The own checks u16 (n,) that a shard's units at positions `place` (n,) should have, whatever they say."""
+    """The own checks u16 (n,) that a shard's units at positions `positions` (n,) should have, whatever they say."""
     return unit_checks(stored, positions, OWN_WORD, 16, uid)
 
 

@@ -89,6 +89,6 @@ def latest_units(ordered: Records) -> tuple[Records, Bools]:
 
 
 def live_units(ordered: Records) -> Records:
-    """The live rows of last_words()."""
+    """The live rows of latest_units()."""
     rows, live = latest_units(ordered)
     return rows if live.all() else rows[live]

@@ -55,7 +55,7 @@ def verify_shard(
     on_finding: Callable[[Finding], None],
     progress: Callable[[int], None] = lambda read: None,
 ) -> Summary:
-    """Look at everything in a shard's directory. tell: each finding; progress: bytes read so far."""
+    """Look at everything in a shard's directory. on_finding: each finding; progress: bytes read so far."""
     started = time.perf_counter()
     report = Report(on_finding, progress)
     _verify(files, directory, report)

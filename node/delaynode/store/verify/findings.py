@@ -50,7 +50,7 @@ class Summary:
 
 @dataclass(slots=True)
 class Report:
-    """Collects findings; `tell` gets each one as it is found."""
+    """Collects findings; `on_finding` gets each one as it is found."""
 
     on_finding: Callable[[Finding], None]
     progress: Callable[[int], None] = lambda read: None  # bytes read so far

@@ -279,7 +279,7 @@ class TimerPass:
 
     # ------------------------------------------------------------ what is pending
     def _fold(self) -> None:
-        """The last words above the watermark, a due range at a time; those that are live go to `pending`."""
+        """The latest units above the watermark, a due range at a time; those that are live go to `pending`."""
         total = sum(map(len, self._words))
         if not total:
             return
