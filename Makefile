@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test simulate lint format proto crds bench e2e e2e-kind clean
+.PHONY: help setup demo test test-all simulate lint format proto crds bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -15,8 +15,15 @@ setup: ## make or refresh .venv
 demo: setup ## 336,776 real flights as delayed messages on three local nodes (ARGS="--kill" kills one)
 	@$(BIN)/python -m demo $(ARGS)
 
-test: setup ## the tests
-	@$(BIN)/python -m pytest $(ARGS)
+# Tests of real processes against a real clock: they have the machine to themselves, one after the other.
+REAL := $(addprefix tests/,client demo faults kube local operator rebalance serve)
+
+test: setup ## what only reckons, on both cores, without the long samples: minutes (ARGS="tests/store -k torn")
+	@$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist worksteal -m "not long" $(addprefix --ignore=,$(REAL)))
+
+test-all: setup ## every test: the long samples and the real processes too, an hour
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
+	@$(BIN)/python -m pytest $(REAL)
 
 simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000 FROM=0, or SEED=4711 for one with its trace)
 	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200) --from $(or $(FROM),0)) $(ARGS)

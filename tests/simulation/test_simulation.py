@@ -35,6 +35,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
         yield made
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_invariants_hold_whatever_happens(pool: ProcessPoolExecutor, first: int) -> None:
@@ -47,6 +48,13 @@ def test_invariants_hold_whatever_happens(pool: ProcessPoolExecutor, first: int)
     had = Counter(what for one in found for what, count in one.covered.items() if count)
     missed = {what: had[what] for what in found[0].covered if had[what] < LEAST[what] * BLOCK}
     assert not missed, f"so few of {BLOCK} runs have had it, and what is not there is not tested"
+
+
+def test_a_few_clusters_keep_the_invariants() -> None:
+    found = outcomes(range(500, 510))
+    failed = [one for one in found if one.failure is not None]
+    assert not failed, f"{[one.seed for one in failed]}\n{failed[0].trace[-30_000:]}"
+    assert sum(one.delivered for one in found) > 50 * len(found), "the runs did next to nothing"
 
 
 def _replayed(seed: int, hash_seed: str) -> str:

@@ -18,15 +18,18 @@ from tests.store.walks import Steps, tidy_world, times, walk, world_of
 WITHOUT_TROUBLE: Steps = MESSAGES | JOBS | TIDYING | CONSUMERS
 EVERYTHING: Steps = WITHOUT_TROUBLE | TROUBLE
 CHUNKS = 10
+EACH_CHUNK = [0, *(pytest.param(chunk, marks=pytest.mark.long) for chunk in range(1, CHUNKS))]
+
+pytestmark = pytest.mark.timeout(900)  # a chunk of walks takes 100 s where nothing else runs, more where much does
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", EACH_CHUNK)
 def test_a_shard_does_what_the_model_does_through_crashes(chunk: int) -> None:
     for seed in range(chunk, times(900), CHUNKS):
         walk(seed, EVERYTHING, length=(20, 60, 120)[seed % 3])
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", EACH_CHUNK)
 def test_short_lives_are_lived_right(chunk: int) -> None:
     """Few steps and a crash: the cheapest way to meet a state that a long walk seldom passes."""
     for seed in range(10**6 + chunk, 10**6 + times(1200), CHUNKS):
@@ -50,7 +53,7 @@ FREEING = weighted(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", EACH_CHUNK)
 def test_nothing_that_is_needed_is_freed(chunk: int) -> None:
     for seed in range(3 * 10**6 + chunk, 3 * 10**6 + times(300), CHUNKS):
         walk(seed, FREEING, length=120, make=tidy_world)
@@ -79,7 +82,7 @@ QUICK_DEATHS = {
 }
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", EACH_CHUNK)
 def test_segments_are_emptied_while_messages_of_the_present_minute_die(chunk: int) -> None:
     """Emptying must name a message once, whether it is pending, kept for its groups, or a letter."""
     for seed in range(4 * 10**6 + chunk, 4 * 10**6 + times(100), CHUNKS):
