@@ -24,6 +24,7 @@ from typing import Any
 
 import click
 import numpy as np
+from delayapi.units import MINUTE_MS
 from delayclient import Admin, Producer
 from delayctl.cluster.wheel_nodes import SlotLoads, loads_of, peak_of
 from delaylocal import LocalCluster
@@ -38,7 +39,6 @@ from demo.flights import MINUTES_A_DAY, departure_minute, due_times, flight_body
 from demo.ledger import Expected, Ledger, Produced, judge
 
 TOPIC, GROUP = "departures", "gates"
-MINUTE_MS = 60_000
 BATCH = 4_096
 LIVE_EVERY_S = 0.2
 LIVE_DELAY_MS = (300, 6_000)

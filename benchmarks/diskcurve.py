@@ -19,8 +19,9 @@ from pathlib import Path
 
 import click
 import numpy as np
+from delayapi.units import DAY_MS
 from delaynode.store.log.files import DiskFiles
-from delaynode.store.log.incoming_batch import DAY_MS, IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import Shard, ShardConfig

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import click
 import numpy as np
+from delayapi.units import MINUTE_MS
 from delayclient import Producer
 from delaylocal import LocalCluster
 from delayregistry.model import ShardObject, TopicSpec
 
-MINUTE_MS = 60_000
 BATCH = 50_000
 PACE_S = 0.005
 DEADLINE_S = 300.0

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from delayapi.units import HOUR_MS
 from delaynode.memory import give_back, tune_allocator
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.frames import FrameKind, Tick
@@ -35,7 +36,6 @@ from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.shard import Shard, ShardConfig
 from delaynode.store.types import MAX_SEQ, Pair
 
-HOUR_MS = 3_600_000
 BORN_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 AHEAD = 30  # hours
 BATCH = 65_536

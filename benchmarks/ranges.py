@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 from delayclient.routing.routing import Cluster
@@ -33,7 +34,6 @@ from delayctl.bench.receive import receiving
 from delayctl.bench.target import Target, own_node
 from numpy.typing import NDArray
 
-MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 SPREADS = {"40d": 40 * DAY_MS - 6 * HOUR_MS, "24h": DAY_MS, "30m": 30 * MINUTE_MS}
 FILL_PER_S = 60_000  # what is counted on, on a busy machine
 CALLS_S = 120.0  # and for the calls

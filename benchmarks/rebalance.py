@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import loadsvg
 import numpy as np
+from delayapi.units import DAY_MS, MINUTE_MS
 from delayrebalance.job import study
 from delayrebalance.loads import ShardLoads
-from delayrebalance.model import DAY_MS, MINUTE_MS, ClusterMap, MapNode, MapShard, SearchSettings, Span
+from delayrebalance.model import ClusterMap, MapNode, MapShard, SearchSettings, Span
 from delayrebalance.search import lower_bound
 from delayrebalance.session import spark_session
 

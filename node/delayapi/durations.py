@@ -14,7 +14,9 @@ from decimal import Decimal
 from operator import index
 from typing import Final
 
-_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+
+_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _DURATION: Final = re.compile(rf"(?:{_PART.pattern})+")
 

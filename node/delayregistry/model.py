@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from delayapi.units import DAY_MS
+
 Version = NewType("Version", str)
 """An object's version as its registry gave it. Opaque: compare for equality only (a Kubernetes resourceVersion)."""
 
-DAY_MS = 86_400_000
 MAX_QUEUES = 10_000
 MAX_HORIZON_DAYS = 3_660
 # A lease is renewed each second and looked at each half second, so a shorter one is over before a living node's next

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from delayapi.units import HOUR_MS
+
 from delayrebalance.model import LoadFigures, Study
 
 if TYPE_CHECKING:
@@ -16,9 +18,7 @@ SHOWN = 40  # moves in the table; --json has all
 def print_study(study: Study, console: Console, horizon_ms: int) -> None:
     from rich.table import Table
 
-    loads = Table(
-        title=f"load to come, {_when(study.start_ms)} and {horizon_ms / 3_600_000:g} h on, by nodes and slots"
-    )
+    loads = Table(title=f"load to come, {_when(study.start_ms)} and {horizon_ms / HOUR_MS:g} h on, by nodes and slots")
     for heading in ("", "before", "after", "lower bound"):
         loads.add_column(heading, justify="left" if not heading else "right")
     before, after, bound = study.before, study.after, study.bound_messages

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.errors import DelayError, from_rpc
 
-from delayrebalance.model import DAY_MS, HOUR_MS, I64, MINUTE_MS
+from delayrebalance.model import I64
 
 METHOD = "/delay.v1.DelayService/GetWheel"
 MAX_ANSWER_BYTES = 64 << 20  # a node stops at 32 MiB of slots

@@ -11,11 +11,11 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from delayapi.units import MINUTE_MS
 from delayclient.admin.views import Wheel
 from delayctl.cluster.wheel_nodes import BadPlan, CopyMove, SlotLoads, loads_of, peak_of, plan_moves, read_plan
 from delayctl.main import main
 
-MINUTE_MS = 60_000
 SLOT_MS = 5 * MINUTE_MS
 NOON_MS = 1_800_000_000_000 // SLOT_MS * SLOT_MS
 

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from delayapi.units import DAY_MS
 from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of, is_paused
 from delayoperator.crds.definitions import CLUSTER
 from delayrebalance.model import RebalanceError, SearchSettings
-from delayregistry.model import DAY_MS, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
+from delayregistry.model import ClusterSpec, Delivery, Durability, TopicSpec, TopicType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+from delayapi.units import MINUTE_MS
 from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
@@ -27,7 +28,6 @@ from tests.serve.test_health import get, scrape
 
 LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 HOUR_S = 3_600
-MINUTE_MS = 60_000
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed: apt-get install libfaketime")
 

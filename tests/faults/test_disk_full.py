@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import MINUTE_MS
 from delayclient import Producer
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
@@ -28,7 +29,6 @@ DISK_MIB = 360
 RESERVE_MIB = 256
 ROOM_MIB = 60  # above the reserve
 LARGE = 4_000_000
-MINUTE_MS = 60_000
 FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL")
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from delayapi.units import HOUR_MS
 from delayclient.sync import SyncProducer
 from delaylocal import LocalCluster
-from delayrebalance.model import HOUR_MS
 from delayrebalance.session import java_missing, spark_session
 from delayregistry.model import TopicSpec
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from delayapi.units import MINUTE_MS
 from delayrebalance import history
-from delayrebalance.model import MINUTE_MS, RebalanceError
+from delayrebalance.model import RebalanceError
 from delayrebalance.source import NAME
 
 from tests.rebalance.nodes import NOW_MS, Told, WheelNode, serving

@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+from delayapi.units import HOUR_MS, MINUTE_MS
 from delayrebalance import job
 from delayrebalance.loads import ShardLoads
-from delayrebalance.model import (
-    HOUR_MS,
-    MINUTE_MS,
-    ClusterMap,
-    MapNode,
-    MapShard,
-    RebalanceError,
-    SearchSettings,
-    Span,
-    Study,
-)
+from delayrebalance.model import ClusterMap, MapNode, MapShard, RebalanceError, SearchSettings, Span, Study
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

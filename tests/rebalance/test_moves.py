@@ -6,21 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS, MINUTE_MS
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlannedMove
 from delayoperator.rebalance_plan import text_of
-from delayrebalance.model import (
-    DAY_MS,
-    F64,
-    MINUTE_MS,
-    ClusterMap,
-    FoundMove,
-    LoadFigures,
-    MapNode,
-    MapShard,
-    SearchSettings,
-    Span,
-    Study,
-)
+from delayrebalance.model import F64, ClusterMap, FoundMove, LoadFigures, MapNode, MapShard, SearchSettings, Span, Study
 from delayrebalance.moves import found_moves
 from delayrebalance.proposal import to_plan
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from delayrebalance.model import HOUR_MS, MINUTE_MS
+from delayapi.units import HOUR_MS, MINUTE_MS
 from delayrebalance.source import BadOption, NodePartition, PushingReader, SlotsReader, SlotsSource
 from delayrebalance.wheels import LAST_MS
 from pyspark.sql.datasource import (

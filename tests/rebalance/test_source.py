@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
+from delayapi.units import HOUR_MS, MINUTE_MS
 from delayclient.sync import SyncProducer
 from delaylocal import LocalCluster
-from delayrebalance.model import HOUR_MS, MINUTE_MS
 from delayrebalance.source import NAME, PUSHDOWN
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from delayapi.units import DAY_MS
 from delayoperator.resources import ClusterView, Json, PodSpec, VolumeRequest, build
 from delayoperator.resources.view import RebalanceJobSpec
-from delayregistry.model import DAY_MS, ClusterSpec, TopicSpec
+from delayregistry.model import ClusterSpec, TopicSpec
 
 MINIMAL = ClusterView(
     namespace="default",

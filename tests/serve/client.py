@@ -22,7 +22,6 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 300),
 ]
-DAY_MS = 86_400_000
 CALL_SECONDS = 20.0  # no call of these tests takes so long, unless the node hangs
 
 METHODS: dict[str, tuple[Any, Any]] = {

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import DAY_MS
 
-from tests.serve.client import DAY_MS, METHODS, Msg, crc, now_ms
+from tests.serve.client import METHODS, Msg, crc, now_ms
 
 QUEUES = 2
 BORDERS = [

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delayapi.units import MINUTE_MS
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
 from tests.serve.client import Client, Failure, Msg, Shard, poll
-
-MINUTE_MS = 60_000
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.clock import GuardedClock, Trust, boot_ms, wall_ms
 from delaynode.node.clock_watch import ClockWatch, read_trust
 from delaynode.node.conditions import ConditionLog, NodeCondition
@@ -13,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 START_MS = 1_700_000_000_000
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 
 
 @dataclass

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from delayapi.units import HOUR_MS
 from delaynode.store.errors import Refused
 
 from tests.serve.hosts import Node, node
 
-HOUR_MS = 3_600_000
 ROUNDING_MS = 2
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import DAY_MS
 
-from tests.serve.client import CALL_SECONDS, DAY_MS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
+from tests.serve.client import CALL_SECONDS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
 
 MIB = 1 << 20
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from delayapi.units import HOUR_MS
 from delaynode.clock import GuardedClock
 from delaynode.node.clock_watch import ClockWatch
 from delaynode.node.node_clock import FIRST_ROUND_MS, NodeClock
 
-HOUR_MS = 3_600_000
 RIGHT_MS = 1_790_000_000_000
 
 

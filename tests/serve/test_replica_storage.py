@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from delayapi.units import HOUR_MS
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication.transport.until import wait_until
@@ -17,8 +18,6 @@ from delaynode.store.shard import Shard
 from delayregistry.model import ShardSpec
 
 from tests.serve.hosts import CONFIG, Node, node
-
-HOUR_MS = 3_600_000
 
 
 def opened(made: Node) -> ReplicaStorage:

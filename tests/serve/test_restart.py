@@ -13,13 +13,13 @@ from pathlib import Path
 import grpc
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import DAY_MS, HOUR_MS
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
 from tests.faults.failover import GRPC_NOISE
-from tests.serve.client import DAY_MS, Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows
+from tests.serve.client import Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows
 
-HOUR_MS = 3_600_000
 FAR = (90_000, 5 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, 39 * DAY_MS)
 Restart = Callable[[], None]
 

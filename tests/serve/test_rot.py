@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
+from delayapi.units import DAY_MS
 from delaylocal import LocalCluster
 
 from tests.serve.client import Client, Failure, Msg, Sent, Shard, poll
 from tests.serve.test_restart import restarted
 
 BODY = b"the body of a message"
-DAY_MS = 86_400_000
 
 
 @pytest.fixture

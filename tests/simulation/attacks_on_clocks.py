@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from delayapi.units import HOUR_MS
+
 from tests.simulation.schedules import attack
 from tests.simulation.stage import cluster
-
-HOUR_MS = 3_600_000
 
 
 @attack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from delayapi.units import HOUR_MS
 from delayregistry.model import Delivery, Durability, ShardObject
 
 from tests.simulation.loop import MILLI, SECOND
@@ -13,7 +14,6 @@ from tests.simulation.stage import Failed, Run
 from tests.simulation.world import World, virtual
 
 LARGE_STEPS = 0.2  # of all seeds set one machine's clock wrong by far; of two machines nobody could tell who is right
-HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.replica.maintenance import Intervals
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
@@ -16,7 +17,6 @@ from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.index import Geometry
 from delaynode.store.timer.timer_log import UNIT_BYTES
 
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 SHARD = ShardConfig(
     horizon_ms=3 * DAY_MS,
     window_budget=20_000,

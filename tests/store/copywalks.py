@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import patch
 
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.log import batches
 from delaynode.store.maintenance import snapshot
 from delaynode.store.shard import ShardConfig
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
 from tests.store.replicating import Cluster, Copy, check_well
 from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, Draw, Step

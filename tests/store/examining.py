@@ -12,10 +12,10 @@ import threading
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.log.frames import BadFrame, parse
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import CANCELLED, MOVED_NOW, Shard
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 from delaynode.store.types import I64, MAX_SEQ, Pair
 
 from tests.store.consuming import World

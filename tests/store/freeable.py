@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
+from delayapi.units import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
 from tests.store.lives import files_in

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from delaynode.store.timer.index import HOUR_MS
+from delayapi.units import HOUR_MS
 
 from tests.store import world as worlds
 from tests.store.consuming import World

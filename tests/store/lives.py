@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import Frame
 from delaynode.store.maintenance import checkpoint as ck
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
 from tests.store.memory_files import MemoryFiles

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from delayapi.units import DAY_MS
 from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     Cancel,
@@ -21,7 +22,6 @@ from delaynode.store.log.frames import (
     column_bytes,
 )
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import Buffer
 
 from tests.store.consuming import World

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from delayapi.units import DAY_MS
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.shard import (
@@ -17,7 +18,7 @@ from delaynode.store.shard import (
     TOO_LATE,
     Lookup,
 )
-from delaynode.store.timer.index import DAY_MS, GEOMETRY
+from delaynode.store.timer.index import GEOMETRY
 from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
 from delaynode.store.types import Pair
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World, tag_of
 from tests.store.model import Key

@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS, MINUTE_MS
 from delaynode.store.errors import Refused
 from delaynode.store.maintenance import reclaim
-from delaynode.store.timer.index import DAY_MS, MINUTE_MS
 
 from tests.store.consuming import World, tag_of
 from tests.store.producing import Item

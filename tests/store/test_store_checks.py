@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from delayapi.units import HOUR_MS
 from delaynode.store.errors import Damaged, Unsynced
 from delaynode.store.log import checks, commit_log
 from delaynode.store.log.checks import FACTORS, checks_in, join_padded, record_checks
@@ -19,7 +20,6 @@ from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES, ConsumeQue
 from delaynode.store.queue.consume_queue import own_checks as queue_checks
 from delaynode.store.shard import Shard
 from delaynode.store.timer import timer_log
-from delaynode.store.timer.index import HOUR_MS
 from delaynode.store.timer.timer_log import STORED, UNIT_BYTES
 from delaynode.store.timer.timer_log import own_checks as timer_checks
 from delaynode.store.types import I64, U32, Pair

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from delayapi.units import HOUR_MS
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.frames import BadFrame, Frame, FrameKind, parse, parse_group, parse_progress
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
-from delaynode.store.timer.index import HOUR_MS
 
 from tests.store.consuming import World
 from tests.store.lives import checkpoint_of, files_in, lived

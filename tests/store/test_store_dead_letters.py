@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import Frame, FrameKind, GroupProgress
 from delaynode.store.maintenance import persist
@@ -18,7 +19,6 @@ from delaynode.store.queue.consumers import LONGEST_BACKOFF_MS
 from delaynode.store.queue.dead_letters import NEVER, DeadLetters
 from delaynode.store.queue.groups import MAX_ATTEMPT
 from delaynode.store.shard import Shard
-from delaynode.store.timer.index import DAY_MS
 from delaynode.store.types import I64, Records
 from hypothesis import given, settings
 from hypothesis import strategies as st

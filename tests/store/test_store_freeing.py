@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
 from tests.store import model as m
 from tests.store.consuming import World

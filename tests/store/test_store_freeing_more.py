@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import CANCELLED
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
 from tests.store.freeable import FAR, FREE, NEAR, aged, come_down, coming_down, log_bytes, mixed, release_all

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
-from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
 from tests.store.producing import Item

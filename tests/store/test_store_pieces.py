@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from delayapi.units import HOUR_MS, MINUTE_MS
 from delaynode.store.maintenance import persist
 from delaynode.store.timer import timer_log
-from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, TimerIndex
+from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.jobs import SORTED_FROM, TimerView
 from delaynode.store.timer.timer_log import HEADER, STORED, TimerLog, own_checks
 from delaynode.store.timer.units import DEFAULT, units

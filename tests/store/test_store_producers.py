@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.queue.producers import ROW, FirstAnswer, Producers
-from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
 from tests.store.producing import Item

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist
-from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS
 
 from tests.store.consuming import World
 from tests.store.lives import a_life, checkpoint_of, files_in, frames_of, lived, pieces_of, some_items

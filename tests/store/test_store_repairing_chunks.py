@@ -8,11 +8,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from delayapi.units import HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist
 from delaynode.store.timer import cascade_chunk as timer_pieces
 from delaynode.store.timer import timer_log
-from delaynode.store.timer.index import HOUR_MS, MINUTE_MS
 from delaynode.store.timer.timer_log import STORED
 from delaynode.store.types import Records
 

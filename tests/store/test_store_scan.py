@@ -9,7 +9,8 @@ import random
 
 import numpy as np
 import pytest
-from delaynode.store.timer.index import DAY_MS, HOUR_MS, MINUTE_MS, TimerIndex
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.scan import KeyFilter, ScanJob, SlotSnapshotCache
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, ROLL, SAME, UNIT, units

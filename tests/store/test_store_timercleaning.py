@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from delayapi.units import HOUR_MS
 from delaynode.store.shard import ALREADY_CANCELLED, MOVED_NOW
-from delaynode.store.timer.index import HOUR_MS
 
 from tests.store.freeable import aged, consume_all, free, release_all
 from tests.store.lives import files_in

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES
 from delaynode.store.queue.consume_queue import own_checks as queue_checks
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES
 from delaynode.store.types import Records
 from delaynode.store.verify import Finding, Summary, verify_shard

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.log import commit_log, offsets
 from delaynode.store.maintenance import evacuation, reclaim
 from delaynode.store.queue import dead_letters, groups
 from delaynode.store.timer import cascade, index, timer_log
-from delaynode.store.timer.index import DAY_MS, HOUR_MS
 
 from tests.store.consuming import World
 from tests.store.steps import Step, finale

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
+from delayapi.units import MINUTE_MS
 from delayclient.producer.producer import Producer
 from numpy.typing import NDArray
 
-MINUTE_MS = 60_000
 SPREAD_MS = (1 * MINUTE_MS, 30 * MINUTE_MS)
 BACKLOG_MS = 30 * MINUTE_MS
 FILL_PER_S = 200_000  # messages stored: what we count on

@@ -13,6 +13,7 @@ from delayapi.durations import format_ms
 from delayapi.options import DURATION
 
 from delayctl.common import FAILED, CommandSettings, common_options, put_json
+from delayctl.targets.errors import TargetRefused
 from delayctl.targets.options import ProgressBar, data_option
 from delayctl.targets.rebalances import (
     APPROVE,
@@ -22,7 +23,6 @@ from delayctl.targets.rebalances import (
     STOPPED,
     VERB,
     RebalanceOptions,
-    RebalanceRefused,
     RebalanceTarget,
     RebalanceView,
     rebalances,
@@ -112,30 +112,30 @@ def rebalance(
 def _require_rebalance(at: RebalanceTarget) -> RebalanceView:
     found = at.read()
     if found is None:
-        raise RebalanceRefused(f"nothing was proposed yet: `delayctl rebalance{at.place}` makes a plan")
+        raise TargetRefused(f"nothing was proposed yet: `delayctl rebalance{at.place}` makes a plan")
     return found
 
 
 def _approved(at: RebalanceTarget, given: str) -> RebalanceView:
     seen = _require_rebalance(at)
     if seen.state not in (READY, STOPPED) or not seen.hash:
-        raise RebalanceRefused(f"there is nothing to approve: {_described(seen)}")
+        raise TargetRefused(f"there is nothing to approve: {_described(seen)}")
     if given not in (PENDING, seen.hash):
-        raise RebalanceRefused(f"the plan is {seen.hash}, not {given}: look at it with --status")
+        raise TargetRefused(f"the plan is {seen.hash}, not {given}: look at it with --status")
     over = seen.expired()
     if over is not None:
-        raise RebalanceRefused(f"plan {seen.hash} expired at {over}: `delayctl rebalance{at.place}` makes another")
+        raise TargetRefused(f"plan {seen.hash} expired at {over}: `delayctl rebalance{at.place}` makes another")
     at.annotate({APPROVE: seen.hash})
     taken = _await_taken_up(at, APPROVE)
     if taken.status.get("approved") != seen.hash or taken.state in (READY, STOPPED):
-        raise RebalanceRefused(f"plan {seen.hash} was not approved: {_described(taken)}")
+        raise TargetRefused(f"plan {seen.hash} was not approved: {_described(taken)}")
     return taken
 
 
 def _stopped(at: RebalanceTarget) -> RebalanceView:
     seen = _require_rebalance(at)
     if seen.state not in (MOVING, "PendingProposal"):
-        raise RebalanceRefused(f"there is nothing to stop: {_described(seen)}")
+        raise TargetRefused(f"there is nothing to stop: {_described(seen)}")
     at.annotate({VERB: "stop"})
     return _await_taken_up(at, VERB)
 
@@ -147,7 +147,7 @@ def _await_taken_up(at: RebalanceTarget, verb: str) -> RebalanceView:
         if verb not in seen.annotations:
             return seen
         if time.monotonic() > until_s:
-            raise RebalanceRefused(
+            raise TargetRefused(
                 f"it is asked for, and nobody has taken it up within {TAKEN_UP_S:g} s: {at.carried_out_by} does that"
             )
         time.sleep(POLL_S)
@@ -161,7 +161,7 @@ def _await_proposal(at: RebalanceTarget, settings: CommandSettings, until_s: flo
                 return seen
             progress.show("the job looks at the load to come", 0, 0)
             if time.monotonic() > until_s:
-                raise RebalanceRefused(f"no proposal came in time: {_described(seen)}; {at.carried_out_by} has it made")
+                raise TargetRefused(f"no proposal came in time: {_described(seen)}; {at.carried_out_by} has it made")
             time.sleep(POLL_S)
 
 
@@ -172,11 +172,11 @@ def _await_over(at: RebalanceTarget, settings: CommandSettings, until_s: float) 
             if seen.state in OVER:
                 return seen
             if seen.state != MOVING:
-                raise RebalanceRefused(f"nothing is under way: {_described(seen)}")
+                raise TargetRefused(f"nothing is under way: {_described(seen)}")
             done = seen.status.get("progress") or {}
             bar.show(str(done.get("current") or "starts"), int(done.get("percent") or 0), 100)
             if time.monotonic() > until_s:
-                raise RebalanceRefused(f"not over yet: {_described(seen)}; it goes on")
+                raise TargetRefused(f"not over yet: {_described(seen)}; it goes on")
             time.sleep(POLL_S)
 
 

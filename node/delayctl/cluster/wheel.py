@@ -12,6 +12,7 @@ import numpy as np
 from delayapi.durations import format_instant, format_ms
 from delayapi.options import DURATION, INSTANT
 from delayapi.slots import spread_slots
+from delayapi.units import DAY_MS
 from numpy.typing import NDArray
 
 from delayctl.common import USAGE, CommandSettings, common_options, fail, put_json, run
@@ -28,7 +29,6 @@ _WIDTHS_MS = tuple(
     seconds * 1000
     for seconds in (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
 )
-_DAY_MS = 86_400_000
 
 
 @click.command()
@@ -114,7 +114,7 @@ def _show_nodes(
 
     start_ms = time.time_ns() // 1_000_000 if from_ms is None else from_ms
     start_ms = start_ms // slot_ms * slot_ms
-    end_ms = start_ms + _DAY_MS if to_ms is None else to_ms
+    end_ms = start_ms + DAY_MS if to_ms is None else to_ms
     if end_ms <= start_ms:
         raise click.UsageError("--to is not later than --from")
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from delayctl.targets.errors import TargetRefused
 from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayctl.targets.kube_route import accessed
-from delayctl.targets.rebalances import MOVING, VERB, RebalanceOptions, RebalanceRefused, RebalanceTarget, RebalanceView
+from delayctl.targets.rebalances import MOVING, VERB, RebalanceOptions, RebalanceTarget, RebalanceView
 
 
 class KubeRebalanceTarget(RebalanceTarget):
@@ -24,14 +25,14 @@ class KubeRebalanceTarget(RebalanceTarget):
         return None if found is None else RebalanceView.of(found)
 
     def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
-        raise RebalanceRefused(
+        raise TargetRefused(
             "--dry-run is for a local cluster: in Kubernetes the job runs beside the nodes, and what it proposes is "
             f"carried out only when approved; `delayctl rebalance{self.place}` has it made"
         )
 
     def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
         if ask.given:
-            raise RebalanceRefused(
+            raise TargetRefused(
                 f"{', '.join(ask.given)}: in Kubernetes that is spec.rebalance of the DelayCluster "
                 f"{self._access.cluster!r}"
             )
@@ -49,7 +50,7 @@ class KubeRebalanceTarget(RebalanceTarget):
                 patch["spec"] = wanted
             self._access.patch_delayrebalance(self._name, patch)
         except KubeInvalid as error:
-            raise RebalanceRefused(str(error)) from error
+            raise TargetRefused(str(error)) from error
         return True, ""
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
@@ -57,7 +58,7 @@ class KubeRebalanceTarget(RebalanceTarget):
 
     def _may_ask_again(self, found: Mapping[str, Any] | None) -> None:
         if found is not None and RebalanceView.of(found).state == MOVING:
-            raise RebalanceRefused(
+            raise TargetRefused(
                 f"DelayRebalance {self._name!r} is being carried out: --status shows how far, --stop stops it"
             )
 
@@ -65,7 +66,7 @@ class KubeRebalanceTarget(RebalanceTarget):
         found = self._access.delayrebalance(self._name)
         cluster = ((found or {}).get("spec") or {}).get("cluster")
         if found is not None and cluster != self._access.cluster:
-            raise RebalanceRefused(f"DelayRebalance {self._name!r} is about the cluster {cluster!r}")
+            raise TargetRefused(f"DelayRebalance {self._name!r} is about the cluster {cluster!r}")
         return found
 
 

@@ -17,10 +17,11 @@ from delayregistry.kube.adapter import KubeRegistry
 from delayregistry.kube.client import Credentials, KubeClient
 from delayregistry.port import RegistryError
 
+from delayctl.targets.errors import TargetRefused, TargetUnreachable
 from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
 from delayctl.targets.kube_route import accessed
 from delayctl.targets.port_forward import Forwards
-from delayctl.targets.registry import TRIES, RegistryEditor, RegistryRefused, RegistryUnreachable, drained_with
+from delayctl.targets.registry import TRIES, RegistryEditor, drained_with
 
 RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 """The annotation that `kubectl rollout restart` uses; a new value is a new revision of the pods."""
@@ -44,12 +45,12 @@ class KubeRegistryEditor(RegistryEditor):
             wished = tuple((found.get("spec") or {}).get("drained") or ())
             drained = drained_with(replace(self.cluster(), drained=wished), node, undo=undo)
             if undo and node not in wished and node in self.cluster().drained:
-                raise RegistryRefused(
+                raise TargetRefused(
                     f"{node} is being emptied because spec.nodes leaves it out: scale out again to keep it"
                 )
             if drained == wished or self._patched(found, {"drained": list(drained)}):
                 return
-        raise RegistryUnreachable(f"{self._access} changes all the time: it could not be written")
+        raise TargetUnreachable(f"{self._access} changes all the time: it could not be written")
 
     def restart(self) -> None:
         for _ in range(TRIES):
@@ -58,7 +59,7 @@ class KubeRegistryEditor(RegistryEditor):
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             if self._patched(found, {"podTemplate": {"annotations": {RESTARTED: now}}}):
                 return
-        raise RegistryUnreachable(f"{self._access} changes all the time: it could not be written")
+        raise TargetUnreachable(f"{self._access} changes all the time: it could not be written")
 
     def _patched(self, found: Mapping[str, Any], spec: dict[str, Any]) -> bool:
         """False: somebody else has written it meanwhile. Raises Refused where a rule of the schema forbids it."""
@@ -66,18 +67,18 @@ class KubeRegistryEditor(RegistryEditor):
         try:
             return self._access.patch_delaycluster({"metadata": {"resourceVersion": version}, "spec": spec})
         except KubeInvalid as error:
-            raise RegistryRefused(str(error)) from error
+            raise TargetRefused(str(error)) from error
 
     def _not_paused(self, found: Mapping[str, Any]) -> None:
         if (found.get("spec") or {}).get("paused"):
-            raise RegistryRefused(
+            raise TargetRefused(
                 f"{self._access} is paused: the operator moves and restarts nothing until spec.paused is false"
             )
 
 
 @contextmanager
 def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
-    """The cluster that --kube names. Raises Unreachable; what is wrong with the way to it ends the process."""
+    """The cluster that --kube names. Raises TargetUnreachable; what is wrong with the way to it ends the process."""
     with accessed(target) as access:
         pods = access.first_pods()
         client = KubeClient(Credentials(access.configuration), agent="delayctl", connections=4)
@@ -91,6 +92,6 @@ def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
                 finally:
                     editor.close()
         except RegistryError as error:
-            raise RegistryUnreachable(str(error)) from error
+            raise TargetUnreachable(str(error)) from error
         finally:
             client.close()

@@ -12,13 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delayctl.targets.rebalances import (
-    RebalanceOptions,
-    RebalanceRefused,
-    RebalanceTarget,
-    RebalanceUnreachable,
-    RebalanceView,
-)
+from delayctl.targets.errors import TargetRefused, TargetUnreachable
+from delayctl.targets.rebalances import RebalanceOptions, RebalanceTarget, RebalanceView
 
 if TYPE_CHECKING:
     from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
@@ -28,11 +23,11 @@ _EXTRA = "pip install 'delaycluster[spark]'"
 
 
 class LocalRebalanceTarget(RebalanceTarget):
-    """Of the cluster in `data`. Raises Unreachable where there is none."""
+    """Of the cluster in `data`. Raises TargetUnreachable where there is none."""
 
     def __init__(self, data: Path) -> None:
         if not (data / "registry.db").exists():
-            raise RebalanceUnreachable(f"no local cluster in {data}: name its directory, --data DIR")
+            raise TargetUnreachable(f"no local cluster in {data}: name its directory, --data DIR")
         self._data = data
         self._file = _file(data)
         self.place = "" if data == Path(".delaycluster") else f" --data {data}"
@@ -67,7 +62,7 @@ class LocalRebalanceTarget(RebalanceTarget):
         try:
             self._file.edit(proposed)
         except RebalanceFileError as error:
-            raise RebalanceRefused(str(error)) from error
+            raise TargetRefused(str(error)) from error
         return True, why
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
@@ -81,7 +76,7 @@ class LocalRebalanceTarget(RebalanceTarget):
         try:
             self._file.edit(annotated)
         except RebalanceFileError as error:
-            raise RebalanceRefused(str(error)) from error
+            raise TargetRefused(str(error)) from error
 
     def _made(self, ask: RebalanceOptions) -> tuple[PlanModel | None, str]:
         """A plan, or None where no move is worth its cost; and why."""
@@ -91,7 +86,7 @@ class LocalRebalanceTarget(RebalanceTarget):
             from delayrebalance.proposal import to_plan
             from delayrebalance.run import study_cluster
         except ImportError as error:
-            raise RebalanceRefused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
+            raise TargetRefused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
         self._runs()
         given: dict[str, Any] = {
             "slot_ms": ask.slot_ms, "horizon_ms": ask.horizon_ms, "threshold": ask.threshold,
@@ -103,7 +98,7 @@ class LocalRebalanceTarget(RebalanceTarget):
             with _errors_into(self._data / "logs" / "rebalance.log"):
                 found = study_cluster(cluster, settings)
         except RebalanceError as error:
-            raise RebalanceRefused(str(error)) from error
+            raise TargetRefused(str(error)) from error
         if not found.moves:
             return None, found.why
         return to_plan(found, cluster, settings, now_ms=time.time_ns() // 1_000_000), found.why
@@ -114,17 +109,17 @@ class LocalRebalanceTarget(RebalanceTarget):
         try:
             return self._file.read()
         except RebalanceFileError as error:
-            raise RebalanceRefused(str(error)) from error
+            raise TargetRefused(str(error)) from error
 
     def _not_moving(self, kept: StoredRebalance | None = None) -> None:
         found = self._read_file() if kept is None else kept
         if found is not None and RebalanceView.of(found.as_json()).state == "Rebalancing":
-            raise RebalanceRefused(
+            raise TargetRefused(
                 f"a plan is being carried out: `delayctl rebalance{self.place} --status` shows how far, --stop stops it"
             )
 
     def _runs(self) -> None:
-        """Raises Unreachable unless the cluster's process holds its directory."""
+        """Raises TargetUnreachable unless the cluster's process holds its directory."""
         try:
             with (self._data / "lock").open("r+", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,9 +127,7 @@ class LocalRebalanceTarget(RebalanceTarget):
             return
         except OSError:
             pass
-        raise RebalanceUnreachable(
-            f"no cluster runs on {self._data}: start it with `delayctl local --data {self._data}`"
-        )
+        raise TargetUnreachable(f"no cluster runs on {self._data}: start it with `delayctl local --data {self._data}`")
 
 
 @contextmanager
@@ -160,5 +153,5 @@ def _file(data: Path) -> RebalanceFile:
     try:
         from delaylocal.rebalance_file import RebalanceFile
     except ImportError as error:
-        raise RebalanceRefused(f"a rebalance needs more packages ({error}): {_EXTRA}") from error
+        raise TargetRefused(f"a rebalance needs more packages ({error}): {_EXTRA}") from error
     return RebalanceFile(data)

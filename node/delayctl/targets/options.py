@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from delayctl.common import FAILED, UNREACHABLE, CommandSettings, fail
+from delayctl.common import CommandSettings
+from delayctl.targets.errors import exit_on_errors
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -39,9 +40,9 @@ def data_option(command: F) -> F:
 def open_registry_editor(settings: CommandSettings, data: Path) -> Iterator[RegistryEditor]:
     """The registry of the cluster: --kube's, or the one in `data`. What it refuses ends the process with a line and
     an exit code."""
-    from delayctl.targets.registry import RegistryRefused, RegistryUnreachable, registry_editor
+    from delayctl.targets.registry import registry_editor
 
-    try:
+    with exit_on_errors():
         if settings.kube is None:
             with registry_editor(data) as at:
                 yield at
@@ -52,10 +53,6 @@ def open_registry_editor(settings: CommandSettings, data: Path) -> Iterator[Regi
 
             with kube_registry_editor(settings.kube) as at:
                 yield at
-    except RegistryRefused as error:
-        fail(str(error), FAILED)
-    except RegistryUnreachable as error:
-        fail(str(error), UNREACHABLE)
 
 
 class ProgressBar:

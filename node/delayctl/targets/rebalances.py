@@ -16,7 +16,8 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from delayctl.common import FAILED, UNREACHABLE, CommandSettings, fail
+from delayctl.common import CommandSettings
+from delayctl.targets.errors import TargetRefused, exit_on_errors
 
 APPROVE: Final = "delaycluster.io/approve"
 VERB: Final = "delaycluster.io/rebalance"
@@ -25,14 +26,6 @@ READY: Final = "ProposalReady"
 MOVING: Final = "Rebalancing"
 STOPPED: Final = "Stopped"
 OVER: Final = frozenset(("Ready", STOPPED, "NotReady"))
-
-
-class RebalanceRefused(Exception):
-    """What was asked for can't be done; says why, and what can."""
-
-
-class RebalanceUnreachable(Exception):
-    """There is no cluster here, or it does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,7 @@ class RebalanceView:
 
 
 class RebalanceTarget(ABC):
-    """Raises RebalanceRefused and RebalanceUnreachable."""
+    """Raises TargetRefused and TargetUnreachable."""
 
     place: str
     """What to call the cluster with, as options: ` --data DIR`."""
@@ -122,7 +115,7 @@ class RebalanceTarget(ABC):
 @contextmanager
 def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Iterator[RebalanceTarget]:
     """--kube's, or those of the cluster in `data`. What is refused ends the process with a line and an exit code."""
-    try:
+    with exit_on_errors():
         if settings.kube is None:
             if name is not None:
                 raise click.UsageError("--name is for --kube: a local cluster has one rebalance")
@@ -136,10 +129,6 @@ def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Itera
 
             with kube_rebalances(settings.kube, name) as at:
                 yield at
-    except RebalanceRefused as error:
-        fail(str(error), FAILED)
-    except RebalanceUnreachable as error:
-        fail(str(error), UNREACHABLE)
 
 
 def proposal(settings: CommandSettings, data: Path) -> Mapping[str, Any]:
@@ -147,6 +136,6 @@ def proposal(settings: CommandSettings, data: Path) -> Mapping[str, Any]:
     with rebalances(settings, data, None) as at:
         found = at.read()
         if found is None or not found.plan:
-            raise RebalanceRefused(f"nothing is proposed: `delayctl rebalance{at.place}` makes a plan")
+            raise TargetRefused(f"nothing is proposed: `delayctl rebalance{at.place}` makes a plan")
         return found.plan
     raise AssertionError

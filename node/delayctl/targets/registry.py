@@ -23,15 +23,9 @@ from delayregistry.model import ClusterObject, ClusterSpec, NodeLease, ShardObje
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delayregistry.sqlite import SqliteRegistry
 
+from delayctl.targets.errors import TargetRefused, TargetUnreachable
+
 TRIES = 20  # a write may meet the master's or the operator's
-
-
-class RegistryRefused(Exception):
-    """What was asked for can't be done; says why."""
-
-
-class RegistryUnreachable(Exception):
-    """There is no cluster here, or its registry does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +55,10 @@ class RegistryEditor(ABC):
         return self._cluster().spec
 
     def shard(self, name: str) -> ShardObject:
-        """Raises RegistryRefused when there is none."""
+        """Raises TargetRefused when there is none."""
         found = self._registry.get_shard(name)
         if found is None:
-            raise RegistryRefused(f"no shard {name!r}; `delayctl shards` lists them")
+            raise TargetRefused(f"no shard {name!r}; `delayctl shards` lists them")
         return found
 
     def shards(self) -> tuple[ShardObject, ...]:
@@ -95,17 +89,17 @@ class RegistryEditor(ABC):
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
         """The copy on `origin`, or the master's, is to be on `to`. Returns the nodes that are to have the copies.
 
-        Raises RegistryRefused.
+        Raises TargetRefused.
         """
         self._require_usable(to)
 
         def edit(shard: ShardObject) -> ShardSpec:
             nodes = shard.spec.replicas if shard.spec.target is None else shard.spec.target
             if to in nodes:
-                raise RegistryRefused(f"{to} has, or is about to have, a copy of {name}")
+                raise TargetRefused(f"{to} has, or is about to have, a copy of {name}")
             source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
             if source not in nodes:
-                raise RegistryRefused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
+                raise TargetRefused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
             self._check_zones(to, source, [node for node in nodes if node != source])
             target = tuple(to if node == source else node for node in nodes)
             return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
@@ -113,23 +107,23 @@ class RegistryEditor(ABC):
         return self._edit(name, edit).target or ()
 
     def switchover(self, name: str, to: str | None) -> tuple[str, str]:
-        """`to`, or any that is in sync, is to be the master; (former master, new one). Raises RegistryRefused."""
+        """`to`, or any that is in sync, is to be the master; (former master, new one). Raises TargetRefused."""
         shard = self.shard(name)
         master = shard.spec.master
         if master is None:
-            raise RegistryRefused(f"{name} has no master that could hand over")
+            raise TargetRefused(f"{name} has no master that could hand over")
         ready = self.in_sync(shard) - {master, *shard.spec.leaving}
         if to is None:
             to = next((node for node in shard.spec.replicas if node in ready), None)
             if to is None:
-                raise RegistryRefused(f"no other copy of {name} is in sync")
+                raise TargetRefused(f"no other copy of {name} is in sync")
         self._require_usable(to)
         if to == master:
-            raise RegistryRefused(f"{to} is the master of {name} already")
+            raise TargetRefused(f"{to} is the master of {name} already")
         if to not in shard.spec.replicas:
-            raise RegistryRefused(f"{to} has no copy of {name}; they are on {', '.join(shard.spec.replicas)}")
+            raise TargetRefused(f"{to} has no copy of {name}; they are on {', '.join(shard.spec.replicas)}")
         if to not in ready:
-            raise RegistryRefused(f"{to} is not in sync: it could not take over without losing something")
+            raise TargetRefused(f"{to} is not in sync: it could not take over without losing something")
         chosen = to
 
         def edit(shard: ShardObject) -> ShardSpec:
@@ -153,22 +147,22 @@ class RegistryEditor(ABC):
 
     @abstractmethod
     def drain(self, node: str, *, undo: bool) -> None:
-        """Drain the node, or use it again. Raises RegistryRefused where the others could not hold all."""
+        """Drain the node, or use it again. Raises TargetRefused where the others could not hold all."""
 
     @abstractmethod
     def restart(self) -> None:
-        """All nodes are to be restarted, one by one. Raises RegistryRefused, RegistryUnreachable."""
+        """All nodes are to be restarted, one by one. Raises TargetRefused, TargetUnreachable."""
 
     def adoptions(self, names: Sequence[str] = ()) -> list[Adoption]:
         """The shards whose objects know less than their copies do, and what they would become.
 
-        Raises RegistryRefused unless every node answers: whoever is silent might have the most.
+        Raises TargetRefused unless every node answers: whoever is silent might have the most.
         """
         nodes = self.cluster().node_ids
         answers = {node: answer for node, answer in self.node_answers(nodes).items() if answer.listed}
         silent = [node for node in nodes if node not in answers]
         if silent:
-            raise RegistryRefused(
+            raise TargetRefused(
                 f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to"
             )
         chosen = [self.shard(name) for name in names] or list(self.shards())
@@ -176,36 +170,34 @@ class RegistryEditor(ABC):
         return [it for it in found if it is not None]
 
     def adopt(self, adoption: Adoption) -> None:
-        """Raises RegistryRefused when the shard's object has changed meanwhile."""
+        """Raises TargetRefused when the shard's object has changed meanwhile."""
         name = adoption.shard.name
         try:
             # The epoch first: without a status nobody can be chosen yet.
             version = self._registry.write_spec(name, adoption.spec, adoption.shard.version)
             self._registry.write_status(name, adoption.status, version)
         except Conflict as error:
-            raise RegistryRefused(f"{name} has changed meanwhile; try again") from error
+            raise TargetRefused(f"{name} has changed meanwhile; try again") from error
 
     def _cluster(self) -> ClusterObject:
         found = self._registry.read_cluster()
         if found is None:
-            raise RegistryUnreachable("the registry holds no cluster yet")
+            raise TargetUnreachable("the registry holds no cluster yet")
         return found
 
     def _require_usable(self, node: str) -> NodeLease:
         spec = self.cluster()
         if node not in spec.node_ids:
-            raise RegistryRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+            raise TargetRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
         if node in spec.drained:
-            raise RegistryRefused(
-                f"{node} is being drained; `delayctl nodes drain {node} --undo` lets it be used again"
-            )
+            raise TargetRefused(f"{node} is being drained; `delayctl nodes drain {node} --undo` lets it be used again")
         lease = next((lease for lease in self._registry.list_leases() if lease.node == node), None)
         if lease is None or lease.stopping or node not in self.node_answers([node]):
-            raise RegistryRefused(f"{node} does not run, or gives no answer")
+            raise TargetRefused(f"{node} does not run, or gives no answer")
         return lease
 
     def _check_zones(self, to: str, source: str, others: Sequence[str]) -> None:
-        """Raises RegistryRefused where two copies in one zone would result; the operator would undo that."""
+        """Raises TargetRefused where two copies in one zone would result; the operator would undo that."""
         leases, spec = self._registry.list_leases(), self.cluster()
         zones = Zones({lease.node: lease.zone for lease in leases})
         if not zones.shared(to, others):
@@ -213,7 +205,7 @@ class RegistryEditor(ABC):
         may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
         living = self.node_answers(zones.elsewhere([to, *others], may))
         if living:
-            raise RegistryRefused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
+            raise TargetRefused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
 
     def _edit(self, name: str, edit: Callable[[ShardObject], ShardSpec]) -> ShardSpec:
         fault: Exception | None = None
@@ -230,7 +222,7 @@ class RegistryEditor(ABC):
             except OutcomeUnknown as error:
                 fault = error
                 time.sleep(0.2)  # looked at again: it may have happened
-        raise RegistryUnreachable(f"{name} could not be written: {fault}")
+        raise TargetUnreachable(f"{name} could not be written: {fault}")
 
 
 class LocalRegistryEditor(RegistryEditor):
@@ -251,7 +243,7 @@ class LocalRegistryEditor(RegistryEditor):
                 return
             except (Conflict, OutcomeUnknown):
                 continue
-        raise RegistryUnreachable("the registry takes no writes")
+        raise TargetUnreachable("the registry takes no writes")
 
     def restart(self) -> None:
         _signal_supervisor(self._data)
@@ -259,16 +251,16 @@ class LocalRegistryEditor(RegistryEditor):
 
 @contextmanager
 def registry_editor(data: Path) -> Iterator[RegistryEditor]:
-    """The cluster kept in `data`. Raises Unreachable, also for a registry that fails inside."""
+    """The cluster kept in `data`. Raises TargetUnreachable, also for a registry that fails inside."""
     try:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
-        raise RegistryUnreachable(f"{error}: name the cluster's directory, --data DIR") from error
+        raise TargetUnreachable(f"{error}: name the cluster's directory, --data DIR") from error
     editor = LocalRegistryEditor(registry, data, PatientProber())
     try:
         yield editor
     except RegistryError as error:
-        raise RegistryUnreachable(str(error)) from error
+        raise TargetUnreachable(str(error)) from error
     finally:
         editor.close()
 
@@ -283,21 +275,21 @@ def _signal_supervisor(data: Path) -> None:
                 os.kill(int(lock.read()), signal.SIGUSR1)
                 return
     except (OSError, ValueError) as error:
-        raise RegistryUnreachable(f"no cluster runs on {data}: {error}") from error
-    raise RegistryUnreachable(f"no cluster runs on {data}: start it with `delayctl local --data {data}`")
+        raise TargetUnreachable(f"no cluster runs on {data}: {error}") from error
+    raise TargetUnreachable(f"no cluster runs on {data}: start it with `delayctl local --data {data}`")
 
 
 def drained_with(spec: ClusterSpec, node: str, *, undo: bool) -> tuple[str, ...]:
-    """The nodes to be emptied, with or without `node`. Raises RegistryRefused where the others could not hold all."""
+    """The nodes to be emptied, with or without `node`. Raises TargetRefused where the others could not hold all."""
     if node not in spec.node_ids:
-        raise RegistryRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
+        raise TargetRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
     others = tuple(it for it in spec.drained if it != node)
     if undo:
         return others
     left = len(spec.node_ids) - len(others) - 1
     if left < spec.replicas:
         copies = "copy is" if spec.replicas == 1 else "copies are"
-        raise RegistryRefused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
+        raise TargetRefused(f"{spec.replicas} {copies} wanted of each shard, and {left} other nodes would be left")
     return (*others, node)
 
 
@@ -317,7 +309,7 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption
     found = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
     copies = {node: copy for node, copy in found.items() if copy.role is not ObservedRole.FETCHING}
     if any(copy.role is ObservedRole.OPENING for copy in copies.values()):
-        raise RegistryRefused(f"{shard.name}: a copy is still being opened; try again in a moment")
+        raise TargetRefused(f"{shard.name}: a copy is still being opened; try again in a moment")
     highest = max((copy.epoch for copy in copies.values()), default=0)
     lost = shard.status is None and any(copy.log_end > 0 for copy in copies.values())
     if not lost and highest <= spec.epoch:
@@ -326,7 +318,7 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption
         node: copy for node, copy in copies.items() if copy.damaged is None and copy.role is not ObservedRole.DAMAGED
     }
     if not sound:
-        raise RegistryRefused(f"{shard.name}: every copy is damaged")
+        raise TargetRefused(f"{shard.name}: every copy is damaged")
     ends = {node: (copy.log_epoch, copy.log_end) for node, copy in sound.items()}
     end = max(ends.values())
     best = [node for node, it in ends.items() if it == end]
@@ -343,7 +335,7 @@ def _known_in_sync(shard: ShardObject, copies: Mapping[str, CopyView], best: Seq
     """What the copies remember of the in-sync set must not speak against the choice."""
     newest = max(copies.values(), key=lambda copy: copy.kept_epoch)
     if newest.kept_epoch and not any(copies[node].replica_id in newest.kept_in_sync for node in best):
-        raise RegistryRefused(
+        raise TargetRefused(
             f"{shard.name}: {', '.join(best)} has the highest log end, but was not in sync in epoch "
             f"{newest.kept_epoch}; the copy that was is not on any node"
         )

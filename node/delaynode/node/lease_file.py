@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from json import JSONDecodeError
 
+from delayapi.units import HOUR_MS
+
 from delaynode.store.log.files import Files
 
-MAX_LEASE_MS = 3_600_000  # that the registry's model allows: of a file that can't be read
+MAX_LEASE_MS = HOUR_MS  # that the registry's model allows: of a file that can't be read
 
 
 def adopt(files: Files, data: str, lease_ms: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from delayapi.units import DAY_MS
 from delayregistry.model import ClusterSpec
 
 from delaynode.config import NodeConfig
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import ShardConfig
-from delaynode.store.timer.index import DAY_MS
 
 WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
 FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints

@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 from delayapi.codec import encode_message_batch
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import HOUR_MS
 
 from delaynode.limits.budget import Answers
 from delaynode.replica.master import ShardHost
@@ -19,7 +20,7 @@ from delaynode.store.errors import Refused
 from delaynode.store.queue.consumers import ConsumerDelivery
 
 MAX_WAIT_MS = 60_000
-MAX_INVISIBLE_MS = 12 * 3_600_000
+MAX_INVISIBLE_MS = 12 * HOUR_MS
 MAX_RECEIVE = 65_536
 MAX_PAGE = 10_000
 ROW_BYTES = 32  # of a message's columns in an answer

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import DAY_MS
 from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
@@ -118,7 +119,7 @@ class DelayService:
     def _route(self, name: str, shards: list[Any]) -> pb.TopicRoute:
         cluster = self.node.routes.cluster
         topic = cluster.topic(name) if cluster else None
-        horizon_ms = (cluster.horizon_days if cluster else 40) * 86_400_000
+        horizon_ms = (cluster.horizon_days if cluster else 40) * DAY_MS
         route = pb.TopicRoute(
             topic=name,
             max_delay_ms=min(horizon_ms, topic.max_delay_ms) if topic and topic.max_delay_ms else horizon_ms,

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from delayapi.units import DAY_MS, MINUTE_MS
 
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.log.checks import record_checks
@@ -50,7 +51,7 @@ from delaynode.store.queue.producers import FirstAnswer, Producers
 from delaynode.store.timer.cascade import CHUNK_UNITS
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
 from delaynode.store.timer.due_window import SortedRun, before
-from delaynode.store.timer.index import DAY_MS, GEOMETRY, MINUTE_MS, Geometry, TimerIndex
+from delaynode.store.timer.index import GEOMETRY, Geometry, TimerIndex
 from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
 from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, UNIT, units
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delayapi.durations import parse_duration_ms
-from delayregistry.model import DAY_MS, MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
+from delayapi.units import DAY_MS
+from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
 from pydantic import ValidationError
 
 from delayoperator.crds import limits

@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from delayregistry.model import DAY_MS, MAX_HORIZON_DAYS
+from delayapi.units import DAY_MS, HOUR_MS
+from delayregistry.model import MAX_HORIZON_DAYS
 
 from delayoperator.crds.base import Json, rule
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
@@ -31,8 +32,8 @@ CLUSTER_NAME: Final = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z]([-a-z0-9]*[a-z0
 # A part of a duration: its pattern, and what one of it is in ms.
 _PARTS = {
     "[0-9.]+w": 604_800_000,
-    "[0-9.]+d": 86_400_000,
-    "[0-9.]+h": 3_600_000,
+    "[0-9.]+d": DAY_MS,
+    "[0-9.]+h": HOUR_MS,
     "[0-9.]+m($|[^s])": 60_000,
     "[0-9.]+s": 1_000,
     "[0-9.]+ms": 1,

@@ -11,6 +11,7 @@ import numpy as np
 from delayapi.hot_slots import F64
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.slots import spread_slots
+from delayapi.units import HOUR_MS
 from delayregistry.model import NodeLease, ShardObject, shard_name
 
 from delayoperator.rebalance_plan import LoadForecast, Size
@@ -21,7 +22,7 @@ AT_ONCE = 4  # answers in memory: a node's has 50 KB a shard, and stops at 32 Mi
 MAX_ANSWER_BYTES = 64 << 20
 SLOT_MS = 300_000
 SLOTS = 288  # a day: for so long a plan by hand can be approved
-WIDEST_SLOT_MS = 3_600_000  # of a wheel: a slot that begins so much earlier can still reach into the day
+WIDEST_SLOT_MS = HOUR_MS  # of a wheel: a slot that begins so much earlier can still reach into the day
 
 
 @dataclass(frozen=True, slots=True)

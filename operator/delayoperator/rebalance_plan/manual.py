@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from delayapi import hot_slots
+from delayapi.units import DAY_MS
 from delayregistry.model import shard_name
 
 from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveModel, PlanModel, PlannedMove
@@ -12,7 +13,7 @@ from delayoperator.rebalance_plan.step_values import World
 from delayoperator.rebalance_plan.times import text_of
 from delayoperator.rebalance_plan.validate import BYTES_PER_SECOND, MovePace
 
-EXPIRES_MS = 24 * 3_600_000
+EXPIRES_MS = DAY_MS
 
 
 def manual_plan(spec: DelayRebalanceSpec, world: World, now_ms: int) -> PlanModel | list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from delayapi.units import HOUR_MS
+
 from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval
 from delayoperator.crds.status import ConditionModel, ConditionStatus
@@ -23,7 +25,7 @@ from delayoperator.rebalance_plan.step_values import (
 from delayoperator.rebalance_plan.times import duration, instant, text_of
 from delayoperator.rebalance_plan.validate import WaitForMove
 
-COOL_DOWN_MS: Final = 3_600_000
+COOL_DOWN_MS: Final = HOUR_MS
 REFRESH, STOP = "refresh", "stop"
 MAX_MESSAGE_CHARS = 1_000
 

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from delayapi.units import MINUTE_MS
 from delayoperator.crds.rebalance import MoveState, RebalanceState
 from delayoperator.plan import Liveness
 from delayoperator.rebalance_plan import World, text_of
@@ -14,8 +15,6 @@ from delayregistry.model import Switchover
 
 from tests.plan.cluster import Cluster
 from tests.plan.rebalancing.driver import START_MS, Driver, a_move, a_plan, cluster, nodes_of, settle
-
-MINUTE_MS = 60_000
 
 
 def approved(world: Cluster, *moves: object, **spec: object) -> Driver:

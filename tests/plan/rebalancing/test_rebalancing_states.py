@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayapi.units import HOUR_MS
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
 from delayoperator.rebalance_plan import Job, JobState, LoadForecast, Size, made_for, text_of
@@ -15,8 +16,6 @@ from delayregistry.model import TopicSpec
 
 from tests.plan.cluster import Cluster
 from tests.plan.rebalancing.driver import START_MS, Driver, a_move, a_plan, cluster, nodes_of
-
-HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from delayapi.units import DAY_MS
 
 from delaynode.store.errors import Refused
 from delaynode.store.types import I64, U8, U32, Buffer
 
-DAY_MS = 86_400_000
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_BATCH_MESSAGES = 65_536

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
+from delayapi.units import DAY_MS
 
 from delaynode.store.errors import Impossible
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import FrameKind, Relocate, Trim
-from delaynode.store.log.incoming_batch import DAY_MS
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SegmentLedger

@@ -14,15 +14,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from delayapi.units import DAY_MS, HOUR_MS
 
 from delaynode.store.errors import Refused
 from delaynode.store.types import Array, Records
 
 ANSWERS_KEPT = 16
-EXPIRY_MS = 86_400_000
+EXPIRY_MS = DAY_MS
 LIMIT = 10_000
 RETRY_MS = 10_000
-LONGEST_STEP_MS = 3_600_000
+LONGEST_STEP_MS = HOUR_MS
 FIRST_ROWS = 16
 
 ROW = np.dtype(

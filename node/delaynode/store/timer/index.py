@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 
 from delaynode.store.timer.cascade import CHUNK_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timer.cleanup import STEP_UNITS, CleanupCycle, CleanupJob
@@ -27,7 +28,6 @@ from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import I64, U32, Bools, Pair, Records
 
 CLEAN_SEGMENTS = 2  # TimerLog files that may be of no use before a cleaning is worth its reads
-MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MINUTE_SLOTS = 2 * 1440
 LOAD_UNITS = 524_288  # that the window is extended by at a time; being sorted they take four times their memory
 MAX_UNCHECKED_SLOTS = 64

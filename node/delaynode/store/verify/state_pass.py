@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from delayapi.units import HOUR_MS
 
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import Files
@@ -20,7 +21,6 @@ from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SEGMENT
 from delaynode.store.shard import Identity, ShardConfig
-from delaynode.store.timer.index import HOUR_MS
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import SLOT
 from delaynode.store.types import Array, Pair, Records

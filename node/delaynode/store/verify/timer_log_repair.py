@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from delayapi.units import HOUR_MS, MINUTE_MS
+
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
-from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
+from delaynode.store.timer.index import MINUTE_SLOTS, hour_slots
 from delaynode.store.timer.repair import FlushRepairer
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import TimerWheel

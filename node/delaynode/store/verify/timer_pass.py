@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
+from delayapi.units import HOUR_MS, MINUTE_MS
 
 from delaynode.store.errors import Damaged, Trimmed
-from delaynode.store.timer.index import HOUR_MS, MINUTE_MS, MINUTE_SLOTS, hour_slots
+from delaynode.store.timer.index import MINUTE_SLOTS, hour_slots
 from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES, TimerLog, _runs, flush_crc, own_checks
 from delaynode.store.timer.units import COUNT, DEFAULT, DELETE, MOVED, ROLL, SAME, change_of, latest_units
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
