@@ -191,7 +191,7 @@ def test_what_could_not_be_sent_is_free_again(tmp_path: Path) -> None:
 
         window = 1 << 20
 
-        async def room(self, size: int) -> None:
+        async def reserve(self, size: int) -> None:
             await asyncio.Event().wait()
 
     async def main() -> None:

@@ -45,7 +45,7 @@ def test_any_node_can_be_asked_about_any_other(client: Client, pair: LocalCluste
     poll("both are known", lambda: len(client.call("DescribeNode").nodes) == 2)
     state = client.call("DescribeNode", node=node)
     assert (state.node, state.endpoint) == (node, pair.endpoints[int(node[1])])
-    assert abs(client.call("AcceptClock", node=node).progress_ms) <= 1  # rounding: nothing was disbelieved
+    assert abs(client.call("AcceptClock", node=node).moved_ms) <= 1  # rounding: nothing was disbelieved
 
 
 @pytest.mark.parametrize("node", ["n7", "N0", "x" * 5_000, "\0"])

@@ -311,7 +311,7 @@ class Admin:
         """Let a node believe its wall clock, as far ahead as it said; returns by how many ms its time moved ahead."""
         request = delay_pb2.AcceptClockRequest(node=name, disbelieved_ms=disbelieved_ms)
         answer = await self._ask_node("AcceptClock", request, delay_pb2.AcceptClockResponse.FromString)
-        return int(answer.progress_ms)
+        return int(answer.moved_ms)
 
     async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
         """Any node that answers passes the question on."""
