@@ -172,7 +172,7 @@ def soak(
         check_logs(cluster)
     broken_files = [node for node in cluster.desired.node_ids if not verified(cluster.data / node)]
     report, emptied = load.ledger.check(), Emptied.of(cluster)
-    click.echo(f"soak of {seconds / 60:.1f} min, {cluster.spec.nodes} nodes, kill -9: {kills}; {report}")
+    click.echo(f"soak of {seconds / 60:.1f} min, {cluster.desired.nodes} nodes, kill -9: {kills}; {report}")
     click.echo(f"dead letters delivered once more: {letters}; {emptied}")
     for what, unit in (("rss_mib", "MiB"), ("descriptors", ""), ("disk_mib", "MiB")):
         middle, last, highest = trend(samples, what, seconds)
