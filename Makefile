@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-all simulate lint format proto crds bench e2e e2e-kind clean
+.PHONY: help setup demo test test-long test-real test-all simulate lint format proto crds bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,13 +17,18 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 
 # Tests of real processes against a real clock: they have the machine to themselves, one after the other.
 REAL := $(addprefix tests/,client demo faults kube local operator rebalance serve)
+RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
 
 test: setup ## what only reckons, on both cores, without the long samples: minutes (ARGS="tests/store -k torn")
-	@$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist worksteal -m "not long" $(addprefix --ignore=,$(REAL)))
+	@$(BIN)/python -m pytest $(or $(ARGS),$(RECKONED) -m "not long")
 
-test-all: setup ## every test: the long samples and the real processes too, an hour
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
-	@$(BIN)/python -m pytest $(REAL)
+test-long: setup ## the long samples of what only reckons
+	@$(BIN)/python -m pytest $(RECKONED) -m long $(ARGS)
+
+test-real: setup ## real processes against a real clock, one after the other
+	@$(BIN)/python -m pytest $(REAL) $(ARGS)
+
+test-all: test test-long test-real ## every test, an hour
 
 simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000 FROM=0, or SEED=4711 for one with its trace)
 	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200) --from $(or $(FROM),0)) $(ARGS)
