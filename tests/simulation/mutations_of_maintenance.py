@@ -178,3 +178,14 @@ def follows_in_an_epoch_that_it_has_not_persisted(put: Put) -> None:
             copy.accept_epoch = accept  # type: ignore[method-assign]
 
     put(ReplicaFollower, "_follow", careless)
+
+
+@mutation(None, DAMAGED + "cut at .* is committed", (15422,))
+def cuts_for_an_answer_to_what_it_said_earlier(put: Put) -> None:
+    start = ReplicaFollower._start
+
+    async def obedient(self: ReplicaFollower, message: Any) -> None:
+        self._matched = False
+        await start(self, message)
+
+    put(ReplicaFollower, "_start", obedient)

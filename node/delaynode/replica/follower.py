@@ -66,6 +66,7 @@ class ReplicaFollower:
         self.epoch = 0  # the epoch in which it follows
         self.origin: Origin | None = None
         self._streaming = False
+        self._matched = False  # a START on this connection has been carried out: the log is a prefix of the master's
         self._acked: Ack | None = None  # the last one
         self._missing_chunks: list[
             tuple[int, int, int]
@@ -119,6 +120,7 @@ class ReplicaFollower:
         copy, uid = self._copy, self._copy.uid
         self._replica_leases.raise_min_epoch(uid, message.epoch)
         self._streaming = False
+        self._matched = self._matched and origin is self.origin and message.epoch == self.epoch
         self.origin, self.epoch = origin, message.epoch
         why = self._refusal_reason()
         self.discardable = message.discardable and why is not None
@@ -155,6 +157,11 @@ class ReplicaFollower:
         host = self._copy.host
         if host is None or self.origin is None:
             return
+        if self._matched and message.cut < host.shard.log.end:
+            # The answer to a STATE that was sent before an earlier START arrived. The frames that it would cut are the
+            # master's own, and acknowledged. A master that goes on there gets STATE anew: see _frames().
+            self._log_event("late-start", cut=message.cut, log_end=host.shard.log.end)
+            return
         try:
             await host.cut(message.cut)
         except (OSError, Damaged) as error:
@@ -164,7 +171,7 @@ class ReplicaFollower:
         if self._leaving is not None:
             return  # as the master has been told meanwhile
         host.commit_to(message.commit)  # before it streams: what it knew until now is as old as the stream before
-        self._streaming, self._acked = True, None
+        self._streaming, self._matched, self._acked = True, True, None
         self.acknowledge()
 
     def _frames(self, message: Frames) -> None:
@@ -217,6 +224,7 @@ class ReplicaFollower:
 
     # ------------------------------------------------------------ a whole copy
     async def _bootstrap(self, message: Bootstrap) -> None:
+        self._matched = False
         try:
             incoming = await self._copy.begin_fetch(message.manifest)
         except (OSError, ValueError, Damaged) as error:

@@ -1,0 +1,105 @@
+"""A slave's side of the protocol, over a real copy: what messages that come late do to its log."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from delaynode.replica.follower import FollowedReplica, ReplicaFollower
+from delaynode.replica.slave import SlaveHost
+from delaynode.replication.protocol import Ack, Follow, FollowerState, Frames, Message, Start
+from delaynode.replication.replica_lease import ReplicaLeases
+from delaynode.replication.transport.until import wait_until
+
+from tests.serve.hosts import node
+from tests.serve.test_slave_host import slave_of
+
+EPOCH = 1
+
+
+class Connection:
+    node, incarnation = "n1", "0001"
+
+    def __init__(self) -> None:
+        self.replies: list[Message] = []
+
+    def reply(self, message: Message) -> None:
+        self.replies.append(message)
+
+
+class Copy:
+    """A replica whose copy is good."""
+
+    fetching = None
+
+    def __init__(self, host: SlaveHost) -> None:
+        self.uid, self.host = host.shard.identity.uid, host
+
+    def replica_id(self) -> str:
+        return "r"
+
+    def damaged(self) -> str | None:
+        return self.host.failure
+
+    async def accept_epoch(self, epoch: int) -> None:
+        pass  # it is the copy's epoch already
+
+
+class Leases:
+    def min_epoch(self, uid: int) -> int:
+        return EPOCH
+
+    def raise_min_epoch(self, uid: int, epoch: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_answer_to_what_the_slave_said_earlier_cuts_nothing(tmp_path: Path, committed: bool) -> None:
+    """The master asks twice, is told the same twice, and answers each: seed 15422 of the simulation.
+
+    The second START comes after frames that the slave has stored and acknowledged. It used to cut them off (a master
+    that counts the acknowledgement may then be the only one that has them), or, where they were committed already, to
+    call the copy damaged.
+    """
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            log = made.hosts["a"].shard.log
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            slave, connection = slave_of(made), Connection()
+            slave.on_stored = lambda: follower.acknowledge()
+            uid, cut = slave.shard.identity.uid, slave.shard.log.end
+            follower = ReplicaFollower(
+                cast(FollowedReplica, Copy(slave)), cast(ReplicaLeases, Leases()), lambda *names, **facts: None
+            )
+
+            async def tell(message: Any) -> None:
+                await follower.handle(connection, message)
+
+            for _ in range(2):
+                await tell(Follow(uid, EPOCH))
+            states = [reply for reply in connection.replies if isinstance(reply, FollowerState)]
+            assert [state.log_end for state in states] == [cut, cut]
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            end = log.end
+            frames = Frames(uid, EPOCH, cut, end if committed else cut, (log.read_raw(cut, end - cut),))
+            await tell(Start(uid, EPOCH, cut, cut))
+            await tell(frames)
+            await wait_until(lambda: Ack in [type(r) for r in connection.replies] and slave.durable == end, 0.005)
+            await tell(Start(uid, EPOCH, cut, cut))
+            assert slave.failure is None
+            assert slave.shard.log.end == end
+            assert slave.durable == end
+
+            connection.replies.clear()
+            await tell(frames)  # the master goes on where it was told the log ends
+            (state,) = connection.replies
+            assert isinstance(state, FollowerState)
+            assert state.log_end == end
+            await tell(Start(uid, EPOCH, end, end))
+            assert follower.streaming
+            await slave.end("done")
+
+    asyncio.run(main())
