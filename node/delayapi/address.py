@@ -29,7 +29,7 @@ def join(host: str, port: int) -> str:
 
 
 def normal(address: str) -> str:
-    """As join() writes it. Raises ValueError."""
+    """Parses what join() writes. Raises ValueError."""
     return join(*split(address))
 
 

@@ -16,7 +16,7 @@ Bool = NDArray[np.bool_]
 
 MAX_SHARD_SLOTS = 64  # of a shard, that a plan names
 MAX_PLAN_SLOTS = 4_000  # of all its shards: 27 bytes each in an object that must not come near 1 MiB
-MIN_MESSAGES_PER_S = 10.0  # messages of a shard: with fewer it is idle, and a pause of its delivery is felt by nobody
+MIN_MESSAGES_PER_S = 10.0  # messages of a shard: with fewer it is idle, and a pause of its delivery harms no consumer
 MIN_EXCESS_SHARE = 0.1  # of what a node has above the mean: with less, a shard is not what makes its node hot
 
 

@@ -48,7 +48,9 @@ Schema: TypeAlias = dict[int, tuple[str, int]]
 
 
 class Fields:
-    """What a message held: numbers and byte columns by field, and the occurrences of its one sub-message."""
+    """The fields of a decoded message: numbers and byte columns by field, and the occurrences of its one
+    sub-message.
+    """
 
     __slots__ = ("columns", "messages", "numbers")
 

@@ -15,7 +15,9 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 
 
 class DelayError(Exception):
-    """What the cluster answered: a gRPC code name, a reason (docs/errors.md), a sentence and the reason's metadata."""
+    """An error that the cluster answered: a gRPC code name, a reason (docs/errors.md), a sentence and the reason's
+    metadata.
+    """
 
     retryable: ClassVar[bool] = False
     in_doubt: ClassVar[bool] = False

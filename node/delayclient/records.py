@@ -160,4 +160,4 @@ def decode_record(data: bytes | memoryview) -> delay_pb2.Message:
     try:
         return delay_pb2.Message.FromString(data)  # type: ignore[arg-type]  # takes any buffer
     except DecodeError as cause:
-        raise WireError(f"a record of {len(data)} bytes is no delay.v1.Message: {cause}") from None
+        raise WireError(f"a record of {len(data)} bytes is not a delay.v1.Message: {cause}") from None

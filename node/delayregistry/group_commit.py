@@ -1,7 +1,7 @@
 """Writes of several threads in one SQLite transaction: one fsync for all of them, where each had its own.
 
 When a node is lost, thousands of compare-and-swaps come at once (attack P3), and a cloud disk does a few hundred
-fsyncs a second. Whoever gets its turn writes for all that wait.
+fsyncs a second. The caller whose turn it is writes for all that wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the registry holds: the cluster's spec, one object per shard, one lease per node.
+"""The objects that the registry holds: the cluster's spec, one object per shard, one lease per node.
 
 Every field has one writer (docs/protocol.md):
 
@@ -93,7 +93,7 @@ class ClusterSpec:
     horizon_days: int = 40
     lease_seconds: int = 3  # at least LEAST_LEASE_SECONDS, wherever it is asked for
     lag_seconds: int = 10
-    drained: tuple[str, ...] = ()  # node ids that are to be emptied and get nothing new
+    drained: tuple[str, ...] = ()  # node ids that must be emptied and get nothing new
     # What it costs: acknowledged messages may be lost, delivered again or delivered after they were cancelled, and a
     # former master that is only cut off, alone in its in-sync set, needs no lease and serves on beside the new one.
     allow_unclean_failover: bool = False
@@ -189,7 +189,7 @@ class ShardStatus:
 
 
 def in_sync_replica_id(copy_id: str, boot_id: str | None = None) -> str:
-    """What names a copy in `ShardStatus.in_sync`.
+    """The name of a copy in `ShardStatus.in_sync`.
 
     boot_id: the kernel's, with Async durability only: a machine that was started again may have lost what its page
     cache held, a process that was only killed has not.
@@ -205,7 +205,7 @@ class ConditionType(StrEnum):
     """What is wrong with a shard. A condition that is over is removed: no conditions, nothing wrong."""
 
     BLOCKED = "Blocked"  # no term can be started; the reason says why
-    SURPLUS = "Surplus"  # serves, but nobody asks for this shard any more
+    SURPLUS = "Surplus"  # serves, but no topic has this shard any more
     HELD = "Held"  # a switchover, a move or a copy that is wanted waits for something; the reason says for what
     RISKED = "Risked"  # the term of the condition's epoch began though acknowledged messages may be missing
 
@@ -230,7 +230,7 @@ class ShardObject:
 
 @dataclass(frozen=True, slots=True)
 class NodeLease:
-    """A node's sign of life. Whoever watches compares `renewals` with what it saw before, on its own clock."""
+    """A node's sign of life. A watcher compares `renewals` with what it saw before, on its own clock."""
 
     node: str
     incarnation: str  # random, new with each start of the process
@@ -238,7 +238,7 @@ class NodeLease:
     http: str  # host:port of health and metrics
     renewals: int = 0
     peer: str = ""  # host:port for the other nodes: shipping (TCP) and heartbeats (UDP)
-    stopping: bool = False  # it is about to end: its masters are to be handed over, nothing is to be placed there
+    stopping: bool = False  # it is about to end: its masters must be handed over, no copy may be placed there
     zone: str = ""  # what may fail with its machine: a room, a cloud's availability zone; empty: not known
 
 

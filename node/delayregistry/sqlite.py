@@ -7,8 +7,8 @@
 
 A compare-and-swap is one short IMMEDIATE transaction, which those of other threads of the process may share. A process
 that is stopped inside one holds the file's write lock: for the others that is a registry that does not answer, bounded
-by the busy timeout. Readers are not held up (WAL). Nobody else may open the file in a process that uses it: closing it
-would drop SQLite's POSIX locks.
+by the busy timeout. Readers are not held up (WAL). No other code may open the file in a process that uses it: closing
+it would drop SQLite's POSIX locks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ShardRow = tuple[str, int, str, str | None, str]
 class SqliteRegistry:
     """See the module. `create` makes the file when it is missing; otherwise its absence is an error.
 
-    Raises RegistryError when the file is missing, is no registry, or was made by a newer release.
+    Raises RegistryError when the file is missing, is not a registry, or was made by a newer release.
     """
 
     def __init__(self, path: Path, *, create: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:

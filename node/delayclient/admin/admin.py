@@ -89,7 +89,7 @@ class Admin:
         lost one had cancelled are not in the list.
         """
         if not key:
-            raise ValueError("an empty key is no key")
+            raise ValueError("the key must not be empty")
         route = await self.cluster.route(topic)
         # Where the producer put it; all queues, should their number have changed since.
         first = zlib.crc32(key.encode()) % max(1, len(route.queues))

@@ -1,6 +1,6 @@
 """Cancels and reschedules messages by handle, through failovers.
 
-A call whose answer was lost is made again, and then what it did the first time looks as if somebody else had done it.
+A call whose answer was lost is made again, and then what it did the first time looks as if another caller had done it.
 So where an attempt of the same call is in doubt, ALREADY_CANCELLED counts as CANCELLED, and RESCHEDULED as MOVED if
 the message is found pending at exactly the time that was asked for.
 """

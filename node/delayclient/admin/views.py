@@ -1,4 +1,6 @@
-"""What an administrator sees: outcomes, pending messages, wheels and groups, read from the nodes' answers."""
+"""The values that an administrator gets: outcomes, pending messages, wheels and groups, read from the nodes'
+answers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def column(data: bytes, dtype: str, n: int) -> NDArray[Any]:
 
 
 class Outcome(IntEnum):
-    """What became of a cancel or a reschedule."""
+    """The outcome of a cancel or a reschedule."""
 
     CANCELLED = 1
     TOO_LATE = 2
@@ -141,7 +143,7 @@ class GroupQueue:
     redriven: int = 0
     """Dead letters at work again; the three before `dead` count them too."""
     dead_limit: int = 0
-    """Of dead and redriven dead letters together."""
+    """Counts dead and redriven dead letters together."""
     oldest_age_ms: int | None = None
     """How long ago, about, the oldest message that is not done was released; None: there is none."""
 
@@ -152,13 +154,14 @@ class GroupQueue:
 
     @property
     def dead_full(self) -> bool:
-        """What should become a dead letter is tried again instead, until some are redriven and done, or dropped."""
+        """No message becomes a dead letter while this holds: it is delivered again, until dead letters are redriven and
+        done, or dropped."""
         return 0 < self.dead_limit <= self.dead + self.redriven
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedGroup:
-    """What a deletion took: on how many queues the group was, messages it was not done with, its dead letters."""
+    """The result of a deletion: the queues the group was on, its messages that were not done, its dead letters."""
 
     queues: int
     unfinished: int

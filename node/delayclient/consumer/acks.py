@@ -38,7 +38,7 @@ def to_ranges(offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 class QueueAcks:
-    """What is done with one queue's messages, on its way to the shard."""
+    """Acknowledgements and refusals of one queue's messages, on their way to the shard."""
 
     def __init__(self, cluster: Cluster, topic: str, queue: int, group: str) -> None:
         self.lost = 0
@@ -98,7 +98,7 @@ class QueueAcks:
                 if len(self._acked) < _FLUSH_COUNT and not self._hurry.is_set():
                     await self._linger()
                 self._hurry.clear()
-                # Whoever acknowledges while this request is under way is in the next one.
+                # What is acknowledged while this request is under way goes into the next one.
                 await asyncio.gather(self._send_acks(), *(self._send_nacks(ms) for ms in list(self._nacked)))
         finally:
             self._task = None

@@ -260,7 +260,7 @@ class Consumer:
         try:
             view = decode_message_batch(await stream.send(request.SerializeToString(), _WAIT_MS / 1000 + _ANSWER_S))
         except WireError as error:
-            raise DelayError(f"{endpoint} sent what is no message batch: {error}", code="INTERNAL") from None
+            raise DelayError(f"{endpoint} sent what is not a message batch: {error}", code="INTERNAL") from None
         finally:
             if stream.closed:
                 self._streams.pop(queue, None)
@@ -352,7 +352,8 @@ class Consumer:
             await self.cluster.close()
 
     def _give_back(self) -> None:
-        """What was never handed on goes to another consumer now, not after its invisible time."""
+        """Gives back the messages that the application never got: another consumer gets them now, not after their
+        invisible time."""
         if self._current is not None and self._row < self._rows:
             self._current.nack(0, slice(self._row, self._rows))
         self._row = self._rows = 0

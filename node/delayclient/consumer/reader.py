@@ -2,7 +2,7 @@
 
 A message that a copy gives is committed, however long ago the copy heard of its master; only that there is no more
 may be old news. So what a stale copy gives is taken, and it is left for another one when it has nothing, or nothing
-new. Offsets go on where they were, whoever is asked: none comes twice, none is left out.
+new. Offsets go on where they were, whichever copy answers: none comes twice, none is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _NO_ACKS: Final = NoAcks("a message that is read by offset cannot be acknowledge
 class Reader:
     """Reads one queue of a topic. An async context manager and async iterator; belongs to one event loop.
 
-    It is no group: what all groups are done with may be gone before it is read here (OffsetTrimmed).
+    It is not a consumer group: messages that all groups are done with may be gone before it is read here
+    (OffsetTrimmed).
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Reader:
                 source, "Fetch", request, decode_message_batch, wait_ms / 1000 + _ANSWER_S
             )
         except WireError as error:
-            raise DelayError(f"{source} sent what is no message batch: {error}", code="INTERNAL") from None
+            raise DelayError(f"{source} sent what is not a message batch: {error}", code="INTERNAL") from None
 
     def _checked(self, view: MessageBatchView) -> ReceivedBatch:
         """The answer, once it is certain that it is what was asked for; the reader has moved on then."""

@@ -25,7 +25,7 @@ class Acknowledger(Protocol):
 
 
 class NoAcks:
-    """Of messages that were not handed out."""
+    """The count of messages that were not delivered."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -84,7 +84,9 @@ class ReceivedBatch:
         acks: Acknowledger,
         expires_s: float = float("inf"),
     ) -> None:
-        """`expires_s`: until when, by the loop's clock, nobody else gets these messages. Raises DelayError."""
+        """`expires_s`: the time, by the loop's clock, until which no other consumer gets these messages. Raises
+        DelayError.
+        """
         n = view.count
         self.topic = topic
         self.queue = queue

@@ -47,7 +47,7 @@ B = TypeVar("B", bound=Sendable)
 
 
 class SendAction(Enum):
-    """What the sender does after an answer."""
+    """The sender's next step after an answer."""
 
     CONTINUE = auto()
     DRAIN = auto()  # send nothing until every answer of this stream is in
@@ -136,7 +136,7 @@ class SendWindow(Generic[B]):
     def answered(self, answer: EnqueueResponseView, error: DelayError | None) -> SendAction:
         """Takes the stream's next answer: it belongs to the batch sent longest ago."""
         if not self._outstanding:
-            raise DelayError("the node sent an answer that nobody asked for")
+            raise DelayError("the node sent an answer to no request")
         entry = self._outstanding.popleft()
         if entry.producer_id != self.producer_id:
             return SendAction.CONTINUE  # given up with its id

@@ -1,4 +1,4 @@
-"""What a producer gets back: where its messages are stored and the handles by which they can be cancelled."""
+"""The results that a producer gets: where its messages are stored and the handles by which they can be cancelled."""
 
 from __future__ import annotations
 

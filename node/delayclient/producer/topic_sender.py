@@ -37,7 +37,7 @@ Record: TypeAlias = tuple[bytes, bytes, bytes]
 
 @dataclass(slots=True)
 class SendBudget:
-    """What a producer holds, over all topics."""
+    """The messages that a producer holds, over all topics."""
 
     max_bytes: int
     on_room: Callable[[], None]
@@ -89,7 +89,7 @@ class TopicSender:
     # ------------------------------------------------------------------------------------------- lanes
 
     async def _open_queue_senders(self) -> None:
-        """Asks for the route until it is there, or until nobody can be waiting for it any more."""
+        """Asks for the route until it is there, or until no message waits for it any more."""
         failures = 0
         deadline_s = self._loop.time() + self._timeout_s
         while True:

@@ -117,7 +117,7 @@ class CallMultiplexer:
                     return
 
     def _message(self) -> delay_pb2.Calls:
-        """As many calls as a message should have. Those that nobody waits for any more are left out."""
+        """Returns as many calls as a message should have, and leaves out those whose callers have gone."""
         message, size = delay_pb2.Calls(), 0
         while self._unsent and size < _MESSAGE_BYTES:
             call = self._unsent.popleft()

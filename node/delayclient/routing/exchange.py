@@ -64,7 +64,7 @@ class Exchange:
             self._call.cancel()
 
     async def _stream_error(self) -> DelayError:
-        """What ended a stream that can't be written to any more."""
+        """The error that ended a stream which can't be written to any more."""
         if self._cluster.closed:
             return Closed("cluster connection")
         if self._abandoned_by is not None:

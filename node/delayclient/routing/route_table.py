@@ -1,4 +1,4 @@
-"""What is known of who serves which queue: asked for once, for everybody who wants to know.
+"""The known routes, queue to endpoint: asked for once, for all callers.
 
 A thousand shards may fail over at once. So there is one question at a time for all queues of a topic, questions take
 a fifth of the time at most, and one that is not answered at once is put to the next node as well. An answer never
@@ -78,7 +78,7 @@ class RouteTable:
         self._closed = False
 
     def close(self) -> None:
-        """Ends the questions; whoever waits goes and sees."""
+        """Cancels the lookups under way; their callers look again."""
         self._closed = True
         for task in list(self._queries.values()):
             task.cancel()
@@ -161,7 +161,7 @@ class RouteTable:
             raise unknown(topic)
 
     def refresh_soon(self, topic: str) -> None:
-        """As look(), without waiting for it."""
+        """Starts look() and does not wait for it."""
         if not self._closed and topic not in self._queries and self._loop().time() >= self._not_before.get(topic, 0.0):
             self._rotation += 1
             self._start(topic)
@@ -180,7 +180,7 @@ class RouteTable:
             now_s = task.get_loop().time()
             self._not_before[topic] = now_s + max(_AGAIN_S, _SHARE * (now_s - started_s))
             if not task.cancelled():
-                task.exception()  # there may be nobody who waits for it
+                task.exception()  # read, since perhaps no caller waits for it
 
         task = self._queries[topic] = self._loop().create_task(self._query(topic))
         task.add_done_callback(ended)

@@ -85,7 +85,7 @@ def split_endpoints(endpoint: str | Iterable[str]) -> tuple[str, ...]:
 
 
 Retrying = dict[tuple[str, int], asyncio.Future[None]]
-"""Of the queues whose master does not serve: who tries. Done when that one has an answer."""
+"""For each queue whose master does not serve: the one call that tries. Done when that call has an answer."""
 
 
 class RetryGate:
@@ -119,7 +119,7 @@ class RetryGate:
 
 
 def _is_not_served(error: DelayError) -> bool:
-    """Nobody serves the queue where it was asked for, whatever the call. Who is only slow may serve others."""
+    """The endpoint does not serve the queue, whatever the call. An endpoint that is only slow may serve others."""
     if isinstance(error, NotMaster):
         return True
     return isinstance(error, Unavailable) and error.reason in ("", "NOT_SERVING") and error.code != "DEADLINE_EXCEEDED"
@@ -378,7 +378,7 @@ class Cluster:
         max_wait_s: float = float("inf"),
     ) -> None:
         """Returns when a call that failed `failures` times before may be tried again: after its backoff, or as soon
-        as the queue has another master. `endpoint`: where it was sent. Raises the error when there is no use.
+        as the queue has another master. `endpoint`: where it was sent. Raises the error when another try has no use.
         """
         if not error.retryable:
             raise error

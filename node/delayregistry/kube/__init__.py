@@ -10,7 +10,7 @@
     Lease CLUSTER.NODE      spec, annotations delaycluster.io/* the node; the operator creates it
 
 Every write but a creation is a JSON merge patch of the writer's own fields with metadata.resourceVersion. What is not
-named stays: fields of a later release, somebody's labels. Version = resourceVersion.
+named stays: fields of a later release, a person's labels. Version = resourceVersion.
 
     client = KubeClient(Credentials.from_environment(), agent="delaycluster-operator")       # one per process
     registry = KubeRegistry(client, namespace, cluster, owner=OwnerReference(cluster, uid))  # one per cluster
@@ -21,7 +21,7 @@ Leases and ConfigMap are applied by the operator with a cluster's other objects 
 
 With an `owner` this is the operator's registry: what it creates goes with the owner, its leases are read consistently
 (a stale list would look like deaths), its writes are the operator's. Without one it is a node's: leases come from the
-API server's memory, and a spec that somebody deleted is kept until there is another.
+API server's memory, and a spec that a person deleted is kept until there is another.
 
 Two watches in threads of their own (`watch.py`, `mirror.py`) follow the shards and the spec from the first call on;
 `version()` counts what they told, and what this process wrote itself. A DelayShard that can't be read is said in the

@@ -96,7 +96,7 @@ class KubeRegistry:
         self._wait_synced()
         found = self._settings.values().get(self._names.settings)
         if found is None and self._owner is None:
-            # Somebody has removed them. The operator will write them again; meanwhile nodes go on as they were.
+            # Another writer has removed them. The operator will write them again; meanwhile nodes go on as they were.
             return self._last_accepted
         self._last_accepted = found
         return found
@@ -129,7 +129,7 @@ class KubeRegistry:
             raise
 
     def _label_again(self, spec: ShardSpec) -> None:
-        """A shard that exists but is not followed has lost its labels, by somebody's hand: nodes no longer serve it."""
+        """A shard that exists but is not followed has lost its labels to another writer: nodes no longer serve it."""
         path, labels = self._shard_path(spec.name), objects.shard_labels(self._names, spec.topic)
         try:
             found = self._client.get(path)
@@ -229,7 +229,7 @@ class KubeRegistry:
 
     @property
     def missing_spec(self) -> str:
-        """What to say where there is no spec."""
+        """The error where there is no spec."""
         return f"namespace {self._names.namespace}: ConfigMap {self._names.settings} is missing"
 
     # ------------------------------------------------------------ inside
@@ -301,7 +301,7 @@ class KubeRegistry:
 
 
 class _Moved(Exception):
-    """Somebody has written the lease meanwhile."""
+    """Another process has written the lease meanwhile."""
 
 
 def _not_written(what: str, error: ApiRejected) -> RegistryError:

@@ -1,4 +1,4 @@
-"""What a watch has told of a set of objects, as values, with what this process itself has written since.
+"""A set of objects as values: what a watch has reported, and what this process itself has written since.
 
 Versions of one resource grow with each write, and a watch tells events in their order (Kubernetes has promised since
 1.35 that a resourceVersion is a decimal number of this kind; with etcd it always was). So whatever is older than what
@@ -107,7 +107,7 @@ class Mirror(Generic[T]):
                 self._store(obj)
 
     def on_missing(self, name: str, version: str) -> None:
-        """A write at `version` was told that there is no such object."""
+        """The API server answered a write at `version` that there is no such object."""
         with self._lock:
             known = self._entries.get(name)
             if known is not None and known.version <= int(version):

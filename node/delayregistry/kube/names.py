@@ -1,4 +1,4 @@
-"""What a cluster's objects in Kubernetes are called, where the API server has them, and how they are labelled."""
+"""The names, paths and labels of a cluster's objects in Kubernetes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OwnerReference:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Of one cluster."""
+    """The names of one cluster's objects."""
 
     namespace: str
     cluster: str
@@ -75,7 +75,7 @@ class Names:
         }
 
     def object(self, part: str) -> str:
-        """Of a shard's DelayShard, by the shard's name, or of a node's Lease, by the node's id.
+        """The name of a shard's DelayShard, by the shard's name, or of a node's Lease, by the node's id.
 
         A dot, which neither may have: `a` with `b-c-0` and `a-b` with `c-0` are two.
         """

@@ -51,7 +51,7 @@ def read_shard(names: Names, obj: Json) -> ShardObject:
 
 def _conditions(found: Sequence[Json]) -> list[Condition]:
     known = {kind.value for kind in ConditionType}
-    # Of a later release, or somebody else's: none of ours.
+    # A later release or another program has written it: it is none of ours.
     ours = [it for it in found if isinstance(it, dict) and it.get("type") in known and it.get("status") == "True"]
     return [from_json(Condition, {**it, "sinceMs": _ms(it.get("lastTransitionTime"))}) for it in ours]
 
@@ -98,7 +98,7 @@ def read_settings(obj: Json) -> ClusterObject:
 
 # ---------------------------------------------------------------- leases
 def read_lease(names: Names, obj: Json) -> NodeLease | None:
-    """None for one that nobody has held yet."""
+    """None for a lease that no node has held yet."""
     metadata = _metadata(obj)
     node = names.part(metadata["name"])
     incarnation = (obj.get("spec") or {}).get("holderIdentity")
@@ -160,7 +160,7 @@ def new_metadata(name: str, labels: Mapping[str, str], owner: OwnerReference | N
 
 
 def _all_fields(value: Any) -> Json:
-    """As the codec's JSON, with null for None: what a merge patch does not name stays."""
+    """The codec's JSON, with null for None: what a merge patch does not name stays."""
     return {**dict.fromkeys(_fields(type(value))), **to_json(value)}
 
 
@@ -169,7 +169,7 @@ def _fields(kind: type) -> list[str]:
 
 
 def _time(wall_ms: int, digits: int = 3) -> str:
-    """RFC 3339. A Lease's times have six digits, whoever reads them."""
+    """RFC 3339. A Lease's times need six digits."""
     at = _EPOCH + timedelta(milliseconds=wall_ms)
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond:06d}"[:digits] + "Z"
 
@@ -178,4 +178,4 @@ def _ms(text: Any) -> int:
     try:
         return (datetime.fromisoformat(str(text)) - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, TypeError):
-        return 0  # somebody's hand; it is not worth more
+        return 0  # a person has edited it; that needs no error

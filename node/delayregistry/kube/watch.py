@@ -7,7 +7,7 @@ A watch that breaks is begun again from where it was; when that is too long ago 
 After an outage the list's version is compared with what was heard: where the store was restored from a backup, a watch
 from a version that is not there yet would tell of nothing.
 A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
-because nobody is at its other end any more is noticed: after WATCH_S + GRACE_S without a word.
+because its other end is gone is noticed: after WATCH_S + GRACE_S without a word.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class ObjectWatch:
 
     # ------------------------------------------------------------ how it goes
     def _is_rare_gone(self) -> bool:
-        """That a watch goes on from too long ago is no fault, unless it comes again and again."""
+        """A watch that goes on from too long ago is not a fault, unless that comes again and again."""
         before_s, self._gone_s = self._gone_s, time.monotonic()
         return self._gone_s - before_s > self._watch_s / 2
 
