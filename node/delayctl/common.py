@@ -1,4 +1,4 @@
-"""What all commands share: --endpoint, --kube and --json, an event loop, and errors as one line and an exit code."""
+"""Shared by all commands: --endpoint, --kube and --json, an event loop, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | Non
     except DelayError as error:
         fail(str(error), FAILED)
     except BrokenPipeError:
-        # Whoever read our output has gone, as `| head` does; the interpreter must not try to flush it again.
+        # The reader of our output has gone, as `| head` does; the interpreter must not try to flush it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """The node's clock: wall time that does not jump ahead.
 
 On Linux the boot clock is slewed together with the wall clock, and counts suspended time too. So the difference of
-the two, the offset, changes only when somebody sets the wall clock. That difference is all that is watched here:
+the two, the offset, changes only when the wall clock is set. That difference is all that is watched here:
 
     wall clock  =  boot clock + offset            offset: believed, until the wall clock says another one
     a step ahead within the allowance             followed
@@ -34,7 +34,7 @@ def boot_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What is believed of the wall clock; it holds until the machine boots again.
+    """The accepted offset of the wall clock; it holds until the machine boots again.
 
     offset_ms: wall clock minus boot clock. spent_ms: steps ahead that were followed, as of `boot_ms`.
     """
@@ -90,7 +90,7 @@ class GuardedClock:
                     return after + self._trust.offset_ms
                 self._trust = Trust(self._trust.offset_ms + ahead, spent, after)
             elif behind > ROUNDING_MS:
-                spent = max(0, self._spent_ms(after) - behind)  # there and back again is no step ahead
+                spent = max(0, self._spent_ms(after) - behind)  # there and back again is not a step ahead
                 self._trust = Trust(self._trust.offset_ms - behind, spent, after)
             return wall
 

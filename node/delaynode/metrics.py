@@ -1,4 +1,4 @@
-"""What a node counts, and its exposition. Histograms take arrays: a tick of 100,000 messages is one call."""
+"""A node's counters, and their exposition. Histograms take arrays: a tick of 100,000 messages is one call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TopicLoad:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a node is like at the moment, for the gauges."""
+    """A node's state at the moment, for the gauges."""
 
     clock_disbelieved_ms: int = 0
     clock_behind_ms: int = 0
@@ -95,7 +95,7 @@ class NodeMetrics:
 
 @dataclass(frozen=True, slots=True)
 class FlowFigures:
-    """What clients make the node hold: connections, bytes of batches and of answers; connections cut so far."""
+    """The load of the node's clients: connections, bytes of batches and of answers; connections cut so far."""
 
     connections: int = 0
     in_bytes: int = 0
@@ -104,7 +104,7 @@ class FlowFigures:
 
 
 class NodeCollector(Collector):
-    """Exposes NodeMetrics, and `loads`, `state` and `flow`, which whoever scrapes has brought up to date."""
+    """Exposes NodeMetrics, and `loads`, `state` and `flow`, which the scrape's caller has brought up to date."""
 
     def __init__(self, metrics: NodeMetrics) -> None:
         self.metrics = metrics

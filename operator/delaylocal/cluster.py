@@ -180,7 +180,7 @@ class LocalCluster:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the node processes that run now, by node id."""
+        """The pids of the node processes that run now, by node id."""
         return self._supervisor.pids
 
     def kill(self, node: str, signum: int = signal.SIGKILL) -> int:
@@ -282,8 +282,8 @@ class LocalCluster:
             self._former[node] = found
 
     def _record_exit(self, node: str) -> None:
-        # What the lease named before that process started says nothing: its own lease may never have come. And who
-        # holds the data's lock still runs, whoever started it: a process has it before it has a lease.
+        # The lease may still name the process before this one: its own lease may never have come. And a process that
+        # holds the data's lock still runs: it takes the lock before it has a lease.
         found = self._leased_by(node)
         if found is None or found == self._former.get(node):
             return

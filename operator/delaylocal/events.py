@@ -28,7 +28,7 @@ class EventFile:
     def __call__(self, event: Mapping[str, object]) -> None:
         line = json.dumps({"time_ms": time.time_ns() // 1_000_000, **event})
         with self._lock, contextlib.suppress(OSError, ValueError):
-            # Nobody reads any more, or the disk is full: no reason for the cluster to stop.
+            # The reader has gone, or the disk is full: no reason for the cluster to stop.
             self._out.write(line + "\n")
             self._out.flush()
 

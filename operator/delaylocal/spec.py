@@ -1,4 +1,4 @@
-"""What a local cluster is to be: what its directory holds already, and what this start asks for on top."""
+"""A local cluster's desired spec: what its directory holds already, and what this start asks for on top."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_HORIZON_DAYS = 40
 
 @dataclass(frozen=True, slots=True)
 class LocalSpec:
-    """What one start asks for. None: as found, else the default."""
+    """The options of one start. None: as found, else the default."""
 
     nodes: int | None = None
     topics: tuple[TopicSpec, ...] = ()

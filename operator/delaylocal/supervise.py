@@ -22,7 +22,7 @@ from delaylocal import launch
 POLL_S = 0.02
 STOP_TIMEOUT_S = 20.0
 INSIST_S = 3.0
-STEADY_S = 3.0  # a process that lived this long was well: its end is no part of a series
+STEADY_S = 3.0  # a process that lived this long was well: its end does not count as one of a series
 BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # before the next start, by the number of early ends in a row
 LOG_KEPT_BYTES = 16 << 20
 
@@ -160,7 +160,7 @@ class Supervisor:
         for process in running.values():
             # SIGTERM would have each hand its masters over first, to nodes that end too.
             process.send_signal(signal.SIGINT)
-            process.send_signal(signal.SIGCONT)  # a process that somebody stopped hears nothing else
+            process.send_signal(signal.SIGCONT)  # a process that was stopped (SIGSTOP) gets no other signal
         insisted_s = time.monotonic() + INSIST_S
         while any(process.poll() is None for process in running.values()):
             if time.monotonic() >= insisted_s:

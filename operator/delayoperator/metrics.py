@@ -1,4 +1,4 @@
-"""The operator's own Prometheus metrics, read from the workers when somebody asks."""
+"""The operator's own Prometheus metrics, read from the workers at each scrape."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SYNC_EVERY_BYTES = 64 << 20  # the size of a CommitLog segment
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A process's resident memory, bytes: now, at most so far, and the part now that is no file's pages."""
+    """A process's resident memory, bytes: now, at most so far, and the part now that does not belong to a file."""
 
     rss_bytes: int
     peak_bytes: int

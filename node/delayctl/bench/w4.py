@@ -113,7 +113,7 @@ def _key_of_each_queue(queues: int) -> list[str]:
 
 
 async def _pending_and_released(cluster: Cluster, endpoint: str) -> tuple[int, int]:
-    """Of all shards of a node."""
+    """The totals of all shards of a node."""
     answer = await cluster.call_at(
         endpoint, "GetWheel", delay_pb2.GetWheelRequest(), delay_pb2.GetWheelResponse.FromString, 10.0
     )

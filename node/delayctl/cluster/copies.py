@@ -1,4 +1,4 @@
-"""What each node says that it keeps: ReplicaStatus of all of them, side by side by shard."""
+"""The copies that each node says it keeps: ReplicaStatus of all nodes, side by side by shard."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True)
 class ShardCopies:
-    """A shard's copies. master: the one that serves, in the highest epoch. in_sync: node ids; None: nobody says."""
+    """A shard's copies. master: the one that serves, in the highest epoch. in_sync: node ids; None: no node says."""
 
     copies: tuple[ReplicaRow, ...] = ()
 

@@ -29,7 +29,7 @@ from delayctl.targets.rebalances import (
 )
 
 POLL_S = 0.2
-TAKEN_UP_S = 60.0  # whoever carries it out looks several times a second; a machine may be busy
+TAKEN_UP_S = 60.0  # the process that carries it out reads it several times a second; a machine may be busy
 PENDING = "(the one that is proposed)"
 
 

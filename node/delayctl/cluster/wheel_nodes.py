@@ -29,7 +29,7 @@ MAX_PLAN_BYTES: Final = 16 << 20
 
 
 class BadPlan(ValueError):
-    """What was given is no plan of moves, or one for other shards; says why."""
+    """The given file is not a plan of moves, or is one for other shards; says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class CopyMove:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotLoads:
-    """What falls due in s slots. messages, bytes: f64[n shards, s]; homes: the node that the load of each is on."""
+    """The messages due in each of s slots. messages, bytes: f64[n shards, s]; homes: the node that the load of each is
+    on.
+    """
 
     edges_ms: NDArray[np.int64]
     shards: tuple[str, ...]
@@ -64,14 +66,14 @@ class SlotLoads:
         return summed
 
     def lower_bound(self) -> float:
-        """What no placement of whole shards on these nodes gets below in its highest slot."""
+        """The lowest load of the highest slot that any placement of whole shards on these nodes can reach."""
         if not self.messages.size or not self.nodes:
             return 0.0
         spread = self.messages.sum(axis=0) / len(self.nodes)
         return float(np.maximum(spread, self.messages.max(axis=0)).max())
 
     def moved(self, moves: Sequence[CopyMove]) -> SlotLoads:
-        """As the moves leave it. Raises BadPlan for a shard that is not here."""
+        """Returns the load after the moves. Raises BadPlan for a shard that is not here."""
         homes = dict(zip(self.shards, self.homes, strict=True))
         for move in moves:
             if move.shard not in homes:

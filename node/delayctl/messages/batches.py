@@ -19,7 +19,7 @@ _FIELDS: Final = frozenset({"body", "due", "key", "tag"})
 
 
 class BadLine(ValueError):
-    """A line of input that is no message. `before` has the messages between the last chunk and it."""
+    """A line of input that is not a message. `before` has the messages between the last chunk and it."""
 
     def __init__(self, number: int, why: str, before: InputChunk) -> None:
         super().__init__(f"line {number}: {why}")

@@ -101,5 +101,5 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
         late_ms = message.received_ms - message.due_ms
         head = f"{format_instant(message.due_ms)} +{late_ms} ms {message.topic}-{message.queue}/{message.seq}"
         sys.stdout.write(f"{head}{marks} {text_of(message.body)}\n")
-    # Before it is acknowledged: what nobody could read is not done.
+    # Before it is acknowledged: a message that could not be written out is not done.
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""What bounds the memory that clients make the node hold."""
+"""Bounds on the memory that clients make the node hold."""

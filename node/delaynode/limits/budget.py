@@ -1,4 +1,4 @@
-"""What clients may make the node hold, in bytes: a budget for the node, and a part of it for each connection.
+"""The bytes that clients may make the node hold: a budget for the node, and a part of it for each connection.
 
 gRPC itself bounds nothing here: it takes a whole message into memory before a handler sees it, and an answer stays in
 memory until the client reads it. So a call reads its request through the ReadingGate, a batch counts in the budget for
@@ -18,7 +18,7 @@ from delaynode.store.errors import Refused
 
 SMALL_ANSWER_BYTES = 4 << 10  # not counted: cheaper, and there are at most so many calls
 ANSWER_COPIES = 2  # while a client does not read, Python's and gRPC's
-WAIT_SECONDS = 1.0  # for room that does not come: then somebody does not read
+WAIT_SECONDS = 1.0  # for room that does not come: then some client does not read
 AGAIN_SECONDS = 0.5  # between two looks for those to be given up
 UNREAD_SECONDS = 3.0  # an answer that has waited for so long may be given up for those of others
 FIRST_ANSWER_BYTES = 256 << 10  # to a new connection; each answer that it reads doubles the next one
@@ -45,7 +45,7 @@ class Budget:
     """Bytes held for the node, at most `limit`, and for each connection, at most `limit_per_peer`; one alone may be
     larger.
 
-    give_up: called with the connections that keep others waiting and do not read their answers; they are to be cut.
+    give_up: called with the connections that keep others waiting and do not read their answers; the callee cuts them.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Budget:
         return hold
 
     async def acquire_soon(self, peer: str, size: int) -> Hold:
-        """As acquire(), for who should not wait for long. Raises Refused BUSY."""
+        """acquire() for a caller that should not wait for long. Raises Refused BUSY."""
         try:
             async with asyncio.timeout(SOON_SECONDS):
                 return await self.acquire(peer, size)
@@ -104,7 +104,7 @@ class Budget:
             ) from None
 
     async def acquire(self, peer: str, size: int) -> Hold:
-        """Waits for room. Who waits only for its own connection's part keeps nobody else waiting."""
+        """Waits for room. A caller that waits only for its own connection's part keeps no other waiting."""
         if not self._waiting and self._fits_node(size) and self._fits_peer(peer, size):
             return self._acquire(peer, size)
         future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
@@ -155,7 +155,7 @@ class Budget:
 
 
 class Answers:
-    """What the answers of one call hold in the budget for what goes out. context: the call's."""
+    """The bytes that the answers of one call hold in the budget for answers. context: the call's."""
 
     def __init__(self, budget: Budget, context: Any) -> None:
         self._budget = budget
@@ -203,7 +203,7 @@ class ReadingGate:
         self._slow: dict[asyncio.Future[Any], float] = {}  # by when they began, time.monotonic()
 
     async def read(self, read: Callable[[], Awaitable[Any]]) -> Any:
-        """What `read` gives. Raises Refused BUSY."""
+        """Awaits `read` and returns its result. Raises Refused BUSY."""
         async with self._permits:
             began = time.monotonic()
             reading = asyncio.ensure_future(read())
@@ -229,7 +229,7 @@ class ReadingGate:
             self._slow.pop(reading, None)
 
     def _room_for_slow(self) -> bool:
-        """Makes room, where somebody has been slow for too long."""
+        """Makes room, where a client has been slow for too long."""
         if len(self._slow) >= self._slow_permits:
             reading, began = next(iter(self._slow.items()))
             if time.monotonic() - began < TOO_SLOW_SECONDS:

@@ -1,4 +1,4 @@
-"""What a node's clients may make it hold: its budgets, the gate and the watch, made from the node's settings."""
+"""The bounds on what clients make a node hold: its budgets, the gate and the watch, made from the node's settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Flow:
         self._cutting: set[asyncio.Future[None]] = set()
 
     def answers(self, context: Any) -> Answers:
-        """Of one call."""
+        """The bounds of one call."""
         return Answers(self.going_out, context)
 
     async def read(self, context: Any) -> Any:
@@ -41,7 +41,7 @@ class Flow:
         return self._count(context, await self._others.read(context.read))
 
     async def read_batch(self, context: Any) -> tuple[Any, list[Hold]]:
-        """As read(), and what the request holds of the budget for what comes in; the caller gives it back."""
+        """read(), and the bytes that the request holds of the budget for requests; the caller gives them back."""
         holds: list[Hold] = []
 
         async def read_and_take() -> Any:  # the next one is received when this one has its part of the budget

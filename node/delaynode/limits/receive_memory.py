@@ -30,7 +30,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True)
 class ReceivedBytes:
-    """What handlers were given of a connection's requests."""
+    """The bytes of a connection's requests that handlers were given."""
 
     requests: int = 0
     size: int = 0

@@ -32,7 +32,7 @@ MAX_WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's handler asks of its context, for a call that is one of many of a stream."""
+    """The context of a call that is one of many of a stream, as far as handlers use one."""
 
     stream: Context
     until: float  # time.monotonic()
@@ -93,8 +93,8 @@ class _Stream:
         self._reader.add_done_callback(lambda _: self._wakeup.set())
 
     async def next(self) -> Sequence[FinishedCall]:
-        """What is done by now, at least one answer; nothing once the client has ended its side and has all answers.
-        Raises Refused: the stream is not one of calls."""
+        """Returns the answers that are ready, at least one; nothing once the client has ended its side and has all
+        answers. Raises Refused: the stream is not one of calls."""
         while not self._done:
             if self._reader.done() and not self._tasks:
                 self._reader.result()

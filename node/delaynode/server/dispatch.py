@@ -128,7 +128,7 @@ async def end(context: Context, error: Refused | ForwardedError) -> NoReturn:
 
 
 def small(serve: Callable[[Any, ShardHost], Awaitable[Message | Body]]) -> ServeShard:
-    """What serves a call whose answers are small."""
+    """The handler of a call whose answers are small."""
 
     def serve_small(request: Any, host: ShardHost, _: Answers) -> Awaitable[Message | Body]:
         return serve(request, host)

@@ -25,7 +25,7 @@ OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 )
-UNUSED_SECONDS = 600.0  # connections that nobody has used for so long are closed: nodes come and go
+UNUSED_SECONDS = 600.0  # connections unused for so long are closed: nodes come and go
 DETAILS = "grpc-status-details-bin"
 
 

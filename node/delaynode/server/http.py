@@ -15,8 +15,8 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
     """Listen on HOST:PORT; the caller cleans the runner up."""
 
     async def healthz(_: web.Request) -> web.Response:
-        # For whoever ends processes that can't go on: the event loop answers, and what a node lives by runs on it. It
-        # waits for nothing: a disk that hangs or a registry that is away are no reason to be killed.
+        # For the kubelet, which ends processes that can't go on: the event loop answers, and what a node lives by runs
+        # on it. It waits for nothing: a disk that hangs or a registry that is away are no reason to be killed.
         broken = node.fatal_error()
         return web.Response(status=200 if broken is None else 503, text=f"{broken or 'ok'}\n")
 

@@ -26,7 +26,7 @@ ABSOLUTE = np.empty(0, np.uint8)  # no time is a delay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupRequest:
-    """A request: its messages, by (due, seq), and the new due of each, or None: they are to be cancelled."""
+    """A request: its messages, by (due, seq), and the new due of each, or None: they are cancelled."""
 
     due: I64
     seq: I64

@@ -45,7 +45,7 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
 
 
 class ReplicationService:
-    """What the cluster's own processes ask a node."""
+    """The calls that the cluster's own processes make to a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -67,7 +67,7 @@ def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:
 
 
 def finished(said: ConditionUpdate) -> ConditionUpdate:
-    """As it is written: not too long, and with the page that says what to do."""
+    """The message as it is written: not too long, and with the page that says what to do."""
     message = said.message if len(said.message) <= MAX_MESSAGE_CHARS else said.message[: MAX_MESSAGE_CHARS - 3] + "..."
     return ConditionUpdate(said.type, said.status, said.reason, with_page(said.reason, message))
 
@@ -152,7 +152,7 @@ def _problems(seen: ClusterObservation) -> Iterator[ClusterProblem]:
         yield ClusterProblem(Reason.ROLLOUT_STUCK, seen.restart.message)
     elif stopped:
         yield ClusterProblem(Reason.POD_NOT_STARTING, some(stopped))
-    # What a restart of ours brings with it, and what a new cluster has not got yet, is told by Progressing and Ready.
+    # Progressing and Ready report what a restart of ours brings with it, and what a new cluster has not got yet.
     if seen.restart is None and seen.was_ready:
         silent = [_where(node, seen.pods) for node, view in sorted(seen.nodes.items()) if _is_silent(node, view, seen)]
         if silent:

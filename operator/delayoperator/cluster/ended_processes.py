@@ -4,7 +4,7 @@ lease and no promise, so this has to be certain.
 A node writes its incarnation into its container's termination message when it starts. The kubelet reads that message
 when the container has *terminated* and reports both together, so no clock and no order of events has to be trusted: the
 very process that the message names has ended. A pod that is gone, or hangs in Terminating, says nothing: its process
-may run on in a machine that nobody reaches.
+may run on in a machine that cannot be reached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EndedProcesses:
         self._known: frozenset[str] = frozenset()
 
     def add(self, incarnations: Iterable[str]) -> tuple[str, ...]:
-        """Those that were not known before."""
+        """Returns the ended processes that were not known before."""
         new = tuple(it for it in dict.fromkeys(incarnations) if it not in self._known)
         if new:
             self._order = (*self._order, *new)[-KEPT:]

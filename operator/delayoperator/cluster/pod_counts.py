@@ -1,5 +1,5 @@
-"""How many pods there are to be, and which nodes are emptied before they go (docs/control-plane.md: scale-in moves
-shards first).
+"""Decides how many pods there must be, and which nodes are emptied before they go (docs/control-plane.md: scale-in
+moves shards first).
 
 More nodes come at once. Fewer: the leaving ones, the highest numbers as a StatefulSet has it, are named as drained in
 the spec; once they were seen to be named so, the StatefulSet shrinks to the highest that still has a copy.
@@ -31,7 +31,7 @@ def sizes(wanted: int, pods: int, named: Mapping[str, int], drained: Collection[
         return Sizes(wanted, wanted, message=grown)
     leaving = _ids(wanted, present)
     if not set(leaving) <= set(drained):
-        # First it has to be known that nothing is to be placed there any more.
+        # First the planner must know that nothing may be placed there any more.
         return Sizes(present, present, leaving, _message(wanted, leaving, named))
     kept = max(wanted, highest)
     return Sizes(kept, kept, _ids(wanted, kept), _message(wanted, leaving, named))

@@ -1,6 +1,6 @@
 """The reasons of conditions and events: stable words that scripts match, and where their pages are.
 
-A reason of a condition that needs somebody has a heading of the same name in docs/operations.md.
+A reason of a condition that needs a person has a heading of the same name in docs/operations.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reason(StrEnum):
     SHARDS_BLOCKED = "ShardsBlocked"  # a shard may have no master: what its condition says is missing
     ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a term began though acknowledged messages may be missing
     INVALID_SPEC = "InvalidSpec"  # the spec can't be accepted; the last good one stands
-    NAME_TAKEN = "NameTaken"  # an object of a name that the cluster needs belongs to somebody else
+    NAME_TAKEN = "NameTaken"  # an object of a name that the cluster needs belongs to another owner
     FORBIDDEN = "Forbidden"  # the operator's role lacks something
     OBJECT_REFUSED = "ObjectRefused"  # the API server finds an object of ours wrong (quota, admission, pod security)
     APPLY_FAILED = "ApplyFailed"  # the API server answered with an error; tried again

@@ -1,10 +1,10 @@
 """The rolling restart: which pod of an old revision goes next (the StatefulSet is OnDelete), or what it waits for.
 
-One at a time, and only while every shard has all its copies in sync: then the pod that goes is missed by nobody. The
+One at a time, and only while every shard has all its copies in sync: then no client misses the pod that goes. The
 node hands its masters over on SIGTERM by itself; nodes with the fewest masters go first, so that the fewest clients
 have to look for a new one twice.
 
-A pod that can't start is no loss: it is replaced at once, or a mended image would never reach it.
+A pod that can't start is replaced at once: nothing is lost by that, and a repaired image reaches it only so.
 
 One shard that is Blocked must not keep a mended release from all the others: after a while it is not waited for any
 more. But its copies may be all that is left of it, and the process that has one may know what is wrong: nodes that

@@ -57,7 +57,7 @@ class ShardSummary:
     served: int = 0
     in_sync: int = 0  # have all the copies that are wanted, in sync
     moving: int = 0
-    surplus: int = 0  # exist, and nobody asks for them any more
+    surplus: int = 0  # exist, and no topic has them any more
     unserved: tuple[str, ...] = ()
     unserved_names: tuple[str, ...] = ()  # of the shards that `unserved` has a sentence about, in its order
     unsynced: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def summarize_shards(
     without: Collection[str] = (),
 ) -> ShardSummary:
     """nodes: by node id, as their leases show them; one that is missing has not been seen. without: names of shards
-    that are left out, as if nobody had asked for them and they were not there."""
+    that are left out, as if no topic had them and they did not exist."""
     shards = [shard for shard in shards if shard.name not in without]
     by_name = {shard.name: shard for shard in shards}
     named_ones = (shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues))
@@ -120,8 +120,8 @@ def stuck_shards(shards: Sequence[ShardObject], wall_ms: int) -> dict[str, froze
 
 
 def without_switchovers(counted: ShardSummary, since_ms: Mapping[str, int], now_ms: int) -> ShardSummary:
-    """As `counted`, but shards that have not been served for less than SWITCHING_MS are taken for served: a master that
-    hands over pauses for a moment, and that is nobody's trouble. since_ms: by the shard's name, see `unserved_since`.
+    """`counted`, but shards that have not been served for less than SWITCHING_MS count as served: a master that
+    hands over pauses for a moment, and that is not an outage. since_ms: by the shard's name, see `unserved_since`.
     """
     left = tuple(now_ms - since_ms.get(name, now_ms) >= SWITCHING_MS for name in counted.unserved_names)
     if all(left):
@@ -155,7 +155,7 @@ def _unserved(shard: ShardObject | None, nodes: Mapping[str, ObservedNode]) -> s
 
 def _unsynced(shard: ShardObject | None, replicas: int) -> str | None:
     in_sync = 0 if shard is None or shard.status is None else len(shard.status.in_sync)
-    # A shard on the move has one more for a while, which nobody misses yet.
+    # A shard on the move has one more copy for a while, which need not be there yet.
     still = shard is not None and shard.spec.target is None
     wanted = max(replicas, len(shard.spec.replicas)) if shard is not None and still else replicas
     return None if in_sync >= wanted else f"has {in_sync} of {wanted} copies in sync"

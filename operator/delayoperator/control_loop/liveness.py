@@ -1,7 +1,7 @@
 """Which nodes live, by their leases and this observer's own monotonic clock (docs/protocol.md 4).
 
 No two clocks are compared: a lease is dead when this observer has watched it unchanged for the whole lease time, and
-was itself connected throughout. After an outage of the registry every lease is old at once, and nobody is dead: each
+was itself connected throughout. After an outage of the registry every lease is old at once, and no node is dead: each
 gets its whole time again.
 """
 

@@ -50,7 +50,7 @@ class LoopClock:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did."""
+    """The outcome of one round."""
 
     applied: int = 0
     refused: int = 0  # conflicts and outcomes unknown: for the next round
@@ -61,7 +61,7 @@ class ControlLoop:
 
     prober: asks nodes for their copies; without one only shards with a single replica can change hands. The loop
     closes it when run() ends.
-    ended: the incarnations of processes that are known to have ended, as whoever saw them end has it; what it once said
+    ended: the incarnations of processes that are known to have ended, as their supervisor saw it; what it once said
     must stay true. A failover from one of these waits for neither a node's nor a replica's lease.
     writers: so many compare-and-swaps are sent at a time, from threads; 1: one after the other, from the caller's.
     paused: whether to keep out of things: then masters are still chosen where there is none, and no more is done.
@@ -113,7 +113,7 @@ class ControlLoop:
         """Rounds until `stop`. A round that did something is followed by the next one at once.
 
         refresh_ms: between readings of the leases, where that costs the registry something: a change of the objects is
-        still seen within poll_ms. wake: set by whoever knows of something new; cleared here.
+        still seen within poll_ms. wake: set by the watches when something is new; cleared here.
         """
         connected, refused = True, 0  # refused: rounds in a row that wrote in vain
         try:
@@ -186,8 +186,8 @@ class ControlLoop:
         return Round(done, len(outcomes) - done)
 
     def _probe(self) -> None:
-        # Reads may still answer while nobody can write (a stopped process holds the file's lock, etcd has no quorum).
-        # Then nobody's lease moves, and that must not look like everybody's death.
+        # Reads may still answer while no process can write (a stopped process holds the file's lock, etcd has no
+        # quorum). Then no lease moves, and that must not look as if all nodes were dead.
         now_ms = self._clock.monotonic_ms()
         if self._probed_ms is None or now_ms - self._probed_ms >= PROBE_MS:
             self._registry.probe()

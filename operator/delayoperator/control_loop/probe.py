@@ -17,7 +17,7 @@ from delayoperator.plan import CopyView, ObservedRole
 METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 DEADLINE_S = 1.0
 PATIENCE_S = 0.3  # those that are well answer within milliseconds; the others' answers are for a later round
-TERMINAL_S = 5.0  # whoever sits at a terminal waits for a node that is slow, or far
+TERMINAL_S = 5.0  # a person at a terminal waits for a node that is slow, or far
 MAX_ANSWER_BYTES = 64 << 20  # 10,000 copies are a few MiB
 
 _ROLES = {
@@ -33,7 +33,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a process said that it has, by the shards' uids.
+    """The copies that a process says it has, by the shards' uids.
 
     listed: a shard that is not named has no directory there. unfit: why no master should be chosen there.
     """
@@ -67,7 +67,7 @@ def fetched(
 
 
 class NullProber:
-    """For a cluster whose shards have one replica each: nobody is ever chosen by what it says."""
+    """For a cluster whose shards have one replica each: no master is ever chosen by what it says."""
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         return {}
@@ -129,7 +129,7 @@ class GrpcProber:
                 channel.close()
             options = [
                 ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-                # A node that was just restarted is to be reached at once, not when gRPC's backoff is over.
+                # A node that was just restarted must be reached at once, not when gRPC's backoff is over.
                 ("grpc.initial_reconnect_backoff_ms", 50),
                 ("grpc.min_reconnect_backoff_ms", 50),
                 ("grpc.max_reconnect_backoff_ms", 200),

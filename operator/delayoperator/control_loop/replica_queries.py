@@ -11,7 +11,7 @@ from delayoperator.control_loop.probe import NodeAnswer, Prober
 from delayoperator.control_loop.term_starts import TermStarts
 from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, masters, questions
 
-AGAIN_MS = 100  # somebody waits for a master and the world looks as before: a copy may have been opened since
+AGAIN_MS = 100  # a shard waits for a master and the world looks as before: a copy may have been opened since
 # Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
 KEPT_MS = 1_000  # an answer of this age does for a move under way
 PATROL_MS = 3_000  # between questions whether masters serve what they are named for; 5 ms a node with 1,000 copies
@@ -39,7 +39,7 @@ class ReplicaQueries:
         self._take_ups = TermStarts()
 
     def query(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
-        """The world with what its nodes answer. None: it has not changed, and nothing is to be asked yet."""
+        """The world with what its nodes answer. None: it has not changed, and no node need be asked yet."""
         before = self._given_up
         seen = self._patrolled(seen, leases, now_ms)
         changed = changed or self._given_up != before or self._take_ups.due(now_ms)

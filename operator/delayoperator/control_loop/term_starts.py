@@ -76,7 +76,7 @@ class TermStarts:
         }
         late = {key: it for key, it in self._chosen.items() if it.late or it.silent}
         not_begun = {key: self._overdue(key[0], it, now_ms) for key, it in late.items()}
-        # One that has given its term up may be chosen for another one; there may be nobody else.
+        # A copy that has given its term up may be chosen for another one; it may be the only copy.
         given_up = {key: it.what for key, it in late.items() if it.ended and not_begun[key].again}
         return replace(
             seen,

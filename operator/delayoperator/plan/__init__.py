@@ -1,4 +1,4 @@
-"""The planner: pure functions from what is wanted and what is seen to what is to be done."""
+"""The planner: pure functions from the desired and the observed state to actions."""
 
 from delayoperator.plan.isolation import plan_isolating
 from delayoperator.plan.observed import (

@@ -1,6 +1,6 @@
-"""Which shards are to have other nodes, and which masters are to be elsewhere (docs/control-plane.md).
+"""Decides which shards get other nodes, and which masters must be elsewhere (docs/control-plane.md).
 
-Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node is to be emptied;
+Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node must be emptied;
 copies share a zone and need not; a node has nothing, or next to nothing. What works stays where it is: loads that
 merely differ are the rebalance job's matter, and a move asked for by people is not undone, for it leaves the nodes of
 each shard in the wished order; one into a zone with a copy is refused. Where that job has moved something (`by_load`)
@@ -82,7 +82,7 @@ def outdated(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> ShardS
 
 
 def is_stable(desired: ClusterSpec, seen: Observed) -> bool:
-    """Time to move things for balance: nobody is away, about to be, or only just back."""
+    """Whether shards may be moved for balance: no node is away, about to be, or only just back."""
     views = [seen.node(node) for node in desired.node_ids]
     return all(
         view.replaceable or (view.liveness is Liveness.ALIVE and view.stable and not view.stopping) for view in views
@@ -184,7 +184,7 @@ def _apart(shard: ShardObject, load: Placement) -> TargetChoice | None:
     spec, old = shard.spec, desired_replicas(shard.spec)
     new, why = list(old), dict[str, str]()
     for zone, inside in load.zones.crowded(old).items():
-        # Best first: the one that stays, whoever else goes.
+        # Best first: the copy that stays, whichever others go.
         inside.sort(key=lambda node: (node != old[0], node != spec.master, load.replica_load(spec.topic, node)))
         for node in reversed(inside[1:]):
             other = load.elsewhere(spec.topic, new)
@@ -267,7 +267,8 @@ class _Donors:
                 self._held.setdefault((node, place == 0), []).append(shard)
         self._given: set[str] = set()
         self._to = ""
-        # What that node may get, by who has it and by topic, the last first: all of a node's shards are looked at once.
+        # The shards that the node may get, by present owner and topic, the last first: each of a node's shards is
+        # read once.
         self._free: dict[tuple[str, bool], dict[str, list[ShardObject]]] = {}
 
     def pick(self, to: str, load: Placement, *, as_master: bool) -> tuple[ShardObject, str] | None:
@@ -289,7 +290,7 @@ class _Donors:
         to, key = self._to, (donor, as_master)
         if key not in self._free:
             self._free[key] = {}
-            # Those that the donor leads are taken first: a place as the first is to mean a master.
+            # The shards that the donor leads are taken first: the first node of a list must be the master.
             order = sorted(self._held[key], key=lambda it: as_master and it.spec.master != donor)
             for shard in reversed(order):
                 if _may_take(to, donor, desired_replicas(shard.spec), load):

@@ -17,7 +17,8 @@ from delayoperator.plan.planner import plan, unstamped
 
 
 def plan_isolating(desired: ClusterSpec, observed: Observed) -> list[Action]:
-    """As plan(). A shard that plan() fails on gets the condition Blocked, `NotPlanned`, and nothing else is done to it.
+    """plan(), shard by shard. A shard that plan() fails on gets the condition Blocked, `NotPlanned`, and nothing else
+    is done to it.
 
     Raises what plan() raises where no single shard is to blame.
     """

@@ -26,14 +26,14 @@ class SpecStep:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What was asked for can't go on now."""
+    """The requested move can't go on now."""
 
     reason: str  # CamelCase, for the condition
     message: str
 
 
 def begins(shard: ShardObject) -> bool:
-    """A move that is wanted and has not begun: nobody fetches a copy yet."""
+    """A move that is wanted and has not begun: no node fetches a copy yet."""
     spec = shard.spec
     return spec.target is not None and not set(spec.target) <= set(spec.replicas)
 
@@ -94,7 +94,7 @@ def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: boo
     if spec.leaving and (spec.target is None or spec.master in spec.leaving):
         return SpecStep(replace(spec, leaving=()), "nobody is to leave any more")
     if spec.target is None or status is None or status.serving_epoch != spec.epoch:
-        return None  # without a master at work nobody can come or leave
+        return None  # without a master at work no copy can join or leave
     missing = tuple(node for node in spec.target if node not in spec.replicas)
     if missing:
         if not may_begin:

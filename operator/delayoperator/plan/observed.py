@@ -1,4 +1,4 @@
-"""What a plan is made from (Observed, beside the wished ClusterSpec) and of (actions)."""
+"""The planner's input (Observed, beside the desired ClusterSpec) and its output (actions)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from delayregistry.model import Condition, ShardObject, ShardSpec, shard_name
 
 
 class Liveness(Enum):
-    """What the edge is certain of. Cannot-see is not is-down: only ALIVE and DEAD may be acted upon."""
+    """A node's liveness as far as the operator is certain of it. Cannot-see is not is-down: only ALIVE and DEAD may be
+    acted upon.
+    """
 
     ALIVE = "alive"
     DEAD = "dead"  # its lease stayed unchanged for the whole lease time while we were connected
@@ -18,7 +20,7 @@ class Liveness(Enum):
 
 
 class ObservedRole(Enum):
-    """What a copy is in its process."""
+    """The role of a copy in its process."""
 
     OPENING = "opening"  # of its log nothing is known yet
     SLAVE = "slave"
@@ -36,7 +38,7 @@ class ObservedNode:
     liveness: Liveness
     incarnation: str | None = None
     stopping: bool = False  # asked to end: hands its masters over, gets nothing new
-    replaceable: bool = False  # dead for so long that its replicas are to be replaced
+    replaceable: bool = False  # dead for so long that its replicas must be replaced
     stable: bool = True  # the process is not new: what went with its start is over
     silent: bool = False  # has not answered ReplicaStatus for seconds, though asked
     zone: str = ""  # what may fail with its machine; "": not known
@@ -95,18 +97,18 @@ class Observed:
     excluded: frozenset[tuple[int, str]] = frozenset()
 
     def node(self, node: str | None) -> ObservedNode:
-        """A node nobody has seen is uncertain."""
+        """A node that was never seen is uncertain."""
         return self.nodes.get(node or "", UNSEEN)
 
     def between_processes(self, node: str) -> bool:
-        """The process that its lease names has ended: there is nobody to be asked or chosen, perhaps for a moment
+        """The process that its lease names has ended: no process can be asked or chosen there, perhaps for a moment
         only, so that nothing but the search for another master is to begin for that."""
         return self.node(node).incarnation in self.ended
 
 
 @dataclass(frozen=True, slots=True)
 class CreateShard:
-    """A new shard, at epoch 0. Whoever applies it draws the uid."""
+    """A new shard, at epoch 0. The registry's writer draws the uid."""
 
     topic: str
     queue: int
@@ -129,7 +131,7 @@ class StartTerm:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSpec:
-    """Anything else in the operator's part: where copies are to be, who is asked to hand over to whom."""
+    """Anything else in the operator's part: where copies must be, which master must hand over to which copy."""
 
     shard: ShardObject
     spec: ShardSpec  # the new one, of the same term

@@ -2,7 +2,7 @@
 
 A topic's queues are spread first: a topic's load comes in waves (a herd hits all its queues at once), so two of its
 queues on one node cost more than one node with a shard more. Within that the emptiest nodes are taken. The first node
-of a list is to be the shard's master whenever it can, so that masters stay where people and planner put them. Before
+of a list becomes the shard's master whenever it can, so that masters stay where people and planner put them. Before
 all that the copies of a shard are kept in different zones, as far as there are any.
 """
 
@@ -17,12 +17,12 @@ from delayoperator.plan.zones import Zones
 
 
 def desired_replicas(shard: ShardSpec) -> tuple[str, ...]:
-    """The nodes that are to have this shard's copies, the one that is to be its master first."""
+    """The nodes that get this shard's copies, the desired master first."""
     return shard.replicas if shard.target is None else shard.target
 
 
 class Placement:
-    """Counts of what is to be where, moved on with each decision.
+    """Counts of the copies and masters by node, kept up to date with each decision.
 
     Nodes in `avoid` get new shards only when others run out, and never a copy of a shard that exists.
     """
@@ -42,7 +42,7 @@ class Placement:
             self.count(shard.topic, desired_replicas(shard))
 
     def place(self, topic: str, replicas: int) -> tuple[str, ...]:
-        """Node ids for one more shard, no node twice; the first is to be its master.
+        """Node ids for one more shard, no node twice; the first becomes its master.
 
         Fewer than `replicas` when there are fewer nodes. Ties go by the order of the nodes.
         """
@@ -54,7 +54,7 @@ class Placement:
         placed = [first]
         while others and len(placed) < replicas:
             held = self.zones.held(placed)
-            # Of equals the first, which has the least load.
+            # The first of equals has the least load.
             node = min(others, key=lambda node: (node in self._avoid, self.zones.of(node) in held))
             others.remove(node)
             placed.append(node)

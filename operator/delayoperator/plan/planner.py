@@ -116,7 +116,7 @@ def _placement(desired: ClusterSpec, observed: Observed, avoid: Set[str]) -> Pla
 
 
 def _is_moving(shard: ShardObject, observed: Observed) -> bool:
-    """A copy of it is on its way. One whose node is away holds up nobody else."""
+    """A copy of it is on its way. A copy whose node is away holds up no other move."""
     target = shard.spec.target
     if target is None or begins(shard):
         return False
@@ -124,7 +124,7 @@ def _is_moving(shard: ShardObject, observed: Observed) -> bool:
 
 
 def _unsure(shard: ShardObject, observed: Observed) -> WaitForEvidence | None:
-    """Whether what was said about a move may still be true: somebody gave no answer."""
+    """Whether the last report about a move may still be true: a node gave no answer."""
     spec = shard.spec
     if spec.switchover is None and spec.target is None:
         return None

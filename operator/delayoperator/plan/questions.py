@@ -17,12 +17,12 @@ from delayoperator.plan.term import fault_of_master
 class Questions:
     """Node ids, living ones only: a node whose lease has run out is chosen for nothing, whatever it says."""
 
-    now: frozenset[str] = frozenset()  # somebody waits for a master
+    now: frozenset[str] = frozenset()  # shards that wait for a master
     soon: frozenset[str] = frozenset()  # a move is under way: a second's age does no harm
 
 
 def questions(seen: Observed) -> Questions:
-    """What to ask in a world whose copies have not been looked at."""
+    """The questions for a world whose copies have not been asked yet."""
     now: set[str] = set()
     soon: set[str] = set()
     for shard in seen.shards:

@@ -1,4 +1,4 @@
-"""What each replica of a shard is worth: what was seen becomes one of a few words, and decisions follow from those."""
+"""The health of each replica of a shard: one of a few words, from which the decisions follow."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def answer_of(shard: ShardObject, node: str, seen: Observed) -> CopyView | None:
 
 
 def classify_replicas(shard: ShardObject, seen: Observed) -> Mapping[str, ReplicaHealth]:
-    """Of every replica, by node, in the order of the replicas. Without a status nothing is in sync."""
+    """The health of every replica, by node, in the order of the replicas. Without a status nothing is in sync."""
     in_sync = shard.status.in_sync if shard.status is not None else ()
     return {node: _health(node, in_sync, shard, seen) for node in shard.spec.replicas}
 
 
 def in_sync_nodes(shard: ShardObject, seen: Observed) -> frozenset[str]:
-    """Those of which it is known."""
+    """The replicas whose health is known."""
     return frozenset(node for node, health in classify_replicas(shard, seen).items() if health is ReplicaHealth.IN_SYNC)
 
 
@@ -52,7 +52,7 @@ def presumed_in_sync(shard: ShardObject, seen: Observed) -> frozenset[str]:
 def _health(node: str, in_sync: tuple[str, ...], shard: ShardObject, seen: Observed) -> ReplicaHealth:
     view = seen.node(node)
     if view.liveness is Liveness.DEAD:
-        # Somebody whose lease is not renewed could not take up a term, whatever it answers.
+        # A node whose lease is not renewed could not take up a term, whatever it answers.
         return ReplicaHealth.UNREACHABLE
     if seen.between_processes(node):
         return ReplicaHealth.UNCERTAIN  # whatever was said a moment ago

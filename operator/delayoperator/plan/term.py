@@ -1,7 +1,7 @@
 """Whether a shard needs a new term, and who may have it: the dangerous choice, kept small (docs/protocol.md 4, 5).
 
 A process never resumes a term: a master whose lease names another process than the term does is a dead master,
-which may be chosen again, one epoch higher. Nobody outside the in-sync set is ever chosen, unless the cluster's spec
+which may be chosen again, one epoch higher. No copy outside the in-sync set is ever chosen, unless the cluster's spec
 allow it, and then it is said. Every member of the in-sync set has every acknowledged frame, so that a member which
 gives no answer need not be waited for while another one answers.
 """
@@ -24,7 +24,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What a term may cost; said in a condition before it begins."""
+    """The messages that a term may cost; a condition says so before it begins."""
 
     reason: str
     message: str
@@ -45,7 +45,7 @@ class WaitForEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A term is needed and nobody may have it."""
+    """A term is needed and no copy may lead it."""
 
     reason: str  # CamelCase, for the condition
     message: str
@@ -91,7 +91,7 @@ def fault_of_master(shard: ShardObject, seen: Observed) -> Keep | WaitForEvidenc
 
 
 def previous_master_exited(shard: ShardObject, seen: Observed) -> bool:
-    """Whether nobody can be serving the shard: its term was taken up, by a process that has ended.
+    """Whether no process can be serving the shard: its term was taken up, by a process that has ended.
 
     Before it was taken up those of earlier terms had stopped for ever: its master had waited out the lease that it
     granted, which they lack since then. Of a term that was never taken up this can't be said: who served before may do
@@ -121,7 +121,7 @@ def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -
 
 
 def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
-    """Somebody has persisted a term that the registry does not know: it was restored from an older state."""
+    """A copy has persisted a term that the registry does not know: it was restored from an older state."""
     copies = _answers(shard, seen)
     ahead = [node for node, copy in copies.items() if copy.epoch > shard.spec.epoch]
     if not ahead:
@@ -257,7 +257,7 @@ def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, see
 
 
 def _sole(shard: ShardObject, known: Mapping[str, ReplicaHealth], seen: Observed, fault: str) -> Decision | None:
-    """The only copy there can be. Its node opens the directory with this uid or refuses; nobody else may serve."""
+    """The only copy there can be. Its node opens the directory with this uid or refuses; no other node may serve."""
     (node, *others) = shard.spec.replicas
     if others:
         return None
@@ -265,7 +265,7 @@ def _sole(shard: ShardObject, known: Mapping[str, ReplicaHealth], seen: Observed
     if known[node] is ReplicaHealth.UNREACHABLE:
         return Refuse("NodeAway", f"{node} has the only copy and its lease is not renewed; waiting for it")
     if known[node] is ReplicaHealth.UNCERTAIN:
-        # Nobody else could be chosen, and naming its process harms nobody: its answer is not waited for.
+        # No other copy could be chosen, and naming its process does no harm: its answer is not waited for.
         if incarnation is None or seen.between_processes(node):
             return WaitForEvidence()
         return Promote(node, incarnation, f"{fault}: {node} has the only copy")

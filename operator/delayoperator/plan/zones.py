@@ -44,7 +44,7 @@ class Zones:
         return self.shared(new, others) and not self.shared(old, others)
 
     def elsewhere(self, nodes: Iterable[str], among: Iterable[str]) -> list[str]:
-        """Those of `among` in zones that none of `nodes` is in."""
+        """Returns the nodes of `among` in zones that none of `nodes` is in."""
         held = self.held(nodes)
         return [node for node in among if node in self._of and self._of[node] not in held]
 
