@@ -150,7 +150,7 @@ def test_batch_that_makes_no_sense_is_refused_before_anything_is_sent() -> None:
             ):
                 with pytest.raises(kind):
                     await producer.send_batch("t", **arguments)
-            with pytest.raises(errors.DelayTooLong):
+            with pytest.raises(errors.DelayTooLong, match=r"1\.0 s and 1 ms is longer than topic 't' allows: 1\.0 s"):
                 producer.send("t", b"x", delay=1001)
             with pytest.raises(errors.TooLarge):
                 producer.send("t", b"x" * (4 << 20))

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from delayapi.durations import format_ms
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayTooLong, TooLarge
@@ -114,7 +115,10 @@ class Messages:
 
 def too_long(topic: str, delay_ms: int, max_delay_ms: int) -> DelayTooLong:
     """The error that the shard would answer."""
-    message = f"a delay of {delay_ms} ms is longer than topic {topic!r} allows: {max_delay_ms} ms"
+    asked, limit = format_ms(delay_ms), format_ms(max_delay_ms)
+    if asked == limit:  # two units at most are shown
+        asked += f" and {format_ms(delay_ms - max_delay_ms)}"
+    message = f"a delay of {asked} is longer than topic {topic!r} allows: {limit}"
     metadata = {"max_delay_ms": str(max_delay_ms)}
     return DelayTooLong(message, code="INVALID_ARGUMENT", reason="DELAY_TOO_LONG", metadata=metadata)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 import numpy as np
 from delayapi.codec import encode_message_batch
+from delayapi.durations import format_ms
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import HOUR_MS
 
@@ -48,7 +49,10 @@ class ConsumeCalls:
     async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers) -> Body:
         invisible_ms = request.invisible_ms or 30_000
         if invisible_ms > MAX_INVISIBLE_MS:
-            raise Refused("BAD_REQUEST", f"invisible_ms is {invisible_ms}, the limit is {MAX_INVISIBLE_MS}")
+            raise Refused(
+                "BAD_REQUEST",
+                f"invisible_ms: {format_ms(invisible_ms)} is longer than the limit, {format_ms(MAX_INVISIBLE_MS)}",
+            )
         delivery = await host.receive(
             request.group,
             tuple(request.tags),
