@@ -1,7 +1,7 @@
 """An order that is not paid in 30 minutes is cancelled. Two processes, and no timer in either of them.
 
     app.py shop      takes orders: each sends one message to itself, due when the time to pay is over. A payment cancels
-                     that message. What the cancel answers is the truth: nobody else has to be asked.
+                     that message. What the cancel answers is the truth: no other system has to be asked.
     app.py timeouts  receives what was never cancelled, when it is due, and cancels those orders.
 
 Settings (environment): DELAY_ENDPOINT, a node or the cluster's Service; TOPIC; PAYMENT_TIMEOUT, such as 30m;
