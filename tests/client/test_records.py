@@ -76,5 +76,5 @@ def test_lengths_that_disagree_are_refused() -> None:
 
 
 def test_record_that_is_no_message_is_refused() -> None:
-    with pytest.raises(WireError, match=r"is no delay\.v1\.Message"):
+    with pytest.raises(WireError, match=r"is not a delay\.v1\.Message"):
         decode_record(memoryview(b"\x0a\xff"))
