@@ -321,7 +321,7 @@ class LocalCluster:
             try:
                 from delaylocal.rebalance import Rebalancer
 
-                Rebalancer(self._data, self.registry, self._nodes, GrpcProber(), self._operator_events).run(
+                Rebalancer(self._data, self.registry, self._nodes, GrpcProber, self._operator_events).run(
                     self._stop_loop
                 )
             except Exception as error:  # nor is a rebalance to stand still unheard of

@@ -59,7 +59,7 @@ class RebalanceFile:
         return found.st_ino, found.st_mtime_ns
 
     def read(self) -> StoredRebalance | None:
-        """None: there is none. Raises FileTrouble."""
+        """None: there is none. Raises RebalanceFileError."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class RebalanceFile:
             ) from error
 
     def edit(self, change: Callable[[StoredRebalance | None], StoredRebalance | None]) -> StoredRebalance | None:
-        """What `change` makes of what is there; the same object: nothing is written. Raises FileTrouble."""
+        """What `change` makes of what is there; the same object: nothing is written. Raises RebalanceFileError."""
         with self._locked():
             found = self.read()
             wanted = change(found)

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from delaylocal.rebalance import APPROVE, Rebalancer
+from delaylocal.rebalance import Rebalancer
 from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
 from delayoperator.control_loop.probe import NodeAnswer
+from delayoperator.crds import APPROVE
 from delayoperator.crds.rebalance import (
     DelayRebalance,
     DelayRebalanceSpec,
@@ -74,7 +75,7 @@ class World:
         self.directory = directory
 
     def rebalancer(self) -> Rebalancer:
-        return Rebalancer(self.directory, self.registry, lambda: self.nodes, Silent(), self.events.append)
+        return Rebalancer(self.directory, self.registry, lambda: self.nodes, Silent, self.events.append)
 
     def target(self) -> tuple[str, ...] | None:
         shard = self.registry.get_shard("t-0")

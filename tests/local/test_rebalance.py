@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from delayctl.main import main
-from delaylocal.rebalance import APPROVE
 from delaylocal.rebalance_file import RebalanceFile, RebalanceFileError, StoredRebalance
+from delayoperator.crds import APPROVE
 from delayoperator.plan import Liveness, ObservedNode
 from delayrebalance import run
 from delayrebalance.model import FoundMove, LoadFigures, RebalanceError, SearchSettings, Study

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delayoperator.kube.shard_sizes import SLOT_MS, SLOTS, ShardSizes, weigh
+from delayoperator.kube.rebalance.shard_sizes import SLOT_MS, SLOTS, ShardSizes, weigh
 from delayoperator.rebalance_plan import Size
 from delayregistry.model import NodeLease, ShardObject, ShardSpec, Version
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import grpc
 from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.model import NodeLease, ShardObject
+from delayregistry.port import Registry
 
 from delayoperator.plan import CopyView, ObservedRole
 
@@ -52,18 +53,33 @@ class Prober(Protocol):
         """Gives back what it holds open."""
 
 
-def fetched(
-    moving: Mapping[str, str], shards: Mapping[str, ShardObject], leases: Sequence[NodeLease], prober: Prober
-) -> dict[str, int]:
-    """Bytes of copies on their way that are there, by shard. moving: shard name to the node that gets a copy."""
-    answers = prober.query([lease for lease in leases if lease.node in moving.values()])
-    found = {}
-    for name, node in moving.items():
-        shard, answer = shards.get(name), answers.get(node)
-        copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
-        if copy is not None:
-            found[name] = copy.transfer_done
-    return found
+class CopyProgress:
+    """How far copies on their way are. It holds connections only while there are some."""
+
+    def __init__(self, registry: Registry, new_prober: Callable[[], Prober]) -> None:
+        self._registry, self._new_prober = registry, new_prober
+        self._prober: Prober | None = None
+
+    def fetched_bytes(self, moving: Mapping[str, str], shards: Mapping[str, ShardObject]) -> dict[str, int]:
+        """Bytes that are there, by shard. moving: shard name to the node that gets a copy."""
+        if not moving:
+            self.close()
+            return {}
+        if self._prober is None:
+            self._prober = self._new_prober()
+        answers = self._prober.query([it for it in self._registry.list_leases() if it.node in moving.values()])
+        found = {}
+        for name, node in moving.items():
+            shard, answer = shards.get(name), answers.get(node)
+            copy = None if shard is None or answer is None else answer.copies.get(shard.spec.uid)
+            if copy is not None:
+                found[name] = copy.transfer_done
+        return found
+
+    def close(self) -> None:
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
 
 
 class NullProber:

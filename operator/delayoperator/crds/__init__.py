@@ -15,3 +15,8 @@
 GROUP = "delaycluster.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+
+# A DelayRebalance's verbs are annotations, which the operator takes away when it has answered them.
+APPROVE = f"{GROUP}/approve"  # the hash of the plan
+VERB = f"{GROUP}/rebalance"  # stop, refresh
+VERBS = {"approve": APPROVE, "verb": VERB}

@@ -29,7 +29,7 @@ from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, CONFIG_MAP, DELAY_CLUSTER, DELAY_SHARD, POD, STATEFUL_SET
 from delayoperator.kube.observe import LiveObjects, Observer
-from delayoperator.kube.rebalances import RebalanceResult, Rebalances
+from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
 from delayoperator.kube.status import changed, degraded_only, status_of, transitions, was_ready

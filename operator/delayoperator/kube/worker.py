@@ -24,7 +24,7 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
-from delayoperator.kube.rebalances import Rebalances
+from delayoperator.kube.rebalance.rebalances import Rebalances
 from delayoperator.kube.reconcile import ClusterReconciler, ReconcileResult
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.views import ended_processes

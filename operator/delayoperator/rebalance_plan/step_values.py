@@ -9,6 +9,7 @@ from enum import StrEnum
 from delayapi.hot_slots import F64
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec
 
+from delayoperator.crds import VERBS
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
 from delayoperator.plan.observed import ObservedNode
@@ -61,6 +62,14 @@ class RebalanceRequest:
     generation: int = 1
     approve: str | None = None
     verb: str | None = None
+
+    @classmethod
+    def of(cls, spec: DelayRebalanceSpec, generation: int, annotations: Mapping[str, str]) -> RebalanceRequest:
+        return cls(spec, generation, **{name: annotations.get(key) for name, key in VERBS.items()})
+
+    def answered(self, verbs: frozenset[str], annotations: Mapping[str, str]) -> list[str]:
+        """The annotations of these verbs, without those that somebody has set anew since."""
+        return [VERBS[it] for it in verbs if annotations.get(VERBS[it]) == getattr(self, it)]
 
 
 class JobState(StrEnum):

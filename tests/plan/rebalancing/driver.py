@@ -1,5 +1,5 @@
-"""A driver of the rebalance over the small cluster of tests/plan/cluster.py, on a clock of its own: what the Kubernetes
-and the local one do, with a crash wherever it is asked for."""
+"""A driver of the rebalance over the small cluster of tests/plan/cluster.py, on a clock of its own: what
+RebalanceDriver does, with a crash wherever it is asked for."""
 
 from __future__ import annotations
 
