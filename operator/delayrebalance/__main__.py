@@ -147,8 +147,7 @@ class _Kube:
 
     def _rebalance(self) -> dict[str, Any] | None:
         from delayoperator.kube.api import ApiError
-
-        from delayrebalance.publish import DELAY_REBALANCE
+        from delayoperator.kube.kinds import DELAY_REBALANCE
 
         try:
             return self.api.get(DELAY_REBALANCE, self.namespace, self.name)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from delayoperator.crds import VERB
 from delayoperator.crds.rebalance import PlanModel, RebalanceState
 from delayoperator.kube.api import Api, ApiError
-from delayoperator.kube.kinds import CLUSTER_LABEL, DELAY_CLUSTER, GROUP, VERSION, ObjectKind
+from delayoperator.kube.kinds import CLUSTER_LABEL, DELAY_CLUSTER, DELAY_REBALANCE
 
 from delayrebalance.model import RebalanceError
 
-DELAY_REBALANCE = ObjectKind("DelayRebalance", GROUP, VERSION, "delayrebalances")
 UNDER_WAY = frozenset({RebalanceState.REBALANCING.value, RebalanceState.RECONCILIATION_PAUSED.value})
-VERB, STOP = f"{GROUP}/rebalance", "stop"
+STOP = "stop"
 TRIES = 5  # against others who write the object meanwhile
 
 

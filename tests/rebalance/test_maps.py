@@ -9,11 +9,11 @@ import pytest
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayoperator.crds.rebalance import DelayRebalance, PlanModel
 from delayoperator.kube.api import ApiError
-from delayoperator.kube.kinds import ObjectKind
+from delayoperator.kube.kinds import DELAY_REBALANCE, ObjectKind
 from delayoperator.rebalance_plan import digest
 from delayrebalance.maps import ZONE, as_map, zones_of
 from delayrebalance.model import RebalanceError
-from delayrebalance.publish import DELAY_REBALANCE, name_of, publish
+from delayrebalance.publish import name_of, publish
 from delayrebalance.spec import settings_of
 from delayregistry.model import (
     ClusterSpec,

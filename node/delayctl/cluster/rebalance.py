@@ -11,17 +11,16 @@ from typing import Any
 import click
 from delayapi.durations import format_ms
 from delayapi.options import DURATION
+from delayoperator.crds import APPROVE, VERB
 
 from delayctl.common import FAILED, CommandSettings, common_options, put_json
 from delayctl.targets.errors import TargetRefused
 from delayctl.targets.options import ProgressBar, data_option
 from delayctl.targets.rebalances import (
-    APPROVE,
     MOVING,
     OVER,
     READY,
     STOPPED,
-    VERB,
     RebalanceOptions,
     RebalanceTarget,
     RebalanceView,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
+from delayoperator.crds import VERB
+
 from delayctl.targets.errors import TargetRefused
-from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
-from delayctl.targets.kube_route import accessed
-from delayctl.targets.rebalances import MOVING, VERB, RebalanceOptions, RebalanceTarget, RebalanceView
+from delayctl.targets.kube import KubeAccess, KubeInvalid
+from delayctl.targets.rebalances import MOVING, RebalanceOptions, RebalanceTarget, RebalanceView
 
 
 class KubeRebalanceTarget(RebalanceTarget):
-    """name: of the object. Raises KubeError too."""
+    """name: of the object; None: the one that the CronJob makes. Raises KubeError too."""
 
-    def __init__(self, access: KubeAccess, name: str) -> None:
-        self._access, self._name = access, name
+    def __init__(self, access: KubeAccess, name: str | None) -> None:
+        self._access, self._name = access, name or f"{access.cluster}-rebalance"
         self.place = f" --kube {access.namespace}/{access.cluster}"
         self.carried_out_by = "the operator"
 
@@ -44,7 +44,10 @@ class KubeRebalanceTarget(RebalanceTarget):
                 if self._access.create_delayrebalance(self._name, {"cluster": self._access.cluster, **wanted}):
                     return True, ""
                 found = self._found()
-            self._may_ask_again(found)
+            if found is not None and RebalanceView.of(found).state == MOVING:
+                raise TargetRefused(
+                    f"DelayRebalance {self._name!r} is being carried out: --status shows how far, --stop stops it"
+                )
             patch: dict[str, Any] = {"metadata": {"annotations": {VERB: "refresh"}}}
             if wanted:
                 patch["spec"] = wanted
@@ -56,23 +59,9 @@ class KubeRebalanceTarget(RebalanceTarget):
     def annotate(self, annotations: Mapping[str, str]) -> None:
         self._access.patch_delayrebalance(self._name, {"metadata": {"annotations": dict(annotations)}})
 
-    def _may_ask_again(self, found: Mapping[str, Any] | None) -> None:
-        if found is not None and RebalanceView.of(found).state == MOVING:
-            raise TargetRefused(
-                f"DelayRebalance {self._name!r} is being carried out: --status shows how far, --stop stops it"
-            )
-
     def _found(self) -> dict[str, Any] | None:
         found = self._access.delayrebalance(self._name)
         cluster = ((found or {}).get("spec") or {}).get("cluster")
         if found is not None and cluster != self._access.cluster:
             raise TargetRefused(f"DelayRebalance {self._name!r} is about the cluster {cluster!r}")
         return found
-
-
-@contextmanager
-def kube_rebalances(target: KubeTarget, name: str | None) -> Iterator[KubeRebalanceTarget]:
-    """name: of the DelayRebalance; None: the one that the CronJob makes. What is wrong with the way to it ends the
-    process."""
-    with accessed(target) as access:
-        yield KubeRebalanceTarget(access, name or f"{target.cluster}-rebalance")

@@ -10,75 +10,54 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
+from delayoperator.crds.rebalance import DelayRebalance, PlanModel, RebalanceState
 
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
-from delayctl.targets.rebalances import RebalanceOptions, RebalanceTarget, RebalanceView
-
-if TYPE_CHECKING:
-    from delaylocal.rebalance_file import RebalanceFile, StoredRebalance
-    from delayoperator.crds.rebalance import PlanModel
-
-_EXTRA = "pip install 'delaycluster[spark]'"
+from delayctl.targets.rebalances import EXTRA, RebalanceOptions, RebalanceTarget, RebalanceView
 
 
 class LocalRebalanceTarget(RebalanceTarget):
-    """Of the cluster in `data`. Raises TargetUnreachable where there is none."""
+    """Of the cluster in `data`. Raises RebalanceFileError too."""
 
     def __init__(self, data: Path) -> None:
-        if not (data / "registry.db").exists():
-            raise TargetUnreachable(f"no local cluster in {data}: name its directory, --data DIR")
-        self._data = data
-        self._file = _file(data)
+        self._data, self._file = data, RebalanceFile(data)
         self.place = "" if data == Path(".delaycluster") else f" --data {data}"
         self.carried_out_by = f"`delayctl local --data {data}`"
 
     def read(self) -> RebalanceView | None:
-        kept = self._read_file()
-        return None if kept is None else RebalanceView.of(kept.as_json())
+        stored = self._file.read()
+        return None if stored is None else RebalanceView.of(stored.as_json())
 
     def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
-        plan, why = self._made(ask)
+        plan, why = self._search(ask)
         return None if plan is None else plan.model_dump(mode="json", by_alias=True, exclude_none=True), why
 
     def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
-        from delaylocal.rebalance_file import RebalanceFileError, StoredRebalance
-        from delayoperator.crds.rebalance import DelayRebalance, RebalanceState
-
-        self._not_moving()
-        plan, why = self._made(ask)
+        self._check_not_moving(self._file.read())
+        plan, why = self._search(ask)
         if plan is None:
             return False, why
 
-        def proposed(kept: StoredRebalance | None) -> StoredRebalance:
-            self._not_moving(kept)  # somebody else's plan may have been approved while the job ran
+        def proposed(stored: StoredRebalance | None) -> StoredRebalance:
+            self._check_not_moving(stored)  # somebody else's plan may have been approved while the job ran
             # A proposal begins anew: what became of the last one ends here.
             body = {
                 "spec": {"cluster": "local", "threshold": ask.threshold},
                 "status": {"plan": plan, "state": RebalanceState.PENDING_PROPOSAL},
             }
-            return StoredRebalance(DelayRebalance.model_validate(body), 1 if kept is None else kept.generation + 1)
+            return StoredRebalance(DelayRebalance.model_validate(body), 1 if stored is None else stored.generation + 1)
 
-        try:
-            self._file.edit(proposed)
-        except RebalanceFileError as error:
-            raise TargetRefused(str(error)) from error
+        self._file.edit(proposed)
         return True, why
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
-        from delaylocal.rebalance_file import RebalanceFileError
+        self._check_runs()
+        self._file.edit(lambda it: it and replace(it, annotations={**it.annotations, **annotations}))
 
-        self._runs()
-
-        def annotated(kept: StoredRebalance | None) -> StoredRebalance | None:
-            return None if kept is None else replace(kept, annotations={**kept.annotations, **annotations})
-
-        try:
-            self._file.edit(annotated)
-        except RebalanceFileError as error:
-            raise TargetRefused(str(error)) from error
-
-    def _made(self, ask: RebalanceOptions) -> tuple[PlanModel | None, str]:
+    def _search(self, ask: RebalanceOptions) -> tuple[PlanModel | None, str]:
         """A plan, or None where no move is worth its cost; and why."""
         try:
             from delayrebalance.maps import read_map
@@ -86,8 +65,8 @@ class LocalRebalanceTarget(RebalanceTarget):
             from delayrebalance.proposal import to_plan
             from delayrebalance.run import study_cluster
         except ImportError as error:
-            raise TargetRefused(f"making a plan needs Spark ({error}): {_EXTRA}") from error
-        self._runs()
+            raise TargetRefused(f"making a plan needs Spark ({error}): {EXTRA}") from error
+        self._check_runs()
         given: dict[str, Any] = {
             "slot_ms": ask.slot_ms, "horizon_ms": ask.horizon_ms, "threshold": ask.threshold,
             "max_moves": ask.max_moves,
@@ -103,22 +82,14 @@ class LocalRebalanceTarget(RebalanceTarget):
             return None, found.why
         return to_plan(found, cluster, settings, now_ms=time.time_ns() // 1_000_000), found.why
 
-    def _read_file(self) -> StoredRebalance | None:
-        from delaylocal.rebalance_file import RebalanceFileError
-
-        try:
-            return self._file.read()
-        except RebalanceFileError as error:
-            raise TargetRefused(str(error)) from error
-
-    def _not_moving(self, kept: StoredRebalance | None = None) -> None:
-        found = self._read_file() if kept is None else kept
-        if found is not None and RebalanceView.of(found.as_json()).state == "Rebalancing":
+    def _check_not_moving(self, stored: StoredRebalance | None) -> None:
+        status = None if stored is None else stored.rebalance.status
+        if status is not None and status.state is RebalanceState.REBALANCING:
             raise TargetRefused(
                 f"a plan is being carried out: `delayctl rebalance{self.place} --status` shows how far, --stop stops it"
             )
 
-    def _runs(self) -> None:
+    def _check_runs(self) -> None:
         """Raises TargetUnreachable unless the cluster's process holds its directory."""
         try:
             with (self._data / "lock").open("r+", encoding="utf-8") as lock:
@@ -147,11 +118,3 @@ def _errors_into(path: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def _file(data: Path) -> RebalanceFile:
-    try:
-        from delaylocal.rebalance_file import RebalanceFile
-    except ImportError as error:
-        raise TargetRefused(f"a rebalance needs more packages ({error}): {_EXTRA}") from error
-    return RebalanceFile(data)

@@ -1,6 +1,7 @@
 """One cluster's DelayRebalance as commands see it: the object as JSON, and the verbs, which are annotations.
 
-A local cluster keeps it in a file (localrebalance), Kubernetes as an object (kuberebalance); what is in it is the same.
+A local cluster keeps it in a file (local_rebalance), Kubernetes as an object (kube_rebalance); what is in it is the
+same.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import click
 from click.core import ParameterSource
 
 from delayctl.common import CommandSettings
-from delayctl.targets.errors import TargetRefused, exit_on_errors
+from delayctl.targets.errors import TargetRefused, TargetUnreachable, exit_on_errors
 
-APPROVE: Final = "delaycluster.io/approve"
-VERB: Final = "delaycluster.io/rebalance"
+EXTRA: Final = "pip install 'delaycluster[spark]'"
 
 READY: Final = "ProposalReady"
 MOVING: Final = "Rebalancing"
@@ -73,10 +73,6 @@ class RebalanceView:
         found = [it for it in self.status.get("conditions") or () if it.get("status") == "True"]
         return (found[0].get("reason") or "", found[0].get("message") or "") if found else ("", "")
 
-    @property
-    def pending_verbs(self) -> list[str]:
-        return [name for name in (APPROVE, VERB) if name in self.annotations]
-
     def expired(self) -> str | None:
         """Since when the plan can't be approved any more; None: it can."""
         until = (self.plan or {}).get("expiresAt")
@@ -119,16 +115,26 @@ def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Itera
         if settings.kube is None:
             if name is not None:
                 raise click.UsageError("--name is for --kube: a local cluster has one rebalance")
-            from delayctl.targets.local_rebalance import LocalRebalanceTarget
+            if not (data / "registry.db").exists():
+                raise TargetUnreachable(f"no local cluster in {data}: name its directory, --data DIR")
+            try:
+                from delaylocal.rebalance_file import RebalanceFileError
 
-            yield LocalRebalanceTarget(data)
+                from delayctl.targets.local_rebalance import LocalRebalanceTarget
+            except ImportError as error:
+                raise TargetRefused(f"a rebalance needs more packages ({error}): {EXTRA}") from error
+            try:
+                yield LocalRebalanceTarget(data)
+            except RebalanceFileError as error:
+                raise TargetRefused(str(error)) from error
         else:
             if click.get_current_context().get_parameter_source("data") is ParameterSource.COMMANDLINE:
                 raise click.UsageError("--data and --kube name two clusters: give one of them")
-            from delayctl.targets.kube_rebalance import kube_rebalances
+            from delayctl.targets.kube_rebalance import KubeRebalanceTarget
+            from delayctl.targets.kube_route import accessed
 
-            with kube_rebalances(settings.kube, name) as at:
-                yield at
+            with accessed(settings.kube) as access:
+                yield KubeRebalanceTarget(access, name)
 
 
 def proposal(settings: CommandSettings, data: Path) -> Mapping[str, Any]:
