@@ -12,7 +12,7 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.kinds import OPTIONAL, PRUNED, ObjectKind, kind_of
 from delayoperator.kube.observe import LiveObjects
 from delayoperator.resources import ClusterView, differences
-from delayoperator.resources.ownership import foreign
+from delayoperator.resources.compare import foreign
 
 Report = Callable[[Reason, str, bool], None]
 """(reason, message, is a warning) -> an event."""

@@ -4,13 +4,12 @@
 """
 
 from delayoperator.resources.build import build
-from delayoperator.resources.compare import Difference, differences
+from delayoperator.resources.compare import Difference, differences, foreign
 from delayoperator.resources.names import MANAGER
 from delayoperator.resources.normal import BadQuantity, quantity, whole_bytes
-from delayoperator.resources.ownership import foreign
 from delayoperator.resources.restarts import EFFECTS, Effect, effect, restarting
+from delayoperator.resources.statefulset import grown
 from delayoperator.resources.view import ClusterView, Json, PodSpec, VolumeRequest
-from delayoperator.resources.volumes import claim_names, grown
 
 __all__ = [
     "EFFECTS",
@@ -23,7 +22,6 @@ __all__ = [
     "PodSpec",
     "VolumeRequest",
     "build",
-    "claim_names",
     "differences",
     "effect",
     "foreign",

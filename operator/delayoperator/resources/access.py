@@ -14,12 +14,7 @@ from delayoperator.resources.view import ClusterView, Json
 RBAC = "rbac.authorization.k8s.io"
 
 
-def service_account(view: ClusterView) -> Json:
-    """The node pods ask for its token themselves; nothing else gets it by chance."""
-    return {"apiVersion": "v1", "kind": "ServiceAccount", **_meta(view), "automountServiceAccountToken": False}
-
-
-def role(view: ClusterView) -> Json:
+def node_access(view: ClusterView) -> tuple[Json, ...]:
     shards = [names.shard_object(view.name, shard) for shard in view.all_shards]
     leases = [names.node_lease(view.name, node) for node in view.cluster.node_ids]
     rules = [
@@ -31,26 +26,10 @@ def role(view: ClusterView) -> Json:
         # A watch of one object: with the field selector metadata.name.
         _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name)]),
     ]
-    return {"apiVersion": f"{RBAC}/v1", "kind": "Role", **_meta(view), "rules": rules}
+    return _access(view, names.node_account(view.name), rules)
 
 
-def role_binding(view: ClusterView) -> Json:
-    name = names.node_account(view.name)
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "RoleBinding",
-        **_meta(view),
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": view.namespace}],
-    }
-
-
-def job_account(view: ClusterView) -> Json:
-    """Of the rebalance job."""
-    return {"apiVersion": "v1", "kind": "ServiceAccount", **_job_meta(view), "automountServiceAccountToken": False}
-
-
-def job_role(view: ClusterView) -> Json:
+def job_access(view: ClusterView) -> tuple[Json, ...]:
     """The job reads the map and proposes: it moves nothing. Its executors, where it has any, are pods that it makes."""
     rules = [
         _rule("delaycluster.io", "delayclusters", ["get"], [view.name]),
@@ -66,26 +45,24 @@ def job_role(view: ClusterView) -> Json:
         rules += [
             _rule("", resource, verbs) for resource in ("pods", "services", "configmaps", "persistentvolumeclaims")
         ]
-    return {"apiVersion": f"{RBAC}/v1", "kind": "Role", **_job_meta(view), "rules": rules}
+    return _access(view, names.rebalance(view.name), rules)
 
 
-def job_role_binding(view: ClusterView) -> Json:
-    name = names.rebalance(view.name)
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "RoleBinding",
-        **_job_meta(view),
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": view.namespace}],
-    }
-
-
-def _job_meta(view: ClusterView) -> Json:
-    return {"metadata": names.metadata(view, names.rebalance(view.name))}
-
-
-def _meta(view: ClusterView) -> Json:
-    return {"metadata": names.metadata(view, names.node_account(view.name))}
+def _access(view: ClusterView, name: str, rules: list[Json]) -> tuple[Json, ...]:
+    """Account, Role and RoleBinding. The pods ask for the account's token themselves; nothing else gets it by
+    chance."""
+    meta = names.metadata(view, name)
+    return (
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta, "automountServiceAccountToken": False},
+        {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": meta, "rules": rules},
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": view.namespace}],
+        },
+    )
 
 
 def _rule(group: str, resource: str, verbs: list[str], resource_names: list[str] | None = None) -> Json:

@@ -20,9 +20,7 @@ def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
     live_set: the StatefulSet that is there; None: there is none. Each object is in normal form, to be applied as it is.
     """
     found = (
-        access.service_account(view),
-        access.role(view),
-        access.role_binding(view),
+        *access.node_access(view),
         settings.settings_map(view),
         *(settings.node_lease(view, node) for node in view.cluster.node_ids),
         services.headless_service(view),
@@ -37,9 +35,8 @@ def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
 
 def _rebalance(view: ClusterView) -> tuple[Json, ...]:
     """What the job may do, and when it runs. Without a schedule it runs when a DelayRebalance asks for a plan."""
-    rights = access.job_account(view), access.job_role(view), access.job_role_binding(view)
     cron = cronjob.cron_job(view)
-    return rights if cron is None else (*rights, cron)
+    return access.job_access(view) if cron is None else (*access.job_access(view), cron)
 
 
 def _stamped(wanted: Json) -> Json:

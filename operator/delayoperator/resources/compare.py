@@ -1,4 +1,4 @@
-"""Whether an object has to be applied: what is wanted against what is live.
+"""Whether an object has to be applied, and whether it may be: what is wanted against what is live.
 
 The live object has more than anybody wrote: defaults, status, other managers' fields. So each field that is wanted has
 to be there with that value, in Kubernetes' normal forms, and nothing else matters. What we wanted before and don't want
@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from delayoperator.resources.names import CLUSTER_LABEL, MANAGER
 from delayoperator.resources.normal import BadQuantity, is_quantity, normal, quantity
-from delayoperator.resources.view import Json
+from delayoperator.resources.view import ClusterView, Json
 
 LIST_MAPS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
@@ -51,6 +52,24 @@ def differences(desired: Json, live: Json | None) -> tuple[Difference, ...]:
     # A list's items come without their kind.
     wanted = {key: value for key, value in normal(desired).items() if key not in ("apiVersion", "kind")}
     return tuple(_missing(wanted, normal(live), "", ""))
+
+
+def foreign(view: ClusterView, live: Json) -> str | None:
+    """Why the live object must be left alone, whatever its name; None when it is this cluster's.
+
+    One without a controller is taken over when its labels say that it was this cluster's: it was restored, or left
+    behind by `kubectl delete --cascade=orphan`.
+    """
+    meta = live.get("metadata", {})
+    owner = next((one for one in meta.get("ownerReferences") or () if one.get("controller")), None)
+    if owner is not None:
+        if owner.get("uid") == view.uid:
+            return None
+        return f"it belongs to {owner.get('kind')} {owner.get('name')} (uid {owner.get('uid')})"
+    labels = meta.get("labels") or {}
+    if labels.get(CLUSTER_LABEL) == view.name and labels.get("app.kubernetes.io/managed-by") == MANAGER:
+        return None
+    return "it was there before and is not the operator's"
 
 
 def list_keys(holder: str, items: Sequence[Any]) -> tuple[str, ...]:

@@ -46,11 +46,6 @@ def shard_object(cluster: str, shard: str) -> str:
     return f"{cluster}.{shard}"
 
 
-def claim(cluster: str, number: int) -> str:
-    """The StatefulSet's own naming of a pod's PersistentVolumeClaim."""
-    return f"{VOLUME}-{cluster}-{number}"
-
-
 def selector(cluster: str) -> dict[str, str]:
     """The labels that choose this cluster's pods. Fixed for ever: a StatefulSet's selector can't change."""
     return {CLUSTER_LABEL: cluster, "app.kubernetes.io/component": "node"}

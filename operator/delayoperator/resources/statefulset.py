@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from delayoperator.resources import names, pod
+from delayoperator.resources.normal import whole_bytes
 from delayoperator.resources.view import ClusterView, Json
 
 REVISIONS_KEPT = 5
@@ -11,9 +12,8 @@ FIXED = ("podManagementPolicy", "selector", "serviceName", "volumeClaimTemplates
 
 
 def stateful_set(view: ClusterView, live: Json | None = None) -> Json:
-    """live: the one that is there, if any: what can't change is taken over from it, a claim's size too (claims are
-    grown themselves, see volumes.py).
-    """
+    """live: the one that is there, if any: what can't change is taken over from it, a claim's size too (see
+    `grown`)."""
     pods = view.cluster.nodes
     spec: Json = {
         "replicas": pods,
@@ -33,6 +33,25 @@ def stateful_set(view: ClusterView, live: Json | None = None) -> Json:
     spec.update({name: before[name] for name in FIXED if name in before})
     spec["volumeClaimTemplates"] = [_without_status(claim) for claim in spec["volumeClaimTemplates"]]
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": names.metadata(view, view.name), "spec": spec}
+
+
+def grown(view: ClusterView, live: Json) -> Json | None:
+    """The merge patch that asks for the claim `live` to be as large as the spec says; None: there is nothing to ask.
+
+    Each claim is edited itself, since a StatefulSet's template can't change. Nothing is asked of a claim that is large
+    enough (a claim never shrinks), that is not bound yet (only bound claims can grow), or that is being deleted. The
+    patch is conditional on what was seen.
+    """
+    metadata, spec = live["metadata"], live["spec"]
+    if metadata.get("deletionTimestamp") or live.get("status", {}).get("phase") != "Bound":
+        return None
+    has = spec.get("resources", {}).get("requests", {}).get("storage", "0")
+    if whole_bytes(view.storage.size) <= whole_bytes(has):
+        return None
+    return {
+        "metadata": {"resourceVersion": metadata["resourceVersion"]},
+        "spec": {"resources": {"requests": {"storage": view.storage.size}}},
+    }
 
 
 def _shrinks(pods: int, live: Json | None) -> bool:
