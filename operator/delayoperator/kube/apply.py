@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import some
+from delayoperator.cluster.volumes import Volumes, volumes
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.kinds import OPTIONAL, PRUNED, ObjectKind, kind_of
+from delayoperator.kube.kinds import CLAIM, OPTIONAL, PRUNED, ObjectKind, kind_of
 from delayoperator.kube.observe import LiveObjects
-from delayoperator.resources import ClusterView, differences
-from delayoperator.resources.compare import foreign
+from delayoperator.resources import ClusterView, differences, foreign, grown, whole_bytes
 
 Report = Callable[[Reason, str, bool], None]
 """(reason, message, is a warning) -> an event."""
@@ -66,6 +66,26 @@ class Applier:
                 outcome.written.append(kind)
                 self._report(Reason.OBJECT_PRUNED, f"{kind.name} {name} is not wished for any more", False)
         return outcome
+
+    def grow(self, view: ClusterView, live: LiveObjects, outcome: ApplyOutcome) -> Volumes:
+        """Asks each claim that is too small to grow. What grows, and what is refused."""
+        found = volumes(whole_bytes(view.storage.size), view.storage.size, live.claims)
+        refused = list(found.refused)
+        for it in found.grow:
+            patch = grown(view, live.claim_bodies[it.claim.name])
+            if patch is None:
+                continue
+            try:
+                self._api.merge(CLAIM, view.namespace, it.claim.name, patch)
+            except ApiError as error:
+                if error.forbidden or error.refused:
+                    refused.append(f"{it.reason} ({error.message})")
+                elif not error.conflict:
+                    outcome.problems.append(problem(error))
+                continue
+            outcome.written.append(CLAIM)
+            self._report(Reason.VOLUME_GROWN, it.reason, False)
+        return replace(found, refused=tuple(refused))
 
     def _one(
         self,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView, ordinal
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, OPTIONAL, OWNED, POD, STATEFUL_SET, STORAGE_CLASS, ObjectKind
+from delayoperator.kube.kinds import (
+    CLAIM,
+    CLUSTER_LABEL,
+    DELAY_SHARD,
+    OPTIONAL,
+    OWNED,
+    POD,
+    STATEFUL_SET,
+    STORAGE_CLASS,
+    ObjectKind,
+)
 from delayoperator.kube.views import claim_view, pod_view, set_view
 
 
@@ -56,6 +67,14 @@ class Observer:
             claims,
             pod_bodies,
         )
+
+    def list_named_nodes(self) -> Mapping[str, int]:
+        """By node id, how many shards have or are to have a copy there; a consistent read. Raises ApiError."""
+        named: Counter[str] = Counter()
+        for body in self._api.list(DELAY_SHARD, self._namespace, f"{CLUSTER_LABEL}={self._name}"):
+            spec = body.get("spec") or {}
+            named.update({*(spec.get("replicas") or ()), *(spec.get("target") or ())})
+        return named
 
     def _listed(self, kind: ObjectKind, selector: str) -> list[Json]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,6 @@ from delayregistry.port import Registry
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, conditions
 from delayoperator.cluster.pod_counts import Sizes, sizes
 from delayoperator.cluster.reasons import Reason
-from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.cluster.shard_summary import (
     ShardSummary,
     counted_of,
@@ -21,20 +19,21 @@ from delayoperator.cluster.shard_summary import (
     unserved_since,
     without_switchovers,
 )
-from delayoperator.cluster.volumes import Volumes, volumes
+from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
 from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.events import EventRecorder
-from delayoperator.kube.kinds import CLAIM, CLUSTER_LABEL, CONFIG_MAP, DELAY_CLUSTER, DELAY_SHARD, POD, STATEFUL_SET
+from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, STATEFUL_SET
 from delayoperator.kube.observe import LiveObjects, Observer
+from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
-from delayoperator.kube.status import changed, degraded_only, status_of, transitions, was_ready
+from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status
 from delayoperator.plan import ObservedNode
-from delayoperator.resources import ClusterView, build, grown, names, whole_bytes
+from delayoperator.resources import ClusterView, build, names
 
 TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.NAME_TAKEN})
 
@@ -75,8 +74,8 @@ class ClusterReconciler:
         uid: str,
         default_image: str,
         clock: LoopClock,
-        rebalances: Rebalances | None = None,
-        rebalance_image: str = "",
+        rebalances: Rebalances,
+        rebalance_image: str,
     ) -> None:
         self.uid = uid
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
@@ -84,9 +83,11 @@ class ClusterReconciler:
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
         self._observer = Observer(api, namespace, name)
         self._applier = Applier(api, self.record_event)
-        # For what is said only; an operator that is new does without.
-        self._restarted: str | None = None  # the pod that was restarted last, until all is as before
-        self._unserved_since_ms: dict[str, int] = {}
+        self._restarter = PodRestarter(api, self.record_event)
+        self._unserved_since_ms: dict[str, int] = {}  # for what is said only; an operator that is new does without
+
+    def close(self) -> None:
+        self._rebalances.close()
 
     def reconcile(self, body: Json, shards: ShardsThread | None, problems: Sequence[ClusterProblem]) -> ReconcileResult:
         """body: the DelayCluster, read just now. Raises ApiError, and Unavailable of the registry."""
@@ -96,8 +97,7 @@ class ClusterReconciler:
         accepted = last_accepted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
         requested = requested_spec(body, accepted)
         desired, invalid = requested.desired, requested.invalid
-        status = dict(body.get("status") or {})
-        ready_before = was_ready(status)
+        ready_before = was_ready(body.get("status") or {})
         if desired is None:
             observation = ClusterObservation(
                 self._name, 0, pods=live.pods, invalid=invalid, has_accepted_spec=False, problems=problems
@@ -111,7 +111,7 @@ class ClusterReconciler:
                     sizes=Sizes(pods, pods),
                     has_accepted_spec=True,
                 )
-            return self._finish(body, status, observation, ApplyOutcome(), live, "")
+            return self._finish(body, observation, ApplyOutcome(), live, "")
         paused = is_paused(body)
         named = summarize_shards(desired.cluster, found, nodes).named
         size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, paused)
@@ -121,11 +121,11 @@ class ClusterReconciler:
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
             outcome = self._applier.apply(view, self._desired(view, live, requested.written), live)
-            grow = self._grow(view, live, outcome)
+            grow = self._applier.grow(view, live, outcome)
             if STATEFUL_SET not in outcome.written:
                 stuck = stuck_shards(found, self._clock.wall_ms())
                 others = summarize_shards(view.cluster, found, nodes, without=stuck) if stuck else counted
-                restart = self._restart(live, others, stuck, outcome)
+                restart = self._restarter.restart_next(view, live, others, stuck, outcome)
         rebalanced = self._rebalance(body, view, nodes, outcome, paused=paused)
         observation = ClusterObservation(
             name=self._name,
@@ -145,7 +145,7 @@ class ClusterReconciler:
         )
         if shards is not None:
             self._report_actions(shards)
-        result = self._finish(body, status, observation, outcome, live, view.image)
+        result = self._finish(body, observation, outcome, live, view.image)
         return replace(
             result,
             wrote=result.wrote or rebalanced.wrote,
@@ -156,8 +156,6 @@ class ClusterReconciler:
     def _rebalance(
         self, body: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], outcome: ApplyOutcome, *, paused: bool
     ) -> RebalanceResult:
-        if self._rebalances is None:
-            return RebalanceResult()
         try:
             rebalanced = self._rebalances.reconcile(body, view, nodes, paused=paused)
         except ApiError as error:
@@ -180,13 +178,9 @@ class ClusterReconciler:
         body = self._api.get(DELAY_CLUSTER, self._namespace, self._name)
         if body is None:
             return
-        before = dict(body.get("status") or {})
+        before = body.get("status") or {}
         after = degraded_only(before, fault, int(body["metadata"].get("generation", 0)), self._clock.wall_ms())
-        if before.get("conditions") != after["conditions"]:
-            version = {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}, "status": after}
-            self._api.merge(DELAY_CLUSTER, self._namespace, self._name, version, "status")
-            for reason, message, warning in transitions(before, after):
-                self._events.record(body["metadata"], reason, message, warning=warning)
+        write_status(self._api, self._events, body["metadata"], before, after)
 
     def _sizes(
         self, nodes: int, live: LiveObjects, named: Mapping[str, int], accepted: ClusterSpec | None, paused: bool
@@ -199,68 +193,12 @@ class ClusterReconciler:
         size = sizes(nodes, pods, named, drained)
         if size.pods < pods:
             # Pods and their volumes are about to go: what the watch says of the shards is not enough for that.
-            size = sizes(nodes, pods, self._list_named_nodes(), drained)
+            size = sizes(nodes, pods, self._observer.list_named_nodes(), drained)
         return size
-
-    def _list_named_nodes(self) -> Mapping[str, int]:
-        """By node id, how many shards have or are to have a copy there; a consistent read. Raises ApiError."""
-        named: Counter[str] = Counter()
-        for body in self._api.list(DELAY_SHARD, self._namespace, f"{CLUSTER_LABEL}={self._name}"):
-            spec = body.get("spec") or {}
-            named.update({*(spec.get("replicas") or ()), *(spec.get("target") or ())})
-        return named
 
     def _desired(self, view: ClusterView, live: LiveObjects, written: Json) -> list[Json]:
         objects = build(view, live.stateful_set(self._name))
         return [with_last_accepted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
-
-    def _grow(self, view: ClusterView, live: LiveObjects, outcome: ApplyOutcome) -> Volumes:
-        found = volumes(whole_bytes(view.storage.size), view.storage.size, live.claims)
-        refused = list(found.refused)
-        for it in found.grow:
-            patch = grown(view, live.claim_bodies[it.claim.name])
-            if patch is None:
-                continue
-            try:
-                self._api.merge(CLAIM, self._namespace, it.claim.name, patch)
-            except ApiError as error:
-                if error.forbidden or error.refused:
-                    refused.append(f"{it.reason} ({error.message})")
-                elif not error.conflict:
-                    outcome.problems.append(problem(error))
-                continue
-            outcome.written.append(CLAIM)
-            self.record_event(Reason.VOLUME_GROWN, it.reason, False)
-        return _without(found, refused)
-
-    def _restart(
-        self, live: LiveObjects, counted: ShardSummary, stuck: Mapping[str, frozenset[str]], outcome: ApplyOutcome
-    ) -> RestartPod | RestartWaits | None:
-        current = live.set_view(self._name)
-        if current is None:
-            return None
-        decided = next_restart(current, live.pods, counted, stuck)
-        if decided is None and self._restarted is not None:
-            decided = afterwards(self._restarted, current, live.pods, counted)
-            self._restarted = None if decided is None else self._restarted
-        if not isinstance(decided, RestartPod):
-            return decided
-        pod = decided.pod
-        try:
-            if pod.stopped is None:
-                # The disruption budget has the last word: two operators would never take two pods at once.
-                self._api.evict(POD, self._namespace, pod.name, pod.uid)
-            else:
-                self._api.delete(POD, self._namespace, pod.name, pod.uid)
-        except ApiError as error:
-            if error.status == 429:
-                return RestartWaits(f"{pod.name} is next; the disruption budget {self._name} does not allow it yet")
-            outcome.problems.append(problem(error))
-            return RestartWaits(f"{pod.name} is next; {error}")
-        outcome.written.append(POD)
-        self._restarted = pod.name
-        self.record_event(Reason.POD_RESTARTED, f"{decided.reason}; {decided.left} more to come", False)
-        return decided
 
     def _report_actions(self, shards: ShardsThread) -> None:
         done = shards.drain_counts()
@@ -270,39 +208,22 @@ class ClusterReconciler:
             self.record_event(Reason.MASTERS_CHOSEN, done.sentence(), False)
 
     def _finish(
-        self,
-        body: Json,
-        before: Json,
-        observation: ClusterObservation,
-        outcome: ApplyOutcome,
-        live: LiveObjects,
-        image: str,
+        self, body: Json, observation: ClusterObservation, outcome: ApplyOutcome, live: LiveObjects, image: str
     ) -> ReconcileResult:
         selector = ",".join(f"{key}={value}" for key, value in sorted(names.selector(self._name).items()))
-        meta = body["metadata"]
+        meta, before = body["metadata"], body.get("status") or {}
         generation = int(meta.get("generation", 0))
         now_ms = self._clock.wall_ms()
         after = status_of(conditions(observation), observation, before, generation, selector, image, now_ms)
-        patch = changed(before, after)
-        problems = [*observation.problems]
-        if patch:
-            version = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
-            try:
-                self._api.merge(DELAY_CLUSTER, self._namespace, self._name, version, "status")
-            except ApiError as error:
-                # Somebody has changed the object: the next round sees what. What was said is not lost, only later.
-                problems.append(problem(error))
-            else:
-                for reason, message, warning in transitions(before, after):
-                    self._events.record(meta, reason, message, warning=warning)
-        wrote = bool(outcome.written) or bool(patch)
+        problems, wrote = [*observation.problems], bool(outcome.written)
+        try:
+            wrote = write_status(self._api, self._events, meta, before, after) or wrote
+        except ApiError as error:
+            # Somebody has changed the object: the next round sees what. What was said is not lost, only later.
+            problems.append(problem(error))
         return ReconcileResult(wrote, live.pod_bodies, problems, outcome.retry_after_s, observation)
 
     def record_event(self, reason: Reason, message: str, warning: bool) -> None:
         """An event."""
         about = {"namespace": self._namespace, "name": self._name, "uid": self.uid}
         self._events.record(about, reason, message, warning=warning)
-
-
-def _without(found: Volumes, refused: list[str]) -> Volumes:
-    return replace(found, refused=tuple(refused))

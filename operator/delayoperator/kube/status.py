@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
 
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, ConditionUpdate, finished
 from delayoperator.cluster.reasons import Reason
-
-Json = dict[str, Any]
+from delayoperator.kube.api import Api, Json
+from delayoperator.kube.events import EventRecorder
+from delayoperator.kube.kinds import DELAY_CLUSTER
 
 RELEASE = metadata.version("delaycluster")  # of this operator
 
@@ -95,6 +95,20 @@ def transitions(before: Json, after: Json) -> list[tuple[str, str, bool]]:
         bad = bad or condition["reason"] == Reason.INVALID_SPEC
         found.append((str(condition["reason"]), str(condition["message"]), bad))
     return list(dict.fromkeys(found))
+
+
+def write_status(api: Api, events: EventRecorder, meta: Json, before: Json, after: Json) -> bool:
+    """Writes what differs, and an event for each new transition. Whether there was anything to write.
+
+    meta: the DelayCluster's; the write is conditional on its version. Raises ApiError.
+    """
+    patch = changed(before, after)
+    if patch:
+        version = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
+        api.merge(DELAY_CLUSTER, meta["namespace"], meta["name"], version, "status")
+        for reason, message, warning in transitions(before, after):
+            events.record(meta, reason, message, warning=warning)
+    return bool(patch)
 
 
 def _by_type(status: Json) -> dict[str, Json]:

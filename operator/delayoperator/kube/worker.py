@@ -70,7 +70,6 @@ class Worker:
         self._registry: Registry | None = None
         self._shards: ShardsThread | None = None
         self._reconciler: ClusterReconciler | None = None
-        self._rebalances: Rebalances | None = None
         self._faults = 0
         self._seen: object = None  # the registry's version and the nodes' liveness, as the last round had them
         self._ends: list[str] = []  # told of before the loop was there
@@ -193,13 +192,13 @@ class Worker:
             self._close()  # another one of this name: nothing of the former's is true of it
             self._registry = self._open_registry(self.namespace, self.name, uid)
             chosen = self._settings
-            self._rebalances = Rebalances(
+            rebalances = Rebalances(
                 self._api, self._registry, EventRecorder(self._api, chosen.clock, self._log), self.namespace, self.name,
                 self._log, chosen.prober, chosen.clock,
             )  # fmt: skip
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
-                self._rebalances, chosen.rebalance_image,
+                rebalances, chosen.rebalance_image,
             )  # fmt: skip
         return self._reconciler
 
@@ -261,10 +260,9 @@ class Worker:
 
     def _close(self) -> None:
         self._stop_shards()
-        if self._rebalances is not None:
-            self._rebalances.close()
-            self._rebalances = None
+        if self._reconciler is not None:
+            self._reconciler.close()
+            self._reconciler = None
         if self._registry is not None:
             self._registry.close()
             self._registry = None
-        self._reconciler = None
