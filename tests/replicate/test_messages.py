@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from typing import get_args
 
 import pytest
 from delaynode.replication.protocol import (
+    FORMS,
     HEAD_BYTES,
     MAX_HEARTBEAT_SHARDS,
     MAX_MESSAGE_BYTES,
@@ -22,6 +24,7 @@ from delaynode.replication.protocol import (
     Heartbeat,
     HeartbeatReply,
     Message,
+    MessageKind,
     Release,
     SnapshotChunk,
     Start,
@@ -67,6 +70,12 @@ HEARTBEATS: st.SearchStrategy[Heartbeat | HeartbeatReply] = st.one_of(
 
 def on_the_wire(message: Message) -> bytes:
     return b"".join(encode(message))
+
+
+def test_each_message_has_one_kind() -> None:
+    assert [form.kind for form in FORMS] == list(MessageKind)
+    assert {form.message for form in FORMS} == set(get_args(Message))
+    assert len(FORMS) == len(get_args(Message))
 
 
 def plain(message: Message) -> object:

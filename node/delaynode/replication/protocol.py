@@ -14,19 +14,19 @@ Every message names the shard's uid and the epoch it is said in: a receiver that
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import assert_never
+from typing import Any, NamedTuple
 
 from delaynode.store.types import Buffer
 
 MAX_MESSAGE_BYTES = 20 << 20  # a frame is at most 16 MiB
 _HEAD = struct.Struct("<IB3xQI")
 HEAD_BYTES = _HEAD.size
+_BODY = struct.Struct("<B3xQI")  # the same without the length
 _STATE = struct.Struct("<qqIH")
 _EPOCH = struct.Struct("<Iq")
-_OFFSET = struct.Struct("<q")
-_OFFSETS = struct.Struct("<qq")
 
 
 class BadMessage(Exception):
@@ -34,90 +34,82 @@ class BadMessage(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class ShardMessage:
+    """What every message says first."""
+
+    uid: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow(ShardMessage):
     """The sender is the shard's master in this epoch. Asks what the receiver has.
 
     discardable: the receiver has said that its copy is of no use, and no commit waits for that copy any more; nor can a
     write that is under way name it in the in-sync set.
     """
 
-    uid: int
-    epoch: int
     discardable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(ShardMessage):
     """Cut your log at log offset `cut`; FRAMES go on from there. All before `commit` is committed."""
 
-    uid: int
-    epoch: int
     cut: int
     commit: int
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(ShardMessage):
     """Whole frames as they stand in the log from log offset `offset` on. All before `commit` is committed.
 
     data: the frames' bytes, in one or more buffers when sent, in one when received.
     """
 
-    uid: int
-    epoch: int
     offset: int
     commit: int
     data: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(ShardMessage):
     """All before log offset `commit` is committed."""
 
-    uid: int
-    epoch: int
     commit: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bootstrap:
+class Bootstrap(ShardMessage):
     """Your copy can't be continued: fetch mine, which these files are. manifest: JSON, see
     store/maintenance/snapshot.py.
     """
 
-    uid: int
-    epoch: int
     manifest: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotChunk:
+class SnapshotChunk(ShardMessage):
     """Bytes of a file of the manifest, from `offset` on. `file` is its place in the manifest."""
 
-    uid: int
-    epoch: int
     file: int
     offset: int
     data: Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(ShardMessage):
     """Gives back the leases that the receiver granted for heartbeats up to the id `heartbeat`: the sender serves no
     more.
     """
 
-    uid: int
-    epoch: int
     heartbeat: int
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerState:
+class FollowerState(ShardMessage):
     """What a slave has: its in-sync entry ("" without a copy), its log. epochs: (epoch, start offset), ascending."""
 
-    uid: int
-    epoch: int
     replica_id: str
     log_end: int
     committed: int
@@ -125,33 +117,27 @@ class FollowerState:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(ShardMessage):
     """All before `durable` is stored as the cluster's durability asks; all before `applied` is in the checkpointed
     state or needed no more for it."""
 
-    uid: int
-    epoch: int
     durable: int
     applied: int
 
 
 @dataclass(frozen=True, slots=True)
-class FollowRefused:
+class FollowRefused(ShardMessage):
     """The slave does not follow. known_epoch: the highest it knows of; damaged: its copy is of no use any more."""
 
-    uid: int
-    epoch: int
     known_epoch: int
     damaged: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRequest:
+class ChunkRequest(ShardMessage):
     """Asks for bytes [offset, offset + length) of a file of the manifest; file -1: it has all of them."""
 
-    uid: int
-    epoch: int
     file: int
     offset: int
     length: int
@@ -188,96 +174,93 @@ class MessageKind(IntEnum):
     CHUNK_REQUEST = 11
 
 
-_FLAG = struct.Struct("<?")
-_REFUSED = struct.Struct("<IB")
-_CHUNK = struct.Struct("<qq")
-_CHUNK_REQUEST = struct.Struct("<qqq")
+class MessageForm(NamedTuple):
+    """How one class of messages looks on the wire."""
+
+    kind: MessageKind
+    message: type[Message]
+    pack: Callable[[Any], list[Buffer]]  # the body
+    unpack: Callable[[memoryview], tuple[Any, ...]]  # the fields that follow uid and epoch, in the class's order
+
+
+def _fixed(kind: MessageKind, message: type[Message], layout: str) -> MessageForm:
+    """The body is the fields in their order."""
+    body, names = struct.Struct(layout), [field.name for field in fields(message)][2:]
+    return MessageForm(kind, message, lambda said: [body.pack(*[getattr(said, name) for name in names])], body.unpack)
+
+
+def _open(
+    kind: MessageKind,
+    message: type[Message],
+    layout: str,
+    pack_last: Callable[[Any], Iterable[Buffer]],
+    unpack_last: Callable[[memoryview], object],
+) -> MessageForm:
+    """The body is the fields in their order. The last one takes all bytes that are left."""
+    head, names = struct.Struct(layout), [field.name for field in fields(message)][2:]
+    last = names.pop()
+    return MessageForm(
+        kind,
+        message,
+        lambda said: [head.pack(*[getattr(said, name) for name in names]), *pack_last(getattr(said, last))],
+        lambda body: (*head.unpack_from(body), unpack_last(body[head.size :])),
+    )
+
+
+def _pack_state(state: FollowerState) -> list[Buffer]:
+    replica_id = state.replica_id.encode()
+    head = _STATE.pack(state.log_end, state.committed, len(state.epochs), len(replica_id))
+    return [head, replica_id, *(_EPOCH.pack(*pair) for pair in state.epochs)]
+
+
+def _unpack_state(body: memoryview) -> tuple[Any, ...]:
+    log_end, committed, count, size = _STATE.unpack_from(body)
+    at = _STATE.size + size
+    replica_id = bytes(body[_STATE.size : at]).decode()
+    if len(body) != at + count * _EPOCH.size:
+        raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
+    return replica_id, log_end, committed, tuple(_EPOCH.iter_unpack(body[at:]))
+
+
+FORMS = (
+    _fixed(MessageKind.FOLLOW, Follow, "<?"),
+    _fixed(MessageKind.START, Start, "<qq"),
+    _open(MessageKind.FRAMES, Frames, "<qq", lambda data: data, lambda rest: (rest,)),
+    _fixed(MessageKind.COMMIT, Commit, "<q"),
+    MessageForm(MessageKind.BOOTSTRAP, Bootstrap, lambda said: [said.manifest], lambda body: (bytes(body),)),
+    _open(MessageKind.CHUNK, SnapshotChunk, "<qq", lambda data: (data,), lambda rest: rest),
+    _fixed(MessageKind.RELEASE, Release, "<q"),
+    MessageForm(MessageKind.STATE, FollowerState, _pack_state, _unpack_state),
+    _fixed(MessageKind.ACK, Ack, "<qq"),
+    _open(
+        MessageKind.REFUSED, FollowRefused, "<I?", lambda reason: (reason.encode(),), lambda rest: bytes(rest).decode()
+    ),
+    _fixed(MessageKind.CHUNK_REQUEST, ChunkRequest, "<qqq"),
+)
+_FORM_OF_KIND = {int(form.kind): form for form in FORMS}
+_FORM_OF_CLASS: dict[type[Message], MessageForm] = {form.message: form for form in FORMS}
 
 
 def encode(message: Message) -> list[Buffer]:
     """The message as buffers to be written one after the other. Raises ValueError for one that nobody would take."""
-    match message:
-        case Frames():
-            kind, body = MessageKind.FRAMES, [_OFFSETS.pack(message.offset, message.commit), *message.data]
-        case Ack():
-            kind, body = MessageKind.ACK, [_OFFSETS.pack(message.durable, message.applied)]
-        case Commit():
-            kind, body = MessageKind.COMMIT, [_OFFSET.pack(message.commit)]
-        case Follow():
-            kind, body = MessageKind.FOLLOW, [_FLAG.pack(message.discardable)]
-        case Start():
-            kind, body = MessageKind.START, [_OFFSETS.pack(message.cut, message.commit)]
-        case Bootstrap():
-            kind, body = MessageKind.BOOTSTRAP, [message.manifest]
-        case SnapshotChunk():
-            kind, body = MessageKind.CHUNK, [_CHUNK.pack(message.file, message.offset), message.data]
-        case Release():
-            kind, body = MessageKind.RELEASE, [_OFFSET.pack(message.heartbeat)]
-        case FollowerState():
-            replica_id = message.replica_id.encode()
-            head = _STATE.pack(message.log_end, message.committed, len(message.epochs), len(replica_id))
-            kind, body = MessageKind.STATE, [head, replica_id, *(_EPOCH.pack(*pair) for pair in message.epochs)]
-        case FollowRefused():
-            known = _REFUSED.pack(message.known_epoch, message.damaged)
-            kind, body = MessageKind.REFUSED, [known, message.reason.encode()]
-        case ChunkRequest():
-            kind, body = MessageKind.CHUNK_REQUEST, [_CHUNK_REQUEST.pack(message.file, message.offset, message.length)]
-        case _:
-            assert_never(message)
+    form = _FORM_OF_CLASS[type(message)]
+    body = form.pack(message)
     length = HEAD_BYTES - 4 + sum(map(len, body))
     if length > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are taken")
-    return [_HEAD.pack(length, kind, message.uid, message.epoch), *body]
+    return [_HEAD.pack(length, form.kind, message.uid, message.epoch), *body]
 
 
 def decode(data: memoryview) -> Message:
     """A message without its length field. Buffers in it are views of `data`. Raises BadMessage."""
     try:
-        return _decode(data)
+        kind, uid, epoch = _BODY.unpack_from(data)
+        form = _FORM_OF_KIND.get(kind)
+        if form is None:
+            raise BadMessage(f"unknown kind {kind}")
+        return form.message(uid, epoch, *form.unpack(data[_BODY.size :]))
     except (struct.error, UnicodeDecodeError, ValueError) as error:
         raise BadMessage(f"message of {len(data)} bytes: {error}") from error
-
-
-_BODY = struct.Struct("<B3xQI")
-
-
-def _decode(data: memoryview) -> Message:
-    kind, uid, epoch = _BODY.unpack_from(data)
-    body = data[_BODY.size :]
-    match kind:
-        case MessageKind.FRAMES:
-            offset, commit = _OFFSETS.unpack_from(body)
-            return Frames(uid, epoch, offset, commit, (body[_OFFSETS.size :],))
-        case MessageKind.ACK:
-            return Ack(uid, epoch, *_OFFSETS.unpack(body))
-        case MessageKind.COMMIT:
-            return Commit(uid, epoch, *_OFFSET.unpack(body))
-        case MessageKind.FOLLOW:
-            return Follow(uid, epoch, *_FLAG.unpack(body))
-        case MessageKind.START:
-            return Start(uid, epoch, *_OFFSETS.unpack(body))
-        case MessageKind.BOOTSTRAP:
-            return Bootstrap(uid, epoch, bytes(body))
-        case MessageKind.CHUNK:
-            file, offset = _CHUNK.unpack_from(body)
-            return SnapshotChunk(uid, epoch, file, offset, body[_CHUNK.size :])
-        case MessageKind.RELEASE:
-            return Release(uid, epoch, *_OFFSET.unpack(body))
-        case MessageKind.STATE:
-            log_end, committed, count, size = _STATE.unpack_from(body)
-            at = _STATE.size + size
-            replica_id = bytes(body[_STATE.size : at]).decode()
-            if len(body) != at + count * _EPOCH.size:
-                raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
-            epochs = tuple((e, start) for e, start in _EPOCH.iter_unpack(body[at:]))
-            return FollowerState(uid, epoch, replica_id, log_end, committed, epochs)
-        case MessageKind.REFUSED:
-            known, damaged = _REFUSED.unpack_from(body)
-            return FollowRefused(uid, epoch, known, bool(damaged), bytes(body[_REFUSED.size :]).decode())
-        case MessageKind.CHUNK_REQUEST:
-            return ChunkRequest(uid, epoch, *_CHUNK_REQUEST.unpack(body))
-        case _:
-            raise BadMessage(f"unknown kind {kind}")
 
 
 # ---------------------------------------------------------------- heartbeats
