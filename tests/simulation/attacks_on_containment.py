@@ -7,7 +7,7 @@ from typing import NoReturn
 import numpy as np
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication.in_sync import ReplicaIds
-from delaynode.replication.leader import Leader
+from delaynode.replication.term.leader import Leader
 from delaynode.store.errors import Impossible, Unappliable
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from delaynode.replica.replica import Replica, ReplicaRole
 from delaynode.replica.slave import SlaveHost
-from delaynode.replication import leader
-from delaynode.replication.leader import APPLIED_MS
+from delaynode.replication.term import in_sync_rule
+from delaynode.replication.term.in_sync_rule import APPLIED_MS
 from delaynode.replication.transport.until import wait_until
 
 from tests.simulation.loop import MILLI, SECOND
@@ -110,7 +110,7 @@ def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
             run.until(lambda: len(run.status().in_sync) == 1, 10, "the master goes on alone")
             run.world.run(1.0)
             busy = True
-            with patch.object(SlaveHost, "_apply", held), patch.object(leader, "APPLIED_BYTES", 0):
+            with patch.object(SlaveHost, "_apply", held), patch.object(in_sync_rule, "APPLIED_BYTES", 0):
                 run.world.start(slave)
                 run.until(lambda: any(copy.streaming for copy in copies()), 10, "it follows")
                 run.world.run(APPLIED_MS / 1000 - 8 if through else APPLIED_MS / 2000)

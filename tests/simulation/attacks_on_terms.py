@@ -40,7 +40,7 @@ def read_again(run: Run, node: str) -> None:
     """Its master has to read the object before the next write, as after any conflict."""
     leader = run.replica(node).leader
     assert leader is not None
-    leader._version = None
+    leader.writer._version = None
 
 
 # ---------------------------------------------------------------- H3: "not found" that is not true
@@ -189,7 +189,7 @@ def m2_switchover_stops_nothing_while_the_registry_gives_no_answer(seed: int) ->
         leader = run.replica(master).leader
         assert leader is not None
         run.switch("t-0", slave)
-        run.until(lambda: leader._switching is not None, 10, "the master begins to hand over")
+        run.until(lambda: leader.switchover._switching is not None, 10, "the master begins to hand over")
         outage(run, True)
         stored = run.stored()
         run.world.run(30.0)

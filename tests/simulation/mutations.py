@@ -13,10 +13,13 @@ from delaynode.replica.host import CopyHost
 from delaynode.replica.master import ShardHost
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication.in_sync import ReplicaIds
-from delaynode.replication.leader import Leader
 from delaynode.replication.protocol import Follow, Heartbeat, HeartbeatReply
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.shipping import PeerReplica, Phase, Shipping
+from delaynode.replication.term.commit_rule import CommitRule
+from delaynode.replication.term.in_sync_rule import InSyncRule
+from delaynode.replication.term.in_sync_writer import InSyncWriter, WriteResult
+from delaynode.replication.term.leader import Leader
 from delayregistry.model import Version
 from delayregistry.port import OutcomeUnknown
 
@@ -26,20 +29,20 @@ from tests.simulation.planting import DEPOSED, LACKS, NOBODY, TWO, Put, mutation
 # ---------------------------------------------------------------- commit and the in-sync set
 @mutation("b1_master_dies_between_the_larger_set_and_its_answer", LACKS)
 def commits_before_the_slave_has_it(put: Put) -> None:
-    put(Leader, "commit_limit", Leader.own_durable)
+    put(CommitRule, "commit_limit", CommitRule.own_durable)
 
 
 def _limit(leader: Leader, entries: frozenset[str]) -> int:
-    limit = leader.own_durable()
+    limit = leader.commit_rule.own_durable()
     for entry in entries - {leader.term.replica_id}:
-        member = leader.member_of(entry)
+        member = leader.shipping.member_of(entry)
         limit = min(limit, member.durable if member is not None else 0)
     return limit
 
 
 @mutation("b3_deposed_master_drops_what_was_not_committed", LACKS)
 def goes_on_without_a_slave_and_records_that_after(put: Put) -> None:
-    put(Leader, "commit_limit", lambda self: _limit(self, self._desired_in_sync()))
+    put(Leader, "commit_limit", lambda self: _limit(self, self.in_sync_rule.desired()))
 
 
 @mutation("b1_master_that_may_have_recorded_a_slave_waits_for_it", LACKS)
@@ -49,23 +52,23 @@ def records_a_slave_before_commits_wait_for_it(put: Put) -> None:  # B1
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
 def records_a_slave_that_has_not_caught_up(put: Put) -> None:
-    def join(self: Leader) -> None:
-        for member in self.shipping.members.values():
+    def join(self: InSyncRule) -> None:
+        for member in self._shipping.members.values():
             if (
                 member.phase is Phase.STREAMING
                 and member.replica_id
-                and member.replica_id not in self.in_sync.counted()
+                and member.replica_id not in self._in_sync.counted()
             ):
-                self.in_sync.join(member.replica_id)
+                self._in_sync.join(member.replica_id)
 
-    def wanted(self: Leader) -> ReplicaIds:
-        members = [self.member_of(entry) for entry in self.in_sync.counted()]
+    def wanted(self: InSyncRule) -> ReplicaIds:
+        members = [self._shipping.member_of(entry) for entry in self._in_sync.counted()]
         return frozenset(
-            {self.term.replica_id, *(one.replica_id for one in members if one is not None and self._is_eligible(one))}
+            {self._term.replica_id, *(one.replica_id for one in members if one is not None and self._is_eligible(one))}
         )
 
-    put(Leader, "_join", join)
-    put(Leader, "_desired_in_sync", wanted)
+    put(InSyncRule, "join", join)
+    put(InSyncRule, "desired", wanted)
 
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
@@ -83,16 +86,18 @@ def takes_no_answer_for_success(put: Put) -> None:
 
 @mutation("b1_larger_set_lands_after_the_master_has_given_it_up", LACKS)
 def takes_no_answer_for_failure(put: Put) -> None:  # B1, the second half
-    write = Leader._write
+    def doubtful(publish: Any) -> Any:
+        async def publish_once(self: InSyncWriter, *args: Any, **named: Any) -> WriteResult:
+            result: WriteResult = await publish(self, *args, **named)
+            if result is not WriteResult.WRITTEN:
+                self._in_sync.tried.clear()
+                self._in_sync.joining.clear()
+            return result
 
-    async def doubtful(self: Leader, *args: Any) -> bool:
-        written = await write(self, *args)
-        if not written:
-            self.in_sync.tried.clear()
-            self.in_sync.joining.clear()
-        return written
+        return publish_once
 
-    put(Leader, "_write", doubtful)
+    put(InSyncWriter, "publish_in_sync_set", doubtful(InSyncWriter.publish_in_sync_set))
+    put(InSyncWriter, "publish_handover", doubtful(InSyncWriter.publish_handover))
 
 
 @mutation("damaged_copy_stays_while_a_write_under_way_names_it", NOBODY)
@@ -112,7 +117,7 @@ def names_as_in_sync_who_does_not_follow_the_new_master(put: Put) -> None:  # A7
 @mutation("b1_master_dies_between_the_larger_set_and_its_answer", LACKS)
 def acknowledges_before_the_disk_has_it(put: Put) -> None:
     put(CopyHost, "durable", property(lambda self: self.shard.log.end))
-    put(Leader, "own_durable", lambda self: self._log.end)
+    put(CommitRule, "own_durable", lambda self: self._log.end)
 
 
 @mutation("b1_master_dies_between_the_larger_set_and_its_answer", r"no master, takes \d+ for committed")
@@ -139,23 +144,23 @@ class _ToBeRead(Exception):
 
 @mutation("master_that_dies_while_a_copy_leaves_is_followed", "it serves, though its master stays away")
 def waits_for_a_leaving_copy_before_it_serves(put: Put) -> None:
-    as_replicas, write = Leader._as_replicas, Leader._write
+    as_replicas, publish = InSyncWriter._as_replicas, InSyncWriter.publish_in_sync_set
 
-    def strict(self: Leader, entries: ReplicaIds) -> ReplicaIds:
+    def strict(self: InSyncWriter, entries: ReplicaIds) -> ReplicaIds:
         named = as_replicas(self, entries)
-        if named != entries and named == self.in_sync.written:
+        if named != entries and named == self._in_sync.written:
             self._version = None
             raise _ToBeRead
         return named
 
-    async def waiting(self: Leader, *args: Any) -> bool:
+    async def waiting(self: InSyncWriter, *args: Any) -> WriteResult:
         try:
-            return await write(self, *args)
+            return await publish(self, *args)
         except _ToBeRead:
-            return False
+            return WriteResult.UNREAD
 
-    put(Leader, "_as_replicas", strict)
-    put(Leader, "_write", waiting)
+    put(InSyncWriter, "_as_replicas", strict)
+    put(InSyncWriter, "publish_in_sync_set", waiting)
 
 
 # ---------------------------------------------------------------- promises
@@ -227,13 +232,13 @@ def goes_on_serving_while_it_hands_over(put: Put) -> None:
         return self._next_id - 1
 
     put(ReplicaLeases, "stop_requesting", stop_asking)
-    live = Leader.live
+    live = CommitRule.live
 
-    def busy(self: Leader) -> bool:
-        handover, self.handover = self.handover, None
+    def busy(self: CommitRule) -> bool:
+        handover, self._state.handover = self._state.handover, None
         try:
             return live(self)
         finally:
-            self.handover = handover
+            self._state.handover = handover
 
-    put(Leader, "live", busy)
+    put(CommitRule, "live", busy)

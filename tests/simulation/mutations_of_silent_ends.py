@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from delaynode.replication.leader import Leader
+from delaynode.replication.term.in_sync_writer import InSyncWriter
 from delayoperator.control_loop import term_starts
 from delayoperator.control_loop.replica_queries import ReplicaQueries
 from delayoperator.plan import CopyView, NotBegun, Observed, term
@@ -15,7 +15,7 @@ from tests.simulation.planting import Put, mutation
 
 @mutation("h3_one_404_ends_no_term", "not within .*: (the dead slave is out of|the master goes on)|had to be chosen")
 def believes_one_404(put: Put) -> None:
-    put(Leader, "_not_found", lambda self: self._end("the shard is gone from the registry"))
+    put(InSyncWriter, "_not_found", lambda self: self._end("the shard is gone from the registry"))
 
 
 @mutation("h3_forged_epoch_makes_way_for_another_term", "not within .*: the shard is served again")

@@ -13,8 +13,9 @@ from delaynode.replica.leadership import Leadership
 from delaynode.replica.master import ShardHost
 from delaynode.replica.replica import Replica, ReplicaRole
 from delaynode.replica.storage import ReplicaStorage
-from delaynode.replication import leader, shipping
-from delaynode.replication.leader import Leader
+from delaynode.replication import shipping
+from delaynode.replication.term import in_sync_rule
+from delaynode.replication.term.in_sync_writer import InSyncWriter
 from delaynode.store.errors import Damaged
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import persist
@@ -83,11 +84,11 @@ def cuts_nothing_when_it_rejoins(put: Put) -> None:
 
 @mutation("a1_other_writers_of_the_object_depose_nobody", "not within 20 s: the new cluster is healthy")
 def takes_a_refused_write_for_a_new_term(put: Put) -> None:  # A1
-    async def read(self: Leader) -> bool:
-        self.superseded(self.term.epoch + 1)
+    async def read(self: InSyncWriter) -> bool:
+        self._superseded(self._term.epoch + 1)
         return False
 
-    put(Leader, "_read", read)
+    put(InSyncWriter, "_read", read)
 
 
 @mutation("a11_sole_copy_is_waited_for", LACKS)
@@ -254,7 +255,7 @@ def takes_each_node_that_stops_for_one_of_the_former_in_sync_set(put: Put) -> No
 
 @mutation("copy_that_has_its_log_to_apply_keeps_no_commit_waiting", "it has its log to apply")
 def counts_on_a_copy_that_stores_and_applies_nothing(put: Put) -> None:
-    put(leader, "APPLIED_MS", 0)
+    put(in_sync_rule, "APPLIED_MS", 0)
 
 
 # ---------------------------------------------------------------- clocks

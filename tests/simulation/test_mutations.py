@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from delaynode.replication.leader import Leader
+from delaynode.replication.term.commit_rule import CommitRule
 
 from tests.simulation.listed import ATTACKS, MUTATIONS
 from tests.simulation.planting import LACKS, Mutation, Put
@@ -43,10 +43,10 @@ def test_planted_bug_is_caught(name: str) -> None:
 
 def test_bug_that_merely_breaks_something_is_not_caught() -> None:
     def plant(put: Put) -> None:
-        def broken(self: Leader) -> int:
+        def broken(self: CommitRule) -> int:
             raise AssertionError("not what it is to be found by")
 
-        put(Leader, "commit_limit", broken)
+        put(CommitRule, "commit_limit", broken)
 
     a_crash = Mutation("crashes", plant, MUTATIONS["commits_before_the_slave_has_it"].schedule, LACKS)
     assert caught(a_crash, drawn=0) is None

@@ -21,8 +21,9 @@ from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replica.storage import ReplicaStorage
-from delaynode.replication.leader import Leader, Term
 from delaynode.replication.shipping import Shipping, SnapshotSource
+from delaynode.replication.term.leader import Leader
+from delaynode.replication.term.state import Term
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.shard import Shard
@@ -217,7 +218,7 @@ class Leadership:
                 return  # nobody would tell the master that is made now: it would wait for its first frame for ever
             min_in_sync = cluster.min_in_sync if cluster is not None else 1
             master = ShardHost(shard, storage.directory, context.resources, leader, min_in_sync)
-            leader.host = master
+            leader.state.host = master
             master.on_failed = partial(self._master_failed, master)
             master.set_release_rate(context.release_rate(copy.object))
             self.master = master
@@ -287,9 +288,7 @@ class Leadership:
             context.boot_ms, self._snapshot, self._log_event, context.catching_up,
         )  # fmt: skip
         statuses = ShardStatusAccess(context.registry, copy.name)
-        leader = Leader(
-            term, shard.log, shipping, context.peers, context.replica_leases, statuses, context.boot_ms, self._log_event
-        )
+        leader = Leader(term, shard.log, shipping, context.replica_leases, statuses, context.boot_ms, self._log_event)
         self.leader = leader
         leader.on_ended = self._on_term_ended
         return leader

@@ -32,7 +32,7 @@ HELD_SECONDS = 0.02  # between two looks whether a master may go on
 
 
 class Replication(Protocol):
-    """What the term says: replication/leader.py. A lone copy has none, its own log is all there is to a commit."""
+    """What the term says: replication/term/leader.py. A lone copy has none, its own log is all there is to a commit."""
 
     def live(self) -> bool:
         """Whether what is read here may be answered."""

@@ -26,8 +26,8 @@ from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replica.storage import ReplicaStorage
-from delaynode.replication.leader import Leader
 from delaynode.replication.protocol import Message, SnapshotChunk
+from delaynode.replication.term.leader import Leader
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance.snapshot import IncomingCopy

@@ -30,6 +30,7 @@ from delaynode.replication.protocol import (
     FollowRefused,
     Frames,
     Message,
+    Release,
     SnapshotChunk,
     Start,
 )
@@ -47,6 +48,7 @@ RECENT_BYTES = 16 << 20  # of frames kept in memory for members that are up to d
 LARGE_BYTES = 8 << 20  # a batch above this is sent from the file: a message has its limit
 FOLLOW_RETRY_SECONDS = 0.5
 MAX_CHUNK_BYTES = 4 << 20
+COMMIT_NOTICE_SECONDS = 0.05  # an idle shard's slaves learn of a commit within this
 
 
 class Phase(Enum):
@@ -72,7 +74,7 @@ class PeerReplica:
     budgeted: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
     acked: bool = False  # it has said how much it has stored, since START
     damaged: bool = False
-    near_end_ms: int | None = None  # since when it has been near the log's end: the leader's to keep
+    near_end_ms: int | None = None  # since when it has been near the log's end: InSyncRule keeps it
     progress_ms: int = 0  # when it last had everything it was sent, or stored more of it
     snapshot: SnapshotSource | None = None
 
@@ -133,6 +135,7 @@ class Shipping:
         self._recent_bytes = 0
         self._sealed = log.written  # frames before it may be sent
         self._tasks: set[asyncio.Task[None]] = set()
+        self._commit_timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
     # ------------------------------------------------------------ who
@@ -145,6 +148,12 @@ class Shipping:
                 self._request_follow(self.members[node])
         for node in [node for node in self.members if node not in desired]:
             self._reset(self.members.pop(node), Phase.DOWN)
+
+    def member_of(self, replica_id: str) -> PeerReplica | None:
+        for member in self.members.values():
+            if member.replica_id == replica_id:
+                return member
+        return None
 
     def link_up(self, node: str) -> None:
         member = self.members.get(node)
@@ -183,6 +192,8 @@ class Shipping:
         for task in self._tasks:
             task.cancel()
         self._recent.clear()
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
 
     # ------------------------------------------------------------ what comes back
     def received(self, node: str, message: Message) -> None:
@@ -358,12 +369,27 @@ class Shipping:
             self._send(member, start, start + len(data), (data,))
         self._pump(member)
 
+    def on_committed(self, offset: int) -> None:
+        """All before this log offset is committed: where no frames tell the members soon, they are told."""
+        self.committed_offset = max(self.committed_offset, offset)
+        if self._commit_timer is None and self.members:
+            self._commit_timer = self._loop.call_later(COMMIT_NOTICE_SECONDS, self._on_commit_timer)
+
+    def _on_commit_timer(self) -> None:
+        self._commit_timer = None
+        self.send_commit()
+
     def send_commit(self) -> None:
         """Members that stream learn the commit offset, where no frames have told them."""
         for member in self.members.values():
             if member.phase is Phase.STREAMING and member.sent_commit < self.committed_offset:
                 member.sent_commit = self.committed_offset
                 self._peers.send(member.node, Commit(self.uid, self.epoch, self.committed_offset))
+
+    def send_release(self, nodes: Iterable[str], heartbeat: int) -> None:
+        """Give back the leases that these nodes granted for heartbeats up to this one: the term serves no more."""
+        for node in nodes:
+            self._peers.send(node, Release(self.uid, self.epoch, heartbeat))
 
     def needed_from(self) -> int:
         """The log offset below which no member that is on its way needs this log."""

@@ -1,0 +1,50 @@
+"""The commit rule of a term (docs/protocol.md 1-3).
+
+commit = the lowest durable log offset of this copy and of every counted member (replication/in_sync.py)
+serves   only while it holds a live lease of every counted member
+"""
+
+from __future__ import annotations
+
+from delaynode.replication.in_sync import InSync
+from delaynode.replication.replica_lease import ReplicaLeases
+from delaynode.replication.shipping import Shipping
+from delaynode.replication.term.state import Term, TermState
+from delaynode.store.log.commit_log import CommitLog
+
+
+class CommitRule:
+    """Owned by the event loop. Has no state of its own."""
+
+    def __init__(
+        self,
+        term: Term,
+        state: TermState,
+        log: CommitLog,
+        shipping: Shipping,
+        in_sync: InSync,
+        replica_leases: ReplicaLeases,
+    ) -> None:
+        self._term, self._state, self._log = term, state, log
+        self._shipping, self._in_sync, self._replica_leases = shipping, in_sync, replica_leases
+
+    def own_durable(self) -> int:
+        return self._log.synced if self._term.fsync else self._log.written
+
+    def commit_limit(self) -> int:
+        """Every frame before this log offset is stored by every counted member."""
+        limit = self.own_durable()
+        for replica_id in self._in_sync.counted():
+            if replica_id != self._term.replica_id:
+                member = self._shipping.member_of(replica_id)
+                limit = min(limit, member.durable if member is not None else 0)
+        return limit
+
+    def live(self) -> bool:
+        """Whether what is read here may be answered: no other process can be serving this shard now."""
+        if not self._state.leads:
+            return False
+        others = self._in_sync.counted() - {self._term.replica_id}
+        members = [self._shipping.member_of(replica_id) for replica_id in others]
+        nodes = [member.node if member is not None else "" for member in members]  # nobody holds a lease of ""
+        return not nodes or self._replica_leases.live(self._term.uid, nodes)
