@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 from delaynode.replication import shipping
 from delaynode.replication.catch_up import MIN_BYTES, CatchUpBudget
+from delaynode.replication.peer_replica import SnapshotSource
 from delaynode.replication.protocol import Ack, FollowerState, Frames, Message
-from delaynode.replication.shipping import READ_BYTES, Shipping, SnapshotSource
+from delaynode.replication.shipping import READ_BYTES, Shipping
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import FrameKind

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from delaynode.replica.replica import ReplicaRole
+from delaynode.replication.peer_replica import Phase
 from delaynode.replication.protocol import Ack
-from delaynode.replication.shipping import Phase
 from delayregistry.model import Durability
 
 from tests.simulation.loop import MILLI, SECOND

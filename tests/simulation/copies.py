@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from delaynode.replication.epochs import common_end
+from delaynode.replication.peer_replica import PeerReplica, Phase
 from delaynode.replication.protocol import FollowerState
-from delaynode.replication.shipping import PeerReplica, Phase, Shipping
+from delaynode.replication.shipping import Shipping
 from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delayregistry.model import copy_id_of
 

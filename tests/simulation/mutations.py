@@ -13,9 +13,10 @@ from delaynode.replica.host import CopyHost
 from delaynode.replica.master import ShardHost
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication.in_sync import ReplicaIds
+from delaynode.replication.peer_replica import PeerReplica, Phase
 from delaynode.replication.protocol import Follow, Heartbeat, HeartbeatReply
 from delaynode.replication.replica_lease import ReplicaLeases
-from delaynode.replication.shipping import PeerReplica, Phase, Shipping
+from delaynode.replication.shipping import Shipping
 from delaynode.replication.term.commit_rule import CommitRule
 from delaynode.replication.term.in_sync_rule import InSyncRule
 from delaynode.replication.term.in_sync_writer import InSyncWriter, WriteResult

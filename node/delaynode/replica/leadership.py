@@ -21,7 +21,8 @@ from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replica.storage import ReplicaStorage
-from delaynode.replication.shipping import Shipping, SnapshotSource
+from delaynode.replication.peer_replica import SnapshotSource
+from delaynode.replication.shipping import Shipping
 from delaynode.replication.term.leader import Leader
 from delaynode.replication.term.state import Term
 from delaynode.store.errors import Damaged, Refused

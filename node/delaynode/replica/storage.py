@@ -14,8 +14,8 @@ from delayregistry.model import ShardSpec, in_sync_replica_id
 
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.host import CopyHost
+from delaynode.replication.peer_replica import SnapshotSource
 from delaynode.replication.protocol import SnapshotChunk
-from delaynode.replication.shipping import SnapshotSource
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.marker import is_permanent

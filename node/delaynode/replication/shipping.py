@@ -1,7 +1,4 @@
-"""Log shipping: what each other replica of a shard has, and sending it what it lacks.
-
-    a member    DOWN -> ASKED (FOLLOW sent) -> STREAMING (frames go out, acks come back)
-                                      \\-> FETCHING (its copy can't be continued: it is sent this one's files)
+"""Log shipping: each other replica of a shard (peer_replica.py) is asked what it has, and is sent what it lacks.
 
 Frames are sent as soon as they are sealed, while this copy still writes them itself; a member that is behind is sent
 what the files have.
@@ -10,16 +7,13 @@ what the files have.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from delaynode.replication.catch_up import MIN_BYTES, CatchUpBudget
 from delaynode.replication.epochs import common_end
+from delaynode.replication.peer_replica import PeerReplica, Phase, SnapshotSource
 from delaynode.replication.protocol import (
     Ack,
     Bootstrap,
@@ -34,6 +28,7 @@ from delaynode.replication.protocol import (
     SnapshotChunk,
     Start,
 )
+from delaynode.replication.recent_frames import RecentFrames
 from delaynode.replication.transport.peers import Peers
 from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
@@ -44,70 +39,16 @@ WINDOW_BYTES = 32 << 20  # sent to a member and not stored by it
 STALLED_MS = 2_000  # a member that has not stored anything for so long is sent no more before it has
 BACKLOG_BYTES = 64 << 20  # queued to a node and not taken by the network
 READ_BYTES = 1 << 20  # read from the log at once for a member that is behind: it parses that on its event loop
-RECENT_BYTES = 16 << 20  # of frames kept in memory for members that are up to date
-LARGE_BYTES = 8 << 20  # a batch above this is sent from the file: a message has its limit
 FOLLOW_RETRY_SECONDS = 0.5
 MAX_CHUNK_BYTES = 4 << 20
 COMMIT_NOTICE_SECONDS = 0.05  # an idle shard's slaves learn of a commit within this
 
 
-class Phase(Enum):
-    DOWN = "down"
-    ASKED = "asked"
-    FETCHING = "fetching"
-    STREAMING = "streaming"
-
-
-@dataclass(slots=True)
-class PeerReplica:
-    """Another node that has, or is to have, a replica. Offsets are of the log, in bytes."""
-
-    node: str
-    phase: Phase = Phase.DOWN
-    replica_id: str = ""  # its copy's name in the in-sync set
-    next: int = 0  # of the next frame to send
-    durable: int = 0
-    applied: int = 0
-    sent_commit: int = 0  # the commit offset
-    session: int = 0  # moves whenever it starts anew: what was begun before is dropped
-    reading: int = 0  # bytes that are about to be read from the log for it
-    budgeted: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
-    acked: bool = False  # it has said how much it has stored, since START
-    damaged: bool = False
-    near_end_ms: int | None = None  # since when it has been near the log's end: InSyncRule keeps it
-    progress_ms: int = 0  # when it last had everything it was sent, or stored more of it
-    snapshot: SnapshotSource | None = None
-
-
-class SnapshotSource(Protocol):
-    """The files of a copy as of its last checkpoint, held for a transfer."""
-
-    @property
-    def manifest(self) -> bytes: ...
-
-    @property
-    def log_offset(self) -> int:
-        """Of the checkpoint: the log is needed from here on."""
-
-    def read(self, file: int, offset: int, length: int) -> bytes:
-        """Any thread. Raises OSError, ValueError for what is not in the manifest."""
-
-    def release(self) -> None:
-        """Any thread. The files are needed no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogChunk:
-    start: int
-    end: int
-    parts: tuple[Buffer, ...]
-
-
 class Shipping:
     """Owned by the event loop, but sealed(). `uid` and `epoch` are the term's.
 
-    changed(member): it has stored more, fell away or came back. on_higher_epoch(epoch): a member knows that higher
-    epoch. replaceable(entry): whether that copy may be thrown away for a new one.
+    on_changed(member): it has stored more, fell away or came back. on_superseded(epoch): a member knows that higher
+    epoch. replaceable(replica_id): whether that copy may be thrown away for a new one.
     """
 
     def __init__(
@@ -131,8 +72,7 @@ class Shipping:
         self._log, self._peers, self._pool, self._boot_ms, self._log_event = log, peers, pool, boot_ms, log_event
         self._snapshot, self._catching_up = snapshot, catching_up
         self._loop = asyncio.get_running_loop()
-        self._recent: deque[LogChunk] = deque()
-        self._recent_bytes = 0
+        self._recent = RecentFrames()
         self._sealed = log.written  # frames before it may be sent
         self._tasks: set[asyncio.Task[None]] = set()
         self._commit_timer: asyncio.TimerHandle | None = None
@@ -276,15 +216,9 @@ class Shipping:
             return
         if not any(member.phase is Phase.STREAMING for member in self.members.values()):
             return  # sent from the file, if ever
-        if end - start > LARGE_BYTES or self._recent_bytes + end - start > RECENT_BYTES:
-            return
-        if self._recent and self._recent[-1].end != start:
-            self._recent.clear()
-            self._recent_bytes = 0
-        self._recent.append(LogChunk(start, end, parts))
-        self._recent_bytes += end - start
-        self._sealed = end
-        self._pump_all()
+        if self._recent.add(start, end, parts):
+            self._sealed = end
+            self._pump_all()
 
     def on_written(self) -> None:
         """This copy has written more of its log."""
@@ -292,9 +226,7 @@ class Shipping:
         self._pump_all()
         streams = (m for m in self.members.values() if m.phase is Phase.STREAMING and self._takes_more(m))
         needed = min((member.next for member in streams), default=self._sealed)
-        while self._recent and self._recent[0].end <= min(needed, self._log.written):
-            chunk = self._recent.popleft()
-            self._recent_bytes -= chunk.end - chunk.start
+        self._recent.drop_before(min(needed, self._log.written))
 
     def _pump_all(self) -> None:
         for member in self.members.values():
@@ -308,7 +240,7 @@ class Shipping:
             and self._takes_more(member)
             and self._peers.backlog_bytes(member.node) < BACKLOG_BYTES
         ):
-            chunk = self._recent_from(member.next)
+            chunk = self._recent.starting_at(member.next)
             if chunk is None:
                 if member.next < self._log.written:
                     self._catch_up(member)
@@ -331,14 +263,6 @@ class Shipping:
         """What is on its way to one that stores nothing is memory, there and here, and there are many shards."""
         waits = member.next - member.durable
         return waits < WINDOW_BYTES and (not waits or self._boot_ms() - member.progress_ms < STALLED_MS)
-
-    def _recent_from(self, offset: int) -> LogChunk | None:
-        if not self._recent or not self._recent[0].start <= offset < self._recent[-1].end:
-            return None
-        if self._recent[-1].start == offset:
-            return self._recent[-1]
-        chunk = self._recent[bisect_right(self._recent, offset, key=lambda chunk: chunk.start) - 1]
-        return chunk if chunk.start == offset else None
 
     def _send(self, member: PeerReplica, start: int, end: int, parts: tuple[Buffer, ...]) -> None:
         if member.next == member.durable:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from delaynode.replication.in_sync import InSync, ReplicaIds
+from delaynode.replication.peer_replica import PeerReplica, Phase
 from delaynode.replication.replica_lease import ReplicaLeases
-from delaynode.replication.shipping import PeerReplica, Phase, Shipping
+from delaynode.replication.shipping import Shipping
 from delaynode.replication.term.state import Term, TermState
 from delaynode.store.log.commit_log import CommitLog
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from delayregistry.model import ShardStatus
 
 from delaynode.replication.in_sync import InSync, ReplicaIds
+from delaynode.replication.peer_replica import PeerReplica, Phase
 from delaynode.replication.replica_lease import ReplicaLeases
-from delaynode.replication.shipping import PeerReplica, Phase, Shipping
+from delaynode.replication.shipping import Shipping
 from delaynode.replication.term.commit_rule import CommitRule
 from delaynode.replication.term.in_sync_rule import InSyncRule
 from delaynode.replication.term.in_sync_writer import RETRY_SECONDS, InSyncWriter, StatusStore, WriteResult

@@ -35,7 +35,7 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class TermState:
-    """How far a term is. Leader writes these fields, but `handover` (SwitchoverDriver) and `host` (who starts it)."""
+    """How far a term is. SwitchoverDriver writes `handover`, Leadership writes `host`, and Leader writes the rest."""
 
     serving: bool = False  # the registry names this term
     stepped_down: str | None = None  # why it serves no more in this epoch; the registry may not know yet

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from delayregistry.model import Handover
 
 from delaynode.replication.in_sync import InSync
+from delaynode.replication.peer_replica import PeerReplica
 from delaynode.replication.replica_lease import ReplicaLeases
-from delaynode.replication.shipping import PeerReplica, Shipping
+from delaynode.replication.shipping import Shipping
 from delaynode.replication.term.in_sync_writer import RETRY_SECONDS, InSyncWriter, WriteResult
 from delaynode.replication.term.state import Term, TermState
 from delaynode.replication.transport.until import wait_until
