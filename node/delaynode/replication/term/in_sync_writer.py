@@ -31,7 +31,7 @@ class WriteResult(Enum):
     WRITTEN = "written"
     CONFLICT = "conflict"  # certainly not written: somebody changed another field, or a new term has begun
     UNKNOWN = "unknown"  # it may have happened, or may happen yet
-    UNREAD = "unread"  # not sent: the object must be read first, and the registry does not show it
+    UNREAD = "unread"  # not sent: the term has ended, or the object has to be read, maybe again
     SUPERSEDED = "superseded"  # not sent: a handover has begun meanwhile
 
 
@@ -120,7 +120,7 @@ class InSyncWriter:
 
     # ------------------------------------------------------------ writes
     async def publish_in_sync_set(self, desired: ReplicaIds) -> WriteResult:
-        """Write this set, without those that are not to have a copy any more."""
+        """Write this set, without the replicas that the registry has meanwhile told to leave."""
         async with self._writing:
             if (version := await self._current_version()) is None:
                 return WriteResult.UNREAD
