@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from delaynode.replica.follower import FollowedReplica, ReplicaFollower
+from delaynode.replica.context import ReplicaContext
+from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication.protocol import Ack, Follow, FollowerState, Frames, Message, Start
-from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.until import wait_until
 
 from tests.serve.hosts import node
@@ -54,6 +56,9 @@ class Leases:
     def raise_min_epoch(self, uid: int, epoch: int) -> None:
         pass
 
+    def heard_ms(self, uid: int) -> int | None:
+        return None
+
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_an_answer_to_what_the_slave_said_earlier_cuts_nothing(tmp_path: Path, committed: bool) -> None:
@@ -71,9 +76,8 @@ def test_an_answer_to_what_the_slave_said_earlier_cuts_nothing(tmp_path: Path, c
             slave, connection = slave_of(made), Connection()
             slave.on_stored = lambda: follower.acknowledge()
             uid, cut = slave.shard.identity.uid, slave.shard.log.end
-            follower = ReplicaFollower(
-                cast(FollowedReplica, Copy(slave)), cast(ReplicaLeases, Leases()), lambda *names, **facts: None
-            )
+            context = cast(ReplicaContext, SimpleNamespace(replica_leases=Leases(), boot_ms=lambda: 0))
+            follower = ReplicaFollower(cast(LocalCopy, Copy(slave)), context, lambda *names, **facts: None)
 
             async def tell(message: Any) -> None:
                 await follower.handle(connection, message)

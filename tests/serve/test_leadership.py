@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 from delaynode.replica.context import ReplicaContext
-from delaynode.replica.leadership import Leadership, LedReplica
+from delaynode.replica.leadership import Leadership
+from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.role import ReplicaRole
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import RegistryUnavailable
@@ -35,7 +36,11 @@ class Chosen:
             shard=SimpleNamespace(identity=SimpleNamespace(epoch=4)),
         )  # fmt: skip
         self.leadership = Leadership(
-            cast(LedReplica, self.copy), cast(ReplicaContext, context), lambda *_, **__: None, lambda: None
+            cast(LocalCopy, self.copy),
+            cast(ReplicaContext, context),
+            lambda *_, **__: None,
+            lambda: None,
+            lambda _: None,
         )
 
     async def get_shard(self, name: str) -> ShardObject | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delaynode.replication.peer_replica import Phase
 from delaynode.replication.protocol import Ack
 from delayregistry.model import Durability
@@ -188,18 +188,18 @@ def b3_deposed_master_drops_what_was_not_committed(seed: int) -> None:
 def b5_copy_whose_disk_failed_once_is_never_trusted_again(seed: int) -> None:
     with cluster(seed) as run:
         slave = run.slaves()[0]
-        before = run.replica(slave).storage.replica_id
+        before = run.replica(slave).local.storage.replica_id
         run.fail_disk(slave)
         run.until(lambda: before not in run.status().in_sync, 10, "its copy is out of the in-sync set")
         run.until(run.healthy, 30, "another copy was fetched")
-        assert run.replica(slave).storage.replica_id != before
+        assert run.replica(slave).local.storage.replica_id != before
 
 
 @attack
 def b5_master_whose_disk_failed_once_gives_way(seed: int) -> None:
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
-        before = run.replica(master).storage.replica_id
+        before = run.replica(master).local.storage.replica_id
         run.fail_disk(master)
         run.until(lambda: run.master() == slave, 15, "the slave takes over")
         run.until(run.healthy, 30, "the failed copy was replaced")

@@ -134,7 +134,8 @@ def c2_chosen_copy_that_can_not_apply_its_log_takes_nobody_out_of_the_in_sync_se
         finally:
             ReplicaStorage.apply_all = apply_all  # type: ignore[method-assign]
         assert (
-            not sound(run, harmed[0]) or run.replica(harmed[0]).replica_id() != run.replica(run.master()).replica_id()
+            not sound(run, harmed[0])
+            or run.replica(harmed[0]).local.storage.replica_id != run.replica(run.master()).local.storage.replica_id
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from delaynode.replica.maintenance import Intervals
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import MAGIC, BadFrame, Frame, parse
 from delaynode.store.log.incoming_batch import IncomingBatch
@@ -174,7 +174,7 @@ def b6_one_machine_of_two_loses_its_page_cache_with_async(seed: int) -> None:
     with cluster(seed, durability=Durability.ASYNC) as run:
         for _ in range(2):
             node = run.master() if seed % 2 else run.slaves()[0]
-            before = run.replica(node).storage.replica_id
+            before = run.replica(node).local.storage.replica_id
             run.world.kill(node, power=True)
             run.until(lambda entry=before: entry not in run.status().in_sync, 20, "the other one goes on alone")  # type: ignore[misc]
             run.world.start(node)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from delaynode.replica.replica import Replica, ReplicaRole
+from delaynode.replica.replica import Replica
+from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication.term import in_sync_rule
 from delaynode.replication.term.in_sync_rule import APPLIED_MS
@@ -102,7 +103,7 @@ def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
             return list(process.replicas) if process is not None else []
 
         async def held(self: SlaveHost, limit: int) -> None:
-            await wait_until(lambda: not busy or all(copy.host is not self for copy in copies()), 0.01)
+            await wait_until(lambda: not busy or all(copy.local.host is not self for copy in copies()), 0.01)
             await apply(self, limit)
 
         for through in (True, False):
@@ -112,7 +113,7 @@ def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
             busy = True
             with patch.object(SlaveHost, "_apply", held), patch.object(in_sync_rule, "APPLIED_BYTES", 0):
                 run.world.start(slave)
-                run.until(lambda: any(copy.streaming for copy in copies()), 10, "it follows")
+                run.until(lambda: any(copy._follower.streaming for copy in copies()), 10, "it follows")
                 run.world.run(APPLIED_MS / 1000 - 8 if through else APPLIED_MS / 2000)
                 assert slave not in counted_on(run, run.master()), "it has its log to apply"
                 if not through:

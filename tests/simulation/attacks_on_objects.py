@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from delayctl.targets.registry import RegistryEditor
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delayregistry.model import ShardSpec
 
 from tests.simulation.attacks_on_copies import batch_of

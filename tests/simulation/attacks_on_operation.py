@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delayregistry.model import Delivery
 
@@ -174,7 +174,7 @@ def a8_slaves_are_read_while_there_is_no_master(seed: int) -> None:
         run.world.control.up = False
         run.world.kill(master)
         run.world.run(3.0)
-        host = run.replica(slave).host
+        host = run.replica(slave).local.host
         assert host is not None
         record = run.world.checker.record(run.shard().spec.uid)
         with run.world.live()[0].loop.running():

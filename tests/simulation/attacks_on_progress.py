@@ -7,7 +7,7 @@ import errno
 from dataclasses import replace
 from unittest.mock import patch
 
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delaynode.replica.slave import SlaveHost
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import checkpoint
@@ -39,7 +39,7 @@ def chosen_copy_that_is_deposed_while_it_applies_its_log_follows(seed: int) -> N
     with cluster(seed, replicas=3) as run:
         first, (one, other) = run.master(), run.slaves()
         replica = run.replica(one)
-        apply_all, waited = replica.storage.apply_all, []
+        apply_all, waited = replica.local.storage.apply_all, []
 
         async def slowly() -> int:
             frames = await apply_all()
@@ -50,10 +50,10 @@ def chosen_copy_that_is_deposed_while_it_applies_its_log_follows(seed: int) -> N
                 await asyncio.sleep(0.01)
             return frames
 
-        replica.storage.apply_all = slowly  # type: ignore[method-assign]
+        replica.local.storage.apply_all = slowly  # type: ignore[method-assign]
         run.switch("t-0", one)
         run.until(lambda: bool(waited), 10, "it has written its status, and applies its log")
-        replica.storage.apply_all = apply_all  # type: ignore[method-assign]
+        replica.local.storage.apply_all = apply_all  # type: ignore[method-assign]
         heir = run.world.machines[other].process
         assert heir is not None
         run.change_spec(
@@ -142,7 +142,10 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
     """A node was rolled back: what it throws away and fetches is in the newer format again."""
     with cluster(seed) as run:
         slave = run.slaves()[0]
-        entry, path = run.replica(slave).replica_id(), f"{run.replica(slave).storage.directory}/checkpoint"
+        entry, path = (
+            run.replica(slave).local.storage.replica_id,
+            f"{run.replica(slave).local.storage.directory}/checkpoint",
+        )
         shrink(run, slave)
         files = run.world.machines[slave].disk.files
         ours = bytes(files.files[path].data)
@@ -153,7 +156,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
         run.world.start(slave)
         run.world.run(15.0)
         replica = run.replica(slave)
-        assert (replica.role, replica.replica_id(), bytes(files.files[path].data)) == (
+        assert (replica.role, replica.local.storage.replica_id, bytes(files.files[path].data)) == (
             ReplicaRole.DAMAGED,
             entry,
             newer,
@@ -165,7 +168,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
         files.files[path].data[:] = ours
         run.world.start(slave)
         run.until(run.healthy, 40, "the newer program opens it")
-        assert run.replica(slave).replica_id() == entry
+        assert run.replica(slave).local.storage.replica_id == entry
 
 
 @attack
@@ -269,7 +272,7 @@ def failed_slave_is_not_opened_again_beside_what_it_still_writes(seed: int) -> N
         run.world.kill(master)
         run.world.run(0.3)
         replica = run.replica(slave)
-        host = replica.host
+        host = replica.local.host
         assert isinstance(host, SlaveHost)
         writing: asyncio.Future[None] = asyncio.Future(loop=run.world.machines[slave].process.loop)  # type: ignore[union-attr]
         host._jobs.add(writing)

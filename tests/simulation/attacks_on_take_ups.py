@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delayoperator.control_loop.term_starts import TAKE_UP_MS
 from delayregistry.model import Condition, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
@@ -121,7 +121,7 @@ def chosen_copy_that_is_long_at_work_is_kept(seed: int) -> None:
     """What its disk has to take before it may lead is much: it answers as a candidate meanwhile."""
     with cluster(seed, replicas=3, lag_seconds=60) as run:
         master, (one, other) = run.master(), run.slaves()
-        storage, worked = run.replica(one).storage, []
+        storage, worked = run.replica(one).local.storage, []
         settle = storage.sync_log
 
         async def slowly() -> None:

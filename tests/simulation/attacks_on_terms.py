@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delaynode.replication.protocol import Heartbeat, encode_heartbeat
 from delayregistry.model import ShardObject
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replica.replica import ReplicaRole
+from delaynode.replica.role import ReplicaRole
 from delaynode.server.replica_status import state_of
 from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayoperator.control_loop.probe import NodeAnswer, read_answer

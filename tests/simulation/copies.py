@@ -63,7 +63,7 @@ class Copies:
         if process.name not in self._harmed and NO_ROOM not in reason and not self._parted:
             self._fail(f"{shard}: {process.name}'s copy is called damaged: {reason}")
         if replica is not None:
-            self._useless.add(copy_id_of(replica.replica_id()))
+            self._useless.add(copy_id_of(replica.local.storage.replica_id))
 
     # ------------------------------------------------------------ whole copies
     @contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 from delaynode.replica.follower import ReplicaFollower
 from delaynode.replica.leadership import Leadership
 from delaynode.replica.maintenance import Maintenance
+from delaynode.replica.role import ReplicaRole
 from delaynode.replication.shipping import Shipping
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import EvacuationJob
@@ -153,6 +154,7 @@ def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover 
             self._copy.storage.shard = None
             self._copy.mark_damaged(self._copy.storage.damage, lasting=True)
         else:
+            self._copy.become(ReplicaRole.OPENING)  # the copy would refuse to become a slave at once
             self._copy.follow()
 
     put(Leadership, "end_term", depose)
@@ -166,16 +168,16 @@ def follows_in_an_epoch_that_it_has_not_persisted(put: Put) -> None:
 
     async def careless(self: ReplicaFollower, origin: Any, message: Any) -> None:
         copy = self._copy
-        accept = copy.accept_epoch
+        accept = copy.storage.accept_epoch
 
         async def no(epoch: int) -> None:
             pass
 
-        copy.accept_epoch = no  # type: ignore[method-assign]
+        copy.storage.accept_epoch = no  # type: ignore[method-assign]
         try:
             await follow(self, origin, message)
         finally:
-            copy.accept_epoch = accept  # type: ignore[method-assign]
+            copy.storage.accept_epoch = accept  # type: ignore[method-assign]
 
     put(ReplicaFollower, "_follow", careless)
 

@@ -11,7 +11,8 @@ from delaynode.replica import leadership
 from delaynode.replica.follower import ReplicaFollower
 from delaynode.replica.leadership import Leadership
 from delaynode.replica.master import ShardHost
-from delaynode.replica.replica import Replica, ReplicaRole
+from delaynode.replica.replica import Replica
+from delaynode.replica.role import ReplicaRole
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication import shipping
 from delaynode.replication.term import in_sync_rule
@@ -106,7 +107,7 @@ def chooses_from_outside_the_in_sync_set(put: Put) -> None:
 @mutation("a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake", "healthy again: t-0: 1 in sync")
 def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
     async def read(self: Replica) -> ShardObject:
-        return self.object
+        return self.local.object
 
     put(Replica, "_read", read)
 

@@ -26,6 +26,7 @@ from delaynode.node.peering import Peering
 from delaynode.node.routes import RemoteMaster, Routes
 from delaynode.node.settings import shard_config
 from delaynode.replica.context import ReplicaContext, TransferPermits
+from delaynode.replica.host import CopyHost
 from delaynode.replica.master import NodeResources, ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import Replicas
@@ -219,7 +220,7 @@ class Node:
     def _clock_skewed(self, reason: str) -> None:
         for replica in self.replicas.leading():
             if replica.leader is not None and replica.leader.in_sync_size > 1:
-                replica.step_down(f"its node's clock differs: {reason}")
+                replica.leadership.step_down(f"its node's clock differs: {reason}")
 
     @property
     def skew(self) -> str | None:
@@ -289,8 +290,8 @@ class Node:
         """As find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
         if self.routes.slaves_deliver:
             replica = self.replicas.get(self.routes.shard(topic, queue).spec.uid)
-            if replica is not None and replica.host is not None and replica.unreadable_reason() is None:
-                return replica.host
+            if replica is not None and replica.local.host is not None and replica.local.unreadable_reason() is None:
+                return replica.local.host
         return self.find(topic, queue)
 
     def ineligible(self) -> str | None:
@@ -303,9 +304,9 @@ class Node:
         """The shards that are served here."""
         return [] if self._replicas is None else self._replicas.masters()
 
-    def copies(self) -> list[ShardHost | SlaveHost]:
+    def copies(self) -> list[CopyHost]:
         """Every open copy here."""
-        found = (replica.master or replica.host for replica in self._replicas or ())
+        found = (replica.copy for replica in self._replicas or ())
         return [copy for copy in found if copy is not None]
 
     def unusable(self) -> dict[str, str]:

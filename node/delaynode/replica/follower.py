@@ -6,8 +6,9 @@ Whatever is said in a lower epoch than this copy knows is refused. An epoch is p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
+from delaynode.replica.context import ReplicaContext
+from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.slave import SlaveHost
 from delaynode.replication.protocol import (
     Ack,
@@ -23,70 +24,51 @@ from delaynode.replication.protocol import (
     SnapshotChunk,
     Start,
 )
-from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.frames import BadFrame
-from delaynode.store.maintenance.snapshot import IncomingCopy
 
+NEVER_MS = 1 << 40
 MAX_CHUNK_REQUESTS = 8  # pieces of a transfer that are asked for at once
-
-
-class FollowedReplica(Protocol):
-    """What the follower needs of the replica that it speaks for."""
-
-    uid: int
-    host: SlaveHost | None  # None: there is no copy, or it does not follow
-
-    @property
-    def fetching(self) -> IncomingCopy | None: ...
-
-    def replica_id(self) -> str:
-        """The copy's name in the in-sync set; "" without a copy."""
-
-    def damaged(self) -> str | None: ...
-
-    async def accept_epoch(self, epoch: int) -> None:
-        """Persist it. Raises OSError, Damaged."""
-
-    async def begin_fetch(self, manifest: bytes) -> IncomingCopy:
-        """Raises OSError, ValueError, Damaged; then the copy that is here has not been thrown away."""
-
-    async def end_fetch(self, epoch: int) -> None:
-        """The files are complete: open the copy."""
-
-    async def write_chunk(self, incoming: IncomingCopy, chunk: SnapshotChunk) -> None: ...
 
 
 class ReplicaFollower:
     """Owned by the replica's worker: one message at a time."""
 
-    def __init__(self, copy: FollowedReplica, replica_leases: ReplicaLeases, log_event: Callable[..., None]) -> None:
-        self._copy, self._replica_leases, self._log_event = copy, replica_leases, log_event
+    def __init__(self, copy: LocalCopy, context: ReplicaContext, log_event: Callable[..., None]) -> None:
+        self._copy, self._log_event = copy, log_event
+        self._replica_leases, self._boot_ms = context.replica_leases, context.boot_ms
         self.epoch = 0  # the epoch in which it follows
         self.origin: Origin | None = None
-        self._streaming = False
+        self.streaming = False  # frames come in as the master writes them
         self._matched = False  # a START on this connection has been carried out: the log is a prefix of the master's
+        self._last_heard_ms: int | None = None  # when the master was heard last while it streamed, as far as was looked
         self._acked: Ack | None = None  # the last one
-        self._missing_chunks: list[
-            tuple[int, int, int]
-        ] = []  # pieces to ask for: file, offset, length; the last one next
+        self._missing_chunks: list[tuple[int, int, int]] = []  # to ask for: file, offset, length; the last one next
         self._outstanding = 0  # pieces asked for
         self._leaving: str | None = None  # why nobody is followed any more
         self.discardable = False  # the master knows that the copy is of no use, and counts on it no more
+        copy.on_following, copy.on_failed = self._attach, self.refuse_damaged
 
-    @property
-    def streaming(self) -> bool:
-        """Frames are coming in."""
-        return self._streaming
+    def _attach(self, host: SlaveHost) -> None:
+        self._last_heard_ms = None  # a copy that is opened again knows less than it did
+        host.on_stored, host.unheard_ms = self.acknowledge, self.unheard_ms
+
+    def unheard_ms(self) -> int:
+        """Since the master, which streams to this slave, was heard; or since it was, before the stream ended."""
+        now, heard = self._boot_ms(), self._replica_leases.heard_ms(self._copy.uid)
+        if heard is not None and self.streaming:
+            self._last_heard_ms = now - heard
+        return now - self._last_heard_ms if self._last_heard_ms is not None else NEVER_MS
 
     def on_origin_lost(self, origin: Origin) -> None:
         """The connection is gone."""
+        self.unheard_ms()
         if origin is self.origin:
-            self.origin, self._streaming = None, False
+            self.origin, self.streaming = None, False
 
     def stop(self) -> None:
-        self.origin, self._streaming = None, False
+        self.origin, self.streaming = None, False
 
     async def handle(self, origin: Origin, message: Message) -> None:
         uid = self._copy.uid
@@ -119,7 +101,7 @@ class ReplicaFollower:
     async def _follow(self, origin: Origin, message: Follow) -> None:
         copy, uid = self._copy, self._copy.uid
         self._replica_leases.raise_min_epoch(uid, message.epoch)
-        self._streaming = False
+        self.streaming = False
         self._matched = self._matched and origin is self.origin and message.epoch == self.epoch
         self.origin, self.epoch = origin, message.epoch
         why = self._refusal_reason()
@@ -131,7 +113,7 @@ class ReplicaFollower:
             origin.reply(FollowerState(uid, message.epoch, "", 0, 0, ()))
             return
         try:
-            await copy.accept_epoch(message.epoch)
+            await copy.storage.accept_epoch(message.epoch)
         except (OSError, Damaged) as error:
             copy.host.fail(f"epoch {message.epoch} not persisted: {error}", error)
             origin.reply(FollowRefused(uid, message.epoch, message.epoch, True, str(error)))
@@ -150,7 +132,7 @@ class ReplicaFollower:
         epochs = tuple((epoch, start) for epoch, start in log.epochs)
         committed = max(copy.host.known_committed, copy.host.shard.committed_offset)
         self.origin.reply(
-            FollowerState(copy.uid, self.epoch, copy.replica_id(), log.end, min(committed, log.end), epochs)
+            FollowerState(copy.uid, self.epoch, copy.storage.replica_id, log.end, min(committed, log.end), epochs)
         )
 
     async def _start(self, message: Start) -> None:
@@ -171,36 +153,36 @@ class ReplicaFollower:
         if self._leaving is not None:
             return  # as the master has been told meanwhile
         host.commit_to(message.commit)  # before it streams: what it knew until now is as old as the stream before
-        self._streaming, self._matched, self._acked = True, True, None
+        self.streaming, self._matched, self._acked = True, True, None
         self.acknowledge()
 
     def _frames(self, message: Frames) -> None:
         host = self._copy.host
-        if host is None or not self._streaming:
+        if host is None or not self.streaming:
             return
         if message.offset != host.shard.log.end:  # not to be thought of on one ordered connection: begin anew
             self._log_event("frames-out-of-order", offset=message.offset, expected=host.shard.log.end)
-            self._streaming = False
+            self.streaming = False
             self._send_state()
             return
         try:
             host.receive(memoryview(message.data[0]))
         except (BadFrame, Damaged) as error:  # broken on its way: nothing was taken
             self._log_event("bad-frames", offset=message.offset, reason=str(error))
-            self._streaming = False
+            self.streaming = False
             self._send_state()
             return
         self._commit(message.commit)
 
     def _commit(self, offset: int) -> None:
         host = self._copy.host
-        if host is not None and self._streaming:
+        if host is not None and self.streaming:
             host.commit_to(offset)
 
     def acknowledge(self) -> None:
         """More is stored, or applied."""
         host = self._copy.host
-        if host is None or host.failure is not None or not self._streaming or self.origin is None:
+        if host is None or host.failure is not None or not self.streaming or self.origin is None:
             return
         ack = Ack(self._copy.uid, self.epoch, host.durable, host.shard.applied)
         if ack != self._acked:
@@ -219,7 +201,7 @@ class ReplicaFollower:
         """The copy is of no use any more: the master is to go on without it."""
         why = self._refusal_reason()
         if self.origin is not None and why is not None:
-            self._streaming = False
+            self.streaming = False
             self.origin.reply(FollowRefused(self._copy.uid, self.epoch, self.epoch, True, why))
 
     # ------------------------------------------------------------ a whole copy
@@ -242,11 +224,11 @@ class ReplicaFollower:
             self._outstanding += 1
 
     async def _store_chunk(self, chunk: SnapshotChunk) -> None:
-        incoming = self._copy.fetching
+        incoming = self._copy.storage.fetching
         if incoming is None:
             return
         try:
-            await self._copy.write_chunk(incoming, chunk)
+            await self._copy.storage.write_chunk(incoming, chunk)
         except (OSError, ValueError) as error:
             self._give_up(f"piece not stored: {error}")
             return

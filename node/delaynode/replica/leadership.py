@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, copy_id_of
 from delayregistry.port import RegistryError
 
 from delaynode.replica.context import ReplicaContext, ShardStatusAccess
+from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
-from delaynode.replica.slave import SlaveHost
-from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication.peer_replica import SnapshotSource
 from delaynode.replication.shipping import Shipping
 from delaynode.replication.term.leader import Leader
@@ -32,45 +30,18 @@ from delaynode.store.shard import Shard
 RETRY_SECONDS = 1.0
 
 
-class LedReplica(Protocol):
-    """What it needs of the replica whose copy it leads."""
-
-    uid: int
-    name: str
-    object: ShardObject
-    role: ReplicaRole
-    storage: ReplicaStorage
-    host: SlaveHost | None
-
-    @property
-    def shard(self) -> Shard | None: ...
-
-    def refresh(self, object_: ShardObject) -> None:
-        """Take what the registry has up, for a master that is new."""
-
-    async def open(self) -> None:
-        """The directory, anew."""
-
-    def follow(self) -> None:
-        """The copy is there: follow whoever comes."""
-
-    async def end_following(self, why: str) -> None:
-        """Nothing of a slave runs when this returns."""
-
-    def mark_damaged(self, why: str, *, lasting: bool = True) -> None:
-        """The copy is damaged. lasting: for a later process too."""
-
-
 class Leadership:
     """Owned by the replica's worker; a leader's traffic passes it by. wake: the worker has something to do.
+    on_served: a new master takes up what the registry has.
 
     leader: from the start of a term to its end; master: while it serves, or did. ended: why the term has ended, for
     the worker to end the term.
     """
 
     def __init__(
-        self, copy: LedReplica, context: ReplicaContext, log_event: Callable[..., None], wake: Callable[[], None]
-    ) -> None:
+        self, copy: LocalCopy, context: ReplicaContext, log_event: Callable[..., None],
+        wake: Callable[[], None], on_served: Callable[[ShardObject], None],
+    ) -> None:  # fmt: skip
         self.leader: Leader | None = None
         self.master: ShardHost | None = None
         self.refused_reason: str | None = None  # why the term in the spec is not taken up
@@ -78,7 +49,8 @@ class Leadership:
         self._blocked_reason: str | None = None  # why it could not even be looked at
         self._last: tuple[int, str] = (0, "")  # the last term here that is over: its epoch, and why
         self._refused_by: tuple[ShardStatus | None, bool] = (None, False)  # the status, and whether unclean was allowed
-        self._copy, self._context, self._log_event, self._wake = copy, context, log_event, wake
+        self._copy, self._context, self._log_event = copy, context, log_event
+        self._wake, self._on_served = wake, on_served
         self._made_ms = context.boot_ms()
         self._candidate_ms: int | None = None  # since when it makes itself ready to lead
         self._stepping_down: asyncio.Task[None] | None = None
@@ -133,23 +105,13 @@ class Leadership:
 
     # ------------------------------------------------------------ from chosen to serving
     def is_chosen(self) -> bool:
-        spec = self._copy.object.spec
-        if (spec.master, spec.incarnation) != (
-            self._context.node,
-            self._context.incarnation,
-        ) or self.leader is not None:
+        copy, spec = self._copy, self._copy.object.spec
+        ours = (spec.master, spec.incarnation) == (self._context.node, self._context.incarnation)
+        if not ours or self.leader is not None or self.refused_reason is not None:
             return False
-        if self._copy.shard is None:
-            return (
-                self._copy.role is ReplicaRole.ABSENT
-                and self._copy.object.status is None
-                and self.refused_reason is None
-            )
-        return (
-            self._copy.role is ReplicaRole.SLAVE
-            and spec.epoch > self._copy.shard.identity.epoch
-            and self.refused_reason is None
-        )
+        if copy.shard is None:
+            return copy.role is ReplicaRole.ABSENT and copy.object.status is None
+        return copy.role is ReplicaRole.SLAVE and spec.epoch > copy.shard.identity.epoch
 
     async def begin_term(self) -> None:
         """Take up the term in the spec."""
@@ -179,7 +141,7 @@ class Leadership:
             self.refused_reason = f"copy {storage.replica_id} is not in sync: {', '.join(status.in_sync)} are"
             self._log_event("term-refused", reason=self.refused_reason)
             return
-        copy.role = ReplicaRole.CANDIDATE
+        copy.become(ReplicaRole.CANDIDATE)
         if self._candidate_ms is None:
             self._candidate_ms = context.boot_ms()
         slave = copy.host
@@ -232,11 +194,12 @@ class Leadership:
             return
         if leader.ended is not None:
             return  # the next step ends what is left of it
-        copy.role, self.refused_reason = ReplicaRole.MASTER, None
+        copy.become(ReplicaRole.MASTER)
+        self.refused_reason = None
         metrics = context.resources.metrics
         metrics.recovery_seconds = max(metrics.recovery_seconds, (context.boot_ms() - self._made_ms) / 1000)
         self._log_event("term-started", in_sync=sorted(leader.in_sync.written), frames=frames)
-        copy.refresh(copy.object)
+        self._on_served(copy.object)
 
     async def _begin_failed(self, epoch: int, error: Exception) -> None:
         """A disk without room, say, has harmed nothing: there may be room in a while, and maybe nobody else to lead."""
@@ -249,7 +212,7 @@ class Leadership:
         if self._copy.shard is not None:
             self._copy.follow()
         else:
-            self._copy.role = ReplicaRole.ABSENT  # what is half made is no copy
+            self._copy.become(ReplicaRole.ABSENT)  # what is half made is no copy
         await asyncio.sleep(RETRY_SECONDS)
 
     def _count_missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
@@ -276,14 +239,9 @@ class Leadership:
         copy, context, cluster = self._copy, self._context, self._context.cluster()
         lag_ms = (cluster.lag_seconds if cluster is not None else 10) * 1000
         term = Term(
-            copy.uid,
-            spec.epoch,
-            context.node,
-            context.incarnation,
-            copy.storage.replica_id,
-            lag_ms,
+            copy.uid, spec.epoch, context.node, context.incarnation, copy.storage.replica_id, lag_ms,
             context.resources.fsync,
-        )
+        )  # fmt: skip
         shipping = Shipping(
             copy.uid, spec.epoch, shard.log, context.peers, context.resources.pool,
             context.boot_ms, self._snapshot, self._log_event, context.catching_up,
@@ -346,7 +304,7 @@ class Leadership:
         if master is None and shard is not None and shard.applied <= shard.committed_offset:
             self._copy.follow()  # it has applied nothing that may have to be undone
         else:
-            self._copy.role = ReplicaRole.OPENING
+            self._copy.become(ReplicaRole.OPENING)
             await self._copy.open()
 
     async def stop(self) -> None:

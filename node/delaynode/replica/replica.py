@@ -1,10 +1,26 @@
-"""Replica: one shard's copy in this process, from opening it to giving it up. Its files are Holding's business, its
-masters' frames Follower's, its own terms Reigning's; here is what they become of each other, one thing after another.
+"""Replica: one shard's copy in this process, from opening it to giving it up. ReplicaStorage has its files, LocalCopy
+its role, ReplicaFollower its masters' frames, Leadership its own terms; here they get their turns, one at a time.
 
-    opening -> slave <-> candidate -> master          a term that is over makes a slave of a master again
-               slave -> fetching -> slave             its copy can't be continued: a whole one is fetched
-               any   -> damaged -> fetching           once the registry no longer counts on the copy
-               any   -> leaving                       once it counts on this node no longer: the directory goes
+    OPENING --> SLAVE --> CANDIDATE --> MASTER --> OPENING
+                  |
+                  +-----> ABSENT --> FETCHING --> SLAVE
+
+    OPENING   -> SLAVE, ABSENT       by what the directory has
+    ABSENT    -> FETCHING            a master sends a whole copy
+              -> CANDIDATE           the shard's first master makes the first copy
+    SLAVE     -> CANDIDATE           chosen: the spec names this process in a higher epoch
+              -> ABSENT, FETCHING    the master can't continue the copy, and sends a whole one
+    FETCHING  -> SLAVE               everything is here
+    CANDIDATE -> MASTER              it serves
+              -> SLAVE, OPENING      the term is over before it serves, or the disk does not take the epoch up
+              -> ABSENT              the same, and there is no copy yet
+    MASTER    -> OPENING             the term is over: the copy is opened again without what was not committed
+    DAMAGED   -> ABSENT, FETCHING    the registry no longer counts on the copy
+              -> SLAVE               opened again, where the failure harmed nothing
+    any       -> DAMAGED             a check does not hold, the disk failed, or an internal error
+
+role.py lists the steps that are allowed, and LocalCopy.become() refuses all others. When the registry no longer counts
+on this node, the directory goes and the replica is `discarded`.
 """
 
 from __future__ import annotations
@@ -13,7 +29,6 @@ import asyncio
 import traceback
 from collections import deque
 from contextlib import suppress
-from functools import partial
 
 from delayregistry.model import ShardObject
 from delayregistry.port import RegistryError
@@ -22,52 +37,50 @@ from delaynode.replica.context import ReplicaContext
 from delaynode.replica.follower import ReplicaFollower
 from delaynode.replica.host import CopyHost
 from delaynode.replica.leadership import Leadership
+from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
-from delaynode.replica.slave import SlaveHost
-from delaynode.replica.storage import ReplicaStorage
-from delaynode.replication.protocol import Message, SnapshotChunk
+from delaynode.replication.protocol import Message
 from delaynode.replication.term.leader import Leader
 from delaynode.replication.transport.peers import Origin
-from delaynode.store.errors import Damaged
-from delaynode.store.maintenance.snapshot import IncomingCopy
 from delaynode.store.shard import Shard
 
-__all__ = ["Replica", "ReplicaContext", "ReplicaRole"]
-
 RETRY_SECONDS = 1.0
-REOPEN_MS = 3_000  # a master that failed for want of room, or of file handles, is not opened again before
-NEVER_MS = 1 << 40
 
 
 class Replica:
     """Owned by the event loop. One worker does one thing after the other; a leader's traffic passes it by."""
 
     def __init__(self, object_: ShardObject, context: ReplicaContext) -> None:
-        spec = object_.spec
-        self.uid, self.name = spec.uid, spec.name
-        self.object = object_
+        self.uid, self.name = object_.spec.uid, object_.spec.name
         self.context = context
-        self.role = ReplicaRole.OPENING
-        self.storage = ReplicaStorage(spec, context, self.log_event)
-        self.host: SlaveHost | None = None
-        self.leadership = Leadership(self, context, self.log_event, self._wake)
+        self.local = LocalCopy(object_, context, self.log_event, self._wake)
+        self.leadership = Leadership(self.local, context, self.log_event, self._wake, self.refresh)
         self.discarded = False  # the copy was given up
-        self._last_heard_ms: int | None = None  # when the master was heard last while it streamed, as far as was looked
         self._inbox: deque[tuple[Origin, Message]] = deque()
         self._wakeup = asyncio.Event()
-        self._follower = ReplicaFollower(self, context.replica_leases, self.log_event)
+        self._follower = ReplicaFollower(self.local, context, self.log_event)
         self._stopping = False
         self._withdrawn = False
         self._learning: asyncio.Task[None] | None = None
-        self._reopen_ms: int | None = None  # from when on what failed here may be tried again; None: never
         self._worker = asyncio.get_running_loop().create_task(self._run())
-        context.replica_leases.raise_min_epoch(self.uid, spec.epoch)
+        context.replica_leases.raise_min_epoch(self.uid, object_.spec.epoch)
+
+    @property
+    def role(self) -> ReplicaRole:
+        return self.local.role
+
+    @property
+    def shard(self) -> Shard | None:
+        return self.local.shard
 
     @property
     def copy(self) -> CopyHost | None:
-        """Whatever holds the shard at the moment."""
-        return self.master or self.host
+        """The host that has the shard at the moment."""
+        return self.master or self.local.host
+
+    def damaged(self) -> str | None:
+        return self.local.damaged() or (self.master.failure if self.master is not None else None)
 
     def unusable_reason(self) -> str | None:
         """Why this copy can't be used; None when it can, or there is none."""
@@ -83,52 +96,19 @@ class Replica:
         """While it serves."""
         return self.leadership.master
 
-    def overdue_reason(self) -> str | None:
-        """Why a chosen copy had better be passed over."""
-        return self.leadership.overdue_reason()
-
-    def step_down(self, why: str) -> None:
-        """Step down for good in this epoch, as soon as the registry takes it."""
-        self.leadership.step_down(why)
-
-    def hand_over(self) -> None:
-        """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
-        self.leadership.hand_over()
-
-    def unreadable_reason(self) -> str | None:
-        """Why Fetch is not to be answered from this slave; None: it has all that was committed as of a moment ago."""
-        status = self.object.status
-        if self.host is None or self.host.failure is not None:
-            return "there is no sound copy here"
-        if status is None or self.storage.replica_id not in status.in_sync:
-            return "this copy is not in sync"
-        return None
-
-    @property
-    def streaming(self) -> bool:
-        """It follows a master: frames come in as they are written."""
-        return self._follower.streaming
-
-    def unheard_ms(self) -> int:
-        """Since the master, which streams to this slave, was heard; or since it was, before the stream ended."""
-        now, heard = self.context.boot_ms(), self.context.replica_leases.heard_ms(self.uid)
-        if heard is not None and self.streaming:
-            self._last_heard_ms = now - heard
-        return now - self._last_heard_ms if self._last_heard_ms is not None else NEVER_MS
-
     def log_event(self, event: str, **fields: object) -> None:
-        epoch = self.leader.term.epoch if self.leader is not None else self.object.spec.epoch
+        epoch = self.leader.term.epoch if self.leader is not None else self.local.object.spec.epoch
         self.context.resources.log(event, shard=self.name, **{"epoch": epoch, **fields})
 
     # ------------------------------------------------------------ what comes in
     def refresh(self, object_: ShardObject) -> None:
         """The registry has news of the shard."""
         spec = object_.spec
-        if spec.epoch != self.object.spec.epoch:
+        if spec.epoch != self.local.object.spec.epoch:
             self.leadership.reset()
-        self.object = object_
+        self.local.object = object_
         self.context.replica_leases.raise_min_epoch(self.uid, spec.epoch)
-        self._keep_status()
+        self.local.keep_status()
         self.leadership.refresh()
         cluster = self.context.cluster()
         if cluster is not None and cluster.topic(spec.topic) is not None and self.shard is not None:
@@ -148,12 +128,6 @@ class Replica:
     def _wake(self) -> None:
         self._wakeup.set()
 
-    def _keep_status(self) -> None:
-        """The next checkpoint has it: a registry that is lost is made again from what the copies keep."""
-        status = self.object.status
-        if self.shard is not None and status is not None and status.serving_epoch >= self.shard.known_status[0]:
-            self.shard.known_status = status.serving_epoch, status.in_sync
-
     def from_master(self, origin: Origin, message: Message) -> None:
         leader = self.leader
         if leader is not None and leader.ended is None and message.epoch > leader.term.epoch:
@@ -165,67 +139,28 @@ class Replica:
         self._wakeup.set()
 
     def origin_lost(self, origin: Origin) -> None:
-        self.unheard_ms()
         self._follower.on_origin_lost(origin)
 
     def from_slave(self, node: str, message: Message) -> None:
         if self.leader is not None:
             self.leader.shipping.received(node, message)
 
-    # ------------------------------------------------------------ the copy, as the follower sees it
-    @property
-    def shard(self) -> Shard | None:
-        return self.storage.shard
-
-    @property
-    def fetching(self) -> IncomingCopy | None:
-        return self.storage.fetching
-
-    def replica_id(self) -> str:
-        return self.storage.replica_id
-
-    def damaged(self) -> str | None:
-        failure = self.copy.failure if self.copy is not None else None
-        return self.storage.damage or failure
-
-    async def accept_epoch(self, epoch: int) -> None:
-        await self.storage.accept_epoch(epoch)
-
-    async def begin_fetch(self, manifest: bytes) -> IncomingCopy:
-        """Whatever is here is of no use, as the master can't continue it: but for a copy that a newer program wrote."""
-        if self.storage.newer_format:
-            raise Damaged(f"not thrown away for another copy: {self.storage.damage}")
-        incoming = await self.storage.begin_fetch(manifest)  # first: a newer master's manifest may be refused
-        if self.shard is not None or self.storage.damage is not None:
-            await self._discard("a whole copy is fetched")
-        self.role, self.storage.fetching = ReplicaRole.FETCHING, incoming
-        return incoming
-
-    async def write_chunk(self, incoming: IncomingCopy, chunk: SnapshotChunk) -> None:
-        await self.storage.write_chunk(incoming, chunk)
-
-    async def end_fetch(self, epoch: int) -> None:
-        await self.storage.end_fetch(self.object.spec, epoch)
-        await self.open()
-        if self.storage.damage is not None:
-            raise Damaged(self.storage.damage)
-
     # ------------------------------------------------------------ the worker
     async def _run(self) -> None:
         try:
-            await self.open()
+            await self.local.open()
             while not self._stopping and not self.discarded:
                 await self._step()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # no one else would learn of it
-            self.storage.damage = f"{type(error).__name__}: {error}"
-            self.role = ReplicaRole.DAMAGED
-            self.log_event("internal-error", reason=self.storage.damage, where=traceback.format_exc(limit=-5))
+            damage = self.local.storage.damage = f"{type(error).__name__}: {error}"
+            self.local.become(ReplicaRole.DAMAGED)
+            self.log_event("internal-error", reason=damage, where=traceback.format_exc(limit=-5))
             self._follower.refuse_damaged()
             # else the shard would stand still: its lease goes on, and so do the leases that it grants
             if self.leader is not None:
-                await self.leader.step_down(self.storage.damage)
+                await self.leader.step_down(damage)
 
     async def _step(self) -> None:
         self._wakeup.clear()
@@ -241,12 +176,12 @@ class Replica:
             try:
                 if self._is_removed():
                     await self._leave()
-                elif not self.storage.newer_format and await self._is_discardable():
-                    await self._discard("damaged, and no longer counted on")
-                elif self._may_reopen():
-                    await self.end_following("it is opened again")
-                    self.log_event("copy-opened-again", reason=self.storage.damage)
-                    await self.open()
+                elif not self.local.storage.newer_format and await self._is_discardable():
+                    await self.local.discard("damaged, and no longer counted on")
+                elif self.local.may_reopen():
+                    await self.local.end_following("it is opened again")
+                    self.log_event("copy-opened-again", reason=self.local.storage.damage)
+                    await self.local.open()
             except OSError as error:
                 self.log_event("copy-not-discarded", reason=str(error))
             await self._wait(RETRY_SECONDS)
@@ -266,46 +201,7 @@ class Replica:
 
     def _is_removed(self) -> bool:
         """The registry seems to want no replica here."""
-        return self.context.node not in self.object.spec.replicas and self.leader is None
-
-    async def open(self) -> None:
-        """Open the directory, if there is one."""
-        if await self.storage.open(self.object.spec):
-            self.follow()
-        elif self.storage.damage is not None:
-            self.mark_damaged(self.storage.damage, lasting=self.storage.lasting)
-        else:
-            self.role = ReplicaRole.ABSENT
-
-    def follow(self) -> None:
-        """The copy is there: follow whoever comes."""
-        assert self.shard is not None
-        self._keep_status()
-        self.role, self._last_heard_ms = ReplicaRole.SLAVE, None  # a copy that is opened again knows less than it did
-        host = self.host = SlaveHost(self.shard, self.storage.directory, self.context.resources)
-        host.on_stored = self._follower.acknowledge
-        host.unreadable_reason, host.unheard_ms = self.unreadable_reason, self.unheard_ms
-        host.on_failed = partial(self._slave_failed, host)
-        host.start()
-
-    def _may_reopen(self) -> bool:
-        """Whether what failed here harmed nothing, as when there is no room, and may be over: then this is no worse
-        than a new process that opens the copy, and like one it may lead in a new epoch only.
-        """
-        due = self._reopen_ms
-        return due is not None and self.context.boot_ms() >= due and not self.context.resources.disk_full()
-
-    def mark_damaged(self, why: str, *, lasting: bool = True) -> None:
-        """The copy is of no use. lasting: to no later process either."""
-        self.storage.damage, self.role = why, ReplicaRole.DAMAGED
-        self._reopen_ms = None if lasting else self.context.boot_ms() + REOPEN_MS
-        self.log_event("copy-newer" if self.storage.newer_format else "copy-damaged", reason=why)
-        self._wakeup.set()
-
-    def _slave_failed(self, host: SlaveHost) -> None:
-        if self.host is host:
-            self.mark_damaged(host.failure or "", lasting=host.lasting)
-            self._follower.refuse_damaged()
+        return self.context.node not in self.local.object.spec.replicas and self.leader is None
 
     # ------------------------------------------------------------ giving up
     async def _is_discardable(self) -> bool:
@@ -313,15 +209,16 @@ class Replica:
 
         What the registry says is not enough: the master may have named the copy in a write that is still under way.
         """
-        spec, status, follower = self.object.spec, self.object.status, self._follower
+        spec, status, follower = self.local.object.spec, self.local.object.status, self._follower
         if status is None or spec.master == self.context.node or follower.origin is None:
             return False
         if not follower.discardable or follower.epoch != spec.epoch:
             return False
-        if status.serving_epoch != spec.epoch or self.storage.replica_id in status.in_sync:
+        if status.serving_epoch != spec.epoch or self.local.storage.replica_id in status.in_sync:
             return False  # where the copy's id can't be read, the master knows that all it names are others
         found = await self._read()
-        return found is not None and found.status is not None and self.storage.replica_id not in found.status.in_sync
+        replica_id = self.local.storage.replica_id
+        return found is not None and found.status is not None and replica_id not in found.status.in_sync
 
     async def _read(self) -> ShardObject | None:
         try:
@@ -335,22 +232,12 @@ class Replica:
         found = await self._read()
         if found is None or self.context.node in found.spec.replicas:
             return
-        if self.storage.replica_id and found.status is not None and self.storage.replica_id in found.status.in_sync:
+        replica_id = self.local.storage.replica_id
+        if replica_id and found.status is not None and replica_id in found.status.in_sync:
             return
         self._follower.stop()
-        await self._discard("no replica is wanted here")
+        await self.local.discard("no replica is wanted here")
         self.discarded = True
-
-    async def end_following(self, why: str) -> None:
-        """Nothing of a slave runs when this returns."""
-        host, self.host = self.host, None
-        if host is not None:
-            await host.end(why)
-
-    async def _discard(self, why: str) -> None:
-        await self.end_following(why)
-        await self.storage.discard(why)
-        self.role = ReplicaRole.ABSENT
 
     def withdraw(self) -> bool:
         """The node is stopping: follow nobody any more, so that the shard goes on without this copy, also once another
@@ -359,10 +246,10 @@ class Replica:
         if not self._withdrawn:
             self._withdrawn = True
             self._follower.leave("its node is stopping")
-        status = self.object.status
-        if self.leader is not None or self.host is None or status is None:
+        status = self.local.object.status
+        if self.leader is not None or self.local.host is None or status is None:
             return True
-        return self.replica_id() not in status.in_sync or len(status.in_sync) == 1
+        return self.local.storage.replica_id not in status.in_sync or len(status.in_sync) == 1
 
     async def stop(self) -> None:
         """The node is stopping: a checkpoint makes the next start quick."""
@@ -373,5 +260,5 @@ class Replica:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.leadership.stop()
-        if self.host is not None:
-            await self.host.stop()
+        if self.local.host is not None:
+            await self.local.host.stop()

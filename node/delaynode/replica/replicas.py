@@ -9,7 +9,8 @@ from delayregistry.model import ClusterSpec, ShardObject
 
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.master import ShardHost
-from delaynode.replica.replica import Replica, ReplicaRole
+from delaynode.replica.replica import Replica
+from delaynode.replica.role import ReplicaRole
 from delaynode.replication.protocol import Follow, FollowRefused, Message, Release
 from delaynode.replication.transport.peers import Origin
 
@@ -73,7 +74,7 @@ class Replicas:
         same_spec, self._cluster = cluster is self._cluster or cluster == self._cluster, cluster
         for object_ in objects:
             replica = self._by_uid.get(object_.spec.uid)
-            if replica is not None and replica.object is object_ and same_spec and not replica.discarded:
+            if replica is not None and replica.local.object is object_ and same_spec and not replica.discarded:
                 continue  # thousands are listed again with every change of one
             if replica is not None and replica.discarded:
                 del self._by_uid[object_.spec.uid]
@@ -90,8 +91,8 @@ class Replicas:
         nodes = {
             node: None
             for replica in self._by_uid.values()
-            if replica.object.spec.master == self._context.node or replica.leader is not None
-            for node in replica.object.spec.replicas
+            if replica.local.object.spec.master == self._context.node or replica.leader is not None
+            for node in replica.local.object.spec.replicas
             if node != self._context.node
         }
         if tuple(nodes) != self._linked_to:
@@ -115,11 +116,11 @@ class Replicas:
         if leader is None or leader.ended is not None:
             return
         leader.poll()
-        replica.hand_over()
+        replica.leadership.hand_over()
         if master is not None and leader.ships:
             busy_seconds = self._context.resources.syncer.busy_seconds(master)
             if busy_seconds * 1000 > leader.term.lag_ms:  # attack A3: slaves grant leases on, but nothing commits
-                replica.step_down(f"its disk has not finished a write for {busy_seconds:.0f} s")
+                replica.leadership.step_down(f"its disk has not finished a write for {busy_seconds:.0f} s")
 
     def _silent(self, node: str, silent: bool) -> None:
         self._context.resources.log("peer-silent" if silent else "peer-heard", peer=node)

@@ -38,9 +38,7 @@ class SlaveHost(CopyHost):
         self._bytes = 0
         self._apply_wakeup = asyncio.Event()
         self._applying = asyncio.Lock()  # held while frames are applied; a cut waits for it
-        self.unreadable_reason: Callable[[], str | None] = lambda: (
-            None
-        )  # why Fetch is not answered from here; None: it is
+        self.unreadable_reason: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here
         self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
         self._caught_up_s = 0.0  # when all that the master had committed was applied, by the loop's clock
         self._read_s = -READER_S  # when Fetch was last asked for, by the loop's clock
@@ -113,9 +111,8 @@ class SlaveHost(CopyHost):
         async with self._applying, self.maintenance.file_lock:  # a checkpoint syncs the very files that are cut
             log = self.shard.log
             await wait_until(lambda: not self.resources.syncer.busy(self), DRAIN_SECONDS)
-            if (
-                end < min(self.known_committed, log.end) or end < self.shard.applied
-            ):  # `known_committed` may lie beyond what is here
+            # `known_committed` may lie beyond what is here
+            if end < min(self.known_committed, log.end) or end < self.shard.applied:
                 raise Damaged(f"{self.directory}: not cut at {end}: all before {self.known_committed} is committed")
             self._forget_frames()
             batch = log.next_batch(sync=self.resources.fsync)  # here: no sync round must take it while the file is cut
@@ -128,9 +125,8 @@ class SlaveHost(CopyHost):
                     log.cut(min(end, log.end))
 
             await self.off_loop(work)
-            self.known_committed = min(
-                self.known_committed, log.end
-            )  # beyond, it was of another history if copies were lost
+            # beyond the log's end, it was of another history if copies were lost
+            self.known_committed = min(self.known_committed, log.end)
 
     def on_written(self, batch: WriteBatch) -> None:
         self.shard.finish_writes(batch)

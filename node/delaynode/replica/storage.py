@@ -1,4 +1,4 @@
-"""Holding: a shard's copy in its directory: opened, made, fetched from another node, sent to one, thrown away.
+"""ReplicaStorage: a shard's copy in its directory: opened, made, fetched from another node, sent to one, thrown away.
 
 <data>/shards/<shard>-<uid>/    the copy; see persist.py and, for transfers, snapshot.py
 """

@@ -8,7 +8,8 @@ import grpc
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from delaynode.node.node import Node
-from delaynode.replica.replica import Replica, ReplicaRole
+from delaynode.replica.replica import Replica
+from delaynode.replica.role import ReplicaRole
 
 REPLICATION_SERVICE = "delay.v1.ReplicationService"
 _ROLES = {
@@ -23,10 +24,10 @@ _ROLES = {
 
 def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
     """One copy. Of an opening one nothing is known yet."""
-    spec, shard = replica.object.spec, replica.shard
-    failure = replica.master.failure if replica.master is not None else replica.overdue_reason()
+    local, spec, shard = replica.local, replica.local.object.spec, replica.shard
+    failure = replica.master.failure if replica.master is not None else replica.leadership.overdue_reason()
     state = pb.ReplicaState(
-        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=replica.replica_id(), role=_ROLES[replica.role],
+        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=local.storage.replica_id, role=_ROLES[local.role],
         damaged=replica.damaged() or failure or "", beacon_age_ms=-1 if heartbeat_age_ms is None else heartbeat_age_ms,
     )  # fmt: skip
     if shard is not None:
@@ -34,13 +35,13 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
         state.log_end, state.committed = shard.log.end, shard.committed_offset
         state.kept_epoch = shard.known_status[0]
         state.kept_in_sync.extend(shard.known_status[1])
-    if replica.host is not None:
-        state.committed = max(state.committed, min(replica.host.known_committed, state.log_end))
+    if local.host is not None:
+        state.committed = max(state.committed, min(local.host.known_committed, state.log_end))
     if replica.master is not None and replica.master.serving and replica.leader is not None:
         state.serving_epoch = replica.leader.term.epoch
     state.over_epoch, state.not_serving = replica.leadership.not_serving()
-    if replica.fetching is not None:
-        state.transfer_done, state.transfer_total = replica.fetching.done_bytes, replica.fetching.total_bytes
+    if (fetching := local.storage.fetching) is not None:
+        state.transfer_done, state.transfer_total = fetching.done_bytes, fetching.total_bytes
     return state
 
 
