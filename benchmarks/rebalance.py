@@ -1,4 +1,4 @@
-"""The rebalance job on wheels that a seed makes up: `python benchmarks/rebalance.py [--shards 10000]`.
+"""The rebalance job on wheels that a seed makes up: `python -m benchmarks.rebalance [--shards 10000]`.
 
 7 days of 5-minute slots over 100 nodes, made in Spark, never on the driver: topics of 1 to 200 shards and of very
 different size (log-normal), each with its own time of day, quieter weekends, herds that hit all shards of a topic, and
@@ -14,13 +14,11 @@ import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import loadsvg
 import numpy as np
 from delayapi.units import DAY_MS, MINUTE_MS
 from delayrebalance.job import study
@@ -28,6 +26,8 @@ from delayrebalance.loads import ShardLoads
 from delayrebalance.model import ClusterMap, MapNode, MapShard, SearchSettings, Span
 from delayrebalance.search import lower_bound
 from delayrebalance.session import spark_session
+
+from benchmarks import loadsvg
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -215,4 +215,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

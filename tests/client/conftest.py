@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
-
-# The fakes are modules beside the tests, not a package.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from delayapi import codec
 from delayapi.proto.delay.v1 import delay_pb2
-from fakes import FakeNode, Refusal
+
+from tests.client.fakes import FakeNode, Refusal
 
 
 @dataclass

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
 from delayctl.targets.kube import KubeError, Pod
-from fakes import FakeCluster, FakeNode
+
+from tests.client.fakes import FakeCluster, FakeNode
 
 NAMESPACE = "shop"
 PORT = 7070

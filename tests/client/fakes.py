@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -217,8 +217,9 @@ class FakeNode:
             await self._server.stop(None)
             self._server = None
 
-    async def __aenter__(self) -> FakeNode:
-        return await self.start()
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()

@@ -15,9 +15,9 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.kube import objects
 from delayregistry.kube.names import Names
 from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
-from fakepods import NAMESPACE, PORT, FakeKubelet, PodNode
-from fakes import FakeCluster
 
+from tests.client.fakepods import NAMESPACE, PORT, FakeKubelet, PodNode
+from tests.client.fakes import FakeCluster
 from tests.kube.desired import new_lease, new_settings
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.fakekinds import find

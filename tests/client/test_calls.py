@@ -10,7 +10,8 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
 from delayclient.routing.calls import CallMultiplexer
 from delayclient.routing.routing import Cluster
-from fakes import FakeCluster, FakeNode, Refusal
+
+from tests.client.fakes import FakeCluster, FakeNode, Refusal
 
 DECODE = delay_pb2.AckResponse.FromString
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from delayapi.slots import spread_slots
 from delayclient.handle import Handle
-from delayctl.cluster.wheel import column_edges, spread_slots
+from delayctl.cluster.wheel import column_edges
 from delayctl.main import main
 
 NOBODY = "127.0.0.1:1"

@@ -12,10 +12,11 @@ from delayclient.consumer.consumer import Consumer
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedMessage
 from delayclient.handle import Handle
-from fakegroup import Groups
-from fakes import FakeCluster, FakeNode, Refusal
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.client.fakegroup import Groups
+from tests.client.fakes import FakeCluster, FakeNode, Refusal
 
 
 @asynccontextmanager

@@ -10,7 +10,8 @@ import pytest
 from delayapi.codec import EnqueueRequestView
 from delayclient import errors
 from delayclient.producer.producer import Producer
-from fakes import FakeCluster, FakeNode
+
+from tests.client.fakes import FakeCluster, FakeNode
 
 NOBODY = "127.0.0.1:1"
 

@@ -16,8 +16,9 @@ from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
 from delayclient.handle import Handle
-from fakegroup import Groups
-from fakes import FakeCluster, FakeNode, Refusal
+
+from tests.client.fakegroup import Groups
+from tests.client.fakes import FakeCluster, FakeNode, Refusal
 
 UNKNOWN_OUTCOME = Refusal("NOT_SERVING")
 """Says nothing of what was done."""

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from delayctl.main import main
 from delayctl.targets.kube import KubeTarget, parse_target
-from kubeworld import NAME, KubeWorld, kube_world
 
+from tests.client.kubeworld import NAME, KubeWorld, kube_world
 from tests.kube.fakekinds import find
 
 

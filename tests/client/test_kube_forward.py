@@ -12,8 +12,9 @@ from delayclient.errors import Unreachable
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster, TopicRoute
 from delayctl.targets.port_forward import Forwards
-from fakepods import PORT, FakeAccess, FakeKubelet, PodNode
-from fakes import FakeCluster
+
+from tests.client.fakepods import PORT, FakeAccess, FakeKubelet, PodNode
+from tests.client.fakes import FakeCluster
 
 FIRST, SECOND, THIRD = "198.18.0.1", "198.18.0.2", "198.18.0.3"
 

@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from delayapi.proto.delay.v1 import delay_pb2
 from delayctl.cluster import rebalance
 from delayctl.main import main
-from fakepods import NAMESPACE
-from kubeworld import NAME, KubeWorld, kube_world
 
+from tests.client.fakepods import NAMESPACE
+from tests.client.kubeworld import NAME, KubeWorld, kube_world
 from tests.kube.fakekinds import find
 
 KIND = find("delayrebalances")

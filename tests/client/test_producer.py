@@ -15,7 +15,8 @@ from delayclient import errors
 from delayclient.handle import Handle
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import BatchFailed
-from fakes import FakeCluster, FakeNode
+
+from tests.client.fakes import FakeCluster, FakeNode
 
 
 def stored_bodies(cluster: FakeCluster) -> list[bytes]:

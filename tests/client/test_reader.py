@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 from delayclient import errors, sync
 from delayclient.consumer.reader import Reader
-from fakecopies import Copy
-from fakes import FakeCluster, FakeNode
+
+from tests.client.fakecopies import Copy
+from tests.client.fakes import FakeCluster, FakeNode
 
 
 @asynccontextmanager

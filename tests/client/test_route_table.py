@@ -10,7 +10,8 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
 from delayclient.routing.reachability import Reachability
 from delayclient.routing.routing import Cluster
-from fakes import FakeCluster, FakeNode
+
+from tests.client.fakes import FakeCluster, FakeNode
 
 NOBODY = "127.0.0.1:1"
 

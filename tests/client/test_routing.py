@@ -12,8 +12,9 @@ from delayclient.admin.admin import Admin
 from delayclient.consumer.consumer import Consumer
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster, backoff_s, split_endpoints
-from fakegroup import Groups
-from fakes import FakeCluster, FakeNode, Refusal
+
+from tests.client.fakegroup import Groups
+from tests.client.fakes import FakeCluster, FakeNode, Refusal
 
 NOBODY = "127.0.0.1:1"
 

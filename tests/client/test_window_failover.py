@@ -17,7 +17,8 @@ from delayclient.errors import DelayError
 from delayclient.producer.numbering import SendAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_window import FakeBatch, new_window, ok, refusal, send
+
+from tests.client.test_window import FakeBatch, new_window, ok, refusal, send
 
 KEPT = 16
 """Answers that a shard keeps for a producer."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import celpy
 from celpy import celtypes
+from celpy.adapter import json_to_cel
 from delayoperator.resources.normal import quantity
 
 Json = dict[str, Any]
@@ -156,7 +157,7 @@ def _value(schema: Json, value: Any) -> Any:
         return celtypes.ListType([_value(schema.get("items", {}), item) for item in value])
     if schema.get("format") == "date-time":
         return celtypes.TimestampType(value)
-    return celpy.json_to_cel(value)
+    return json_to_cel(value)
 
 
 @lru_cache(maxsize=256)

@@ -53,7 +53,7 @@ def test_a_failed_check_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> Non
     async def lose_one(*_: object) -> run.Outcomes:
         return run.Outcomes(verdict, 0.1, 100, 0.1, 1000, [7, 0], None, 0)
 
-    monkeypatch.setattr(command.run, "run", lose_one)
+    monkeypatch.setattr(run, "run", lose_one)
     ended = CliRunner().invoke(command.main, ["--limit", "10", "--nodes", "1", "--queues", "1", "--json"])
     assert ended.exit_code == 1
     assert "1 messages are missing" in ended.output

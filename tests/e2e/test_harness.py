@@ -94,8 +94,8 @@ def test_a_pause_counts_when_it_ends_after_the_harm() -> None:
 
 
 def test_what_resumed_last_counts_from_the_harm() -> None:
-    found = {"acknowledged": [[], []], "delivered": [[[1_000, 400], [2_000, 900], [4_000, 300]], [[2_100, 1_000]]]}
-    found["delivered"][0].append([30_000, 9_000])  # long after, by something else
+    first = [[1_000, 400], [2_000, 900], [4_000, 300], [30_000, 9_000]]  # the last long after, by something else
+    found = {"acknowledged": [[], []], "delivered": [first, [[2_100, 1_000]]]}
     ended = Result.of({"totals": {}, "errors": {}, "faults": [], "late_ms": {}, "queues": 2, **found})
     assert ended.resumed("delivered", [0], harmed_ms=1_900) == 1.0  # 2,900: the end of the longest, not of the last
     assert ended.resumed("delivered", [0, 1], harmed_ms=1_900) == 1.2

@@ -11,7 +11,9 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 
+from delaynode import config as configuration
 from delaynode import main
 from delaynode.node import node, settings
 from delaynode.replica.host import NodeResources
@@ -24,14 +26,19 @@ from delaynode.store.shard import Shard, ShardConfig
 SEGMENT_BYTES = 64 << 10
 
 
+def replace_in(module: ModuleType, name: str, value: object) -> None:
+    assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+    setattr(module, name, value)
+
+
 def eager() -> None:
     """Replace the sizes and times of this process; before the node is made."""
-    settings.ShardConfig = partial(ShardConfig, timer_segment_bytes=SEGMENT_BYTES, queue_segment_bytes=SEGMENT_BYTES)
-    settings.KeepConfig = partial(
-        KeepConfig, keep_log_bytes=256 << 10, keep_log_ms=1_000, relocate_after_ms=0, relocate_share=0.75
-    )
+    sizes = partial(ShardConfig, timer_segment_bytes=SEGMENT_BYTES, queue_segment_bytes=SEGMENT_BYTES)
+    keep = partial(KeepConfig, keep_log_bytes=256 << 10, keep_log_ms=1_000, relocate_after_ms=0, relocate_share=0.75)
+    replace_in(settings, "ShardConfig", sizes)
+    replace_in(settings, "KeepConfig", keep)
     hasty = Intervals(checkpoint=1.0, busy_checkpoint=1.0, free=0.3, trim=0.3, empty_again=1.0)
-    node.NodeResources = partial(NodeResources, intervals=hasty)
+    replace_in(node, "NodeResources", partial(NodeResources, intervals=hasty))
     relocate = evacuation.relocate
 
     def logged(shard: Shard, job: EvacuationJob, now_ms: int) -> int:
@@ -41,9 +48,9 @@ def eager() -> None:
         print(json.dumps(event), file=sys.stderr, flush=True)
         return frames
 
-    evacuation.relocate = logged
-    parse = main.configuration.parse
-    main.configuration.parse = lambda argv=None: replace(parse(argv), log_segment_bytes=SEGMENT_BYTES)
+    replace_in(evacuation, "relocate", logged)
+    parse = configuration.parse
+    replace_in(configuration, "parse", lambda argv=None: replace(parse(argv), log_segment_bytes=SEGMENT_BYTES))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -145,7 +145,7 @@ class FakeApiServer:
         self.store.compact()
 
     # ------------------------------------------------------------ what came
-    def requests(self, method: str = "", path: str = "", since_s: float = 0.0) -> list[Request]:
+    def requests(self, method: str = "", path: str = "", since_s: float = 0.0) -> Sequence[Request]:
         """Those answered (or cut) since a time.monotonic(). path: a part of it. A watch counts when it begins."""
         with self._lock:
             found = list(self._requests)

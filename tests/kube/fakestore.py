@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -79,7 +79,7 @@ class Store:
         chosen: Callable[[Object], bool],
         start: int = 0,
         limit: int | None = None,
-    ) -> tuple[list[Object], int, int]:
+    ) -> tuple[Sequence[Object], int, int]:
         """A part of the list, how many there are after it, the version."""
         with self.lock:
             objects = self._objects[kind]
@@ -87,7 +87,7 @@ class Store:
             part = found[start:] if limit is None else found[start : start + limit]
             return _copy(part), len(found) - start - len(part), self.version
 
-    def events_after(self, version: int) -> tuple[list[Event], int]:
+    def events_after(self, version: int) -> tuple[Sequence[Event], int]:
         """What happened since, and up to which version that is. Raises Refused 410."""
         with self.lock:
             if version < self.compacted:
@@ -157,17 +157,17 @@ class Store:
     ) -> Object:
         """Server-side apply; creates what is missing."""
         with self.lock:
-            applied = _copy(applied)
-            applied.setdefault("metadata", {}).setdefault("name", name)
+            wanted = _copy(applied)
+            wanted.setdefault("metadata", {}).setdefault("name", name)
             key = (namespace if kind.namespaced else "", name)
             before = self._objects[kind].get(key)
             if before is None:
-                return self.create(kind, namespace, applied, manager)
+                return self.create(kind, namespace, wanted, manager)
             if sub != "status" and kind.status:
-                applied.pop("status", None)
-            _check_version(kind, before, applied)
+                wanted.pop("status", None)
+            _check_version(kind, before, wanted)
             try:
-                after, owners = fakefields.apply(before, self._owners.get((kind, key), {}), applied, manager, force)
+                after, owners = fakefields.apply(before, self._owners.get((kind, key), {}), wanted, manager, force)
             except fakefields.FieldConflict as conflict:
                 raise Refused(409, "Conflict", str(conflict)) from conflict
             after["metadata"] = {**before["metadata"], **_anybodys(after["metadata"])}

@@ -18,7 +18,6 @@ from delayoperator.crds.rebalance import (
     DelayRebalanceSpec,
     DelayRebalanceStatus,
     PlanModel,
-    PlannedMove,
 )
 from delayoperator.plan import Liveness, ObservedNode
 from delayoperator.rebalance_plan import digest
@@ -41,21 +40,18 @@ def plan_of(
 ) -> PlanModel:
     """Moves as (shard, from, to, replicas as they are)."""
     now = datetime.now(UTC)
-    plan = PlanModel(
-        made_at=now.isoformat(),
-        expires_at=(now + expires).isoformat(),
-        moves=[
-            PlannedMove(shard=shard, from_=origin, to=to, replicas=list(replicas), bytes=1_000, messages=1)
-            for shard, origin, to, replicas in moves
-        ],
-    )
+    listed = [
+        {"shard": shard, "from": origin, "to": to, "replicas": list(replicas), "bytes": 1_000, "messages": 1}
+        for shard, origin, to, replicas in moves
+    ]
+    times = {"madeAt": now.isoformat(), "expiresAt": (now + expires).isoformat()}
+    plan = PlanModel.model_validate({**times, "moves": listed})
     return plan.model_copy(update={"hash": digest(plan)})
 
 
 def kept(plan: PlanModel, **spec: Any) -> StoredRebalance:
-    return StoredRebalance(
-        DelayRebalance(spec=DelayRebalanceSpec(cluster="local", **spec), status=DelayRebalanceStatus(plan=plan))
-    )
+    status = DelayRebalanceStatus.model_validate({"plan": plan})
+    return StoredRebalance(DelayRebalance(spec=DelayRebalanceSpec(cluster="local", **spec), status=status))
 
 
 A_MOVE = plan_of([("t-0", "n0", "n1", ("n0",))])

@@ -11,6 +11,7 @@ import pytest
 from delaynode.replica import slave as slave_module
 from delaynode.replica.maintenance import Maintenance
 from delaynode.replica.slave import SlaveHost
+from delaynode.replica.sync_threads import Syncer
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.maintenance import persist
 
@@ -125,6 +126,7 @@ def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: p
             assert log.end > before
             await slave.end("another opens the copy")
             monkeypatch.undo()
+            assert isinstance(syncer, Syncer)
             syncer._start()
             await asyncio.sleep(0.2)
             assert log.written == before

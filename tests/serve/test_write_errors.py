@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from delaynode.clock import wall_ms
+from delaynode.replica.sync_threads import Syncer
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log import files as store_files
 from delaynode.store.log.files import DiskFiles
@@ -203,6 +204,7 @@ def test_a_disk_that_hangs_holds_every_answer_back_and_says_so_and_then_goes_on(
         async with node(tmp_path) as made:
             await made.mixed("a")
             syncer = made.hosts["a"].resources.syncer
+            assert isinstance(syncer, Syncer)
             going.clear()
             try:
                 hanging = asyncio.create_task(made.mixed("a"))

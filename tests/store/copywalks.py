@@ -32,7 +32,7 @@ def of_master(step: Step) -> ClusterStep:
     return lambda cluster, draw: step(cluster.master, draw)
 
 
-def of_slave(step: Step) -> ClusterStep:
+def of_slave(step: Callable[[Copy, Draw], object]) -> ClusterStep:
     return lambda cluster, draw: step(a_slave(cluster, draw), draw)
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS
+from delaynode.store.errors import Damaged
 from delaynode.store.log.frames import BadFrame, parse
+from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import CANCELLED, MOVED_NOW, Shard
 from delaynode.store.types import I64, MAX_SEQ, Pair
@@ -109,10 +111,10 @@ def proven_end(disk: MemoryFiles) -> int:
     """The log offset that intact frames and the checkpoint say was on disk: what lies before must not be dropped."""
     known = 0
     try:
-        read = persist.ck.read(disk, f"{ROOT}/checkpoint")
+        read = ck.read(disk, f"{ROOT}/checkpoint")
         if read is not None and read[0].uid == UID:
             known = read[0].log_offset
-    except persist.Damaged:
+    except Damaged:
         pass
     for path, base in pieces_of(disk, "log"):
         data = memoryview(bytes(disk.files[path].data))

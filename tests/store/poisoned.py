@@ -70,8 +70,9 @@ def _relocate(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """C1: dead letters named again and again."""
     rows, records = letters(world)
     rows = np.tile(rows, 20)
-    columns = (np.ascontiguousarray(rows[name]) for name in ("seq", "due", "offset", "size", "key", "tag"))
-    return len(rows), Relocate(*columns, records * 20, 0).payload()
+    names = ("seq", "due", "offset", "size", "key", "tag")
+    seq, due, offset, size, key, tag = (np.ascontiguousarray(rows[name]) for name in names)
+    return len(rows), Relocate(seq, due, offset, size, key, tag, records * 20, 0).payload()
 
 
 def _tick(world: World) -> tuple[int, tuple[Buffer, ...]]:

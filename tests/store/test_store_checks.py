@@ -14,6 +14,7 @@ from delayapi.units import HOUR_MS
 from delaynode.store.errors import Damaged, Unsynced
 from delaynode.store.log import checks, commit_log
 from delaynode.store.log.checks import FACTORS, checks_in, join_padded, record_checks
+from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.marker import check_unmarked, clear_damaged, is_permanent, mark_damaged
 from delaynode.store.queue.consume_queue import QUEUED, QUEUED_BYTES, ConsumeQueue
@@ -251,7 +252,7 @@ def all_pending(shard: Shard) -> list[tuple[object, ...]]:
 
 def test_a_flip_in_a_timer_unit_below_the_wheels_copy_is_damage_or_was_not_needed() -> None:
     world = lived(13)
-    copy = persist.ck.read(world.disk, f"{ROOT}/wheels")
+    copy = ck.read(world.disk, f"{ROOT}/wheels")
     assert copy is not None
     end = copy[0].timer_end
     assert end > 10 * UNIT_BYTES

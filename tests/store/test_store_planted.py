@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from delaynode.store.log.frames import Trim
-from delaynode.store.maintenance import evacuation, reclaim
+from delaynode.store.maintenance import evacuation
 from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delaynode.store.queue.consumers import Consumers
+from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.timer import cleanup, due_window
 from delaynode.store.timer.cascade import CascadeJob
 from delaynode.store.timer.cleanup import CleanupJob
+from delaynode.store.timer.units import latest_units
 from delaynode.store.types import Records
 
 from tests.store import test_store_attacks_clients as attacks
@@ -40,8 +42,6 @@ def deaf_to_what_comes_while_it_cleans(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
-    latest_units = cleanup.latest_units
-
     def living(rows: Any) -> Any:
         words, live = latest_units(rows)
         return words[live], live[live]
@@ -94,7 +94,7 @@ def copies_without_a_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_no_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reclaim.SegmentLedger, "kept_from", lambda self, end, now, size, age: end)
+    patch.setattr(SegmentLedger, "kept_from", lambda self, end, now, size, age: end)
 
 
 CAUGHT_BY: dict[Plant, Callable[[], None]] = {

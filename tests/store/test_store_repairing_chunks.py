@@ -13,6 +13,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist
 from delaynode.store.timer import cascade_chunk as timer_pieces
 from delaynode.store.timer import timer_log
+from delaynode.store.timer.cascade import cascaded_units
 from delaynode.store.timer.timer_log import STORED
 from delaynode.store.types import Records
 
@@ -172,12 +173,12 @@ def test_a_piece_that_has_lost_its_end_does_not_take_the_rest_of_the_hour_into_m
     """How far it went is not known: all that frames say of the rest of the hour may be its own."""
     world = an_hour_whose_chain_is_freed()
     flush, *_ = pieces_in(world)
-    most, rolled = 6, timer_pieces.cascaded_units
+    most = 6
     folded: list[int] = []
 
     def counted(units: Records) -> Records:
         folded.append(len(units))
-        return rolled(units)
+        return cascaded_units(units)
 
     with patch.object(timer_pieces, "MAX_UNITS", most), patch.object(timer_pieces, "cascaded_units", counted):
         check_mended(world, flush, damaged(without_wheels(content_of(world.disk)), flush, 1, 2))

@@ -24,7 +24,7 @@ from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.cascade import CascadeJob
-from delaynode.store.timer.index import LoadJob
+from delaynode.store.timer.jobs import LoadJob
 from delaynode.store.types import MAX_SEQ, Records
 
 from tests.store import model as m

@@ -256,6 +256,10 @@ def test_small_plans_are_carried_out_unasked_where_that_is_wished(limits: dict[s
     assert (driver.state is RebalanceState.REBALANCING) is begins
 
 
+def below(moved_bytes: int) -> AutomaticBelow:
+    return AutomaticBelow(moved_bytes=moved_bytes, due_in_window=None)
+
+
 @pytest.mark.parametrize(
     ("clusters", "own", "begins"),
     [
@@ -263,8 +267,22 @@ def test_small_plans_are_carried_out_unasked_where_that_is_wished(limits: dict[s
         ({"approval": Approval.MANUAL}, {}, False),
         ({"approval": Approval.AUTOMATIC}, {"approval": "Manual"}, False),
         ({"approval": Approval.MANUAL}, {"approval": "Automatic"}, True),
-        ({"approval": Approval.AUTOMATIC_BELOW, "automatic_below": AutomaticBelow(moved_bytes=1_000)}, {}, True),
-        ({"approval": Approval.AUTOMATIC_BELOW, "automatic_below": AutomaticBelow(moved_bytes=999)}, {}, False),
+        (
+            {
+                "approval": Approval.AUTOMATIC_BELOW,
+                "automatic_below": below(1_000),
+            },
+            {},
+            True,
+        ),
+        (
+            {
+                "approval": Approval.AUTOMATIC_BELOW,
+                "automatic_below": below(999),
+            },
+            {},
+            False,
+        ),
     ],
 )
 def test_the_clusters_approval_holds_where_a_rebalance_has_none_of_its_own(
