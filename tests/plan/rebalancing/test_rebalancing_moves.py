@@ -303,9 +303,7 @@ def test_progress_tells_how_far_it_is() -> None:
     seen = []
     driver.until(driver.is_over, each=lambda: seen.append(driver.status.progress))  # type: ignore[union-attr]
     said = [(it.moves_done, it.percent, it.bytes_done, it.current) for it in seen]
-    assert said == sorted(said, key=lambda it: it[0])
-    assert (0, 0, 0, names[0]) in said or (1, 75, 3 << 20, names[1]) in said
-    assert said[-1] == (2, 100, 4 << 20, None)
+    assert list(dict.fromkeys(said)) == [(0, 0, 0, names[0]), (1, 75, 3 << 20, names[1]), (2, 100, 4 << 20, None)]
     assert seen[-1].seconds_left == 0
 
 
