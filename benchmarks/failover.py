@@ -21,9 +21,9 @@ from pathlib import Path
 import click
 from delayregistry.model import Durability, TopicSpec
 
-from tests.faults.failover import FaultCluster, Result, Round, failover_round, freeze, kill, restart, result
-from tests.faults.sdkload import SdkLoad, Work
-from tests.faults.separate import Separate
+from tests.faults.support.failover import FaultCluster, Result, Round, failover_round, freeze, kill, restart, result
+from tests.faults.support.sdkload import SdkLoad, Work
+from tests.faults.support.separate import Separate
 
 HARMS: dict[str, Callable[[FaultCluster, str], None]] = {"kill": kill, "stop": freeze, "restart": restart}
 

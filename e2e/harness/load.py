@@ -11,7 +11,7 @@ from typing import Any
 from e2e.harness.kubectl import Failed, Kubectl, Object, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("tests/faults/sdkload.py", "tests/faults/columns.py", "e2e/harness/loadpod.py")
+SOURCES = ("tests/faults/support/sdkload.py", "tests/faults/support/columns.py", "e2e/harness/loadpod.py")
 CALM_SECONDS = 4.0  # of load before the harm, and after all is whole again
 BEGIN_SECONDS = 120
 END_SECONDS = 200

@@ -1,4 +1,4 @@
-"""What the load's pod runs: tests/faults/sdkload.py with its set checker, from inside the cluster's network.
+"""What the load's pod runs: tests/faults/support/sdkload.py with its set checker, from inside the cluster's network.
 
 It begins, prints `{"began": true}`, goes on until the file FINISH exists, waits for what is still to come, and prints
 one JSON line with what was found. Times in it are ms since 1970 UTC by the pod's machine.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.faults.sdkload import SdkLoad, Work
+from tests.faults.support.sdkload import SdkLoad, Work
 
 FINISH = Path("/tmp/finish")
 POLL_SECONDS = 0.2

@@ -11,7 +11,7 @@ from delayclient import errors
 from delayclient.routing.calls import CallMultiplexer
 from delayclient.routing.routing import Cluster
 
-from tests.client.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
 
 DECODE = delay_pb2.AckResponse.FromString
 

@@ -15,8 +15,8 @@ from delayclient.handle import Handle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.client.fakegroup import Groups
-from tests.client.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakegroup import Groups
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
 
 
 @asynccontextmanager

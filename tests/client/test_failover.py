@@ -11,7 +11,7 @@ from delayapi.codec import EnqueueRequestView
 from delayclient import errors
 from delayclient.producer.producer import Producer
 
-from tests.client.fakes import FakeCluster, FakeNode
+from tests.client.support.fakes import FakeCluster, FakeNode
 
 NOBODY = "127.0.0.1:1"
 

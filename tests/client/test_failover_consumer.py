@@ -17,8 +17,8 @@ from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
 from delayclient.handle import Handle
 
-from tests.client.fakegroup import Groups
-from tests.client.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakegroup import Groups
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
 
 UNKNOWN_OUTCOME = Refusal("NOT_SERVING")
 """Says nothing of what was done."""

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from delayctl.main import main
 from delayctl.targets.kube import KubeTarget, parse_target
 
-from tests.client.kubeworld import NAME, KubeWorld, kube_world
+from tests.client.support.kubeworld import NAME, KubeWorld, kube_world
 from tests.kube.fakekinds import find
 
 

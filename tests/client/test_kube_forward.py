@@ -13,8 +13,8 @@ from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster, TopicRoute
 from delayctl.targets.port_forward import Forwards
 
-from tests.client.fakepods import PORT, FakeAccess, FakeKubelet, PodNode
-from tests.client.fakes import FakeCluster
+from tests.client.support.fakepods import PORT, FakeAccess, FakeKubelet, PodNode
+from tests.client.support.fakes import FakeCluster
 
 FIRST, SECOND, THIRD = "198.18.0.1", "198.18.0.2", "198.18.0.3"
 

@@ -16,8 +16,8 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayctl.cluster import rebalance
 from delayctl.main import main
 
-from tests.client.fakepods import NAMESPACE
-from tests.client.kubeworld import NAME, KubeWorld, kube_world
+from tests.client.support.fakepods import NAMESPACE
+from tests.client.support.kubeworld import NAME, KubeWorld, kube_world
 from tests.kube.fakekinds import find
 
 KIND = find("delayrebalances")

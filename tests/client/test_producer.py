@@ -16,7 +16,7 @@ from delayclient.handle import Handle
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import BatchFailed
 
-from tests.client.fakes import FakeCluster, FakeNode
+from tests.client.support.fakes import FakeCluster, FakeNode
 
 
 def stored_bodies(cluster: FakeCluster) -> list[bytes]:

@@ -12,8 +12,8 @@ import pytest
 from delayclient import errors, sync
 from delayclient.consumer.reader import Reader
 
-from tests.client.fakecopies import Copy
-from tests.client.fakes import FakeCluster, FakeNode
+from tests.client.support.fakecopies import Copy
+from tests.client.support.fakes import FakeCluster, FakeNode
 
 
 @asynccontextmanager

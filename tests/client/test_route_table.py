@@ -11,7 +11,7 @@ from delayclient import errors
 from delayclient.routing.reachability import Reachability
 from delayclient.routing.routing import Cluster
 
-from tests.client.fakes import FakeCluster, FakeNode
+from tests.client.support.fakes import FakeCluster, FakeNode
 
 NOBODY = "127.0.0.1:1"
 

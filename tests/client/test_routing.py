@@ -13,8 +13,8 @@ from delayclient.consumer.consumer import Consumer
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster, backoff_s, split_endpoints
 
-from tests.client.fakegroup import Groups
-from tests.client.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakegroup import Groups
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
 
 NOBODY = "127.0.0.1:1"
 

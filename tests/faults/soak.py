@@ -31,9 +31,9 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.faults.load import Load, Traffic
-from tests.faults.trial import check_logs
-from tests.serve.client import Client, Shard
+from tests.faults.support.load import Load, Traffic
+from tests.faults.support.trial import check_logs
+from tests.serve.support.client import Client, Shard
 
 SAMPLE_SECONDS = 5.0
 REDRIVE = pb.ResolveDeadLettersRequest.REDRIVE

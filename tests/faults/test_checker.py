@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.checker import Delivery, Ledger, Place
+from tests.faults.support.checker import Delivery, Ledger, Place
 
 ONE = Delivery(id=1, queue=0, offset=0, seq=5, due_ms=1_000, asked_ms=900, received_ms=1_001)
 

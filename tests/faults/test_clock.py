@@ -22,8 +22,8 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.faults.trial import check_logs
-from tests.serve.client import Client, Failure, Msg, Shard, poll
+from tests.faults.support.trial import check_logs
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll
 from tests.serve.test_health import get, scrape
 
 LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.faults.columns import I64, Columns
-from tests.faults.failover import longest_gap
+from tests.faults.support.columns import I64, Columns
+from tests.faults.support.failover import longest_gap
 
 ZERO = 1_700_000_000_000
 

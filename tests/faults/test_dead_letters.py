@@ -7,9 +7,9 @@ from pathlib import Path
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.faults.load import Traffic
 from tests.faults.soak import EAGER_COMMAND, soak
-from tests.faults.trial import SEED
+from tests.faults.support.load import Traffic
+from tests.faults.support.trial import SEED
 
 
 def test_messages_that_die_while_their_segments_are_emptied_are_kept_and_damage_no_copy(tmp_path: Path) -> None:

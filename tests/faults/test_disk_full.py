@@ -20,9 +20,9 @@ from delayclient import Producer
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.faults.small_disk import SmallDisk, small_disk
-from tests.faults.trial import check_logs
-from tests.serve.client import Client, Failure, Got, Msg, Sent, Shard, poll
+from tests.faults.support.small_disk import SmallDisk, small_disk
+from tests.faults.support.trial import check_logs
+from tests.serve.support.client import Client, Failure, Got, Msg, Sent, Shard, poll
 from tests.serve.test_health import get, scrape
 
 DISK_MIB = 360

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from delayregistry.model import TopicSpec
 
-from tests.faults.failover import FaultCluster, Result, failover_round, freeze, kill, result
-from tests.faults.sdkload import SdkLoad, Work
-from tests.faults.trial import SEED
+from tests.faults.support.failover import FaultCluster, Result, failover_round, freeze, kill, result
+from tests.faults.support.sdkload import SdkLoad, Work
+from tests.faults.support.trial import SEED
 
 RATE = int(os.environ.get("DELAY_FAILOVER_RATE", "1000"))
 WORK = Work(rate=RATE)

@@ -21,11 +21,11 @@ from delayclient.producer.producer import Producer
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.model import Delivery, ShardSpec, TopicSpec
 
-from tests.faults.failover import FaultCluster, Result, result, settle
-from tests.faults.sdkload import SdkLoad, Work
+from tests.faults.support.failover import FaultCluster, Result, result, settle
+from tests.faults.support.sdkload import SdkLoad, Work
+from tests.faults.support.trial import SEED
 from tests.faults.test_failover import RATE
-from tests.faults.trial import SEED
-from tests.serve.client import Client, Msg, Shard, poll
+from tests.serve.support.client import Client, Msg, Shard, poll
 
 WORK = Work(rate=RATE)
 PAUSE_SECONDS = 3.0  # on a machine of its own: under a second

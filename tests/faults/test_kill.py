@@ -10,9 +10,9 @@ import numpy as np
 from delaylocal import LocalCluster
 from delayregistry.model import Durability, TopicSpec
 
-from tests.faults.load import Load, Traffic
-from tests.faults.trial import CHOOSE, I64, ROUNDS, SEED, SHORT, check_logs, pending_columns, run, stored
-from tests.serve.client import Client, Failure, Msg, Shard, poll, request
+from tests.faults.support.load import Load, Traffic
+from tests.faults.support.trial import CHOOSE, I64, ROUNDS, SEED, SHORT, check_logs, pending_columns, run, stored
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll, request
 
 
 def kill_again_and_again(cluster: LocalCluster, rounds: int) -> None:

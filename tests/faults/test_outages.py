@@ -14,8 +14,8 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.faults.trial import CHOOSE, SHORT, run, stored
-from tests.serve.client import Client, Failure, Msg, Shard
+from tests.faults.support.trial import CHOOSE, SHORT, run, stored
+from tests.serve.support.client import Client, Failure, Msg, Shard
 
 LEASE_S = 3.0
 HOLD_THE_REGISTRY = """

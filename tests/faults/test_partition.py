@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from delayregistry.model import TopicSpec
 
-from tests.faults import cut_off_node
-from tests.faults.failover import FaultCluster
-from tests.faults.load import Load, Traffic
-from tests.faults.netns import Namespaces
-from tests.faults.network import Network
-from tests.faults.trial import SEED, check_queue, keep_all
-from tests.serve.client import Client, Failure, Msg, Shard, poll
+from tests.faults.support import cut_off_node
+from tests.faults.support.failover import FaultCluster
+from tests.faults.support.load import Load, Traffic
+from tests.faults.support.netns import Namespaces
+from tests.faults.support.network import Network
+from tests.faults.support.trial import SEED, check_queue, keep_all
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll
 
 NODES = ("n0", "n1", "n2")
 TRAFFIC = Traffic(queues=3, pause_s=0.05, farthest_ms=2_000)

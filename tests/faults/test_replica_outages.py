@@ -12,12 +12,12 @@ from pathlib import Path
 
 from delayregistry.model import TopicSpec
 
-from tests.faults.failover import FaultCluster
-from tests.faults.sdkload import SdkLoad
-from tests.faults.small_disk import SmallDisk, small_disk
+from tests.faults.support.failover import FaultCluster
+from tests.faults.support.sdkload import SdkLoad
+from tests.faults.support.small_disk import SmallDisk, small_disk
 from tests.faults.test_handover import WORK, through
 from tests.faults.test_outages import HOLD_THE_REGISTRY
-from tests.serve.client import poll
+from tests.serve.support.client import poll
 
 UNNOTICED_SECONDS = 3.0  # a longer pause than that is one
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from delayregistry.model import TopicSpec
 
-from tests.faults.load import Load
-from tests.faults.trial import SEED, SHORT, run
+from tests.faults.support.load import Load
+from tests.faults.support.trial import SEED, SHORT, run
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.nodes import KubeCluster
 

@@ -19,7 +19,7 @@ from delayregistry.model import ClusterSpec
 
 from tests.kube.desired import WritingRegistry, writing
 from tests.kube.fakeapi import FakeApiServer
-from tests.serve.client import poll
+from tests.serve.support.client import poll
 
 STOPPED_S = 15.0  # generous: a second for the threads that wait for an answer, and the process's own
 

@@ -18,7 +18,7 @@ from delaynode.replication.transport.until import wait_until
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import FrameKind
 
-from tests.store.memory_files import MemoryFiles
+from tests.store.support.memory_files import MemoryFiles
 
 MIB = 1 << 20
 FRAME_BYTES = 50_000

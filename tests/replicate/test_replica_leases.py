@@ -9,7 +9,7 @@ from delaynode.node import lease_file
 from delaynode.replication.protocol import Heartbeat, HeartbeatReply, decode_heartbeat, encode_heartbeat
 from delaynode.replication.replica_lease import ReplicaLeases
 
-from tests.store.memory_files import MemoryFiles
+from tests.store.support.memory_files import MemoryFiles
 
 LEASE_MS = 3_000
 

@@ -9,7 +9,7 @@ import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec, TopicType
 
-from tests.serve.client import Client, Shard
+from tests.serve.support.client import Client, Shard
 
 QUEUES = 96
 TOPICS = (

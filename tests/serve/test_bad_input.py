@@ -13,7 +13,7 @@ import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS
 
-from tests.serve.client import METHODS, Client, Failure, Msg, Sent, Shard, crc, i64, now_ms, u32
+from tests.serve.support.client import METHODS, Client, Failure, Msg, Sent, Shard, crc, i64, now_ms, u32
 
 INVALID, MISSING, PRECONDITION = (
     grpc.StatusCode.INVALID_ARGUMENT,

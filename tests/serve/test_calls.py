@@ -16,7 +16,7 @@ from delaynode.server import call_stream
 from delaynode.server.call_stream import CallStreams
 from delaynode.server.service import STREAMED
 
-from tests.serve.client import Failure, Msg, Shard, ints
+from tests.serve.support.client import Failure, Msg, Shard, ints
 
 
 def test_calls_of_one_message_are_all_done_and_answered_by_their_ids(shard: Shard) -> None:

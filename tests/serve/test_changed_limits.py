@@ -13,7 +13,7 @@ from delayapi.units import MINUTE_MS
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Client, Failure, Msg, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll
 
 
 @pytest.fixture

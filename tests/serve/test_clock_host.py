@@ -10,7 +10,7 @@ import pytest
 from delayapi.units import HOUR_MS
 from delaynode.store.errors import Refused
 
-from tests.serve.hosts import Node, node
+from tests.serve.support.hosts import Node, node
 
 ROUNDING_MS = 2
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
-from tests.serve.client import Client, Failure, Got, Msg, Shard, i64, now_ms, poll, rows, u32
+from tests.serve.support.client import Client, Failure, Got, Msg, Shard, i64, now_ms, poll, rows, u32
 
 MIB = 1 << 20
 

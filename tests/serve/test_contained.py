@@ -17,8 +17,8 @@ from delaynode.server.dispatch import Dispatch, ServeShard
 from delaynode.store.errors import Damaged, Refused
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Msg, now_ms, request
-from tests.serve.fuzz_inside import Aborted, Inside, OneNode
+from tests.serve.support.client import Msg, now_ms, request
+from tests.serve.support.fuzz_inside import Aborted, Inside, OneNode
 
 
 def test_a_cancel_that_is_not_possible_is_answered_internal_and_the_shard_serves_on(tmp_path: Path) -> None:

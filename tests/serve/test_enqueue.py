@@ -13,7 +13,7 @@ import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS
 
-from tests.serve.client import CALL_SECONDS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
+from tests.serve.support.client import CALL_SECONDS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ from delaynode.store.queue import consumers, groups
 from delaynode.store.types import Records
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Msg, request
-from tests.serve.fuzz_inside import Inside, OneNode
+from tests.serve.support.client import Msg, request
+from tests.serve.support.fuzz_inside import Inside, OneNode
 
 STEP, MESSAGES = 100, 2_000
 

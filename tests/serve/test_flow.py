@@ -18,8 +18,8 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import SERVICE, Client, Failure, Msg, Shard, now_ms, poll, request
-from tests.serve.http2 import Crowd, message
+from tests.serve.support.client import SERVICE, Client, Failure, Msg, Shard, now_ms, poll, request
+from tests.serve.support.http2 import Crowd, message
 
 MIB = 1 << 20
 FAR_MS = 3_600_000

@@ -13,7 +13,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, poll, request, rows, u32
+from tests.serve.support.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, poll, request, rows, u32
 
 QUEUES = 12
 FORWARDED = (("x-delay-forwarded", "1"),)

@@ -18,8 +18,8 @@ from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import CANCELLED
 from delaynode.store.timer.scan import SlotSnapshotCache
 
-from tests.serve import hosts
-from tests.serve.hosts import Node, node
+from tests.serve.support import hosts
+from tests.serve.support.hosts import Node, node
 
 FAR_MS = 40 * 3_600_000
 BODY = 100

@@ -21,8 +21,8 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import METHODS, Client, Failure, Msg, Shard, request
-from tests.serve.fuzz_requests import QUEUES, Maker
+from tests.serve.support.client import METHODS, Client, Failure, Msg, Shard, request
+from tests.serve.support.fuzz_requests import QUEUES, Maker
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("DELAY_FUZZ_CASES", "2400"))

@@ -13,7 +13,7 @@ from delayclient.handle import BadHandle, Handle
 from delayclient.records import decode_record
 from google.protobuf.message import DecodeError
 
-from tests.serve.fuzz_wire import Wire
+from tests.serve.support.fuzz_wire import Wire
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("DELAY_FUZZ_CLIENT_CASES", "40000"))  # of each kind

@@ -21,11 +21,11 @@ from delaynode.server.rpc import CODES
 from delaynode.server.service import STREAMED
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import METHODS
-from tests.serve.fuzz_inside import Aborted, Inside, OneNode
-from tests.serve.fuzz_model import KEEPER, Model
-from tests.serve.fuzz_requests import QUEUES, Maker
-from tests.serve.fuzz_wire import Wire
+from tests.serve.support.client import METHODS
+from tests.serve.support.fuzz_inside import Aborted, Inside, OneNode
+from tests.serve.support.fuzz_model import KEEPER, Model
+from tests.serve.support.fuzz_requests import QUEUES, Maker
+from tests.serve.support.fuzz_wire import Wire
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("DELAY_FUZZ_INSIDE_CASES", "80000"))

@@ -16,7 +16,7 @@ from delaynode.server.consume import ConsumeCalls
 from delaynode.store.maintenance import evacuation
 from delaynode.store.queue.consumers import ConsumerDelivery
 
-from tests.serve.hosts import Node, node
+from tests.serve.support.hosts import Node, node
 
 
 async def receive(host: ShardHost, invisible_ms: int = 60_000, wait_ms: int = 0) -> ConsumerDelivery:

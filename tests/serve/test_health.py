@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serve.client import Client, Failure, Msg, Sent, Shard, now_ms, poll
+from tests.serve.support.client import Client, Failure, Msg, Sent, Shard, now_ms, poll
 
 SERVICE = "delay.v1.DelayService"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -14,7 +14,7 @@ from delayclient.routing.routing import split_endpoints
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Client, Msg, Shard, poll
+from tests.serve.support.client import Client, Msg, Shard, poll
 
 
 class Ipv6Cluster(LocalCluster):

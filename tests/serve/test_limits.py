@@ -14,7 +14,7 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Client, Failure, Msg, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 

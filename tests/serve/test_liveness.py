@@ -14,7 +14,7 @@ from delaynode.server.http import serve_http
 from delayregistry.model import Condition, ConditionType, TopicSpec
 from delayregistry.port import RegistryUnavailable
 
-from tests.serve.fuzz_inside import Inside, OneNode
+from tests.serve.support.fuzz_inside import Inside, OneNode
 
 
 async def asked(node: Node) -> tuple[int, str]:

@@ -20,8 +20,8 @@ from delaynode.store.shard import CANCELLED, MOVED_NOW, Lookup, Shard
 from delaynode.store.timer.scan import ScanJob
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Msg, ints, now_ms, request
-from tests.serve.fuzz_inside import Aborted, Inside, OneNode
+from tests.serve.support.client import Msg, ints, now_ms, request
+from tests.serve.support.fuzz_inside import Aborted, Inside, OneNode
 
 FAR = 3_600_000  # ms ahead, far beyond the due window
 Due = list[int]

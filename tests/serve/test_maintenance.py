@@ -10,7 +10,7 @@ import pytest
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.maintenance.persist import CheckpointJob
 
-from tests.serve.hosts import node
+from tests.serve.support.hosts import node
 
 
 def test_a_shard_that_cannot_commit_does_not_keep_others_from_their_checkpoints(

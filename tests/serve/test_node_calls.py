@@ -14,7 +14,7 @@ from delayctl.main import main
 from delaylocal import LocalCluster
 from delayregistry.model import NodeLease, TopicSpec
 
-from tests.serve.client import NODE_METHODS, Client, Failure, now_ms, poll
+from tests.serve.support.client import NODE_METHODS, Client, Failure, now_ms, poll
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS, HOUR_MS
 
-from tests.serve.client import Msg, Sent, Shard, crc, i64, ints, now_ms, u32
 from tests.serve.conftest import TOPICS
+from tests.serve.support.client import Msg, Sent, Shard, crc, i64, ints, now_ms, u32
 
 SPREAD = (5_000, 70_000, 5 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, 39 * DAY_MS)  # window, minute and hour slots
 CANCELLED, TOO_LATE, ALREADY, RESCHEDULED, NOT_FOUND, MOVED = (

@@ -11,8 +11,8 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.server import pending
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Msg, ints, now_ms, request
-from tests.serve.fuzz_inside import Aborted, Inside, OneNode
+from tests.serve.support.client import Msg, ints, now_ms, request
+from tests.serve.support.fuzz_inside import Aborted, Inside, OneNode
 
 FOR_EVER = 2**62
 

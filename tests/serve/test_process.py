@@ -16,7 +16,7 @@ from delaylocal import LocalCluster
 from delaylocal.ports import choose
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Client, Msg, Shard, poll
+from tests.serve.support.client import Client, Msg, Shard, poll
 
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:

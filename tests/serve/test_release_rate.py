@@ -11,7 +11,7 @@ import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Client, Failure, Got, Msg, Shard, now_ms, poll
+from tests.serve.support.client import Client, Failure, Got, Msg, Shard, now_ms, poll
 
 RATE = 200
 

@@ -19,7 +19,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.shard import ShardConfig
 from delayregistry.model import ShardObject, TopicSpec
 
-from tests.serve.client import Client, Failure, Msg, Shard
+from tests.serve.support.client import Client, Failure, Msg, Shard
 
 NODE = "from delaynode.main import main; main()"
 

@@ -17,7 +17,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
 from delayregistry.model import ShardSpec
 
-from tests.serve.hosts import CONFIG, Node, node
+from tests.serve.support.hosts import CONFIG, Node, node
 
 
 def opened(made: Node) -> ReplicaStorage:

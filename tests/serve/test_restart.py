@@ -17,8 +17,8 @@ from delayapi.units import DAY_MS, HOUR_MS
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.faults.failover import GRPC_NOISE
-from tests.serve.client import Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows
+from tests.faults.support.failover import GRPC_NOISE
+from tests.serve.support.client import Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows
 
 FAR = (90_000, 5 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, 39 * DAY_MS)
 Restart = Callable[[], None]

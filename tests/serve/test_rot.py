@@ -13,7 +13,7 @@ import pytest
 from delayapi.units import DAY_MS
 from delaylocal import LocalCluster
 
-from tests.serve.client import Client, Failure, Msg, Sent, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Sent, Shard, poll
 from tests.serve.test_restart import restarted
 
 BODY = b"the body of a message"

@@ -15,7 +15,7 @@ from delaynode.replica.sync_threads import Syncer
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.maintenance import persist
 
-from tests.serve.hosts import CONFIG, Node, node
+from tests.serve.support.hosts import CONFIG, Node, node
 
 
 def slave_of(made: Node, unheard_ms: int = 0) -> SlaveHost:

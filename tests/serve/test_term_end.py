@@ -9,7 +9,7 @@ import pytest
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Refused
 
-from tests.serve.hosts import node
+from tests.serve.support.hosts import node
 
 
 def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_term(

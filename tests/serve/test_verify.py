@@ -17,7 +17,7 @@ from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance.marker import mark_damaged
 from delayregistry.model import TopicSpec
 
-from tests.serve.client import Client, Msg, Shard
+from tests.serve.support.client import Client, Msg, Shard
 
 DELAYS = (0, 20, 90_000, 3_600_000, 26 * 3_600_000, 3 * 86_400_000)
 

@@ -25,7 +25,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
 from delaynode.store.types import MAX_SEQ, Pair
 
-from tests.serve.hosts import CONFIG, Key, Node, node
+from tests.serve.support.hosts import CONFIG, Key, Node, node
 
 
 class FailingOs:

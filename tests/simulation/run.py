@@ -16,8 +16,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from tests.simulation.scenario import run_seed
-from tests.simulation.stage import Failed
+from tests.simulation.support.scenario import run_seed
+from tests.simulation.support.stage import Failed
 
 SUMMED = ("checks", "delivered", "virtual_s", "stored", "terms", "plans")
 CHUNK = 10  # seeds that a process takes at a time

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.listed import ATTACKS
-from tests.simulation.stage import Failed, cluster
+from tests.simulation.support.listed import ATTACKS
+from tests.simulation.support.stage import Failed, cluster
 
 
 @pytest.mark.parametrize("seed", [1, 2])

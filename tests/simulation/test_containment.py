@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from delayregistry.model import Handover, NodeLease, ShardSpec, ShardStatus, Switchover
 
-from tests.simulation.stage import Run, cluster
+from tests.simulation.support.stage import Run, cluster
 
 HARMED = ("copy-damaged", "shard-damaged", "copy-discarded")
 SECONDS = 12.0

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from delaynode.replication.term.commit_rule import CommitRule
 
-from tests.simulation.listed import ATTACKS, MUTATIONS
-from tests.simulation.planting import LACKS, Mutation, Put
 from tests.simulation.run import outcome_of
-from tests.simulation.stage import Failed
+from tests.simulation.support.listed import ATTACKS, MUTATIONS
+from tests.simulation.support.planting import LACKS, Mutation, Put
+from tests.simulation.support.stage import Failed
 
 PAGE = Path(__file__).parents[2] / "docs/simulation.md"
 OF_SCHEDULE = (1, 2, 3)

@@ -14,9 +14,9 @@ from delaynode.store.maintenance import persist
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
 from delaynode.store.timer.timer_log import UNIT_BYTES
 
-from tests.store.consuming import World, tag_of
-from tests.store.producing import Item
-from tests.store.world import ROOT, SMALL
+from tests.store.support.consuming import World, tag_of
+from tests.store.support.producing import Item
+from tests.store.support.world import ROOT, SMALL
 
 RED = tag_of("red")
 

@@ -11,9 +11,9 @@ from delayapi.units import DAY_MS, MINUTE_MS
 from delaynode.store.errors import Refused
 from delaynode.store.maintenance import reclaim
 
-from tests.store.consuming import World, tag_of
-from tests.store.producing import Item
-from tests.store.world import SMALL
+from tests.store.support.consuming import World, tag_of
+from tests.store.support.producing import Item
+from tests.store.support.world import SMALL
 
 RED = tag_of("red")
 

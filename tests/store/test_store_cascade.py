@@ -13,10 +13,10 @@ from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import Records
 from delaynode.store.verify import Finding, verify_shard
 
-from tests.store.consuming import World
-from tests.store.freeable import FREE, consume_all
-from tests.store.producing import Item
-from tests.store.world import ROOT, SMALL
+from tests.store.support.consuming import World
+from tests.store.support.freeable import FREE, consume_all
+from tests.store.support.producing import Item
+from tests.store.support.world import ROOT, SMALL
 
 
 def all_changes(world: World, due: int) -> None:

@@ -27,12 +27,12 @@ from delaynode.store.types import I64, U32, Pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.consuming import World
-from tests.store.lives import checkpoint_of, lived, pieces_of
-from tests.store.memory_files import MemoryFiles
-from tests.store.producing import Item
-from tests.store.walks import times
-from tests.store.world import ROOT, SMALL, START_MS, UID
+from tests.store.support.consuming import World
+from tests.store.support.lives import checkpoint_of, lived, pieces_of
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.walks import times
+from tests.store.support.world import ROOT, SMALL, START_MS, UID
 
 CI = settings(max_examples=times(60), deadline=None)
 

@@ -16,11 +16,11 @@ from delaynode.store.maintenance.evacuation import _as_units
 from delaynode.store.shard import Lookup, Shard
 from delaynode.store.types import Records
 
-from tests.store.consuming import World
-from tests.store.freeable import FREE
-from tests.store.producing import Item
-from tests.store.tidying import read_log
-from tests.store.world import ROOT
+from tests.store.support.consuming import World
+from tests.store.support.freeable import FREE
+from tests.store.support.producing import Item
+from tests.store.support.tidying import read_log
+from tests.store.support.world import ROOT
 
 Operation = Callable[[World], object]
 

@@ -13,11 +13,11 @@ from delaynode.store.log.frames import BadFrame, Frame, FrameKind, parse, parse_
 from delaynode.store.maintenance import persist
 from delaynode.store.shard import Shard
 
-from tests.store.consuming import World
-from tests.store.lives import checkpoint_of, files_in, lived
-from tests.store.memory_files import MemoryFiles
-from tests.store.walks import times
-from tests.store.world import ROOT, SMALL, START_MS, UID
+from tests.store.support.consuming import World
+from tests.store.support.lives import checkpoint_of, files_in, lived
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.walks import times
+from tests.store.support.world import ROOT, SMALL, START_MS, UID
 
 
 # ---------------------------------------------------------------- every kind of file

@@ -23,12 +23,12 @@ from delaynode.store.types import I64, Records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.consuming import World, tag_of
-from tests.store.memory_files import MemoryFiles
-from tests.store.producing import Item
-from tests.store.steps import CONSUMERS, Step
-from tests.store.walks import Steps, small_blocks, times, world_of
-from tests.store.world import ROOT, SMALL, UID
+from tests.store.support.consuming import World, tag_of
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.steps import CONSUMERS, Step
+from tests.store.support.walks import Steps, small_blocks, times, world_of
+from tests.store.support.world import ROOT, SMALL, UID
 
 CI = settings.get_profile("ci")
 RED, BLUE = tag_of("red"), tag_of("blue")

@@ -22,10 +22,10 @@ import pytest
 from delaynode.store.errors import Damaged
 from delaynode.store.verify import Finding, verify_shard
 
-from tests.store.damaging import Content, Sources, damage, disk_of, part_of
-from tests.store.examining import Examination, WrongAnswer
-from tests.store.histories import Life, a_long_life
-from tests.store.world import ROOT
+from tests.store.support.damaging import Content, Sources, damage, disk_of, part_of
+from tests.store.support.examining import Examination, WrongAnswer
+from tests.store.support.histories import Life, a_long_life
+from tests.store.support.world import ROOT
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("DELAY_FUZZ_CASES", "30000"))

@@ -27,8 +27,8 @@ from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.timer.units import DEFAULT, units
 from delaynode.store.types import Buffers, Records
 
-from tests.store.memory_files import Crashed, MemoryFiles
-from tests.store.walks import times
+from tests.store.support.memory_files import Crashed, MemoryFiles
+from tests.store.support.walks import times
 
 
 def segmented(disk: Files, sizes: list[int], segment_bytes: int = 100) -> tuple[SegmentedFile, bytes]:

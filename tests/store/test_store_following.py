@@ -18,13 +18,13 @@ from delaynode.store.maintenance import persist
 from delaynode.store.timer.due_window import before
 from delaynode.store.types import Buffer
 
-from tests.store.copywalks import all_steps, config_of, walk
-from tests.store.lives import lived
-from tests.store.memory_files import Crashed, MemoryFiles
-from tests.store.producing import Item
-from tests.store.replicating import Cluster, check_well, state_of
-from tests.store.walks import times
-from tests.store.world import ROOT, SMALL, UID
+from tests.store.support.copywalks import all_steps, config_of, walk
+from tests.store.support.lives import lived
+from tests.store.support.memory_files import Crashed, MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.replicating import Cluster, check_well, state_of
+from tests.store.support.walks import times
+from tests.store.support.world import ROOT, SMALL, UID
 
 STEPS = all_steps()
 CHUNKS = 8

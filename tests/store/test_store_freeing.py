@@ -12,9 +12,9 @@ from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 
-from tests.store import model as m
-from tests.store.consuming import World
-from tests.store.freeable import (
+from tests.store.support import model as m
+from tests.store.support.consuming import World
+from tests.store.support.freeable import (
     FAR,
     FREE,
     NEAR,
@@ -28,10 +28,10 @@ from tests.store.freeable import (
     mixed,
     release_all,
 )
-from tests.store.lives import files_in
-from tests.store.producing import Item
-from tests.store.tidying import read_log
-from tests.store.world import ROOT
+from tests.store.support.lives import files_in
+from tests.store.support.producing import Item
+from tests.store.support.tidying import read_log
+from tests.store.support.world import ROOT
 
 
 # ---------------------------------------------------------------- TRIM

@@ -9,10 +9,10 @@ from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import CANCELLED
 
-from tests.store.consuming import World
-from tests.store.freeable import FAR, FREE, NEAR, aged, come_down, coming_down, log_bytes, mixed, release_all
-from tests.store.model import Key
-from tests.store.producing import Item
+from tests.store.support.consuming import World
+from tests.store.support.freeable import FAR, FREE, NEAR, aged, come_down, coming_down, log_bytes, mixed, release_all
+from tests.store.support.model import Key
+from tests.store.support.producing import Item
 
 
 def there_and_back(world: World, key: Key) -> None:

@@ -16,11 +16,11 @@ from delaynode.store.queue.groups import CommitDependency
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.consuming import World, tag_of
-from tests.store.producing import Item
-from tests.store.steps import CONSUMERS, JOBS, TIDYING, Draw, Step
-from tests.store.walks import Steps, times, walk
-from tests.store.world import SMALL
+from tests.store.support.consuming import World, tag_of
+from tests.store.support.producing import Item
+from tests.store.support.steps import CONSUMERS, JOBS, TIDYING, Draw, Step
+from tests.store.support.walks import Steps, times, walk
+from tests.store.support.world import SMALL
 
 CI = settings.get_profile("ci")
 RED, BLUE = tag_of("red"), tag_of("blue")

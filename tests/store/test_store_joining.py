@@ -11,10 +11,10 @@ from delaynode.store.maintenance import evacuation
 from delaynode.store.queue.ledger import SEGMENT, SegmentLedger
 from delaynode.store.types import Records
 
-from tests.store import model as m
-from tests.store.consuming import World
-from tests.store.freeable import FAR, FREE, NEAR, consume_near, free, log_bytes, release_all
-from tests.store.producing import Item
+from tests.store.support import model as m
+from tests.store.support.consuming import World
+from tests.store.support.freeable import FAR, FREE, NEAR, consume_near, free, log_bytes, release_all
+from tests.store.support.producing import Item
 
 LARGE = replace(FREE, log_segment_bytes=64_000, keep=replace(FREE.keep, relocate_after_ms=60_000))
 SMALL = 100

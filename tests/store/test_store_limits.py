@@ -11,9 +11,9 @@ from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
 
-from tests.store.consuming import World
-from tests.store.producing import Item
-from tests.store.world import SMALL
+from tests.store.support.consuming import World
+from tests.store.support.producing import Item
+from tests.store.support.world import SMALL
 
 
 def refused(world: World, dues: list[int]) -> str:

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.store.consuming import World
-from tests.store.producing import Item
-from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, Draw, finale
-from tests.store.walks import Steps, tidy_world, times, walk, world_of
+from tests.store.support.consuming import World
+from tests.store.support.producing import Item
+from tests.store.support.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, Draw, finale
+from tests.store.support.walks import Steps, tidy_world, times, walk, world_of
 
 WITHOUT_TROUBLE: Steps = MESSAGES | JOBS | TIDYING | CONSUMERS
 EVERYTHING: Steps = WITHOUT_TROUBLE | TROUBLE

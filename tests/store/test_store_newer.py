@@ -17,9 +17,9 @@ from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.maintenance.snapshot import IncomingCopy
 
-from tests.store.lives import files_in, lived
-from tests.store.memory_files import MemoryFiles
-from tests.store.world import ROOT, SMALL
+from tests.store.support.lives import files_in, lived
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.world import ROOT, SMALL
 
 
 def sealed(content: dict[str, Any]) -> bytes:

@@ -7,8 +7,8 @@ import random
 import pytest
 from delaynode.store.verify import Overlay
 
-from tests.store.damaging import content_of, disk_of
-from tests.store.walks import times
+from tests.store.support.damaging import content_of, disk_of
+from tests.store.support.walks import times
 
 
 def test_an_overlay_does_what_files_do_and_leaves_those_below_alone() -> None:

@@ -20,11 +20,11 @@ from delaynode.store.timer.units import DEFAULT, units
 from delaynode.store.timer.wheel import TimerWheel
 from delaynode.store.types import I64, MAX_SEQ, Array, Pair, Records
 
-from tests.store.consuming import World
-from tests.store.lives import files_in
-from tests.store.memory_files import MemoryFiles
-from tests.store.producing import Item
-from tests.store.world import ROOT, SMALL
+from tests.store.support.consuming import World
+from tests.store.support.lives import files_in
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.world import ROOT, SMALL
 
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 MANY, PIECE = 200_000, 10_000

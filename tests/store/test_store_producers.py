@@ -15,9 +15,9 @@ from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.queue.producers import ROW, FirstAnswer, Producers
 
-from tests.store.consuming import World
-from tests.store.producing import Item
-from tests.store.world import ROOT, SMALL
+from tests.store.support.consuming import World
+from tests.store.support.producing import Item
+from tests.store.support.world import ROOT, SMALL
 
 START_MS = 1_700_000_000_000
 

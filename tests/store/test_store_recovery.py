@@ -13,12 +13,12 @@ from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist
 
-from tests.store.consuming import World
-from tests.store.lives import a_life, checkpoint_of, files_in, frames_of, lived, pieces_of, some_items
-from tests.store.producing import Item
-from tests.store.steps import finale
-from tests.store.walks import times
-from tests.store.world import ROOT, SMALL
+from tests.store.support.consuming import World
+from tests.store.support.lives import a_life, checkpoint_of, files_in, frames_of, lived, pieces_of, some_items
+from tests.store.support.producing import Item
+from tests.store.support.steps import finale
+from tests.store.support.walks import times
+from tests.store.support.world import ROOT, SMALL
 
 
 # ---------------------------------------------------------------- crash points

@@ -13,12 +13,12 @@ from delaynode.store.maintenance.marker import is_marked, mark_damaged
 from delaynode.store.verify import Finding, repair, verify_shard
 from delaynode.store.verify.repair import RepairPlan
 
-from tests.store.consuming import World
-from tests.store.damaging import content_of
-from tests.store.memory_files import Crashed
-from tests.store.poisoned import POISONS, due_now, flush, forge, poisoned, prepared
-from tests.store.replicating import check_well, state_of
-from tests.store.world import ROOT
+from tests.store.support.consuming import World
+from tests.store.support.damaging import content_of
+from tests.store.support.memory_files import Crashed
+from tests.store.support.poisoned import POISONS, due_now, flush, forge, poisoned, prepared
+from tests.store.support.replicating import check_well, state_of
+from tests.store.support.world import ROOT
 
 KINDS = pytest.mark.parametrize("kind", POISONS, ids=lambda kind: kind.name)
 

@@ -13,15 +13,15 @@ from delaynode.store.maintenance import persist
 from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES
 from delaynode.store.verify.timer_log_repair import repair_timer_log
 
-from tests.store.consuming import World
-from tests.store.damaging import Content, content_of, disk_of, part_of
-from tests.store.examining import Past, examine
-from tests.store.histories import Life, a_long_life
-from tests.store.lives import checkpoint_of, files_in, lived, pieces_of
-from tests.store.memory_files import MemoryFiles
-from tests.store.producing import Item
-from tests.store.walks import times
-from tests.store.world import ROOT, SMALL
+from tests.store.support.consuming import World
+from tests.store.support.damaging import Content, content_of, disk_of, part_of
+from tests.store.support.examining import Past, examine
+from tests.store.support.histories import Life, a_long_life
+from tests.store.support.lives import checkpoint_of, files_in, lived, pieces_of
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.walks import times
+from tests.store.support.world import ROOT, SMALL
 
 
 def timer_files(disk: MemoryFiles) -> Content:

@@ -17,13 +17,13 @@ from delaynode.store.timer.cascade import cascaded_units
 from delaynode.store.timer.timer_log import STORED
 from delaynode.store.types import Records
 
-from tests.store.consuming import World
-from tests.store.damaging import Content, content_of, disk_of
-from tests.store.lives import checkpoint_of, files_in
-from tests.store.producing import Item
+from tests.store.support.consuming import World
+from tests.store.support.damaging import Content, content_of, disk_of
+from tests.store.support.lives import checkpoint_of, files_in
+from tests.store.support.producing import Item
+from tests.store.support.world import ROOT, SMALL
 from tests.store.test_store_cascade import CASCADE, about_to_come_down
 from tests.store.test_store_repairing import Flush, flushes_of, timer_files, without_wheels
-from tests.store.world import ROOT, SMALL
 
 
 def pieces_in(world: World) -> list[Flush]:

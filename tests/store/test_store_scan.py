@@ -16,7 +16,7 @@ from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, ROLL, SAME, UNIT, units
 from delaynode.store.types import MAX_SEQ, Pair
 
-from tests.store.memory_files import MemoryFiles
+from tests.store.support.memory_files import MemoryFiles
 
 START_MS = 1_700_000_000_000 - 1_700_000_000_000 % HOUR_MS
 KEYS = 3

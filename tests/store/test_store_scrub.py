@@ -12,11 +12,11 @@ from delaynode.store.maintenance import scrub
 from delaynode.store.maintenance.scrub import Scrub, size_of
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 
-from tests.store.consuming import World
-from tests.store.lives import a_life, lived, pieces_of
-from tests.store.producing import Item
-from tests.store.walks import times
-from tests.store.world import SMALL
+from tests.store.support.consuming import World
+from tests.store.support.lives import a_life, lived, pieces_of
+from tests.store.support.producing import Item
+from tests.store.support.walks import times
+from tests.store.support.world import SMALL
 
 
 def lap(world: World, start: float = 0.0, between: Callable[[], None] = lambda: None) -> int:

@@ -16,13 +16,13 @@ from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.snapshot import CheckpointSnapshot, IncomingCopy
 from delaynode.store.shard import Shard
 
-from tests.store.consuming import World
-from tests.store.lives import a_life, checkpoint_of, lived
-from tests.store.memory_files import Crashed, MemoryFiles
-from tests.store.producing import Item
-from tests.store.replicating import check_well, state_of
-from tests.store.walks import tidy_world, times
-from tests.store.world import ROOT, SMALL, UID
+from tests.store.support.consuming import World
+from tests.store.support.lives import a_life, checkpoint_of, lived
+from tests.store.support.memory_files import Crashed, MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.replicating import check_well, state_of
+from tests.store.support.walks import tidy_world, times
+from tests.store.support.world import ROOT, SMALL, UID
 
 SHARDS = posixpath.dirname(ROOT)
 

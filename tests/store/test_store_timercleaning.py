@@ -6,10 +6,10 @@ import pytest
 from delayapi.units import HOUR_MS
 from delaynode.store.shard import ALREADY_CANCELLED, MOVED_NOW
 
-from tests.store.freeable import aged, consume_all, free, release_all
-from tests.store.lives import files_in
-from tests.store.producing import Item
-from tests.store.world import ROOT
+from tests.store.support.freeable import aged, consume_all, free, release_all
+from tests.store.support.lives import files_in
+from tests.store.support.producing import Item
+from tests.store.support.world import ROOT
 
 
 @pytest.mark.parametrize("cancels", [0, 4])

@@ -13,8 +13,8 @@ from delaynode.store.timer.units import DEFAULT, DELETE, ROLL, UNIT, change_of, 
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import Records
 
-from tests.store.memory_files import MemoryFiles
-from tests.store.walks import times
+from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.walks import times
 
 Slot = tuple[int, int]  # width, start
 

@@ -17,15 +17,15 @@ from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES
 from delaynode.store.types import Records
 from delaynode.store.verify import Finding, Summary, verify_shard
 
-from tests.store.consuming import World
-from tests.store.damaging import content_of
-from tests.store.histories import a_long_life
-from tests.store.lives import checkpoint_of, files_in, lived, pieces_of
-from tests.store.memory_files import Crashed, MemoryFiles
-from tests.store.producing import Item
-from tests.store.steps import CONSUMERS, JOBS, MESSAGES, TROUBLE
-from tests.store.walks import times, world_of
-from tests.store.world import ROOT, SMALL, UID
+from tests.store.support.consuming import World
+from tests.store.support.damaging import content_of
+from tests.store.support.histories import a_long_life
+from tests.store.support.lives import checkpoint_of, files_in, lived, pieces_of
+from tests.store.support.memory_files import Crashed, MemoryFiles
+from tests.store.support.producing import Item
+from tests.store.support.steps import CONSUMERS, JOBS, MESSAGES, TROUBLE
+from tests.store.support.walks import times, world_of
+from tests.store.support.world import ROOT, SMALL, UID
 
 
 def look(disk: MemoryFiles) -> tuple[Summary, list[Finding]]:

@@ -10,7 +10,7 @@ from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueW
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, units
 from delaynode.store.types import MAX_SEQ, Pair
 
-from tests.store.walks import times
+from tests.store.support.walks import times
 
 Key = tuple[int, int]
 

@@ -16,11 +16,11 @@ from delaynode.store.log.frames import Frame, FrameKind
 from delaynode.store.maintenance import persist
 from delaynode.store.types import Buffer
 
-from tests.store.consuming import World
+from tests.store.support.consuming import World
+from tests.store.support.walks import times
+from tests.store.support.world import ROOT
 from tests.store.test_store_containment import EFFECTS, flush, ready_for
 from tests.store.test_store_damage import use
-from tests.store.walks import times
-from tests.store.world import ROOT
 
 FLIPS = times(60)  # of each kind
 Fate = dict[int, tuple[object, ...]]

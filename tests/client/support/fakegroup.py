@@ -1,0 +1,117 @@
+"""A share group of a fake node: delivery, invisible time, attempts, acks and nacks, as docs/protocol.md says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from delayapi import codec
+from delayapi.proto.delay.v1 import delay_pb2
+
+from tests.client.support.fakes import FakeNode, Refusal
+
+
+@dataclass
+class FakeGroup:
+    """One queue's messages and what one group has done with them."""
+
+    queue: int
+    records: list[bytes] = field(default_factory=list)
+    acked: set[int] = field(default_factory=set)
+    visible_at: dict[int, float] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    max_messages: int = 1 << 20
+    handed_out: list[tuple[int, int]] = field(default_factory=list)
+
+    def release(self, bodies: list[bytes]) -> None:
+        for body in bodies:
+            self.records.append(delay_pb2.Message(body=body, key=f"k{len(self.records)}").SerializeToString())
+
+    def take(self, most: int, invisible_ms: int) -> bytes:
+        now = time.monotonic()
+        rows = [
+            offset
+            for offset in range(len(self.records))
+            if offset not in self.acked and self.visible_at.get(offset, 0.0) <= now
+        ][: min(most, self.max_messages)]
+        for offset in rows:
+            self.visible_at[offset] = now + invisible_ms / 1000
+            self.attempts[offset] = self.attempts.get(offset, 0) + 1
+            self.handed_out.append((offset, self.attempts[offset]))
+        offsets = np.array(rows, "<i8")
+        records = [self.records[offset] for offset in rows]
+        return codec.encode_message_batch(
+            100 + self.queue,
+            len(rows),
+            offsets,
+            offsets + 1000,
+            offsets * 2,
+            np.array([len(record) for record in records], "<u4"),
+            np.array([self.attempts[offset] for offset in rows], "<u4"),
+            records,
+            len(self.records),
+            0,
+        )
+
+    def nack(self, offset: int, attempt: int, backoff_ms: int) -> bool:
+        if offset in self.acked or self.attempts.get(offset) != attempt:
+            return False
+        self.visible_at[offset] = time.monotonic() + max(0, backoff_ms) / 1000
+        return True
+
+
+class Groups:
+    """The groups of a node's queues, answering its calls."""
+
+    def __init__(self, node: FakeNode) -> None:
+        self.queues = [FakeGroup(shard.queue) for shard in node.cluster.shards]
+        self.refuse: list[Refusal] = []
+        """Answers for the next calls."""
+        self.lose_ack_answers = 0
+        self.serve_at(node)
+
+    def serve_at(self, node: FakeNode) -> None:
+        """The node answers for these groups; not while it is frozen, nor for what it was asked before."""
+        node.unary.update(Receive=partial(self.receive, node), Ack=self.ack, Nack=self.nack)
+
+    def all_acked(self) -> bool:
+        return all(len(queue.acked) == len(queue.records) for queue in self.queues)
+
+    def _maybe_refuse(self) -> None:
+        if self.refuse:
+            raise self.refuse.pop(0)
+
+    async def receive(self, node: FakeNode, request: Any) -> bytes:
+        self._maybe_refuse()
+        queue = self.queues[request.queue]
+        deadline = time.monotonic() + request.wait_ms / 1000
+        while True:
+            await node.awake.wait()
+            data = queue.take(request.max_messages, request.invisible_ms)
+            if codec.decode_message_batch(data).count or time.monotonic() > deadline:
+                return data
+            await asyncio.sleep(0.01)
+
+    def ack(self, request: Any) -> Any:
+        self._maybe_refuse()
+        queue = self.queues[request.queue]
+        before = len(queue.acked)
+        ranges = zip(np.frombuffer(request.start, "<i8"), np.frombuffer(request.end, "<i8"), strict=True)
+        for start, end in ranges:
+            assert 0 <= start < end <= len(queue.records)
+            queue.acked.update(range(start, end))
+        if self.lose_ack_answers:
+            self.lose_ack_answers -= 1
+            raise Refusal("NOT_SERVING")
+        return delay_pb2.AckResponse(acknowledged=len(queue.acked) - before)
+
+    def nack(self, request: Any) -> Any:
+        self._maybe_refuse()
+        queue = self.queues[request.queue]
+        rows = zip(np.frombuffer(request.offset, "<i8"), np.frombuffer(request.attempt, "<u4"), strict=True)
+        done = [queue.nack(int(offset), int(attempt), request.backoff_ms) for offset, attempt in rows]
+        return delay_pb2.NackResponse(retried=sum(done), ignored=len(done) - sum(done))

@@ -1,0 +1,401 @@
+"""The invariants (docs/protocol.md), looked at whenever something is committed, recorded, answered or handed out.
+
+What is committed anywhere goes into one log a shard: whoever commits later must have the same bytes there.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from delaynode.replica.master import ShardHost
+from delaynode.store.log.frames import HEADER, HEADER_BYTES, MAGIC, FrameKind, parse, parse_tick
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
+from delaynode.store.shard import Shard
+from delayregistry.model import Durability, ShardObject
+
+from tests.simulation.support.disk import Disk
+from tests.simulation.support.process import DATA, Machine, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.support.world import World
+
+
+@dataclass
+class Record:
+    """What is known of a shard for ever."""
+
+    uid: int
+    name: str
+    directory: str  # of its copies
+    log: bytearray = field(default_factory=bytearray)  # all that was ever committed
+    queue: bytearray = field(default_factory=bytearray)  # all that was ever released
+    epoch: int = 0  # the highest that has answered or committed
+    commits: dict[int, str] = field(default_factory=dict)  # epoch -> the process that commits in it
+    wall_ms: int = 0  # the latest that a master's clock has shown in a committed frame
+
+
+class Checker:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.records: dict[int, Record] = {}
+        self.checks = 0
+        self._harmed: set[str] = set()  # copies that a schedule has damaged
+        self._identities: dict[tuple[str, str], tuple[bytes, str]] = {}
+        self._by_files: dict[int, Machine] = {id(one.disk): one for one in world.machines.values()}
+        world.truth.told.append(self._recorded)
+
+    def fail(self, what: str) -> None:
+        self.world.fail(what)
+
+    def record(self, uid: int) -> Record:
+        found = self.records.get(uid)
+        if found is None:
+            shard = next((one for one in self.world.truth.now.shards if one.spec.uid == uid), None)
+            name = shard.name if shard is not None else f"{uid:x}"
+            found = self.records[uid] = Record(uid, name, f"{DATA}/shards/{name}-{uid:016x}")
+        return found
+
+    # ------------------------------------------------------------ watching the real code
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        commit = Shard.commit
+
+        def watched(shard: Shard, offset: int, /) -> list[ReleasedRows]:
+            before = shard.committed_offset
+            released = commit(shard, offset)
+            self._committed(shard, before, released)
+            return released
+
+        Shard.commit = watched  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            Shard.commit = commit  # type: ignore[method-assign]
+
+    def _committed(self, shard: Shard, before: int, released: list[ReleasedRows]) -> None:
+        """A copy takes [before, shard.committed) for committed."""
+        files = shard.log.file.files
+        if files.dead:  # type: ignore[attr-defined]
+            return
+        self.checks += 1
+        if shard.committed_offset == before and not released:
+            return
+        machine = self._by_files[id(files.disk)]  # type: ignore[attr-defined]
+        process = machine.process
+        record = self.record(shard.identity.uid)
+        leads = process is not None and self._leads(process, shard)
+        if shard.committed_offset > before:
+            known = len(record.log)
+            for offset, data in _stored(machine.disk, shard.log.file.directory, before, shard.committed_offset):
+                self._log_bytes(record, machine, offset, data, leads)
+            if leads and len(record.log) > known:
+                assert process is not None
+                self._leader_committed(record, process, shard, known)
+                self._covered(record, known)
+        if released:
+            self._released(record, machine, shard, released)
+
+    def _leads(self, process: Process, shard: Shard) -> bool:
+        replica = process.replicas.get(shard.identity.uid)
+        return replica is not None and replica.shard is shard and replica.leader is not None
+
+    def _log_bytes(self, record: Record, machine: Machine, offset: int, data: bytes, leads: bool) -> None:
+        known = record.log[offset : offset + len(data)]
+        if data[: len(known)] != known:
+            at = next(i for i in range(len(known)) if data[i] != known[i])
+            self.fail(
+                f"invariant 3: {record.name}: {machine.name} commits {_frame_at(data, offset, at)}, "
+                f"others {_frame_at(bytes(known), offset, at)}"
+            )
+            return
+        if len(data) > len(known):
+            if offset + len(known) != len(record.log):
+                self.fail(f"{record.name}: {machine.name} commits from {offset} on, known are {len(record.log)}")
+            elif not leads:
+                self.fail(
+                    f"invariant 3: {record.name}: {machine.name}, no master, takes {offset + len(data)} for committed, "
+                    f"no master has gone beyond {len(record.log)}"
+                )
+            else:
+                record.log += data[len(known) :]
+
+    def _leader_committed(self, record: Record, process: Process, shard: Shard, low: int) -> None:
+        epoch = shard.log.epochs[-1][0] if shard.log.epochs else 0
+        replica = process.replicas.get(record.uid)
+        leader = replica.leader if replica is not None else None
+        if leader is None:
+            return
+        epoch = leader.term.epoch
+        who = f"{process.name}/{process.incarnation}"
+        if record.commits.setdefault(epoch, who) != who:
+            self.fail(f"invariant 3: {record.name}: {who} commits in epoch {epoch}, {record.commits[epoch]} did before")
+        if epoch < record.epoch:
+            self.fail(f"invariant 3: {record.name}: {who} commits in epoch {epoch} after epoch {record.epoch} did")
+        record.epoch = max(record.epoch, epoch)
+        self._alone(process, record, f"commits in epoch {epoch}")
+        at = low
+        while at < len(record.log):
+            frame = parse(memoryview(record.log), at, at, record.uid)
+            if frame.epoch > epoch:
+                self.fail(f"invariant 3: {record.name}: {who} commits a frame of epoch {frame.epoch} in {epoch}")
+            if frame.epoch == epoch and frame.wall_ms > process.latest_ms:
+                self.fail(f"invariant 2: {record.name}: {who}'s clock never showed {frame.wall_ms}")
+            if frame.kind is FrameKind.TICK and parse_tick(frame).due > frame.wall_ms:
+                self.fail(f"invariant 2: {record.name}: {who} ticks past its clock at {at}")
+            record.wall_ms = max(record.wall_ms, frame.wall_ms)
+            at = frame.end
+
+    # ------------------------------------------------------------ the in-sync set
+    def _recorded(self, before: ShardObject | None, after: ShardObject) -> None:
+        record = self.record(after.spec.uid)
+        status = after.status
+        if before is not None:
+            if after.spec.epoch < before.spec.epoch:
+                self.fail(f"invariant 3: {after.name}: epoch {after.spec.epoch} follows {before.spec.epoch}")
+            if status is not None and before.status is not None and status.serving_epoch < before.status.serving_epoch:
+                self.fail(f"invariant 3: {after.name}: serving epoch {status.serving_epoch} follows a higher one")
+        if status != (before.status if before is not None else None) and status is not None:
+            self.world.trace.add(
+                "registry", "status", shard=after.name, epoch=status.serving_epoch, in_sync=status.in_sync,
+                handover=status.handover, resigned=status.resigned,
+            )  # fmt: skip
+        if before is None or after.spec != before.spec:
+            spec = after.spec
+            self.world.trace.add(
+                "registry", "spec", shard=after.name, epoch=spec.epoch, master=spec.master, replicas=spec.replicas,
+                target=spec.target, leaving=spec.leaving, switchover=spec.switchover, vacant=spec.vacant,
+            )  # fmt: skip
+        if status is not None:
+            self._covered(record, 0, after)
+
+    def _covered(self, record: Record, low: int, shard: ShardObject | None = None) -> None:
+        """Every member of the recorded in-sync set has on disk all that was ever committed (from `low` on)."""
+        shard = shard or next((one for one in self.world.truth.now.shards if one.spec.uid == record.uid), None)
+        if shard is None or shard.status is None or self.world.cluster_spec.allow_unclean_failover:
+            return
+        self.checks += 1
+        end = len(record.log)
+        for entry in shard.status.in_sync:
+            if entry.partition("@")[0] in self._harmed:
+                continue
+            machine = self.holder(record, entry)
+            if machine is None:
+                if self.world.cluster_spec.durability is Durability.FSYNC:
+                    self.fail(f"invariant 1: {record.name}: nobody has copy {entry}, which is recorded as in sync")
+                continue
+            at = low
+            parts = _stored(machine.disk, f"{record.directory}/log", low, end, durable=self.fsync)
+            for offset, data in parts:
+                if data != record.log[offset : offset + len(data)]:
+                    self.fail(f"invariant 1: {record.name}: {machine.name}, in sync, has other bytes near {offset}")
+                at = offset + len(data)
+            if at < end:
+                self.fail(
+                    f"invariant 1: {record.name}: {machine.name} is recorded as in sync and has {at} bytes of the log "
+                    f"on disk, {end} are committed"
+                )
+
+    @property
+    def fsync(self) -> bool:
+        return self.world.cluster_spec.durability is Durability.FSYNC
+
+    def holder(self, record: Record, entry: str) -> Machine | None:
+        """The machine whose disk has the copy with this entry."""
+        copy_id, _, boot = entry.partition("@")
+        path = f"{record.directory}/shard.json"
+        for machine in self.world.machines.values():
+            file = machine.disk.files.files.get(path)
+            if file is None or not file.data:
+                continue
+            known = self._identities.get((machine.name, path))
+            if known is None or known[0] != file.data:
+                data = bytes(file.data)
+                known = self._identities[machine.name, path] = (data, _copy_id(data))
+            if known[1] == copy_id and (not boot or boot == machine.clocks.boot_id):
+                return machine
+        return None
+
+    def harm(self, uid: int, node: str) -> str:
+        """A schedule damages the node's copy: it has no longer what it is recorded to have. Returns its id."""
+        path = f"{self.record(uid).directory}/shard.json"
+        copy_id = _copy_id(self.world.machines[node].disk.cached(path))
+        self._harmed.add(copy_id)
+        self.world.copies.harm(node)
+        return copy_id
+
+    def forgive(self, uid: int) -> int:
+        """All machines were started again, with Async: what no disk has may be lost. Returns what is left, bytes."""
+        self.world.copies.part()
+        record, end = self.record(uid), 0
+        for machine in self.world.machines.values():
+            at = 0
+            for offset, data in _stored(machine.disk, f"{record.directory}/log", 0, len(record.log)):
+                if offset != at:
+                    break
+                known = record.log[offset : offset + len(data)]
+                at += next((i for i in range(len(known)) if known[i] != data[i]), len(known))
+            end = max(end, at)
+        del record.log[end:]
+        return end
+
+    def disk_changed(self, name: str) -> None:
+        """A machine was killed: what was recorded as durable must still be there."""
+        for record in self.records.values():
+            self._covered(record, 0)
+
+    # ------------------------------------------------------------ the queue
+    def _released(self, record: Record, machine: Machine, shard: Shard, released: list[ReleasedRows]) -> None:
+        rows = np.concatenate([one.rows for one in released]) if len(released) > 1 else released[0].rows
+        start = (shard.queue.visible - len(rows)) * QUEUED_BYTES
+        data = rows.tobytes()
+        known = record.queue[start : start + len(data)]
+        if data[: len(known)] != known:
+            self.fail(
+                f"invariant 2: {record.name}: {machine.name}'s ConsumeQueue differs from {start // QUEUED_BYTES} on"
+            )
+        elif len(data) > len(known):
+            if start + len(known) != len(record.queue):
+                self.fail(f"invariant 2: {record.name}: {machine.name}'s ConsumeQueue has a gap")
+            record.queue += data[len(known) :]
+        for one in released:
+            order = list(zip(one.rows["due"].tolist(), one.rows["seq"].tolist(), strict=True))
+            if one.arrived_ms == 0 and order != sorted(order):
+                self.fail(f"invariant 2: {record.name}: released out of order at {start // QUEUED_BYTES}")
+        latest = max(rows["due"].tolist())
+        if latest > record.wall_ms:
+            self.fail(f"invariant 2: {record.name}: {machine.name} releases {latest} at {record.wall_ms}")
+
+    # ------------------------------------------------------------ answers
+    def answers(self, process: Process, host: ShardHost, what: str) -> None:
+        """A master lets an answer go."""
+        self.checks += 1
+        record = self.record(host.shard.identity.uid)
+        epoch = host.shard.epoch
+        if epoch < record.epoch:
+            self.fail(
+                f"invariant 3: {record.name}: {process.name} answers {what} in epoch {epoch} after epoch "
+                f"{record.epoch} has begun to serve"
+            )
+        record.epoch = max(record.epoch, epoch)
+        self._alone(process, record, f"answers {what}")
+
+    def _alone(self, process: Process, record: Record, what: str) -> None:
+        for other in self.world.live():
+            if other is not process and not other.loop.frozen and _serves(other, record.uid):
+                self.fail(f"two masters of {record.name}: {process.name} {what}, {other.name} may answer too")
+
+    def rests_on(self, process: Process, host: ShardHost, what: str, log_end: int) -> None:
+        """An answer that follows from the log up to there is about to go."""
+        record = self.record(host.shard.identity.uid)
+        if log_end > len(record.log):
+            self.fail(
+                f"invariant 1: {record.name}: {process.name} answers {what} from the log up to {log_end}, only "
+                f"{len(record.log)} are committed"
+            )
+
+    # ------------------------------------------------------------ at the end
+    def final(self) -> None:
+        """Everything is healthy and at rest: all copies are the same, and the log keeps its own rules."""
+        for record in self.records.values():
+            _check_log(self, record)
+            shard = next((one for one in self.world.truth.now.shards if one.spec.uid == record.uid), None)
+            if shard is None:
+                continue  # its topic is gone
+            states = {}
+            for node in shard.spec.replicas:
+                process = self.world.machines[node].process
+                replica = process.replicas.get(record.uid) if process is not None else None
+                if replica is None or replica.shard is None:
+                    self.fail(f"{record.name}: {node} has no copy at the end")
+                    return
+                states[node] = _state(replica.shard)
+            first = next(iter(states.values()))
+            for node, state in states.items():
+                if state != first:
+                    both = {key: (first[key], state[key]) for key in first if state[key] != first[key]}
+                    self.fail(f"invariant 2: {record.name}: {next(iter(states))} and {node} differ at the end: {both}")
+
+
+def _serves(process: Process, uid: int) -> bool:
+    replica = process.replicas.get(uid)
+    if replica is None or replica.master is None or replica.leader is None:
+        return False
+    master = replica.master
+    return master.serving and master.paused is None and replica.leader.live()
+
+
+def _state(shard: Shard) -> dict[str, Any]:
+    groups, arrays = shard.consumers.snapshot()
+    groups = [{name: value for name, value in group.items() if name != "fresh"} for group in groups]  # deliveries count
+    return {
+        "end": shard.log.end, "applied": shard.applied, "queue": shard.queue.end, "mark": shard.index.watermark,
+        "seq": shard.next_seq, "pending": shard.index.pending, "bytes": shard.index.pending_bytes,
+        "epochs": [tuple(one) for one in shard.log.epochs],
+        "groups": json.dumps(groups, default=str),
+        "arrays": {
+            name: _bits(array) if name.endswith(".done") else array.tolist() for name, array in arrays.items()
+        },
+    }  # fmt: skip
+
+
+def _bits(packed: Any) -> list[int]:
+    """The places of the ones: how many zeros follow them depends on deliveries."""
+    found: list[int] = np.flatnonzero(np.unpackbits(packed)).tolist()
+    return found
+
+
+def _copy_id(data: bytes) -> str:
+    try:
+        return str(json.loads(data.rpartition(b"\n")[0])["copy_id"])
+    except (ValueError, KeyError):
+        return ""
+
+
+def _stored(disk: Disk, directory: str, low: int, high: int, *, durable: bool = False) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of what the log's files hold of [low, high)."""
+    bases = disk.files.files.numbered(directory)
+    first = max(0, bisect_right(bases, low) - 1)
+    for base in bases[first:]:
+        if base >= high:
+            break
+        path = f"{directory}/{base:020d}"
+        part = (disk.durable if durable else disk.cached)(path, max(0, low - base), high - base)
+        if part:
+            yield max(low, base), part
+
+
+def _frame_at(data: bytes, offset: int, at: int) -> str:
+    """The frame that holds data[at]."""
+    start = data.rfind(MAGIC.to_bytes(4, "little"), 0, at + 4)
+    while start > 0 and int.from_bytes(data[start + 48 : start + 56], "little") != offset + start:
+        start = data.rfind(MAGIC.to_bytes(4, "little"), 0, start)
+    if start < 0 or len(data) - start < HEADER_BYTES:
+        return f"something at {offset + at}"
+    fields = HEADER.unpack_from(data, start)
+    return f"{FrameKind(fields[3]).name} of epoch {fields[6]} at {fields[10]}"
+
+
+def _check_log(checker: Checker, record: Record) -> None:
+    view, at, epoch, seq = memoryview(record.log), 0, 0, 0
+    numbers: dict[int, int] = {}
+    while at < len(record.log):
+        frame = parse(view, at, at, record.uid)
+        if frame.epoch < epoch:
+            checker.fail(f"invariant 3: {record.name}: epoch {frame.epoch} at {at} follows {epoch}")
+        epoch = frame.epoch
+        if frame.kind is FrameKind.APPEND:
+            producer = int.from_bytes(frame.payload[:8], "little")
+            number = int.from_bytes(frame.payload[8:16], "little")
+            if producer and numbers.get(producer, -1) >= number:
+                checker.fail(f"invariant 4: {record.name}: producer {producer}'s batch {number} is stored twice")
+            numbers[producer] = number
+            if frame.first_seq != seq:
+                checker.fail(f"{record.name}: seq {frame.first_seq} at {at}, {seq} is next")
+            seq += frame.count
+        at = frame.end

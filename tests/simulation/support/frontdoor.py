@@ -1,0 +1,111 @@
+"""Calls as a node's front door serves them (server/enqueue.py, server/consume.py, pending.py), without the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from delaynode.replica.master import ShardHost
+from delaynode.store.errors import Refused
+from delaynode.store.log.incoming_batch import IncomingBatch
+
+from tests.simulation.support.process import Process
+
+Work = Callable[[ShardHost, Process], Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To an operation; the result of the log up to `log_end`."""
+
+    what: Any
+    log_end: int
+
+
+def enqueue(batch: IncomingBatch) -> Work:
+    async def work(host: ShardHost, at: Process) -> Answer:
+        await host.maintenance.wait_room()
+        started = at.loop.time()
+        while True:
+            try:
+                appended = host.enqueue(batch)
+                break
+            except Refused as refused:
+                if refused.reason != "CLOCK_BEHIND" or at.loop.time() > started + 1.0:
+                    raise
+            await asyncio.sleep(0.02)
+        await host.wait_replicated(appended.log_end)
+        return Answer(appended, appended.log_end)
+
+    return work
+
+
+def nack(group: str, found: list[tuple[int, int]]) -> Work:
+    async def work(host: ShardHost, at: Process) -> None:
+        offset = np.array([offset for offset, _ in found], np.int64)
+        attempt = np.array([attempt for _, attempt in found], np.uint32)
+        host.check_serving()
+        host.shard.consumers.nack(group, offset, attempt, 50, at.clock.now_ms())
+        host.on_proposed()
+        await host.wait_committed(host.shard.log_end)
+        host.on_visible()
+
+    return work
+
+
+def resolve(group: str, *, redrive: bool, share: float) -> Work:
+    """So much of the group's dead letters is redriven, or dropped."""
+
+    async def work(host: ShardHost, at: Process) -> None:
+        host.check_serving()
+        letters = host.shard.consumers.dead_letters(group, -1, 1000).offset
+        chosen = letters[: max(1, int(share * len(letters)))]
+        host.shard.consumers.resolve(group, chosen, redrive=redrive, now_ms=at.clock.now_ms())
+        host.on_proposed()
+        await host.wait_committed(host.shard.log_end)
+        host.on_visible()
+
+    return work
+
+
+def cancel(due: int, seq: int | None) -> Work:
+    async def work(host: ShardHost, at: Process) -> Answer:
+        host.check_serving()
+        host.check_in_sync()
+        lookup = host.shard.begin_lookup(np.array([due]), np.array([seq]))
+        try:
+            if lookup.job is not None:
+                await host.off_loop(lookup.job.run)
+            host.check_serving()
+            outcomes = host.shard.cancel(lookup, at.clock.now_ms())
+        finally:
+            host.shard.end_lookup(lookup)
+        host.on_proposed()
+        end = host.shard.log_end
+        await host.wait_replicated(end)
+        return Answer(int(outcomes.outcome[0]), end)
+
+    return work
+
+
+def reschedule(due: int, seq: int | None, new_due: int) -> Work:
+    async def work(host: ShardHost, at: Process) -> Answer:
+        host.check_serving()
+        host.check_in_sync()
+        lookup = host.shard.begin_lookup(np.array([due]), np.array([seq]))
+        try:
+            if lookup.job is not None:
+                await host.off_loop(lookup.job.run)
+            host.check_serving()
+            outcomes = host.shard.reschedule(lookup, np.array([new_due]), np.zeros(0, np.uint8), at.clock.now_ms())
+        finally:
+            host.shard.end_lookup(lookup)
+        host.on_proposed(new_due)
+        end = host.shard.log_end
+        await host.wait_replicated(end)
+        return Answer(int(outcomes.outcome[0]), end)
+
+    return work

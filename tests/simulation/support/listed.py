@@ -1,0 +1,24 @@
+"""All schedules and all planted mistakes: to import this fills the two lists."""
+
+from __future__ import annotations
+
+from tests.simulation.support import (  # noqa: F401
+    attacks,
+    attacks_on_clocks,
+    attacks_on_containment,
+    attacks_on_copies,
+    attacks_on_ends,
+    attacks_on_objects,
+    attacks_on_operation,
+    attacks_on_progress,
+    attacks_on_take_ups,
+    attacks_on_terms,
+    mutations,
+    mutations_of_maintenance,
+    mutations_of_silent_ends,
+    mutations_of_terms,
+)
+from tests.simulation.support.planting import MUTATIONS
+from tests.simulation.support.schedules import ATTACKS
+
+__all__ = ["ATTACKS", "MUTATIONS"]
