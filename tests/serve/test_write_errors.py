@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from delaynode.clock import wall_ms
 from delaynode.replica.sync_threads import Syncer
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log import files as store_files
 from delaynode.store.log.files import DiskFiles
@@ -208,8 +209,7 @@ def test_a_disk_that_hangs_holds_every_answer_back_and_says_so_and_then_goes_on(
             going.clear()
             try:
                 hanging = asyncio.create_task(made.mixed("a"))
-                await asyncio.sleep(0.5)
-                assert syncer.oldest_seconds() >= 0.4
+                await asyncio.wait_for(wait_until(lambda: syncer.oldest_seconds() >= 0.4, 0.02), 20)
                 assert len(made.released("a")) < 8  # of two times four that are due by now
                 await made.mixed("b")
                 await made.until_released("b", 4)
@@ -218,8 +218,7 @@ def test_a_disk_that_hangs_holds_every_answer_back_and_says_so_and_then_goes_on(
                 going.set()
             await hanging
             await made.until_released("a", 8)
-            await asyncio.sleep(0.1)
-            assert syncer.oldest_seconds() < 0.4
+            await asyncio.wait_for(wait_until(lambda: syncer.oldest_seconds() < 0.4, 0.02), 20)
             assert made.hosts["a"].serving
 
     asyncio.run(story())
