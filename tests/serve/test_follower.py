@@ -15,7 +15,7 @@ from delaynode.replica.slave import SlaveHost
 from delaynode.replication.protocol import Ack, Follow, FollowerState, Frames, Message, Start
 from delaynode.replication.transport.until import wait_until
 
-from tests.serve.hosts import node
+from tests.serve.support.hosts import node
 from tests.serve.test_slave_host import slave_of
 
 EPOCH = 1
@@ -31,22 +31,23 @@ class Connection:
         self.replies.append(message)
 
 
-class Copy:
-    """A replica whose copy is good."""
+class Storage:
+    fetching, replica_id = None, "r"
 
-    fetching = None
+    async def accept_epoch(self, epoch: int) -> None:
+        pass  # it is the copy's epoch already
+
+
+class Copy:
+    """A copy that is good, and follows."""
+
+    storage = Storage()
 
     def __init__(self, host: SlaveHost) -> None:
         self.uid, self.host = host.shard.identity.uid, host
 
-    def replica_id(self) -> str:
-        return "r"
-
     def damaged(self) -> str | None:
         return self.host.failure
-
-    async def accept_epoch(self, epoch: int) -> None:
-        pass  # it is the copy's epoch already
 
 
 class Leases:
