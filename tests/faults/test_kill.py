@@ -11,7 +11,18 @@ from delaylocal import LocalCluster
 from delayregistry.model import Durability, TopicSpec
 
 from tests.faults.support.load import Load, Traffic
-from tests.faults.support.trial import CHOOSE, I64, ROUNDS, SEED, SHORT, check_logs, pending_columns, run, stored
+from tests.faults.support.trial import (
+    CHOOSE,
+    I64,
+    ROUNDS,
+    SEED,
+    SHORT,
+    check_logs,
+    joins,
+    pending_columns,
+    run,
+    stored,
+)
 from tests.serve.support.client import Client, Failure, Msg, Shard, poll, request
 
 
@@ -99,7 +110,9 @@ def test_killed_while_it_makes_its_shards(tmp_path: Path) -> None:
         cluster.wait_ready()
         with Client(cluster.endpoints[0]) as client:
             for queue in range(queues):
-                Shard(client, "t", queue).send(Msg(b"%d" % queue))
-                (one,) = Shard(client, "t", queue).receive(wait_ms=5_000)
+                shard = Shard(client, "t", queue)
+                poll("it is served", lambda: joins(shard), 10)  # noqa: B023
+                shard.send(Msg(b"%d" % queue))
+                (one,) = shard.receive(wait_ms=5_000)
                 assert (one.offset, one.body) == (0, b"%d" % queue)
         check_logs(cluster)

@@ -60,7 +60,7 @@ def keep_all(cluster: LocalCluster, traffic: Traffic) -> None:
 
 
 def joins(shard: Shard) -> bool:
-    """A node learns of another's term a moment after the registry does."""
+    """Whether the shard is served: a master serves, and other nodes know of it, a moment after the registry does."""
     try:
         shard.receive(group="auditor", wait_ms=0)
     except Failure as failure:
