@@ -72,3 +72,61 @@ def test_new_messages_wait_while_as_many_units_as_may_wait_are_being_flushed(
             assert not host.maintenance.full
 
     asyncio.run(main())
+
+
+def test_a_node_that_stops_while_a_term_ends_writes_no_second_checkpoint_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs in a checkpoint: the replica's worker waits for it, and is cancelled as the node stops."""
+    begun, go_on, running, most = threading.Event(), threading.Event(), [0], [0]
+    run = CheckpointJob.run
+
+    def held(job: CheckpointJob) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        begun.set()
+        assert go_on.wait(30)
+        run(job)
+        running[0] -= 1
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            monkeypatch.setattr(CheckpointJob, "run", held)
+            checkpoint = asyncio.create_task(host.maintenance.checkpoint(copy_wheels=False))
+            await wait_until(begun.is_set, 0.01)
+            worker = asyncio.create_task(host.step_down("another term has begun"))
+            await asyncio.sleep(0.05)
+            worker.cancel()
+            await asyncio.wait([worker])
+            stopping = asyncio.create_task(host.stop())
+            await asyncio.sleep(0.2)
+            assert not stopping.done()
+            assert not checkpoint.done()
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(checkpoint, stopping), 10)
+            assert most == [1]
+
+    asyncio.run(main())
+
+
+def test_files_stay_while_a_thread_reads_them_whose_caller_is_gone(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            reading = host.off_loop(read)
+            await wait_until(begun.is_set, 0.01)
+            reading.cancel()
+            await asyncio.wait([reading])
+            assert len(host.jobs()) == 1
+            go_on.set()
+            await wait_until(lambda: not host.jobs(), 0.01)
+
+    asyncio.run(main())

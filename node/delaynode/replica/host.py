@@ -20,6 +20,7 @@ from delaynode.metrics import NodeMetrics
 from delaynode.replica.maintenance import Intervals, Maintenance
 from delaynode.replica.sync_threads import Writer
 from delaynode.replica.waiters import WaitQueues
+from delaynode.replication.transport.until import all_done
 from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.files import Files
@@ -104,7 +105,7 @@ class CopyHost(ABC):
         job = asyncio.get_running_loop().run_in_executor(self.resources.pool, work)
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
-        return job
+        return asyncio.shield(job)  # a caller that is cancelled doesn't end the thread
 
     def jobs(self) -> list[asyncio.Future[Any]]:
         """Those under way off the loop."""
@@ -115,7 +116,7 @@ class CopyHost(ABC):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.maintenance.wait_idle()
         while self._jobs or self.resources.syncer.busy(self):
-            await asyncio.gather(*self._jobs, return_exceptions=True)
+            await all_done(self._jobs)
             await asyncio.sleep(DRAIN_SECONDS)
         self._closed = True  # the syncer may still have it in its line
 

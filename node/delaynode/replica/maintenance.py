@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delaynode.memory import give_back
+from delaynode.replication.transport.until import all_done
 from delaynode.store.errors import Damaged, Impossible, Trimmed
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.queue.ledger import COLUMN_BYTES
@@ -183,7 +184,7 @@ class Maintenance:
 
     async def wait_idle(self) -> None:
         """Return when no checkpoint and no cascade is under way any more."""
-        await asyncio.gather(*self._writing, return_exceptions=True)
+        await all_done(self._writing)
 
     # ------------------------------------------------------------ checkpoints
     def _checkpoint_due(self) -> bool:
@@ -244,7 +245,7 @@ class Maintenance:
             await host.off_loop(lambda: persist.copy_wheels(files, host.directory, shard))
             self._units_copied, self._timer_start = 0, shard.index.log.start
         if paths:
-            await asyncio.gather(*readers, return_exceptions=True)  # they may still read what goes
+            await all_done(readers)  # they may still read what goes
             await host.off_loop(lambda: persist.remove_files(files, paths))
         await host.off_loop(give_back)  # the flush's buffers were the largest there are
         return True

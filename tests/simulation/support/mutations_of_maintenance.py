@@ -6,6 +6,7 @@ Seeds find most of them without a schedule, since the draw has all of that in ne
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from unittest.mock import patch
 
@@ -119,6 +120,14 @@ def checkpoints_what_is_not_committed(put: Put) -> None:  # checkpoint x terms
         return job
 
     put(persist, "begin_checkpoint", hasty)
+
+
+@mutation(None, DAMAGED, (26832, 26833))
+def cancels_a_cascade_with_who_waits_for_it(put: Put) -> None:  # cascades x checkpoints x a node that stops
+    async def wait_idle(self: Maintenance) -> None:
+        await asyncio.gather(*self._writing, return_exceptions=True)
+
+    put(Maintenance, "wait_idle", wait_idle)
 
 
 # ---------------------------------------------------------------- the wheels

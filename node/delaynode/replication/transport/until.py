@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 async def wait_until(holds: Callable[[], bool], every_seconds: float) -> None:
@@ -12,3 +13,13 @@ async def wait_until(holds: Callable[[], bool], every_seconds: float) -> None:
         if holds():
             return
         await asyncio.sleep(every_seconds)
+
+
+async def all_done(futures: Iterable[asyncio.Future[Any]]) -> None:
+    """Return when all have ended, whatever came of them.
+
+    A caller that is cancelled cancels none of them, as gather() would: a thread that runs for one goes on, and nobody
+    would wait for it any more.
+    """
+    if pending := [one for one in futures if not one.done()]:
+        await asyncio.wait(pending)
