@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from delayapi.units import DAY_MS, MINUTE_MS
+from delayrebalance.decision.search import lower_bound
+from delayrebalance.forecast.loads import ShardLoads
 from delayrebalance.job import study
-from delayrebalance.loads import ShardLoads
 from delayrebalance.model import ClusterMap, MapNode, MapShard, SearchSettings, Span
-from delayrebalance.search import lower_bound
 from delayrebalance.session import spark_session
 
 from benchmarks import loadsvg

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from delayrebalance.decision.moves import figures, found_moves
+from delayrebalance.decision.search import SearchProblem, destinations, lower_bound, search
 from delayrebalance.model import F64, I64, Bool, ClusterMap, RebalanceError, SearchSettings, Span, Study
-from delayrebalance.moves import figures, found_moves
-from delayrebalance.search import SearchProblem, destinations, lower_bound, search
 
 if TYPE_CHECKING:
     from delayoperator.crds.rebalance import PlanModel
     from pyspark.sql import DataFrame, SparkSession
 
-    from delayrebalance.loads import ShardLoads
+    from delayrebalance.forecast.loads import ShardLoads
 
 ROUNDS = 4
 MATTERS = 0.6  # of the lower bound: slots in which no node has more are not searched, only looked at afterwards
@@ -60,7 +60,7 @@ def study(
 
     Raises RebalanceError.
     """
-    from delayrebalance.loads import ShardLoads
+    from delayrebalance.forecast.loads import ShardLoads
 
     span = Span(now_ms // settings.slot_ms * settings.slot_ms, settings.slot_ms, settings.slots)
     places = _Places.of(cluster, settings, silent)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from delayrebalance import history
+from delayrebalance.forecast import history
+from delayrebalance.forecast.wheels import silent as silent_nodes
 from delayrebalance.job import study
 from delayrebalance.model import ClusterMap, RebalanceError, SearchSettings, Study
 from delayrebalance.session import require, spark_session
-from delayrebalance.wheels import silent as silent_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def study_cluster(
     own = session is None
     session = session or spark_session(master)
     try:
-        from delayrebalance.source import NAME
+        from delayrebalance.forecast.source import NAME
 
         reader = session.read.format(NAME).option("endpoints", ",".join(answering))
         reader = reader.option("slot", str(settings.slot_ms // 1000))

@@ -34,7 +34,7 @@ def spark_session(
     require()
     from pyspark.sql import SparkSession
 
-    from delayrebalance import source
+    from delayrebalance.forecast import source
 
     # Else the workers are whatever `python3` is on the path, without this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

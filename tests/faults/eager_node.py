@@ -16,8 +16,8 @@ from types import ModuleType
 from delaynode import config as configuration
 from delaynode import main
 from delaynode.node import node, settings
-from delaynode.replica.host import NodeResources
-from delaynode.replica.maintenance import Intervals
+from delaynode.replica.hosts.host import NodeResources
+from delaynode.replica.hosts.maintenance import Intervals
 from delaynode.store.maintenance import evacuation
 from delaynode.store.maintenance.evacuation import EvacuationJob
 from delaynode.store.maintenance.reclaim import KeepConfig

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from delayapi.units import MINUTE_MS
-from delayrebalance import history
+from delayrebalance.forecast import history
+from delayrebalance.forecast.source import NAME
 from delayrebalance.model import RebalanceError
-from delayrebalance.source import NAME
 
 from tests.rebalance.nodes import NOW_MS, Told, WheelNode, serving
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from delayapi.units import HOUR_MS, MINUTE_MS
 from delayrebalance import job
-from delayrebalance.loads import ShardLoads
+from delayrebalance.forecast.loads import ShardLoads
 from delayrebalance.model import ClusterMap, MapNode, MapShard, RebalanceError, SearchSettings, Span, Study
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from delayapi.units import DAY_MS, MINUTE_MS
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState, PlannedMove
 from delayoperator.rebalance_plan import text_of
+from delayrebalance.decision.moves import found_moves
 from delayrebalance.model import F64, ClusterMap, FoundMove, LoadFigures, MapNode, MapShard, SearchSettings, Span, Study
-from delayrebalance.moves import found_moves
 from delayrebalance.proposal import to_plan
 
 START_MS = 1_790_000_100_000

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 from delayapi.units import HOUR_MS, MINUTE_MS
-from delayrebalance.source import BadOption, NodePartition, PushingReader, SlotsReader, SlotsSource
-from delayrebalance.wheels import LAST_MS
+from delayrebalance.forecast.source import BadOption, NodePartition, PushingReader, SlotsReader, SlotsSource
+from delayrebalance.forecast.wheels import LAST_MS
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,

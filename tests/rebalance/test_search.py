@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from delayrebalance.decision.search import SearchProblem, destinations, lower_bound, search
 from delayrebalance.model import F64, I64
-from delayrebalance.search import SearchProblem, destinations, lower_bound, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

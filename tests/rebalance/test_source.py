@@ -10,7 +10,7 @@ import pytest
 from delayapi.units import HOUR_MS, MINUTE_MS
 from delayclient.sync import SyncProducer
 from delaylocal import LocalCluster
-from delayrebalance.source import NAME, PUSHDOWN
+from delayrebalance.forecast.source import NAME, PUSHDOWN
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 

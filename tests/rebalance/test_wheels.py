@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from delayapi.units import HOUR_MS, MINUTE_MS
-from delayrebalance.wheels import LAST_MS, NodeUnanswered, ShardSlots, read_wheel, resampled, silent
+from delayrebalance.forecast.wheels import LAST_MS, NodeUnanswered, ShardSlots, read_wheel, resampled, silent
 from hypothesis import given
 from hypothesis import strategies as st
 

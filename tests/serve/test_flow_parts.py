@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from delaynode.limits import budget as budgets
 from delaynode.limits.budget import Answers, Budget, Hold, ReadingGate
-from delaynode.replica.waiters import WaitQueues
+from delaynode.replica.hosts.waiters import WaitQueues
 from delaynode.store.errors import Refused
 
 MIB = 1 << 20

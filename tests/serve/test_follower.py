@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.local_copy import LocalCopy
-from delaynode.replica.slave import SlaveHost
 from delaynode.replication.protocol import Ack, Follow, FollowerState, Frames, Message, Start
 from delaynode.replication.transport.until import wait_until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from delaynode.replica import maintenance
-from delaynode.replica.maintenance import Intervals
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts import maintenance
+from delaynode.replica.hosts.maintenance import Intervals
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.shard import CANCELLED

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replication.transport.until import wait_until
-from delaynode.server.consume import ConsumeCalls
+from delaynode.server.handlers.consume import ConsumeCalls
 from delaynode.store.maintenance import evacuation
 from delaynode.store.queue.consumers import ConsumerDelivery
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replica.maintenance import Maintenance
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.maintenance import Maintenance
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replication.transport.until import wait_until
-from delaynode.server.lookups import Lookups
+from delaynode.server.handlers.lookups import Lookups
 from delaynode.store.errors import Damaged
 from delaynode.store.shard import CANCELLED, MOVED_NOW, Lookup, Shard
 from delaynode.store.timer.scan import ScanJob
@@ -186,7 +186,7 @@ def test_a_reschedule_that_is_refused_is_no_others_business(tmp_path: Path, monk
 
 
 def test_a_scan_is_of_no_more_messages_than_a_request_may_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaynode.server.lookups.MAX_BATCH_MESSAGES", 4)
+    monkeypatch.setattr("delaynode.server.handlers.lookups.MAX_BATCH_MESSAGES", 4)
 
     async def work(inside: Inside, scans: Scans, due: Due) -> None:
         async with scans.held():

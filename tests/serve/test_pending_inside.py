@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.server import pending
+from delaynode.server.handlers import pending
 from delayregistry.model import TopicSpec
 
 from tests.serve.support.client import Msg, ints, now_ms, request

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from delaynode.clock import GuardedClock
 from delaynode.metrics import NodeCollector, NodeMetrics, registry_of
-from delaynode.replica import scrub as serving
-from delaynode.replica.master import NodeResources, ShardHost
-from delaynode.replica.scrub import Scrubber
-from delaynode.replica.sync_threads import Syncer
+from delaynode.replica.hosts import scrub as serving
+from delaynode.replica.hosts.master import NodeResources, ShardHost
+from delaynode.replica.hosts.scrub import Scrubber
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from delaynode.replica import slave as slave_module
-from delaynode.replica.maintenance import Maintenance
-from delaynode.replica.slave import SlaveHost
-from delaynode.replica.sync_threads import Syncer
+from delaynode.replica.hosts import slave as slave_module
+from delaynode.replica.hosts.maintenance import Maintenance
+from delaynode.replica.hosts.slave import SlaveHost
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.maintenance import persist
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from delaynode.clock import wall_ms
-from delaynode.replica.sync_threads import Syncer
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log import files as store_files

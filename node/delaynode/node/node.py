@@ -26,13 +26,13 @@ from delaynode.node.peering import Peering
 from delaynode.node.routes import RemoteMaster, Routes
 from delaynode.node.settings import shard_config
 from delaynode.replica.context import ReplicaContext, TransferPermits
-from delaynode.replica.host import CopyHost
-from delaynode.replica.master import NodeResources, ShardHost
+from delaynode.replica.hosts.host import CopyHost
+from delaynode.replica.hosts.master import NodeResources, ShardHost
+from delaynode.replica.hosts.scrub import Scrubber
+from delaynode.replica.hosts.slave import SlaveHost
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import Replicas
-from delaynode.replica.scrub import Scrubber
-from delaynode.replica.slave import SlaveHost
-from delaynode.replica.sync_threads import Syncer
 from delaynode.store.errors import Refused
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import snapshot

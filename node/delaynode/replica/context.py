@@ -9,7 +9,7 @@ from typing import Protocol
 
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
 
-from delaynode.replica.host import NodeResources
+from delaynode.replica.hosts.host import NodeResources
 from delaynode.replication.catch_up import CatchUpBudget
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.peers import Peers

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from delaynode.replica.context import ReplicaContext
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.local_copy import LocalCopy
-from delaynode.replica.slave import SlaveHost
 from delaynode.replication.protocol import (
     Ack,
     Bootstrap,

@@ -16,8 +16,8 @@ from delayregistry.model import ShardObject, ShardSpec, ShardStatus, copy_id_of
 from delayregistry.port import RegistryError
 
 from delaynode.replica.context import ReplicaContext, ShardStatusAccess
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.local_copy import LocalCopy
-from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
 from delaynode.replication.peer_replica import SnapshotSource
 from delaynode.replication.shipping import Shipping

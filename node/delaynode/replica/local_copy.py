@@ -11,8 +11,8 @@ from functools import partial
 from delayregistry.model import ShardObject
 
 from delaynode.replica.context import ReplicaContext
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.role import NEXT_ROLES, IllegalTransition, ReplicaRole
-from delaynode.replica.slave import SlaveHost
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance.snapshot import IncomingCopy

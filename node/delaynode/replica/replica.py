@@ -35,10 +35,10 @@ from delayregistry.port import RegistryError
 
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.follower import ReplicaFollower
-from delaynode.replica.host import CopyHost
+from delaynode.replica.hosts.host import CopyHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.leadership import Leadership
 from delaynode.replica.local_copy import LocalCopy
-from delaynode.replica.master import ShardHost
 from delaynode.replica.role import ReplicaRole
 from delaynode.replication.protocol import Message
 from delaynode.replication.term.leader import Leader

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from delayregistry.model import ClusterSpec, ShardObject
 
 from delaynode.replica.context import ReplicaContext
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 from delaynode.replication.protocol import Follow, FollowRefused, Message, Release

@@ -13,7 +13,7 @@ from typing import TypeVar
 from delayregistry.model import ShardSpec, in_sync_replica_id
 
 from delaynode.replica.context import ReplicaContext
-from delaynode.replica.host import CopyHost
+from delaynode.replica.hosts.host import CopyHost
 from delaynode.replication.peer_replica import SnapshotSource
 from delaynode.replication.protocol import SnapshotChunk
 from delaynode.store.errors import Damaged, NewerFormat

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from delaynode.limits.budget import Answers
 from delaynode.node.node import Node, RemoteMaster
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.forward import FORWARDED, ForwardedError, Forwarder
 from delaynode.server.rpc import abort
 from delaynode.store.errors import Damaged, Impossible, Refused

@@ -15,13 +15,13 @@ from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
 from delaynode.node.node import Node, RemoteMaster
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.call_stream import CallStreams
-from delaynode.server.consume import ConsumeCalls
 from delaynode.server.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small, streamed
-from delaynode.server.enqueue import EnqueueCalls
-from delaynode.server.node_calls import NodeCalls
-from delaynode.server.pending import PendingCalls
+from delaynode.server.handlers.consume import ConsumeCalls
+from delaynode.server.handlers.enqueue import EnqueueCalls
+from delaynode.server.handlers.node_calls import NodeCalls
+from delaynode.server.handlers.pending import PendingCalls
 from delaynode.store.errors import Refused
 from delaynode.store.types import MAX_SEQ
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from delaynode.clock import GuardedClock, boot_ms, wall_ms
 from delaynode.metrics import NodeMetrics
-from delaynode.replica.maintenance import Intervals
-from delaynode.replica.master import NodeResources, ShardHost
-from delaynode.replica.sync_threads import Syncer
+from delaynode.replica.hosts.maintenance import Intervals
+from delaynode.replica.hosts.master import NodeResources, ShardHost
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-from delaynode.replica.maintenance import Intervals
+from delaynode.replica.hosts.maintenance import Intervals
 from delaynode.replica.role import ReplicaRole
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import MAGIC, BadFrame, Frame, parse

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
-from delaynode.replica.slave import SlaveHost
 from delaynode.replication.term import in_sync_rule
 from delaynode.replication.term.in_sync_rule import APPLIED_MS
 from delaynode.replication.transport.until import wait_until

@@ -7,8 +7,8 @@ import errno
 from dataclasses import replace
 from unittest.mock import patch
 
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.role import ReplicaRole
-from delaynode.replica.slave import SlaveHost
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import checkpoint
 

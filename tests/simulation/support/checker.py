@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.frames import HEADER, HEADER_BYTES, MAGIC, FrameKind, parse, parse_tick
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
 from delaynode.store.shard import Shard

@@ -1,4 +1,4 @@
-"""Calls as a node's front door serves them (server/enqueue.py, server/consume.py, pending.py), without the wire."""
+"""Calls as a node's front door serves them (server/handlers/), without the wire."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 

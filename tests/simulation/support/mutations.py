@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from delaynode.replica import context
-from delaynode.replica.host import CopyHost
-from delaynode.replica.master import ShardHost
-from delaynode.replica.slave import SlaveHost
+from delaynode.replica.hosts.host import CopyHost
+from delaynode.replica.hosts.master import ShardHost
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replication.in_sync import ReplicaIds
 from delaynode.replication.peer_replica import PeerReplica, Phase
 from delaynode.replication.protocol import Follow, Heartbeat, HeartbeatReply

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import numpy as np
 from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.hosts.maintenance import Maintenance
 from delaynode.replica.leadership import Leadership
-from delaynode.replica.maintenance import Maintenance
 from delaynode.replica.role import ReplicaRole
 from delaynode.replication.shipping import Shipping
 from delaynode.store.maintenance import persist

@@ -9,8 +9,8 @@ from delaynode.clock import GuardedClock
 from delaynode.node.node import Node
 from delaynode.replica import leadership
 from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.leadership import Leadership
-from delaynode.replica.master import ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.storage import ReplicaStorage

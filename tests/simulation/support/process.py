@@ -14,10 +14,10 @@ from delaynode.metrics import NodeMetrics
 from delaynode.node.node import CLOCK_SECONDS, Node
 from delaynode.node.node_clock import NodeClock
 from delaynode.replica.context import ReplicaContext, TransferPermits
-from delaynode.replica.host import NodeResources
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.host import NodeResources
+from delaynode.replica.hosts.master import ShardHost
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replicas import Replicas
-from delaynode.replica.sync_threads import Syncer
 from delaynode.replication.protocol import HeartbeatReply, decode_heartbeat, encode_heartbeat
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.store.errors import Refused

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from delayapi.units import DAY_MS, HOUR_MS
-from delaynode.replica.maintenance import Intervals
+from delaynode.replica.hosts.maintenance import Intervals
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.shard import ShardConfig

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from delaynode.replica.hosts import sync_threads
 from delayregistry.model import ClusterSpec, Durability, TopicSpec
 
 from tests.simulation.support.checker import Checker
@@ -278,7 +279,7 @@ def virtual(world: World) -> Iterator[None]:
             if isinstance(value, ModuleType) and value in shims:
                 shim = shims[value]
                 if value is threading:
-                    if not module.__name__.endswith("replica.sync_threads"):
+                    if module is not sync_threads:
                         continue
                     shim = NoThreads
                 changed.append((module, name, value))

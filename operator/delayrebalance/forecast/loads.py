@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from delayrebalance.forecast.wheels import WIDEST_SLOT_MS
 from delayrebalance.model import F64, I64, Span
-from delayrebalance.wheels import WIDEST_SLOT_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

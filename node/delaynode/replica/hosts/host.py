@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from delaynode.metrics import NodeMetrics
-from delaynode.replica.maintenance import Intervals, Maintenance
-from delaynode.replica.sync_threads import Writer
-from delaynode.replica.waiters import WaitQueues
+from delaynode.replica.hosts.maintenance import Intervals, Maintenance
+from delaynode.replica.hosts.sync_threads import Writer
+from delaynode.replica.hosts.waiters import WaitQueues
 from delaynode.replication.transport.until import all_done
 from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
 from delaynode.store.log.commit_log import WriteBatch

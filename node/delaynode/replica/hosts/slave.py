@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from delaynode.replica.host import DRAIN_SECONDS, CopyHost, NodeResources
+from delaynode.replica.hosts.host import DRAIN_SECONDS, CopyHost, NodeResources
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from delaynode.replica.host import WallClock
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.host import WallClock
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.incoming_batch import MAX_BATCH_MESSAGES
 from delaynode.store.shard import MOVED_NOW, Lookup, Outcomes
 from delaynode.store.timer.scan import SlotSnapshotCache

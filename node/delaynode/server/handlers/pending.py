@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError
 
 from delaynode.limits.budget import Answers
 from delaynode.node.disk import RESCHEDULE_BYTES
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
-from delaynode.server.lookups import Lookups
+from delaynode.server.handlers.lookups import Lookups
 from delaynode.server.rpc import column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import MAX_BATCH_MESSAGES

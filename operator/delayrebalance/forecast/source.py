@@ -45,7 +45,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from delayrebalance.wheels import LAST_MS, WIDEST_SLOT_MS, NodeUnanswered, ShardSlots, read_wheel, resampled
+from delayrebalance.forecast.wheels import LAST_MS, WIDEST_SLOT_MS, NodeUnanswered, ShardSlots, read_wheel, resampled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

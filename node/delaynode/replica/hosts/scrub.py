@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from delaynode.metrics import NodeMetrics
-from delaynode.replica.host import CopyHost
+from delaynode.replica.hosts.host import CopyHost
 from delaynode.store.errors import Damaged
 from delaynode.store.maintenance.scrub import STEP_BYTES, Scrub, size_of
 

@@ -13,11 +13,11 @@ from delayapi.codec import EnqueueRequestView, WireError, decode_enqueue_request
 
 from delaynode.limits.budget import Answers, Hold
 from delaynode.node.node import RemoteMaster
-from delaynode.replica.master import ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Body, Context, Dispatch
 from delaynode.server.forward import ForwardedError
+from delaynode.server.handlers.topic_type import check_type
 from delaynode.server.rpc import as_error
-from delaynode.server.topic_type import check_type
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch, columns_of
 from delaynode.store.types import I64

@@ -34,7 +34,7 @@ def load(spark: SparkSession, directory: str, taken: str | None = None) -> DataF
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    from delayrebalance.source import SCHEMA
+    from delayrebalance.forecast.source import SCHEMA
 
     # The schema is given: else Spark looks into a file for it, and takes the partition's name for a date.
     try:

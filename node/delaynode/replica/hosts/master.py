@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from delaynode.replica.host import CopyHost, NodeResources, WallClock
+from delaynode.replica.hosts.host import CopyHost, NodeResources, WallClock
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch

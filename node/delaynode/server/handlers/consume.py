@@ -12,8 +12,8 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import HOUR_MS
 
 from delaynode.limits.budget import Answers
-from delaynode.replica.master import ShardHost
-from delaynode.replica.slave import SlaveHost
+from delaynode.replica.hosts.master import ShardHost
+from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.server.dispatch import Body, Context, Dispatch, end, without_trail
 from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting

@@ -29,7 +29,7 @@ from delaynode.store.timer.jobs import LoadJob
 from delaynode.store.types import Pair, Records
 
 if TYPE_CHECKING:
-    from delaynode.replica.host import CopyHost
+    from delaynode.replica.hosts.host import CopyHost
 
 COMMIT_SECONDS = 1.0  # that other shards' checkpoints wait for one whose last frames are not committed yet
 BUSY_BYTES = 4 << 20

@@ -1,0 +1,1 @@
+"""From loads to moves: the search, and what each move costs. Pure."""
