@@ -60,7 +60,7 @@ class NotFound(DelayError):
 
 
 class OutOfOrder(DelayError):
-    """Not this producer's next batch number; nothing was stored."""
+    """The batch does not have this producer's next number; nothing was stored."""
 
     @property
     def expected(self) -> int | None:
@@ -109,7 +109,9 @@ class Unreachable(Unavailable):
 
 
 class SendTimeout(DelayError):
-    """Not acknowledged within the producer's timeout. `maybe_stored`: it was sent and may have been stored."""
+    """The node did not acknowledge it within the producer's timeout. `maybe_stored`: it was sent and may have been
+    stored.
+    """
 
     in_doubt = True
 

@@ -275,8 +275,8 @@ class LocalCluster:
         return (*self._node_command, *(part for option in options.items() for part in option))
 
     def _record_former(self, node: str) -> None:
-        # The lease of the process before looks just like a living one's. Not knowing it, we could call a cluster
-        # ready that is not: so a registry that can't be read puts the start off.
+        # The lease of the process before looks just like a living one's. If we did not know it, we could call a
+        # cluster ready that is not: so a registry that can't be read puts the start off.
         found = self._leased_by(node)
         if found is not None:
             self._former[node] = found

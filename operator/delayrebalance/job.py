@@ -115,7 +115,7 @@ class _Places:
 
 @dataclass(slots=True)
 class _Known:
-    """Of the shards that were candidates so far, by number."""
+    """What is known of the shards that were candidates so far, by number."""
 
     pending: dict[int, int]
     pending_bytes: dict[int, int]

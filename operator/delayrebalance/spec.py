@@ -17,7 +17,7 @@ from delayrebalance.model import RebalanceError, SearchSettings
 
 
 def settings_of(cluster: Mapping[str, Any], rebalance: Mapping[str, Any] | None) -> SearchSettings:
-    """Of Kubernetes objects. Raises RebalanceError."""
+    """The settings in Kubernetes objects. Raises RebalanceError."""
     written = (cluster.get("spec") or {}).get("rebalance") or {}
     asked = (rebalance or {}).get("spec")
     try:

@@ -130,7 +130,7 @@ class Consumer:
     async def receive_batch(self, timeout_s: float | None = None) -> ReceivedBatch | None:
         """The next batch, of one queue; None when none came in time, or the consumer was stopped. Raises DelayError.
 
-        Not acknowledged by `auto_ack`: batch.ack() does it.
+        `auto_ack` does not acknowledge it: batch.ack() does.
         """
         try:
             return await asyncio.wait_for(self._next_batch(), timeout_s)

@@ -45,7 +45,7 @@ class Verdict:
 
 
 class NothingDelivered(TimeoutError):
-    """Not one message was delivered."""
+    """The node delivered no message at all."""
 
 
 class DeliveryRecord:

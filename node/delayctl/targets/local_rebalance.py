@@ -20,7 +20,7 @@ from delayctl.targets.rebalances import EXTRA, RebalanceOptions, RebalanceTarget
 
 
 class LocalRebalanceTarget(RebalanceTarget):
-    """Of the cluster in `data`. Raises RebalanceFileError too."""
+    """The state of the rebalance of the cluster in `data`. Raises RebalanceFileError too."""
 
     def __init__(self, data: Path) -> None:
         self._data, self._file = data, RebalanceFile(data)

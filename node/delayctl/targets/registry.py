@@ -226,7 +226,7 @@ class RegistryEditor(ABC):
 
 
 class LocalRegistryEditor(RegistryEditor):
-    """Of a local cluster: its spec stands in the same file."""
+    """The target of a local cluster, whose spec stands in the same file."""
 
     def __init__(self, registry: SqliteRegistry, data: Path, prober: Prober) -> None:
         super().__init__(registry, prober)

@@ -193,8 +193,8 @@ class Answers:
 class ReadingGate:
     """Lets few calls at a time receive their request: until then gRPC takes no more of it than a stream's window.
 
-    What is small passes in microseconds. Who is slow leaves its place to others after a second and reads on among the
-    slow ones; where these are too many, the one that has taken longest is refused.
+    What is small passes in microseconds. A slow call leaves its place to others after a second and reads on among
+    the slow ones; where these are too many, the one that has taken longest is refused.
     """
 
     def __init__(self, permits: int = READERS, slow_permits: int = SLOW_READERS) -> None:

@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class LeaseHolder(Protocol):
-    """Who is told."""
+    """The node: gives the lease to write, and is called when leases have been read."""
 
     def lease(self, renewals: int) -> NodeLease:
-        """As it is to be written now."""
+        """This node's lease as it is to be written now."""
 
     def leases_read(self) -> None:
         """`routes.leases` is new."""

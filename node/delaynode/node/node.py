@@ -197,7 +197,7 @@ class Node:
         return max(self.config.reserve_bytes, needed_bytes(shards, self.config.in_flight_bytes))
 
     def _unwritten_bytes(self) -> int:
-        """Of the logs: taken in, and on its way to the files."""
+        """Bytes of the logs that were received and are on their way to the files."""
         logs = [copy.shard.log for copy in self.copies()]
         return sum(log.end - log.written for log in logs)
 
@@ -287,7 +287,7 @@ class Node:
         return RemoteMaster(endpoint, shard.spec.epoch)
 
     def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | RemoteMaster:
-        """As find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
+        """The same as find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
         if self.routes.slaves_deliver:
             replica = self.replicas.get(self.routes.shard(topic, queue).spec.uid)
             if replica is not None and replica.local.host is not None and replica.local.unreadable_reason() is None:

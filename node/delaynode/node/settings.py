@@ -19,7 +19,7 @@ MIN_SHARE = 65_536  # messages: of the window budget, or units before a flush
 
 
 def shard_config(config: NodeConfig, cluster: ClusterSpec | None, topic_name: str, shards: int) -> ShardConfig:
-    """Of one of so many `shards` on the node, which share alike."""
+    """The settings of one of `shards` shards on the node, which share alike."""
     topic = cluster.topic(topic_name) if cluster is not None else None
     base = ShardConfig(
         horizon_ms=(cluster.horizon_days if cluster is not None else 40) * DAY_MS,

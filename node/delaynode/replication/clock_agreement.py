@@ -1,6 +1,7 @@
 """Whether the nodes' clocks agree, as their heartbeats tell (docs/protocol.md, "Time").
 
-Nobody's clock is the right one; most of them are taken to be. A peer's clock is known to within half a round trip:
+No single clock is the right one; what most of them say is taken to be. A peer's clock is known to within half a round
+trip:
 
     its wall clock, when its reply came  =  what the reply says + round trip / 2  +- round trip / 2
 

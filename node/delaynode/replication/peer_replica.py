@@ -49,7 +49,7 @@ class SnapshotSource(Protocol):
 
     @property
     def log_offset(self) -> int:
-        """Of the checkpoint: the log is needed from here on."""
+        """The log offset of the checkpoint: the log is needed from here on."""
 
     def read(self, file: int, offset: int, length: int) -> bytes:
         """Any thread. Raises OSError, ValueError for what is not in the manifest."""

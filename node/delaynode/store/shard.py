@@ -103,7 +103,7 @@ class ShardConfig:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this copy is: the shard's uid, this directory's copy id, and the highest epoch it has accepted."""
+    """What identifies this copy: the shard's uid, this directory's copy id, and the highest epoch it has accepted."""
 
     uid: int
     copy_id: str
@@ -585,7 +585,7 @@ class Shard:
 
     # ------------------------------------------------------------ views
     def read_cached(self, rows: Records) -> Buffers | None:
-        """As read_records(), for a few rows, when it can be done at once; else None."""
+        """The same as read_records(), for a few rows, when it can be done at once; else None."""
         return self.log.read_cached(rows)
 
     def read_records(self, rows: Records) -> Buffers:

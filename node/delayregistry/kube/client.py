@@ -58,7 +58,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Those of the pod; outside of one, or where KUBECONFIG is set, those of the kubeconfig.
+        """The settings of the pod; outside of one, or where KUBECONFIG is set, the kubeconfig's.
 
         Raises OSError when there are none.
         """

@@ -131,7 +131,7 @@ class ObjectWatch:
         self._sync_resolved.set()
 
     def _watch(self, version: str | None, fetch: Fetch | None = None) -> None:
-        # Not all nodes of a cluster at the same moment.
+        # So the nodes of a cluster do not all ask again at the same moment.
         watch_s = self._watch_s * random.uniform(0.8, 1.0)
         query = {**self._query, "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(watch_s)))}
         if version is not None:
@@ -172,7 +172,7 @@ class ObjectWatch:
 
     def _list_all(self) -> tuple[list[Json], str]:
         pages = list(self._pages())
-        # Of the first page: what later ones show beyond it, the watch tells again.
+        # The version of the first page: what later ones show beyond it, the watch tells again.
         version = str(pages[0]["metadata"]["resourceVersion"])
         return [obj for page in pages for obj in page.get("items") or ()], version
 

@@ -26,7 +26,7 @@ Anything = dict[str, Any]
 
 
 class Resources(Model):
-    """As in a container of core/v1."""
+    """The resources of a container of core/v1."""
 
     requests: dict[str, ResourceAmount] | None = Field(
         None,
@@ -53,7 +53,7 @@ class TaintEffect(StrEnum):
 
 
 class Toleration(Model):
-    """As core/v1 Toleration."""
+    """A Toleration of core/v1."""
 
     key: Text | None = Field(None, description="The taint's key; absent with operator Exists: every taint.")
     operator: TolerationOperator | None = Field(None, description="Exists, or Equal (the default).")
@@ -75,7 +75,7 @@ class Honor(StrEnum):
 
 
 class TopologySpreadConstraint(Model):
-    """As core/v1 TopologySpreadConstraint."""
+    """A TopologySpreadConstraint of core/v1."""
 
     max_skew: Int = Field(1, ge=1, description="The largest difference of pods between two domains.")
     topology_key: Text = Field(
@@ -109,7 +109,7 @@ class LocalReference(Model):
 
 
 class EnvVar(Model):
-    """As core/v1 EnvVar."""
+    """An EnvVar of core/v1."""
 
     name: Annotated[StrictStr, Field(min_length=1, max_length=256)] = Field(description="The variable's name.")
     value: Annotated[StrictStr, Field(max_length=32_768)] | None = Field(None, description="The variable's value.")
@@ -121,7 +121,7 @@ class EnvVar(Model):
 
 
 class Affinity(Model):
-    """As core/v1 Affinity."""
+    """An Affinity of core/v1."""
 
     node_affinity: Anything | None = Field(None, description="As core/v1 NodeAffinity.", json_schema_extra=OPEN)
     pod_affinity: Anything | None = Field(None, description="As core/v1 PodAffinity.", json_schema_extra=OPEN)

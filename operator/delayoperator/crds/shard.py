@@ -32,7 +32,7 @@ class SwitchoverModel(Model):
 
 
 class DelayShardSpec(Model):
-    """Who is to have the shard. Written by the operator alone."""
+    """The nodes that are to have the shard. The operator alone writes it."""
 
     model_config = ConfigDict(json_schema_extra=rules(*_FIXED, _GROWS, **OPEN))
 
@@ -125,5 +125,5 @@ class DelayShard(Model):
     map of a cluster. Read it, and leave it to the operator and the shard's master.
     """
 
-    spec: DelayShardSpec = Field(description="Who is to have the shard. Written by the operator alone.")
+    spec: DelayShardSpec = Field(description="The nodes that are to have the shard. The operator alone writes it.")
     status: DelayShardStatus | None = Field(None, description="What the shard is.")

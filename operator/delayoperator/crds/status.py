@@ -16,7 +16,7 @@ class ConditionStatus(StrEnum):
 
 
 class ConditionModel(Model):
-    """As metav1.Condition."""
+    """A metav1.Condition."""
 
     type: Text = Field(description="What the condition speaks of.")
     status: ConditionStatus = Field(description="True, False or Unknown.")

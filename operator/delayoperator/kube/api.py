@@ -147,7 +147,7 @@ class Api:
                 raise
 
     def evict(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
-        """As `delete`, unless the PodDisruptionBudget says no (429)."""
+        """The same as `delete`, unless the PodDisruptionBudget says no (429)."""
         options = {"preconditions": {"uid": uid}}
         meta = {"name": name, "namespace": namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}

@@ -59,7 +59,7 @@ OWNED = (
     CRON_JOB,
 )
 OPTIONAL = frozenset({POD_MONITOR, CRON_JOB})
-# Of these, what is not wished for any more is deleted; of the others there is always the same set.
+# The operator deletes objects of these kinds that are not wished for any more; of the others it has a fixed set.
 PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB, SERVICE_ACCOUNT, ROLE, ROLE_BINDING})
 
 

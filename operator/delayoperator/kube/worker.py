@@ -40,7 +40,7 @@ WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Of the operator process, for all workers."""
+    """What the operator process gives all workers."""
 
     image: str  # of nodes whose cluster names none
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise

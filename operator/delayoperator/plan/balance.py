@@ -231,8 +231,8 @@ def _because(desired: ClusterSpec, nodes: Sequence[str], gone: Iterable[str], dr
 def _shares(
     shards: Sequence[ShardObject], load: Placement, by_load: frozenset[str]
 ) -> Iterator[tuple[str, TargetChoice]]:
-    """Gives nodes that have next to nothing their share: of masters first, then of other copies. Not those whose share
-    a rebalance has chosen."""
+    """Gives nodes that have next to nothing their share: of masters first, then of other copies. It leaves out shards
+    whose share a rebalance has chosen."""
     usable = load.usable()
     if len(usable) < 2:
         return

@@ -87,8 +87,8 @@ class Observed:
     # By node id, the incarnation that answered, where it named all it has: another shard has no directory there.
     answered: Mapping[str, str] = field(default_factory=dict)
     ineligible: Mapping[str, str] = field(default_factory=dict)  # by node id: why no master should be chosen there
-    # Incarnations of processes that somebody who must know has seen end; of most nobody says so. Not what a lease
-    # seems to say: behind one that is not renewed, or that names another process, the former one may still run.
+    # Incarnations of processes that somebody who must know has seen end; of most nobody says so. A lease
+    # is no such word: behind one that is not renewed, or that names another process, the former one may still run.
     ended: frozenset[str] = frozenset()
     # By (uid, epoch): why the process that this term names says that it serves it no more. It never resumes one.
     given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class WaitForEvidence:
-    """Nothing certain is known yet. Not a fault."""
+    """Nothing certain is known yet, which is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def previous_master_exited(shard: ShardObject, seen: Observed) -> bool:
     """Whether no process can be serving the shard: its term was taken up, by a process that has ended.
 
     Before it was taken up those of earlier terms had stopped for ever: its master had waited out the lease that it
-    granted, which they lack since then. Of a term that was never taken up this can't be said: who served before may do
-    so yet.
+    granted, which they lack since then. This can't be said of a term that was never taken up: the master before it may
+    still serve.
     """
     spec, status = shard.spec, shard.status
     served = status is not None and (status.serving_epoch, status.incarnation) == (spec.epoch, spec.incarnation)
@@ -135,8 +135,8 @@ def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
 
 
 def _handed_over(shard: ShardObject, seen: Observed) -> Promote | None:
-    """The master has stopped for a switchover. Not so if `to` can't be proven to have all: the master goes on by
-    itself after two seconds."""
+    """The master has stopped for a switchover. If `to` can't be proven to have all, nothing is decided: the master goes
+    on by itself after two seconds."""
     spec, status = shard.spec, shard.status
     if spec.switchover is None or status is None or status.handover is None:
         return None
@@ -177,7 +177,9 @@ def _passed_over(shard: ShardObject, late: NotBegun, seen: Observed) -> Decision
 
 
 def _not_in_vain(nodes: Sequence[str], late: NotBegun) -> list[str]:
-    """Those that were not chosen in vain; where that is each of them, and it is time: the one whose turn is next."""
+    """The nodes that were not chosen in vain; where that is each of them, and it is time: the one whose turn is
+    next.
+    """
     if untried := [node for node in nodes if node not in late.in_vain]:
         return untried
     return [node for node in late.in_vain[:-1] if node in nodes][:1] if late.again else []

@@ -75,7 +75,7 @@ class _PlanExecutor:
         )
 
     def check_moving(self) -> None:
-        """Of what is under way: what is over, and what has to be asked for again."""
+        """Find among the moves under way those that are over, and those that have to be asked for again."""
         for index, move in enumerate(self._moves):
             if move.state is not MoveState.MOVING:
                 continue

@@ -74,7 +74,7 @@ class _Forecast:
         coming = self._coming = world.coming
         if coming is None or not coming.whole:
             return
-        # Those that get nothing count only while they have something: as in the job's mean.
+        # Nodes that get nothing count only while they have something: as in the job's mean.
         stays = [node in world.cluster.node_ids and node not in world.cluster.drained for node in coming.nodes]
         counted = (coming.loads.max(axis=1, initial=0.0) > 0) | stays
         self._hot = hot_slots.hot(coming.loads, counted, spec.threshold or world.threshold)

@@ -280,7 +280,7 @@ class _Machine:
 
     @property
     def _approval(self) -> Approval:
-        """Whoever lists moves wants to see what they cost: only their own word lets those begin unasked."""
+        """People who list moves want to see what they cost: only their own word lets those begin unasked."""
         if self._spec.approval is not None:
             return self._spec.approval
         return self._world.approval if self._spec.moves is None else Approval.MANUAL

@@ -10,7 +10,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def text_of(at_ms: int) -> str:
-    """As Kubernetes writes times, with milliseconds."""
+    """The time as Kubernetes writes it, with milliseconds."""
     return (_EPOCH + timedelta(milliseconds=at_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -70,7 +70,7 @@ class InProgress:
 def check_waiting(
     move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, stable: bool
 ) -> Begin | WaitForMove | Finished | Superseded:
-    """Of a move that has not begun."""
+    """What is to be done with a move that has not begun."""
     shard = world.shards.get(move.shard)
     if shard is None:
         return Superseded("there is no such shard any more")
@@ -99,8 +99,8 @@ def check_waiting(
 def check_moving(
     move: PlannedMove, world: World, pace: MovePace, now_ms: int, *, stable: bool
 ) -> InProgress | Finished | Superseded | WaitForMove:
-    """Of a move that was begun; its `replicas` say what it was begun from. Wait: the write that was to begin it was
-    lost, and now is no time for it."""
+    """What is to be done with a move that was begun; its `replicas` say what it was begun from. Wait: the write that
+    was to begin it was lost, and now is no time for it."""
     shard = world.shards.get(move.shard)
     if shard is None:
         return Superseded("there is no such shard any more")
@@ -140,7 +140,8 @@ def _taking_over(
     if spec.target is not None or set(spec.replicas) != set(nodes):
         return Superseded(f"its copies are to be on {_list(desired_replicas(spec))} now")
     if spec.replicas[0] == move.to:
-        # As asked for. Should the switchover not come off, the planner brings the master here once all is stable.
+        # The move is done as asked for. Should the switchover not come off, the planner brings the master here once all
+        # is stable.
         return Finished() if spec.master == move.to and is_served(shard) else InProgress()
     if spec.replicas != nodes:
         return Superseded(f"{spec.replicas[0]} is to be its master now")

@@ -135,7 +135,7 @@ def _container(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) ->
 
 
 def _restricted() -> Json:
-    """Of a container."""
+    """A container's security context."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -146,7 +146,9 @@ def _restricted() -> Json:
 
 
 def _like_the_nodes(view: ClusterView) -> Json:
-    """Of a pod's spec, driver's and executors': as whom, where, and with which image pull secrets it runs."""
+    """The part of a pod's spec that the driver's and the executors' share: as whom, where, and with which image pull
+    secrets it runs.
+    """
     return {
         "securityContext": {
             "runAsNonRoot": True,
@@ -186,7 +188,7 @@ def _conf(view: ClusterView, job_spec: RebalanceJobSpec) -> Mapping[str, str]:
 
 
 def _submit_args(conf: Mapping[str, str]) -> str:
-    """As pyspark reads it: split like a shell's words."""
+    """The option as pyspark reads it: split like a shell's words."""
     return " ".join(
         [*(f"--conf {shlex.quote(f'{key}={value}')}" for key, value in sorted(conf.items())), "pyspark-shell"]
     )

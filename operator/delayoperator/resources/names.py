@@ -61,7 +61,7 @@ def labels(cluster: str) -> dict[str, str]:
 
 
 def job_labels(cluster: str) -> dict[str, str]:
-    """Of the rebalance job's pods, which are no nodes: no Service and no disruption budget counts them."""
+    """The labels of the rebalance job's pods, which are no nodes: no Service and no disruption budget counts them."""
     return {**labels(cluster), "app.kubernetes.io/component": "rebalance"}
 
 
@@ -77,7 +77,7 @@ def owner(view: ClusterView) -> Json:
 
 
 def metadata(view: ClusterView, name: str) -> Json:
-    """Of every owned object: it goes with the cluster."""
+    """The owner reference of every owned object: it goes with the cluster."""
     return {
         "name": name,
         "namespace": view.namespace,

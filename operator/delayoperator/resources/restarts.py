@@ -58,7 +58,9 @@ EFFECTS: Mapping[str, Effect] = {
 
 
 def effect(field: str) -> Effect:
-    """Of a change of `field`, for example `topics.retention`. Raises KeyError for a field that is not known."""
+    """The reason for a restart by a change of `field`, for example `topics.retention`. Raises KeyError for a field that
+    is not known.
+    """
     at = field
     while at not in EFFECTS:
         at, dot, _ = at.rpartition(".")
@@ -68,8 +70,8 @@ def effect(field: str) -> Effect:
 
 
 def restarting(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Of a StatefulSet's differences those that restart its pods once they are applied: the reason to be told.
+    """Which of a StatefulSet's differences restart its pods once they are applied: the reason to be told.
 
-    Not for deciding (a field that is only taken away is not among them): the StatefulSet's revision says what is old.
+    It does not decide (a field that is only taken away is not among them): the StatefulSet's revision says what is old.
     """
     return tuple(one for one in found if one.path == TEMPLATE or one.path.startswith(TEMPLATE + "."))

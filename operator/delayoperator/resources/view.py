@@ -79,6 +79,6 @@ class ClusterView:
 
     @property
     def all_shards(self) -> tuple[str, ...]:
-        """Those that exist and those that the topics ask for."""
+        """The shards that exist and those that the topics ask for."""
         wanted = (shard_name(topic.name, queue) for topic in self.cluster.topics for queue in range(topic.queues))
         return tuple(sorted({*self.shards, *wanted}))

@@ -93,7 +93,7 @@ class ShardLoads:
         return most if most > above else 0.0
 
     def candidates(self, node_of: I64, weights: F64, movable: I64, most: I64) -> Candidates:
-        """Of each node the shards with the highest weighted sum. weights: f64[N, S]; movable: shards by number; most:
+        """The shards of each node with the highest weighted sum. weights: f64[N, S]; movable: shards by number; most:
         i64[N] how many of a node."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F

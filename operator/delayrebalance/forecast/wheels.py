@@ -102,7 +102,7 @@ def resampled(shard: ShardSlots, slot_ms: int, from_ms: int = 0, to_ms: int = LA
 
 
 def silent(endpoints: Sequence[str], timeout_s: float) -> dict[str, str]:
-    """Those that do not answer within the time, and why. All are asked at once, for a range that holds next to
+    """The nodes that do not answer within the time, and why. All are asked at once, for a range that holds next to
     nothing."""
 
     def asked(endpoint: str) -> str | None:

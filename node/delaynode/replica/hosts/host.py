@@ -108,7 +108,7 @@ class CopyHost(ABC):
         return asyncio.shield(job)  # a caller that is cancelled doesn't end the thread
 
     def jobs(self) -> list[asyncio.Future[Any]]:
-        """Those under way off the loop."""
+        """The jobs that run in threads now."""
         return list(self._jobs)
 
     async def _wait_idle(self) -> None:
@@ -138,7 +138,7 @@ class CopyHost(ABC):
 
     @abstractmethod
     async def wait_log_committed(self, offset: int) -> None:
-        """As wait_committed(), also while the copy is stopping."""
+        """The same as wait_committed(), also while the copy is stopping."""
 
     # ------------------------------------------------------------ its end
     async def wait_may_append(self) -> None:  # noqa: B027 - a slave never does

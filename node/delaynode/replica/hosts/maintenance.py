@@ -5,8 +5,8 @@
     checkpoint   each 30 s, each 8 s of a busy shard, or when many units wait; then files that it does without go
     free         TRIM what nobody needs; empty mostly dead segments; clean the TimerLog
 
-All but the load run one after the other: a flush, a cascade and a cleaning must not overlap. Of all shards of a node
-one at a time runs such a job, so that their memory does not add up: all of them cascade the same hour at once.
+All but the load run one after the other: a flush, a cascade and a cleaning must not overlap. One shard of a node at
+a time runs such a job, so that their memory does not add up: all of them cascade the same hour at once.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Maintenance:
         self._checkpointed = time.monotonic()
 
     async def checkpoint(self, *, copy_wheels: bool) -> None:
-        """As persist(), to its end also when the caller is cancelled."""
+        """Persist, to the end also when the caller is cancelled."""
         await self._run_shielded(self.persist(copy_wheels=copy_wheels))
 
     async def persist(self, *, copy_wheels: bool) -> None:

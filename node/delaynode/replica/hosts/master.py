@@ -220,7 +220,7 @@ class ShardHost(CopyHost):
             self.check_serving()
 
     async def wait_replicated(self, offset: int) -> None:
-        """As committed(), by as many copies as the cluster's minInSync asks for."""
+        """The same as committed(), by as many copies as the cluster's minInSync asks for."""
         await self.wait_committed(offset)
         self.check_in_sync()
 
@@ -234,7 +234,7 @@ class ShardHost(CopyHost):
             )
 
     async def wait_log_committed(self, offset: int) -> None:
-        """As committed(), also while the shard is stopping or may not answer."""
+        """The same as committed(), also while the shard is stopping or may not answer."""
         if offset <= self.shard.committed_offset:
             return
         if self.failure is not None or self._ended is not None:
@@ -283,7 +283,7 @@ class ShardHost(CopyHost):
         return min(tick, self.shard.consumers.next_expiry())
 
     def _tick(self, now_ms: int) -> int:
-        """As Shard.tick(), at the topic's pace."""
+        """Shard.tick() at the topic's pace."""
         if self._rate_limit is None:
             return self.shard.tick(now_ms)
         self._count_arrived(self._rate_limit, now_ms)
@@ -402,7 +402,7 @@ class ShardHost(CopyHost):
             self.check_serving()
 
     def give_back(self, group: str, delivery: ConsumerDelivery) -> None:
-        """Nobody was sent it."""
+        """Take back a delivery that was sent to nobody."""
         found = self.shard.consumers.groups.get(group)
         if found is not None:
             found.undo_delivery(delivery.offset, delivery.until_ms)

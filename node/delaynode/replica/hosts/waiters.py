@@ -1,7 +1,7 @@
-"""Who waits for a shard's messages: the consumers of each group in a line, and readers by offset.
+"""The lines of those who wait for a shard's messages: the consumers of each group in a line, and readers by offset.
 
-News of a group wakes the first of its line only: of 500 consumers that wait for one message, one gets it. Who has
-taken some and left others wakes the next.
+News of a group wakes the first of its line only: of 500 consumers that wait for one message, one gets it. A
+consumer that has taken some and left others wakes the next.
 """
 
 from __future__ import annotations

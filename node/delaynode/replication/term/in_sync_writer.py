@@ -178,8 +178,8 @@ class InSyncWriter:
         return WriteResult.WRITTEN
 
     def _as_replicas(self, replica_ids: ReplicaIds) -> ReplicaIds:
-        """Those whose nodes are to have a copy in the version that is about to be written over: one that may go has
-        perhaps thrown its copy away (attack A10)."""
+        """The replicas whose nodes are to have a copy in the version that is about to be written over: one that may go
+        has perhaps thrown its copy away (attack A10)."""
         members = [member for member in self._shipping.members.values() if member.node in self._staying]
         return replica_ids & {self._term.replica_id, *(member.replica_id for member in members)}
 

@@ -67,7 +67,7 @@ class Leader:
 
     # ------------------------------------------------------------ what happens to it
     def set_replicas(self, nodes: Iterable[str], leaving: Iterable[str]) -> None:
-        """As the registry has them."""
+        """Take the replicas as the registry has them. leaving: those that are to go."""
         others = tuple(node for node in nodes if node != self.term.node)
         if self.ended is None:
             self.in_sync_rule.leaving = frozenset(leaving)
@@ -179,7 +179,7 @@ class Leader:
         )
 
     def _following(self, replica_ids: ReplicaIds) -> ReplicaIds:
-        """Those that follow this term and have all of its log."""
+        """The ones of `replica_ids` that follow this term and have all of its log."""
         members = self.shipping.members.values()
         return replica_ids & {
             m.replica_id for m in members if m.phase is Phase.STREAMING and m.durable >= self._log.end

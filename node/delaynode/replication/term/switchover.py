@@ -125,7 +125,7 @@ class SwitchoverDriver:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _take_back(self, member: PeerReplica) -> None:
-        """Nobody took it, unless the term has ended."""
+        """Serve again: no other copy took the shard over, unless the term has ended."""
         while self._state.ended is None:
             if await self._writer.publish_handover(None) is WriteResult.WRITTEN:
                 self._state.handover = None

@@ -49,7 +49,7 @@ _MIN_LENGTH = HEAD_BYTES - _LENGTH.size
 
 
 class BadGreeting(Exception):
-    """Whoever is connected is not who it should be; says why."""
+    """The peer is not the node that it should be; says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Origin(Protocol):
 
 
 class Handler(Protocol):
-    """Whoever is told what comes in. Called on the event loop; must return at once."""
+    """Receives what comes in. Called on the event loop; must return at once."""
 
     def link_up(self, node: str) -> None:
         """Messages to `node` arrive from now on, in order, until link_down()."""

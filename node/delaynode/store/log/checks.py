@@ -154,7 +154,7 @@ def checks_in(joined: bytes, low: I64, high: I64, which: I64, offset: I64, size:
 
 
 def _checks(words: U64, sums: U64, factors: U64, begin: I64, size: I64, seq: I64) -> U32:
-    """Of records at bytes `begin` (n,) of `words` (m,), the last of which lies behind every record's end.
+    """The checks of records at bytes `begin` (n,) of `words` (m,), the last of which lies behind every record's end.
 
     sums, factors: (m,), the former to be overwritten.
     """

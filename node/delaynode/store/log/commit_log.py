@@ -79,7 +79,7 @@ class CommitLog:
 
     @property
     def last_epoch(self) -> int:
-        """Of the log's last frame; 0: it has none."""
+        """The epoch of the log's last frame; 0: it has none."""
         return self.epochs[-1][0] if self.epochs else 0
 
     def propose(
@@ -298,7 +298,7 @@ class CommitLog:
         self._forget_after(end)
 
     def _write_before(self, end: int) -> None:
-        """Of the received frames that wait to be written, those before `end`."""
+        """The received frames before `end` that wait to be written."""
         chunks = [one.before(end) for one in self.pending if isinstance(one, FrameChunk) and one.start < end]
         if chunks:
             batch = ReceivedFrames(self, chunks[0].start, chunks[-1].end, sync=True, chunks=chunks)
@@ -307,7 +307,7 @@ class CommitLog:
 
     # ------------------------------------------------------------ records
     def read_cached(self, rows: Records) -> list[Buffer] | None:
-        """As read_records() for a few records, if no disk has to be waited for; else None."""
+        """The same as read_records() for a few records, if no disk has to be waited for; else None."""
         offset, size = rows["offset"], rows["size"].astype(np.int64)
         parts: list[Buffer] = []
         for at, length in zip(offset.tolist(), size.tolist(), strict=True):

@@ -32,7 +32,7 @@ class Files(Protocol):
         """Up to `length` bytes; fewer at the file's end."""
 
     def read_cached(self, path: str, offset: int, length: int) -> bytes | None:
-        """As read(), if it can be done without waiting for a disk; else None."""
+        """The same as read(), if it can be done without waiting for a disk; else None."""
 
     def sync(self, path: str) -> None:
         """The file's bytes, length and name are on disk when this returns."""

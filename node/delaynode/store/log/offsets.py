@@ -22,7 +22,7 @@ def as_ranges(offsets: I64) -> tuple[I64, I64]:
 
 
 def as_attempt_ranges(offsets: I64, attempt: U32, visible: I64) -> tuple[I64, I64, U32, I64]:
-    """As as_ranges(), of at least one offset; those in a range have like attempt and time."""
+    """The same as as_ranges(), for one offset or more; offsets in a range have like attempt and time."""
     breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(attempt) != 0) | (np.diff(visible) != 0))
     first = np.concatenate(([0], breaks + 1))
     last = np.append(breaks, len(offsets) - 1)

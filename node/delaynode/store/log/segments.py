@@ -170,7 +170,7 @@ class SegmentedFile:
         return list(zip(bases, (*ends[:-1], self.end), strict=True)) if bases else []
 
     def sync_all(self) -> None:
-        """As sync(), also for what an earlier process wrote."""
+        """The same as sync(), also for what an earlier process wrote."""
         with self._syncing:
             self._check_synced()
             for base in self._segments.bases:

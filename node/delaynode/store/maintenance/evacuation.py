@@ -114,7 +114,7 @@ class EvacuationJob:
         return concatenated(parts)
 
     def _live(self, units: Records) -> Records:
-        """Of units in TimerLog order: the pending messages whose records lie in the segments."""
+        """The pending messages, among units in TimerLog order, whose records lie in the segments."""
         found = units.copy()
         # what said this spoke of a live message: left out may be the DEFAULT that brought it back after a DELETE
         found["magic"][((found["magic"] & MAGIC_MASK) == ROLL | SAME) & self._within(found["offset"])] = DEFAULT
@@ -143,7 +143,7 @@ class EvacuationJob:
 
 
 def begin_evacuation(shard: Shard, segments: Records) -> EvacuationJob:
-    """Of rows (k,) of dtype SEGMENT, or one, closed. On the owner's thread."""
+    """The job for closed segments: rows (k,) of dtype SEGMENT, or one. To be called on the owner's thread."""
     index = shard.index
     view = index.view(index.watermark.due, index.last_due_ms() + 1)
     return EvacuationJob(shard, np.atleast_1d(segments), view, shard.consumers.trimmed_dead_letters())

@@ -100,7 +100,7 @@ class DeadLetters:
         return positions, found
 
     def find_redriven(self, offsets: I64) -> tuple[Positions, Bools]:
-        """As places(), of dead letters that are at work again."""
+        """The same as places(), for dead letters that are at work again."""
         positions, found = self.find(offsets)
         if found.any():
             found &= self._table.state[positions] != DEAD

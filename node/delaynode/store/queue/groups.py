@@ -255,7 +255,7 @@ class Group:
     def is_current_attempt(self, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
         """Which of these released offsets are open at just this attempt, so that a Nack may end it. (n,) -> (n,).
 
-        Whoever handed it out: a master that has just started knows no deliveries.
+        It does not matter which master handed it out: one that has just started knows no deliveries.
         """
         self._extend_window_to(min(int(offsets.max(initial=-1)) + 1, queue.visible), queue)
         held = np.zeros(len(offsets), bool)

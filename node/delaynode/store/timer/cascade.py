@@ -53,7 +53,7 @@ class ChainReader:
     def read(
         self, limit: int, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None
     ) -> tuple[Records, Pair]:
-        """As Capture.collect_some(). Raises Damaged."""
+        """The same as Capture.collect_some(). Raises Damaged."""
         if self._parts is None:
             if low <= Pair(self.slot.time, 0) and self.slot.num <= limit:
                 return self._chain.collect_some(limit, self.slot, low, high, keep)

@@ -1,6 +1,6 @@
 """Cleaning the TimerLog: its closed files go once what they say of unreleased messages is said again at the end.
 
-A cycle goes over the slots once, in time order and in steps. Of each slot's chain it takes the latest units that lie
+A cycle goes over the slots once, in time order and in steps. From each slot's chain it takes the latest units that lie
 before `end` (where the open file began when the cycle did) and that no later unit speaks of, and appends them as units
 of ROLL and SAME: live, or dead and why. When all slots are done the chains end at `end`. This also joins the short runs
 that flushes leave behind. A copying collector; the step keeps its memory bounded, the threshold its cost.

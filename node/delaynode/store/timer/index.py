@@ -230,7 +230,7 @@ class TimerIndex:
     def begin_cascade(self) -> CascadeJob | None:
         """The next piece of the hour at the bound; None when it was empty, and the bound has moved.
 
-        Not while a flush or a cleaning runs.
+        Not to be called while a flush or a cleaning runs.
         """
         assert not self._flushing, "a flush under way has laid out its units for the bound as it is"
         bound, width = self.minute_bound_ms, self.hour.width_ms
@@ -285,7 +285,7 @@ class TimerIndex:
     def begin_clean(self) -> CleanupJob | None:
         """A step of the cycle; None when no file is closed, an hour is half cascaded, or the cycle waits for its flush.
 
-        Not while an hour is cascaded or a flush runs.
+        Not to be called while an hour is cascaded or a flush runs.
         """
         if self.cascade is not None:
             return None
@@ -315,7 +315,8 @@ class TimerIndex:
     def _end_cycle(self) -> Records:
         """With the flush: all has been said again, so chains end at the cycle's end. Returns COUNT units for the flush.
 
-        Not before: what the old files alone had counted must reach the new ones together with the units that end it.
+        It must not happen before: what the old files alone had counted must reach the new ones together with the units
+        that end it.
         """
         cycle = self._cycle
         if cycle is None or cycle.low is not None or self.cascade is not None:  # which reads from the start of now
@@ -352,10 +353,10 @@ class TimerIndex:
     def begin_lookup(
         self, due: I64, seq: I64, away: Bools, known: Records, slot_cache: SlotSnapshotCache | None = None
     ) -> ScanJob:
-        """Latest units of messages (k,): of those that are `away` from the window, and of those that it knows.
+        """The job that finds the latest units of messages (k,), both `away` from the window and known in it.
 
-        Of those too: one that is in the window now may be cancelled or relocated, and then released or pushed out of
-        the window, while the job runs. The caller finishes as with a scan.
+        Also the known ones: a message that is in the window now may be cancelled or relocated, and then released or
+        pushed out of the window, while the job runs. The caller finishes as with a scan.
         """
         far = due[away]
         starts = np.unique(far - far % np.where(far < self.minute_bound_ms, self.minute.width_ms, self.hour.width_ms))

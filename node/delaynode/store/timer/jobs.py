@@ -56,7 +56,7 @@ class TimerView:
     def collect_some(
         self, limit: int, slot: SlotRef, low: Pair, high: Pair, keep: Callable[[Records], Bools] | None = None
     ) -> tuple[Records, Pair]:
-        """As collect(), of the first messages only, as many as have about `limit` units; and where they end.
+        """Collect only the first messages, as many as have about `limit` units; returns where they end, too.
 
         One pass over the chain, however long: at most twice the limit is held, the latest go first.
         """
@@ -127,7 +127,7 @@ def within(rows: Records, low: Pair, high: Pair, keep: Callable[[Records], Bools
 
 
 def first_of(parts: list[Records], max_units: int) -> tuple[list[Records], Pair]:
-    """Of n units those of the first messages, as many as have `max_units` units, at least one; and where they end."""
+    """The units of the first messages among n: at most `max_units`, but one message or more; and where they end."""
     due = np.concatenate([part["due"] for part in parts])
     last_due = int(np.partition(due, max_units - 1)[max_units - 1])
     herd = np.concatenate([part["seq"][part["due"] == last_due] for part in parts])

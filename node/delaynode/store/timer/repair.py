@@ -47,7 +47,7 @@ from delaynode.store.types import I64, MAX_SEQ, Pair, Records, at_or_below, raw
 
 
 class FlushRepairer:
-    """Of one stopped copy. repaired: the TimerLog positions of the flushes that it has made good."""
+    """Repairs one stopped copy. repaired: the TimerLog positions of the flushes that it has made good."""
 
     def __init__(self, timer: TimerLog, log: CommitLog) -> None:
         self.timer, self.log = timer, log

@@ -95,7 +95,7 @@ class SlotSnapshot:
     run: SortedRun
 
     def rows(self, at: I64 | slice) -> LatestUnits:
-        """Those rows as units."""
+        """The rows as units."""
         offset = self.run.offset[at]
         made = np.empty(len(offset), UNIT)
         for name in RUN_COLUMNS:

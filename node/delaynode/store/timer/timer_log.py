@@ -193,7 +193,7 @@ class TimerLog:
             yield run[~counts] if counts.any() else run
 
     def runs(self, last_position: int, slot_time: int, width_ms: int, start: int) -> Iterator[tuple[int, Records]]:
-        """As walk(), COUNT units too, each run with the position of its first unit."""
+        """The same as walk(), COUNT units too, each run with the position of its first unit."""
         position, block = last_position, FIRST_BLOCK
         while position != NOWHERE and not 0 <= position < start:
             if not 0 < position < self.end or position % UNIT_BYTES:
@@ -236,7 +236,7 @@ class TimerLog:
         return stored[~counts] if counts.any() else stored
 
     def header(self, position: int) -> tuple[int, int, LogRange]:
-        """Of the flush at `position`: its units, those of the minute level, its log range. Raises Damaged."""
+        """The count of units of the flush at `position`, of its minute level, and its log range. Raises Damaged."""
         header = self._read(position, 1)[0]
         count, split = int(header["offset"]), int(header["size"])
         if header["magic"] != HEADER or not 0 <= split <= count or position + (count + 1) * UNIT_BYTES > self.end:

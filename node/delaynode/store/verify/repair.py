@@ -206,7 +206,7 @@ def _from(frames: Iterable[Frame], begin: int) -> Iterator[Frame]:
 
 
 def _word(files: Files, directory: str, what: str, at: tuple[int, ...]) -> str:
-    """Of this plan for this copy as it is: another plan, or a copy that has changed since, has another."""
+    """The word for this plan and this copy as it is: another plan, or a copy that has changed since, has another."""
     identity, _ = persist.read_identity(files, directory)
     path = f"{directory}/checkpoint"
     state = zlib.crc32(files.read(path, 0, files.size(path)))

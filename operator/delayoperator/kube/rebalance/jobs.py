@@ -20,8 +20,8 @@ class RebalanceJobs:
         self._selector = f"{CLUSTER_LABEL}={cluster},{COMPONENT}"
 
     def state_of(self, view: ClusterView, meta: Json, status: DelayRebalanceStatus) -> Job:
-        """Of the run that was asked for. Any other run of the cluster's is waited for: it may be the one that writes
-        this plan, as the CronJob's does. Raises ApiError."""
+        """The Job of the run that was asked for. Any other run of the cluster's is waited for: it may be the one that
+        writes this plan, as the CronJob's does. Raises ApiError."""
         if view.rebalance is None:
             return Job(JobState.FAILED, NO_JOB)
         jobs = {str(it["metadata"]["name"]): it for it in self._api.list(JOB, self._namespace, self._selector)}

@@ -35,7 +35,7 @@ class ShardSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Of one node. load: of all that it serves, f64[SLOTS]; None: it has not told."""
+    """One node's sizes. load: of all that it serves, f64[SLOTS]; None: it has not told."""
 
     sizes: dict[str, Size] = field(default_factory=dict)
     shards: dict[str, F64] = field(default_factory=dict)
@@ -72,7 +72,9 @@ def weigh(
 
 
 def _ask(endpoint: str, names: Collection[str], start_ms: int, timeout_s: float) -> _Answer:
-    """Of all shards that a node leads; empty when it does not answer. Where a day is too much, without the load."""
+    """The sizes of all shards that a node leads; empty when it does not answer. Where a day is too much, without the
+    load.
+    """
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
     with grpc.insecure_channel(endpoint, options=options) as channel:
         call = channel.unary_unary(
