@@ -9,17 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
+from delayapi.node_client import NodeClient
 from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.model import NodeLease, ShardObject
 from delayregistry.port import Registry
 
 from delayoperator.plan import CopyView, ObservedRole
 
-METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 DEADLINE_S = 1.0
 PATIENCE_S = 0.3  # those that are well answer within milliseconds; the others' answers are for a later round
 TERMINAL_S = 5.0  # a person at a terminal waits for a node that is slow, or far
-MAX_ANSWER_BYTES = 64 << 20  # 10,000 copies are a few MiB
+# A node that was just restarted must be reached at once, not when gRPC's backoff is over.
+RECONNECT_AT_ONCE = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
 
 _ROLES = {
     delay_pb2.ReplicaState.OPENING: ObservedRole.OPENING,
@@ -107,7 +112,7 @@ class GrpcProber:
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
-        self._channels: dict[str, tuple[str, grpc.Channel]] = {}
+        self._clients: dict[str, tuple[str, NodeClient]] = {}
         self._calls: dict[str, _Call] = {}
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
@@ -133,27 +138,19 @@ class GrpcProber:
         return answers
 
     def close(self) -> None:
-        for _, channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        for _, client in self._clients.values():
+            client.close()
+        self._clients.clear()
         self._calls.clear()
 
     def _called(self, lease: NodeLease, now_s: float) -> _Call:
-        endpoint, channel = self._channels.get(lease.node, ("", None))
-        if channel is None or endpoint != lease.endpoint:
-            if channel is not None:
-                channel.close()
-            options = [
-                ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-                # A node that was just restarted must be reached at once, not when gRPC's backoff is over.
-                ("grpc.initial_reconnect_backoff_ms", 50),
-                ("grpc.min_reconnect_backoff_ms", 50),
-                ("grpc.max_reconnect_backoff_ms", 200),
-                ("grpc.enable_http_proxy", 0),
-            ]
-            channel = grpc.insecure_channel(lease.endpoint, options=options)
-            self._channels[lease.node] = (lease.endpoint, channel)
-        future = _replica_status(channel).future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
+        endpoint, client = self._clients.get(lease.node, ("", None))
+        if client is None or endpoint != lease.endpoint:
+            if client is not None:
+                client.close()
+            client = NodeClient(lease.endpoint, RECONNECT_AT_ONCE)
+            self._clients[lease.node] = (lease.endpoint, client)
+        future = client.replica_status.future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
         return _Call(lease.endpoint, now_s, future)
 
 
@@ -165,13 +162,16 @@ class PatientProber:
 
     def __init__(self, dial: Callable[[str], str] = lambda endpoint: endpoint) -> None:
         self._dial = dial
-        self._channels: dict[str, grpc.Channel] = {}
+        self._clients: dict[str, NodeClient] = {}
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         """The answers by node id; a node that gives none in time is missing."""
         request = delay_pb2.ReplicaStatusRequest()
+        for lease in leases:
+            if lease.endpoint not in self._clients:
+                self._clients[lease.endpoint] = NodeClient(self._dial(lease.endpoint))
         calls = {
-            lease.node: _replica_status(self._channel(lease.endpoint)).future(request, timeout=TERMINAL_S)
+            lease.node: self._clients[lease.endpoint].replica_status.future(request, timeout=TERMINAL_S)
             for lease in leases
         }
         answers = {}
@@ -181,22 +181,8 @@ class PatientProber:
         return answers
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-
-    def _channel(self, endpoint: str) -> grpc.Channel:
-        if endpoint not in self._channels:
-            options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
-            self._channels[endpoint] = grpc.insecure_channel(self._dial(endpoint), options=options)
-        return self._channels[endpoint]
-
-
-def _replica_status(channel: grpc.Channel) -> Any:
-    return channel.unary_unary(
-        METHOD,
-        request_serializer=delay_pb2.ReplicaStatusRequest.SerializeToString,
-        response_deserializer=delay_pb2.ReplicaStatusResponse.FromString,
-    )
+        for client in self._clients.values():
+            client.close()
 
 
 def read_answer(answer: delay_pb2.ReplicaStatusResponse) -> NodeAnswer:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 
 import grpc
 import numpy as np
+from delayapi.node_client import NodeClient
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.errors import DelayError, from_rpc
 
 from delayrebalance.model import I64
 
-METHOD = "/delay.v1.DelayService/GetWheel"
-MAX_ANSWER_BYTES = 64 << 20  # a node stops at 32 MiB of slots
 WIDEST_SLOT_MS = HOUR_MS  # of a wheel: a slot that begins so much earlier can still reach into a range
 LAST_MS = 1 << 53  # later than any horizon
 
@@ -45,14 +44,9 @@ def read_wheel(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s:
     """The slots that begin in [from_ms, to_ms), shard by shard. A range too large for an answer is asked for in parts.
 
     The parts are not of one moment: what is due stays within its slot, so none is counted twice for that.
-    Raises NoAnswer.
+    Raises NodeUnanswered.
     """
-    with grpc.insecure_channel(endpoint, options=_OPTIONS) as channel:
-        call = channel.unary_unary(
-            METHOD,
-            request_serializer=pb.GetWheelRequest.SerializeToString,
-            response_deserializer=pb.GetWheelResponse.FromString,
-        )
+    with NodeClient(endpoint) as node:
         ranges = [(max(0, from_ms), min(to_ms, LAST_MS))]
         while ranges:
             low, high = ranges.pop()
@@ -60,7 +54,7 @@ def read_wheel(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s:
                 continue
             request = pb.GetWheelRequest(from_ms=low, to_ms=0 if high == LAST_MS else high)
             try:
-                answer = call(request, timeout=timeout_s)
+                answer = node.get_wheel(request, timeout=timeout_s)
             except grpc.RpcError as error:
                 problem = from_rpc(error)
                 middle = _middle(low, high, int(time.time() * 1000))
@@ -118,12 +112,6 @@ def silent(endpoints: Sequence[str], timeout_s: float) -> dict[str, str]:
     with ThreadPoolExecutor(min(32, len(endpoints))) as pool:
         answers = dict(zip(endpoints, pool.map(asked, endpoints), strict=True))
     return {endpoint: why for endpoint, why in answers.items() if why is not None}
-
-
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.enable_http_proxy", 0),
-]
 
 
 def _middle(low: int, high: int, now_ms: int) -> int | None:

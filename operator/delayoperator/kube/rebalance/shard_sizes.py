@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 from delayapi.hot_slots import F64
+from delayapi.node_client import NodeClient
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.slots import spread_slots
 from delayapi.units import HOUR_MS
@@ -16,10 +17,8 @@ from delayregistry.model import NodeLease, ShardObject, shard_name
 
 from delayoperator.rebalance_plan import LoadForecast, Size
 
-METHOD = "/delay.v1.DelayService/GetWheel"
 TIMEOUT_S = 2.0
 AT_ONCE = 4  # answers in memory: a node's has 50 KB a shard, and stops at 32 MiB
-MAX_ANSWER_BYTES = 64 << 20
 SLOT_MS = 300_000
 SLOTS = 288  # a day: for so long a plan by hand can be approved
 WIDEST_SLOT_MS = HOUR_MS  # of a wheel: a slot that begins so much earlier can still reach into the day
@@ -75,21 +74,15 @@ def _ask(endpoint: str, names: Collection[str], start_ms: int, timeout_s: float)
     """The sizes of all shards that a node leads; empty when it does not answer. Where a day is too much, without the
     load.
     """
-    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
-    with grpc.insecure_channel(endpoint, options=options) as channel:
-        call = channel.unary_unary(
-            METHOD,
-            request_serializer=pb.GetWheelRequest.SerializeToString,
-            response_deserializer=pb.GetWheelResponse.FromString,
-        )
+    with NodeClient(endpoint) as node:
         day = pb.GetWheelRequest(from_ms=start_ms - WIDEST_SLOT_MS, to_ms=start_ms + SLOTS * SLOT_MS)
         try:
-            return _read(call(day, timeout=timeout_s), names, start_ms)
+            return _read(node.get_wheel(day, timeout=timeout_s), names, start_ms)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
                 return _Answer()
         try:
-            sums = call(pb.GetWheelRequest(from_ms=1, to_ms=2), timeout=timeout_s)  # no slots
+            sums = node.get_wheel(pb.GetWheelRequest(from_ms=1, to_ms=2), timeout=timeout_s)  # no slots
         except grpc.RpcError:
             return _Answer()
         return _Answer(_read(sums, names, start_ms).sizes)
