@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import click
 from delayapi.options import Parsed
 
-from delayctl.targets.kube import KubeTarget, parse_target
+from delayctl.targets.kube_target import KubeTarget, parse_target
 
 if TYPE_CHECKING:
     from delayclient.routing.routing import Cluster

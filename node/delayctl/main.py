@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from delayctl.common import endpoint_options
-from delayctl.targets.kube import KubeTarget
+from delayctl.targets.kube_target import KubeTarget
 
 _COMMANDS: Final = {
     "local": ("cluster.local:local", "Run a cluster on this machine."),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import signal
 import sys
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc
+from delayapi.events import EventLog
 from delayregistry.port import RegistryError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -51,11 +50,10 @@ class Logger:
     """JSON events, one a line, on stderr."""
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        self._node, self._log = node, EventLog()
 
     def __call__(self, event: str, **fields: object) -> None:
-        line = {"time_ms": time.time_ns() // 1_000_000, "event": event, "node": self._node, **fields}
-        print(json.dumps(line, default=str), file=sys.stderr, flush=True)
+        self._log({"event": event, "node": self._node, **fields})
 
 
 def note_incarnation(incarnation: str, path: Path = TERMINATION_LOG) -> None:

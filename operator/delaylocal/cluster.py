@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from delayapi.events import EventLog
 from delaynode.node.data_lock import DataInUse, lock_data
 from delayoperator.control_loop.loop import ControlLoop, Log
 from delayoperator.control_loop.probe import GrpcProber
@@ -32,7 +33,6 @@ from delayregistry.port import RegistryError, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 from delaylocal import ports, spec
-from delaylocal.events import EventFile
 from delaylocal.supervise import STOP_TIMEOUT_S, Supervisor
 
 NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
@@ -136,7 +136,7 @@ class LocalCluster:
             self.registry.put_cluster(self.desired, None if found is None else found.version)
         logs = self._data / "logs"
         logs.mkdir(exist_ok=True)
-        self._operator_events = EventFile(logs / "operator.log")
+        self._operator_events = EventLog(logs / "operator.log")
         commands = {node: self._command(number, node) for number, node in enumerate(self.desired.node_ids)}
         self._supervisor = Supervisor(commands, logs, self._on_event, self._record_former, self._record_exit)
         self._stop_loop = threading.Event()

@@ -17,14 +17,13 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import kopf
 from aiohttp import web
 from delayapi import address
+from delayapi.events import EventLog
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
 from delayregistry.port import Registry
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -32,7 +31,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from delayoperator.control_loop.loop import Log
 from delayoperator.handlers.routes import routes, settings
 from delayoperator.handlers.table import Clusters
-from delayoperator.kube.api import FIELD_MANAGER, Api, KubeTransport
+from delayoperator.kube.api import FIELD_MANAGER, Api, kube_transport
 from delayoperator.kube.worker import Worker, WorkerSettings
 from delayoperator.metrics import OperatorCollector, registry_of
 
@@ -80,14 +79,7 @@ def log_to_stderr() -> Log:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)  # at INFO it tells of each event
-    lock = threading.Lock()
-
-    def log(event: Mapping[str, object]) -> None:
-        line = json.dumps({"time_ms": time.time_ns() // 1_000_000, **event}, default=str)
-        with lock, contextlib.suppress(OSError, ValueError):
-            print(line, file=sys.stderr, flush=True)
-
-    return log
+    return EventLog()
 
 
 class Operator:
@@ -97,7 +89,7 @@ class Operator:
         self, options: Options, log: Log, credentials: Credentials, workers: WorkerSettings | None = None
     ) -> None:
         self._options, self._log, self._credentials = options, log, credentials
-        self._transport = KubeTransport(credentials)
+        self._transport = kube_transport(credentials)
         self._client = KubeClient(credentials, agent=FIELD_MANAGER)
         self.api = Api(self._transport)
         self._settings = workers or WorkerSettings(options.image, options.rebalance_image)

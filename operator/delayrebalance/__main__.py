@@ -105,7 +105,7 @@ class _Kube:
 
     def __init__(self, registry: str, name: str | None) -> None:
         try:
-            from delayoperator.kube.api import Api, KubeTransport
+            from delayoperator.kube.api import Api, kube_transport
             from delayregistry.kube import Credentials
         except ImportError as error:
             raise RebalanceError(f"{registry} needs {error.name}: pip install 'delaycluster[operator]'") from None
@@ -117,7 +117,7 @@ class _Kube:
             raise RebalanceError(f"--registry {registry}: expected kube:NAMESPACE/CLUSTER")
         self.name = name or publish.name_of(self.cluster)
         try:
-            self.api = Api(KubeTransport(Credentials.from_environment()))
+            self.api = Api(kube_transport(Credentials.from_environment()))
         except OSError as error:
             raise RebalanceError(str(error)) from error
         self._object = self._get_cluster()

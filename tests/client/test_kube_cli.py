@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from delayctl.main import main
-from delayctl.targets.kube import KubeTarget, parse_target
+from delayctl.targets.kube_target import KubeTarget, parse_target
 
 from tests.client.support.kubeworld import NAME, KubeWorld, kube_world
 from tests.kube.fakekinds import find

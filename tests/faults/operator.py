@@ -7,8 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
+from delayapi.events import EventLog
 from delaylocal.cluster import WRITERS, new_uid
-from delaylocal.events import EventFile
 from delayoperator.control_loop.loop import ControlLoop
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.sqlite import SqliteRegistry
@@ -24,7 +24,7 @@ def main(data: Path) -> None:
     stop, told = threading.Event(), [frozenset[str]()]
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=_listen, args=(told,), daemon=True).start()
-    registry, events = SqliteRegistry(data / "registry.db"), EventFile(data / "logs" / "operator.log")
+    registry, events = SqliteRegistry(data / "registry.db"), EventLog(data / "logs" / "operator.log")
     loop = ControlLoop(registry, new_uid, events, prober=GrpcProber(), ended=lambda: told[0], writers=WRITERS)
     loop.run(stop)
     registry.close()

@@ -9,8 +9,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import click
+from delayapi.events import EventLog
 from delaylocal import LocalCluster, LocalClusterError
-from delaylocal.events import EventFile
 from delaynode.config import zone
 from delayregistry.model import MIN_LEASE_SECONDS, Delivery, Durability, TopicSpec
 
@@ -128,7 +128,7 @@ def local(
     if not topics and not (data / "registry.db").exists():
         raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
     signals = _Signals()
-    events = EventFile(sys.stderr)
+    events = EventLog()
     cluster = LocalCluster(
         data,
         nodes=nodes,
@@ -172,7 +172,7 @@ def _await_ready(cluster: LocalCluster, signals: _Signals, *, quiet: bool) -> No
         signals.next(pause_s)
 
 
-def _restart_each(cluster: LocalCluster, signals: _Signals, events: EventFile) -> None:
+def _restart_each(cluster: LocalCluster, signals: _Signals, events: EventLog) -> None:
     try:
         cluster.restart_each(
             lambda node: events({"event": "node-back", "node": node}), given_up=lambda: signals.stopping

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-GROUP: Final = "delaycluster.io"
-VERSION: Final = "v1alpha1"
+from delayregistry.kube.client import ApiRejected, Credentials, KubeClient, RequestUnanswered
+from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION
+
+from delayctl.targets.kube_target import KubeTarget
+
 CLUSTERS: Final = "delayclusters"
 REBALANCES: Final = "delayrebalances"
 GRPC_PORT: Final = 7070
-_TIMEOUT_S: Final = (5, 10)
-"""To connect to the API server, and for its answer."""
+CONNECT_S: Final = 5.0
+READ_S: Final = 10.0
+"""So long the API server may take for an answer."""
 
 
 class KubeError(Exception):
@@ -31,15 +34,6 @@ class KubeInvalid(KubeError):
 
 
 @dataclass(frozen=True, slots=True)
-class KubeTarget:
-    """context, namespace: None for what the kubeconfig says."""
-
-    cluster: str
-    namespace: str | None = None
-    context: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Pod:
     """One node's pod. address: its IP; empty before it has one."""
 
@@ -47,25 +41,14 @@ class Pod:
     address: str
 
 
-def parse_target(text: str) -> KubeTarget:
-    """CLUSTER, NAMESPACE/CLUSTER or CONTEXT/NAMESPACE/CLUSTER; a context may have slashes in it. Raises ValueError."""
-    context, _, rest = text.rpartition("/")
-    context, _, namespace = context.rpartition("/")
-    if not rest or (text.count("/") and not namespace) or (text.count("/") > 1 and not context):
-        raise ValueError(f"{text!r}: expected CLUSTER, NAMESPACE/CLUSTER or CONTEXT/NAMESPACE/CLUSTER")
-    return KubeTarget(rest, namespace or None, context or None)
-
-
 class KubeAccess:
     """One DelayCluster, through the API server. Every call blocks for seconds at most, and may come from any thread."""
 
     def __init__(self, target: KubeTarget) -> None:
         """Reads the kubeconfig. Raises BadTarget."""
-        try:
-            from kubernetes import client
-            from kubernetes import config as loaded
-        except ImportError:
-            raise BadTarget("--kube needs the package kubernetes: pip install 'delaycluster[kubernetes]'") from None
+        from kubernetes import client
+        from kubernetes import config as loaded
+
         config: Any = loaded  # it has no types
         self.configuration: Any = client.Configuration()
         try:
@@ -80,24 +63,21 @@ class KubeAccess:
         chosen = next(it for it in contexts if it["name"] == self.context)
         self.namespace: str = target.namespace or chosen["context"].get("namespace") or "default"
         self.cluster = target.cluster
-        self.api: Any = client.ApiClient(self.configuration)
+        self.client = KubeClient(Credentials(self.configuration), "delayctl", connections=4, connect_s=CONNECT_S)
 
     def __str__(self) -> str:
         return f"DelayCluster {self.cluster!r} in namespace {self.namespace!r} (context {self.context!r})"
 
     def close(self) -> None:
-        self.api.close()
+        self.client.close()
 
     def pods(self) -> list[Pod]:
         """The cluster's node pods, by name; none when there are none. Raises KubeError."""
-        from kubernetes.client import CoreV1Api
-
-        wanted = f"{GROUP}/cluster={self.cluster},app.kubernetes.io/component=node"
+        wanted = f"{CLUSTER_LABEL}={self.cluster},app.kubernetes.io/component=node"
         with _translated("list pods", self):
-            found: Any = CoreV1Api(self.api).list_namespaced_pod(
-                self.namespace, label_selector=wanted, _request_timeout=_TIMEOUT_S
-            )
-        pods = [Pod(it.metadata.name, (it.status and it.status.pod_ip) or "") for it in found.items]
+            path = f"/api/v1/namespaces/{self.namespace}/pods"
+            found = self.client.get(path, {"labelSelector": wanted}, READ_S)["items"]
+        pods = [Pod(it["metadata"]["name"], it.get("status", {}).get("podIP") or "") for it in found]
         return sorted(pods, key=lambda pod: pod.name)
 
     def first_pods(self) -> list[Pod]:
@@ -114,10 +94,7 @@ class KubeAccess:
     def delaycluster(self) -> dict[str, Any]:
         """The DelayCluster object. Raises KubeError."""
         with _translated("get delayclusters", self):
-            found: dict[str, Any] = self._objects().get_namespaced_custom_object(
-                GROUP, VERSION, self.namespace, CLUSTERS, self.cluster, _request_timeout=_TIMEOUT_S
-            )
-        return found
+            return self.client.get(self._path(CLUSTERS, self.cluster), read_s=READ_S)
 
     def patch_delaycluster(self, patch: dict[str, Any]) -> bool:
         """A JSON merge patch; False when it named a metadata.resourceVersion that is not the object's any more.
@@ -125,64 +102,32 @@ class KubeAccess:
         Raises KubeError, and KubeInvalid with the rule that forbids it.
         """
         with _translated("patch delayclusters", self):
-            return _unless_refused(
-                lambda: self._objects().patch_namespaced_custom_object(
-                    GROUP,
-                    VERSION,
-                    self.namespace,
-                    CLUSTERS,
-                    self.cluster,
-                    patch,
-                    _request_timeout=_TIMEOUT_S,
-                    _content_type="application/merge-patch+json",
-                )
-            )
+            return _unless_refused(lambda: self.client.merge(self._path(CLUSTERS, self.cluster), patch, {}, READ_S))
 
     def delayrebalance(self, name: str) -> dict[str, Any] | None:
         """The DelayRebalance object; None when there is none. Raises KubeError."""
-        from kubernetes.client.exceptions import ApiException
-
         with _translated("get delayrebalances", self):
             try:
-                found: dict[str, Any] = self._objects().get_namespaced_custom_object(
-                    GROUP, VERSION, self.namespace, REBALANCES, name, _request_timeout=_TIMEOUT_S
-                )
-            except ApiException as error:
-                if error.status == 404 and said(error):  # without words it is the kind that is not known
+                return self.client.get(self._path(REBALANCES, name), read_s=READ_S)
+            except ApiRejected as error:
+                if error.missing:  # any other 404: the kind itself is not known
                     return None
                 raise
-        return found
 
     def create_delayrebalance(self, name: str, spec: dict[str, Any]) -> bool:
         """False when there is one already. Raises KubeError, and KubeInvalid with the rule that forbids it."""
-        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "DelayRebalance", "metadata": {"name": name}, "spec": spec}
+        body = {"apiVersion": GROUP_VERSION, "kind": "DelayRebalance", "metadata": {"name": name}, "spec": spec}
         with _translated("create delayrebalances", self):
-            return _unless_refused(
-                lambda: self._objects().create_namespaced_custom_object(
-                    GROUP, VERSION, self.namespace, REBALANCES, body, _request_timeout=_TIMEOUT_S
-                )
-            )
+            return _unless_refused(lambda: self.client.post(self._path(REBALANCES), body, {}, READ_S))
 
     def patch_delayrebalance(self, name: str, patch: dict[str, Any]) -> bool:
         """A JSON merge patch; False, KubeInvalid and KubeError as with patch_delaycluster()."""
         with _translated("patch delayrebalances", self):
-            return _unless_refused(
-                lambda: self._objects().patch_namespaced_custom_object(
-                    GROUP,
-                    VERSION,
-                    self.namespace,
-                    REBALANCES,
-                    name,
-                    patch,
-                    _request_timeout=_TIMEOUT_S,
-                    _content_type="application/merge-patch+json",
-                )
-            )
+            return _unless_refused(lambda: self.client.merge(self._path(REBALANCES, name), patch, {}, READ_S))
 
-    def _objects(self) -> Any:
-        from kubernetes.client import CustomObjectsApi
-
-        return CustomObjectsApi(self.api)
+    def _path(self, plural: str, name: str = "") -> str:
+        path = f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/{plural}"
+        return f"{path}/{name}" if name else path
 
     # What a connection of one's own to the API server needs.
 
@@ -219,47 +164,34 @@ class KubeAccess:
 
 def _unless_refused(write: Callable[[], object]) -> bool:
     """Whether it was written; False where somebody was faster. Raises KubeInvalid where a rule forbids it."""
-    from kubernetes.client.exceptions import ApiException
-
     try:
         write()
-    except ApiException as error:
-        if error.status == 409:
+    except ApiRejected as error:
+        if error.code == 409:
             return False
-        if error.status in (400, 422):
-            raise KubeInvalid(said(error)) from None
+        if error.code in (400, 422):
+            raise KubeInvalid(error.message) from None
         raise
     return True
 
 
 @contextmanager
 def _translated(what: str, access: KubeAccess) -> Iterator[None]:
-    """Turns what the kubernetes package raises into KubeError."""
-    from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError
-
+    """Turns what the client raises into KubeError."""
     try:
         yield
-    except ApiException as error:
-        if error.status in (401, 403):
-            text = f"context {access.context!r} may not {what}: {said(error)}"
-        elif error.status == 404 and not said(error):
+    except ApiRejected as error:
+        if error.code in (401, 403):
+            text = f"context {access.context!r} may not {what}: {error.message}"
+        elif error.code == 404 and not error.missing:
             text = f"the cluster of context {access.context!r} knows no DelayClusters: is the operator installed?"
-        elif error.status == 404:
+        elif error.code == 404:
             text = (
                 f"there is no {access}; `kubectl --context {access.context} get delayclusters -A` lists those there are"
             )
         else:
-            text = f"{what}: the API server says {said(error) or f'{error.status} {error.reason}'}"
+            text = f"{what}: the API server says {error.message or f'{error.code} {error.reason}'}"
         raise KubeError(text) from None
-    except (HTTPError, OSError) as error:
+    except RequestUnanswered as error:
         host = access.configuration.host
         raise KubeError(f"the API server of context {access.context!r}, {host}, gives no answer: {error}") from None
-
-
-def said(error: Any) -> str:
-    """The message of the Status that an API error has as its body; empty when it has none."""
-    try:
-        return str(json.loads(error.body or "")["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""

@@ -18,8 +18,9 @@ from delayregistry.kube.client import Credentials, KubeClient
 from delayregistry.port import RegistryError
 
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
-from delayctl.targets.kube import KubeAccess, KubeInvalid, KubeTarget
+from delayctl.targets.kube import KubeAccess, KubeInvalid
 from delayctl.targets.kube_route import accessed
+from delayctl.targets.kube_target import KubeTarget
 from delayctl.targets.port_forward import Forwards
 from delayctl.targets.registry import TRIES, RegistryEditor, drained_with
 

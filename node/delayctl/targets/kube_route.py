@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from delayctl.common import UNREACHABLE, USAGE, ConnectTarget, fail
-from delayctl.targets.kube import GRPC_PORT, BadTarget, KubeAccess, KubeError, KubeTarget
+from delayctl.targets.kube import GRPC_PORT, BadTarget, KubeAccess, KubeError
+from delayctl.targets.kube_target import KubeTarget
 from delayctl.targets.port_forward import Forwards
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from delayapi.events import EventLog
 
 from delayregistry.codec import BadRecord
 from delayregistry.kube import objects
@@ -52,7 +52,7 @@ class KubeRegistry:
     ) -> None:
         self._client, self._owner, self._pod_uid = client, owner, pod_uid
         self._names = names = Names(namespace, cluster)
-        self._log: Log = log or _to_stderr
+        self._log: Log = log or EventLog()
         self._by = {"fieldManager": OPERATOR_MANAGER if owner is not None else NODE_MANAGER}
         self._shards = Mirror(lambda obj: objects.read_shard(names, obj), self._unreadable("DelayShard"))
         self._settings = Mirror(objects.read_settings, self._unreadable("ConfigMap"))
@@ -318,7 +318,3 @@ def _taken(what: str, answer: Json, mirror: Mirror[Any]) -> Version:
         raise OutcomeUnknown(f"write of {what}: the answer has no version") from error
     mirror.on_written(answer)
     return version
-
-
-def _to_stderr(event: Mapping[str, object]) -> None:
-    print(json.dumps({"time_ms": time.time_ns() // 1_000_000, **event}), file=sys.stderr, flush=True)

@@ -42,7 +42,7 @@ class ApiRejected(Exception):
 
     def __init__(self, code: int, reason: str, message: str, missing: str = "") -> None:
         super().__init__(f"{code} {reason}: {message}")
-        self.code, self.missing = code, missing
+        self.code, self.reason, self.message, self.missing = code, reason, message, missing
 
 
 class Credentials:
@@ -86,10 +86,12 @@ class Credentials:
         return {"Authorization": token} if token else {}
 
 
-class KubeClient:
-    """Safe to use from any thread. agent: how it names itself to the server."""
+class KubeTransport:
+    """Requests with the credentials, from any thread. agent: how it names itself to the server."""
 
-    def __init__(self, credentials: Credentials, agent: str = "delaycluster", connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self, credentials: Credentials, agent: str, connections: int = CONNECTIONS, connect_s: float = CONNECT_S
+    ) -> None:
         from kubernetes.client.rest import RESTClientObject
 
         configuration = credentials.configuration
@@ -97,11 +99,56 @@ class KubeClient:
         configuration.socket_options = _socket_options()
         self._credentials = credentials
         self._host = str(configuration.host).rstrip("/")
-        self._agent = agent
+        self._agent, self._connect_s = agent, connect_s
         self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
 
     def close(self) -> None:
         self._pool.clear()
+
+    def request(
+        self, method: str, url: str, body: Any = None, content: str = JSON, read_s: float = READ_S, stream: bool = False
+    ) -> urllib3.BaseHTTPResponse:
+        """Raises urllib3.exceptions.HTTPError or OSError when there was no answer in time, and ApiRejected."""
+        response = self._send(method, url, body, content, read_s, stream)
+        if response.status == 401:
+            # Nothing was done. The token has run out, say: its file may have a new one.
+            response.drain_conn()
+            try:
+                self._credentials.reload()
+            except Exception as error:  # whatever is wrong with the files
+                raise ApiRejected(401, "Unauthorized", f"and there are no other credentials: {error}") from error
+            response = self._send(method, url, body, content, read_s, stream)
+        return response
+
+    def _send(
+        self, method: str, url: str, body: Any, content: str, read_s: float, stream: bool
+    ) -> urllib3.BaseHTTPResponse:
+        return self._pool.request(
+            method,
+            self._host + url,
+            body=None if body is None else json.dumps(body).encode(),
+            headers={"Accept": JSON, "Content-Type": content, "User-Agent": self._agent, **self._credentials.header()},
+            timeout=urllib3.Timeout(connect=min(self._connect_s, read_s), read=read_s),
+            # A write that is sent again after its connection broke would meet its own first success as a conflict.
+            retries=False,
+            preload_content=not stream,
+        )
+
+
+class KubeClient:
+    """What registry and CLI ask of the API server. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        agent: str = "delaycluster",
+        connections: int = CONNECTIONS,
+        connect_s: float = CONNECT_S,
+    ) -> None:
+        self._transport = KubeTransport(credentials, agent, connections, connect_s)
+
+    def close(self) -> None:
+        self._transport.close()
 
     def get(self, path: str, query: Mapping[str, str] | None = None, read_s: float = READ_S) -> dict[str, Any]:
         """Raises RequestUnanswered, ApiRejected."""
@@ -147,32 +194,9 @@ class KubeClient:
         read_s: float,
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
-        response = self._send(method, path, query, body, content, read_s, stream)
-        if response.status == 401:
-            # Nothing was done. The token has run out, say: its file may have a new one.
-            self._read(response)
-            try:
-                self._credentials.reload()
-            except Exception as error:  # whatever is wrong with the files
-                raise ApiRejected(401, "Unauthorized", f"and there are no other credentials: {error}") from error
-            response = self._send(method, path, query, body, content, read_s, stream)
-        return response
-
-    def _send(
-        self, method: str, path: str, query: Mapping[str, str], body: Any, content: str, read_s: float, stream: bool
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._agent, **self._credentials.header()}
         try:
-            return self._pool.request(
-                method,
-                f"{self._host}{path}?{urlencode(query)}" if query else self._host + path,
-                body=None if body is None else json.dumps(body).encode(),
-                headers=headers,
-                timeout=urllib3.Timeout(connect=min(CONNECT_S, read_s), read=read_s),
-                # A write that is sent again after its connection broke would meet its own first success as a conflict.
-                retries=False,
-                preload_content=not stream,
-            )
+            url = f"{path}?{urlencode(query)}" if query else path
+            return self._transport.request(method, url, body, content, read_s, stream)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise RequestUnanswered(f"{method} {path}: {error}") from error
 

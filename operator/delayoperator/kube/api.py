@@ -10,13 +10,11 @@ import json
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import urllib3
-from delayregistry.kube import Credentials
-from kubernetes.client.rest import RESTClientObject
+from delayregistry.kube.client import ApiRejected, Credentials, KubeTransport
 
 from delayoperator.kube.kinds import ObjectKind
 
@@ -27,6 +25,10 @@ CONNECTIONS = 16  # kept
 PAGE = 500  # objects a list request: a page stays far below the memory of a small operator
 
 Json = dict[str, Any]
+
+
+def kube_transport(credentials: Credentials) -> KubeTransport:
+    return KubeTransport(credentials, FIELD_MANAGER, CONNECTIONS, CONNECT_S)
 
 
 class ApiError(Exception):
@@ -58,54 +60,10 @@ class ApiError(Exception):
         return self.status in (400, 405, 413, 415, 422)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    body: bytes
-    retry_after_s: float | None = None
-
-
-class Transport(Protocol):
-    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Raises OSError or urllib3.exceptions.HTTPError when there was no answer in time."""
-
-
-class KubeTransport:
-    """HTTP with the pod's credentials, or KUBECONFIG's. Nothing is ever sent twice on its own."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-        configuration = credentials.configuration
-        configuration.connection_pool_maxsize = CONNECTIONS
-        self._host = str(configuration.host).rstrip("/")
-        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
-
-    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        answer = self._send(method, url, headers, body)
-        if answer.status == 401:  # nothing was done; the token's file may have a new one
-            self._credentials.reload()
-            answer = self._send(method, url, headers, body)
-        return answer
-
-    def close(self) -> None:
-        self._pool.clear()
-
-    def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        response = self._pool.request(
-            method,
-            self._host + url,
-            headers={**headers, **self._credentials.header()},
-            body=body,
-            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
-            retries=False,
-        )
-        return Answer(response.status, response.data, _seconds(response.headers.get("Retry-After")))
-
-
 class Api:
     """Thread-safe. Counts what it sends, by verb: `sent`."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: KubeTransport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
         self.sent: Counter[str] = Counter()
@@ -174,21 +132,21 @@ class Api:
         with self._lock:
             self.sent[verb] += 1
         what = f"{verb} {what}"
-        headers = {"Accept": "application/json", "Content-Type": content, "User-Agent": FIELD_MANAGER}
-        sent = None if body is None else json.dumps(body).encode()
         try:
-            answer = self._transport.request(method, path, headers, sent)
+            answer = self._transport.request(method, path, body, content, READ_S)
         except (OSError, urllib3.exceptions.HTTPError) as error:
             raise ApiError(what, 0, "NoAnswer", f"{type(error).__name__}: {error}") from error
+        except ApiRejected as error:
+            raise ApiError(what, error.code, error.reason, error.message) from error
         try:
-            read = json.loads(answer.body) if answer.body else {}
+            read = json.loads(answer.data) if answer.data else {}
         except ValueError:
-            read = {"message": answer.body[:200].decode("utf-8", "replace")}
+            read = {"message": answer.data[:200].decode("utf-8", "replace")}
         if not isinstance(read, dict):
             raise ApiError(what, 0, "NoAnswer", "the answer is no JSON object")
         if answer.status >= 300:
             reason, message = str(read.get("reason") or "Error"), str(read.get("message") or "")
-            raise ApiError(what, answer.status, reason, message[:500], answer.retry_after_s)
+            raise ApiError(what, answer.status, reason, message[:500], _seconds(answer.headers.get("Retry-After")))
         return read
 
 
