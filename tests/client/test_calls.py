@@ -11,7 +11,7 @@ from delayclient import errors
 from delayclient.routing.calls import CallMultiplexer
 from delayclient.routing.routing import Cluster
 
-from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal, until
 
 DECODE = delay_pb2.AckResponse.FromString
 
@@ -103,6 +103,13 @@ def test_closing_the_connection_ends_its_calls() -> None:
     asyncio.run(main())
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits for another's retry does so for longer than any of these tests takes, not for a second."""
+    monkeypatch.setattr("delayclient.routing.routing._RETRY_WAIT_S", 30.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_one_looks_for_a_queues_master_and_the_others_wait() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster(queues=2)) as node, Cluster(node.endpoint) as cluster:
@@ -115,9 +122,9 @@ def test_one_looks_for_a_queues_master_and_the_others_wait() -> None:
 
             node.unary["Ack"] = one
             calls = [asyncio.create_task(ack(cluster)) for _ in range(100)]
-            await asyncio.sleep(0.8)
-            tried = acks(node)
-            assert 100 < tried < 140, "each once, then one of them, with its backoff"
+            await until("each was tried once, and one of them again", lambda: acks(node) > 100)
+            await asyncio.sleep(0.6)
+            assert acks(node) < 140, "the others wait, and that one has its backoff"
             assert (await ack(cluster, 1)).acknowledged == 1, "other queues have nothing to do with it"
             late = asyncio.create_task(ack(cluster))
             await asyncio.sleep(0.1)
@@ -129,6 +136,7 @@ def test_one_looks_for_a_queues_master_and_the_others_wait() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("patient")
 def test_calls_that_a_master_refuses_for_themselves_keep_no_others_waiting() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
@@ -141,8 +149,9 @@ def test_calls_that_a_master_refuses_for_themselves_keep_no_others_waiting() -> 
                 node.unary["Nack"] = refused
                 request = delay_pb2.NackRequest(topic="t", group="g")
                 nack = asyncio.create_task(cluster.call("Nack", "t", 0, request, delay_pb2.NackResponse.FromString))
-                await asyncio.sleep(0.2)
-                await asyncio.wait_for(asyncio.gather(*(ack(cluster) for _ in range(50))), 0.5)
+                before = node.came["Nack"]
+                await until("it is refused and tried again", lambda: node.came["Nack"] > before + 1)  # noqa: B023
+                await asyncio.wait_for(asyncio.gather(*(ack(cluster) for _ in range(50))), 5)
                 assert not nack.done()
                 nack.cancel()
 
@@ -161,7 +170,7 @@ def test_others_take_over_from_one_that_gives_up() -> None:
 
             node.unary["Ack"] = one
             first = asyncio.create_task(ack(cluster, timeout_s=0.5))
-            await asyncio.sleep(0.1)
+            await until("it was refused, and looks for the master", lambda: acks(node) > 1)
             cancelled, other, short = (asyncio.create_task(ack(cluster, timeout_s=each)) for each in (9.0, 10.0, 0.2))
             with pytest.raises(errors.Unavailable):
                 await short
@@ -181,7 +190,7 @@ def test_idle_stream_ends_and_the_next_call_opens_another(monkeypatch: pytest.Mo
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
             node.unary["Ack"] = lambda request: delay_pb2.AckResponse(acknowledged=1)
             await ack(cluster)
-            await asyncio.sleep(0.3)
+            await until("the stream has ended", lambda: node.call_streams == 1 and not node.open_call_streams)
             assert (await ack(cluster)).acknowledged == 1
             assert node.call_streams == 2
 
@@ -191,12 +200,13 @@ def test_idle_stream_ends_and_the_next_call_opens_another(monkeypatch: pytest.Mo
 def test_no_call_is_sent_that_nobody_waits_for() -> None:
     async def main() -> None:
         sent: list[bytes] = []
-        go = asyncio.Event()
+        writing, go = asyncio.Event(), asyncio.Event()
 
         class Silent:
             """A stream that is slow to take what is written, and says nothing."""
 
             async def write(self, data: bytes) -> None:
+                writing.set()
                 await go.wait()
                 sent.append(data)
 
@@ -208,10 +218,11 @@ def test_no_call_is_sent_that_nobody_waits_for() -> None:
 
         line = CallMultiplexer("n0", Silent)
         calls = [asyncio.create_task(line.call("Ack", b"%d" % at, 0.1 if at else 5.0)) for at in range(3)]
-        await asyncio.sleep(0.05)
+        await writing.wait()
         calls.append(asyncio.create_task(line.call("Ack", b"late", 0.05)))
-        await asyncio.sleep(0.3)
+        await asyncio.wait(calls[1:])  # all but the first are given up
         go.set()
+        await until("the first message is sent", lambda: sent)
         await asyncio.sleep(0.05)
         assert [one.request for data in sent for one in delay_pb2.Calls.FromString(data).call] == [b"0", b"1", b"2"]
         line.close()

@@ -11,7 +11,7 @@ from delayapi.codec import EnqueueRequestView
 from delayclient import errors
 from delayclient.producer.producer import Producer
 
-from tests.client.support.fakes import FakeCluster, FakeNode
+from tests.client.support.fakes import FakeCluster, FakeNode, until
 
 NOBODY = "127.0.0.1:1"
 
@@ -34,8 +34,9 @@ def test_frozen_master_is_left_for_its_successor_long_before_the_timeout() -> No
         ):
             await asyncio.gather(*[producer.send("t", str(i), delay=5, key=str(i % 8)) for i in range(100)])
             old.awake.clear()
+            before = old.came["EnqueueStream"]
             futures = [producer.send("t", str(i), delay=5, key=str(i % 8)) for i in range(100, 200)]
-            await asyncio.sleep(0.5)
+            await until("the frozen node has some of them", lambda: old.came["EnqueueStream"] > before)
             futures += [producer.send("t", str(i), delay=5, key=str(i % 8)) for i in range(200, 300)]
             cluster.elect(new)
             elected = time.monotonic()
@@ -65,7 +66,7 @@ def test_what_the_old_master_had_not_committed_is_sent_again_in_order() -> None:
             for i in range(12):
                 futures.append(producer.send("t", str(i), delay=5))
                 await asyncio.sleep(0.01)
-            assert len(cluster.shards[0].stored) > 6, "stored, though not answered"
+            await until("they are stored, though not answered", lambda: len(cluster.shards[0].stored) > 6)
             cluster.shards[0].lose(4)
             await old.stop()
             cluster.elect(new)
@@ -87,12 +88,16 @@ def test_refusals_of_a_failover_are_latency_not_errors(reason: str) -> None:
         ):
             await producer.send("t", "0", delay=5)
 
+            refused = 0
+
             async def refuse(_: EnqueueRequestView) -> str:
+                nonlocal refused
+                refused += 1
                 return reason
 
             old.fault = refuse
             futures = [producer.send("t", str(i), delay=5) for i in range(1, 50)]
-            await asyncio.sleep(0.6)
+            await until("they were refused and tried again", lambda: refused > 2)
             assert not any(future.done() for future in futures)
             cluster.elect(new)
             await asyncio.wait_for(asyncio.gather(*futures), 5)
@@ -219,7 +224,7 @@ def test_messages_without_a_key_go_to_queues_that_answer() -> None:
             sent = [producer.send("t", str(i), delay=5) for i in range(44, 48)]
             for i in range(48, 60):
                 with suppress(asyncio.TimeoutError):
-                    result = await asyncio.wait_for(producer.send("t", str(i), delay=5), 1.0)
+                    result = await asyncio.wait_for(producer.send("t", str(i), delay=5), 5.0)
                     assert result.queue != 1
                     continue
                 raise AssertionError("sent to a queue that is known not to answer")

@@ -18,7 +18,7 @@ from delayclient.consumer.consumer import Consumer
 from delayclient.handle import Handle
 
 from tests.client.support.fakegroup import Groups
-from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal, until
 
 UNKNOWN_OUTCOME = Refusal("NOT_SERVING")
 """Says nothing of what was done."""
@@ -63,8 +63,8 @@ def test_idle_polls_at_a_frozen_master_are_reopened_at_its_successor() -> None:
             groups.queues[0].release([b"first"])
             await received(consumer, b"first", 5)
             await consumer.flush()
-            old.awake.clear()  # with a poll of 5 s under way on each queue
-            await asyncio.sleep(0.3)
+            await until("a poll of 5 s is under way on each queue", lambda: all(groups.waiting[n] for n in (0, 1)))
+            old.awake.clear()
             fail_over(groups, new)
             groups.queues[1].release([b"second"])
             assert await received(consumer, b"second", 10) < 4.0, "sooner than the poll's own time"
@@ -86,7 +86,7 @@ def test_acks_that_the_old_master_never_confirmed_reach_the_new_one() -> None:
             for message in messages:
                 assert message is not None
                 message.ack()
-            await asyncio.sleep(0.3)
+            await until("the frozen node has the acks", lambda: old.came["Ack"])
             fail_over(groups, new)
             started = time.monotonic()
             await consumer.flush()
@@ -127,7 +127,7 @@ def test_poll_at_a_former_master_is_left_as_soon_as_the_route_says_so() -> None:
             groups.queues[0].release([b"first"])
             await received(consumer, b"first", 5)
             await consumer.flush()
-            await asyncio.sleep(0.1)
+            await until("the queue's poll is under way", lambda: groups.waiting[0])
             old.awake.clear()
             fail_over(groups, new)
             groups.queues[0].release([b"second"])
@@ -280,7 +280,7 @@ def test_admin_call_at_a_frozen_master_is_made_at_its_successor() -> None:
                 await admin.route("t")
                 old.awake.clear()
                 cancelling = asyncio.create_task(admin.cancel([messages.handle(1)]))
-                await asyncio.sleep(0.3)
+                await until("the frozen node has the call", lambda: old.came["Cancel"])
                 new.cluster.elect(new)
                 started = time.monotonic()
                 assert await cancelling == [Outcome.CANCELLED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -72,6 +73,8 @@ class Groups:
         self.refuse: list[Refusal] = []
         """Answers for the next calls."""
         self.lose_ack_answers = 0
+        self.waiting: Counter[int] = Counter()
+        """Polls that wait for messages, by queue."""
         self.serve_at(node)
 
     def serve_at(self, node: FakeNode) -> None:
@@ -94,7 +97,11 @@ class Groups:
             data = queue.take(request.max_messages, request.invisible_ms)
             if codec.decode_message_batch(data).count or time.monotonic() > deadline:
                 return data
-            await asyncio.sleep(0.01)
+            self.waiting[queue.queue] += 1
+            try:
+                await asyncio.sleep(0.01)
+            finally:
+                self.waiting[queue.queue] -= 1
 
     def ack(self, request: Any) -> Any:
         self._maybe_refuse()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -33,6 +34,14 @@ CODES = {
     "UNKNOWN_TOPIC": grpc.StatusCode.NOT_FOUND,
     "UNKNOWN_GROUP": grpc.StatusCode.NOT_FOUND,
 }
+
+
+async def until(what: str, true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Returns once it is true; asks every few ms."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        await asyncio.sleep(0.005)
 
 
 class Refusal(Exception):
@@ -182,6 +191,8 @@ class FakeNode:
         """Serve every shard, as a node does that forwards to the master."""
         self.unary: dict[str, Callable[[Any], Any]] = {}
         self.calls: list[tuple[str, Any]] = []
+        self.came: Counter[str] = Counter()
+        """Calls and batches that came in, also while the node was frozen."""
         self.cut_off: delay_pb2.QueryRouteResponse | None = None
         """What the node says of routes when it hears nothing from the registry."""
         self.awake = asyncio.Event()
@@ -190,6 +201,7 @@ class FakeNode:
         self.streams = 0
         """Opened so far."""
         self.call_streams = 0
+        self.open_call_streams = 0
         self.streams_calls = True
         """False: a node of an older release, which has no CallStream."""
         self._server: grpc.aio.Server | None = None
@@ -233,6 +245,7 @@ class FakeNode:
     async def enqueue_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         self.streams += 1
         async for data in requests:
+            self.came["EnqueueStream"] += 1
             await self.awake.wait()
             request = codec.decode_enqueue_request(data)
             what = await self.fault(request)
@@ -275,10 +288,12 @@ class FakeNode:
             await answers.put(None)
 
         reader = asyncio.create_task(read())
+        self.open_call_streams += 1
         try:
             while (data := await answers.get()) is not None:
                 yield data
         finally:
+            self.open_call_streams -= 1
             for task in (reader, *serving):
                 task.cancel()
 
@@ -291,6 +306,7 @@ class FakeNode:
 
     async def answer(self, method: str, data: bytes) -> bytes:
         """Raises Refusal."""
+        self.came[method] += 1
         await self.awake.wait()
         if method == "Check":
             return b""
