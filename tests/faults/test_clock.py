@@ -23,7 +23,7 @@ from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
 from tests.faults.support.trial import check_logs
-from tests.serve.support.client import Client, Failure, Msg, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
 from tests.serve.test_health import get, scrape
 
 LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
@@ -79,7 +79,7 @@ def node(tmp_path: Path) -> Iterator[Stepped]:
     command = ("/usr/bin/env", *(f"{name}={value}" for name, value in environment.items()), *NODE_COMMAND)
     file.write_text("+0\n")
     with LocalCluster(tmp_path / "c", nodes=1, topics=[TopicSpec("t", 1)], node_command=command) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             yield Stepped(cluster, file, Shard(client, "t", 0))
         check_logs(cluster)

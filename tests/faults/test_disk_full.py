@@ -22,7 +22,7 @@ from delayregistry.model import TopicSpec
 
 from tests.faults.support.small_disk import SmallDisk, small_disk
 from tests.faults.support.trial import check_logs
-from tests.serve.support.client import Client, Failure, Got, Msg, Sent, Shard, poll
+from tests.serve.support.client import Client, Failure, Got, Msg, Sent, Shard, poll, wait_served
 from tests.serve.test_health import get, scrape
 
 DISK_MIB = 360
@@ -41,7 +41,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def cluster(tmp_path: Path, disk: SmallDisk) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 2)]) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running
 
 
@@ -54,7 +54,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 def restart(cluster: LocalCluster, signum: int) -> None:
     pid = cluster.kill("n0", signum)
     poll("the process is another one", lambda: cluster.pids.get("n0", pid) != pid, 30)
-    cluster.wait_ready()
+    wait_served(cluster)
 
 
 def fill(shard: Shard) -> tuple[int, Failure]:

@@ -15,7 +15,7 @@ from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
 from tests.faults.support.trial import CHOOSE, SHORT, run, stored
-from tests.serve.support.client import Client, Failure, Msg, Shard
+from tests.serve.support.client import Client, Failure, Msg, Shard, wait_served
 
 LEASE_S = 3.0
 HOLD_THE_REGISTRY = """
@@ -95,7 +95,7 @@ def test_a_disk_that_takes_no_more_stops_the_shard_and_takes_back_nothing(tmp_pa
         return shard.request(*messages, producer=1, number=number).SerializeToString()
 
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 2)], node_command=limited) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             full, other = Shard(client, "t", 0), Shard(client, "t", 1)
             while isinstance(answer := full.client.attempt("Enqueue", batch(full, acknowledged)), bytes):
@@ -109,7 +109,7 @@ def test_a_disk_that_takes_no_more_stops_the_shard_and_takes_back_nothing(tmp_pa
             assert other.send(Msg(delay_ms=60_000)).seqs == [0]  # the node's other shards go on
     assert acknowledged > 5
     with LocalCluster(tmp_path) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             full = Shard(client, "t", 0)
             again, _ = stored(client.raw("Enqueue", batch(full, acknowledged)))

@@ -22,7 +22,7 @@ from tests.faults.support.load import Load, Traffic
 from tests.faults.support.netns import Namespaces
 from tests.faults.support.network import Network
 from tests.faults.support.trial import SEED, check_queue, keep_all
-from tests.serve.support.client import Client, Failure, Msg, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
 
 NODES = ("n0", "n1", "n2")
 TRAFFIC = Traffic(queues=3, pause_s=0.05, farthest_ms=2_000)
@@ -183,7 +183,7 @@ def test_a_master_cut_off_answers_no_read_once_another_serves(tmp_path: Path, ne
     """Nothing is written, so that only its leases can tell it that its time is over."""
     command = (sys.executable, "-P", str(Path(cut_off_node.__file__)), str(tmp_path / "cut"))
     with FaultCluster(tmp_path, topics=[TopicSpec("t", 1)], options=network.options, node_command=command) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         master = str(cluster.shards()[0].spec.master)
         with Client(cluster.endpoints[int(master[1:])]) as client:
             shard = Shard(client, "t", 0)

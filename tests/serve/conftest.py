@@ -9,7 +9,7 @@ import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec, TopicType
 
-from tests.serve.support.client import Client, Shard
+from tests.serve.support.client import Client, Shard, wait_served
 
 QUEUES = 96
 TOPICS = (
@@ -27,7 +27,7 @@ TOPICS = (
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One node; no test may stop it."""
     with LocalCluster(tmp_path_factory.mktemp("serve"), nodes=1, topics=TOPICS) as running:
-        running.wait_ready()
+        wait_served(running)
         pid = running.pids["n0"]
         yield running
         assert running.pids.get("n0") == pid, "the node did not live through the tests"
@@ -62,5 +62,5 @@ def shard(take: Callable[[str], Shard]) -> Shard:
 def own(tmp_path: Path) -> Iterator[LocalCluster]:
     """A node of the test's own, to be stopped and killed."""
     with LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 2)]) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running

@@ -13,13 +13,13 @@ from delayapi.units import MINUTE_MS
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import Client, Failure, Msg, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path, nodes=2, replicas=2, topics=[TopicSpec("t", 1)]) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running
 
 

@@ -18,7 +18,7 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import SERVICE, Client, Failure, Msg, Shard, now_ms, poll, request
+from tests.serve.support.client import SERVICE, Client, Failure, Msg, Shard, now_ms, poll, request, wait_served
 from tests.serve.support.http2 import Crowd, message
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             command = (*NODE_COMMAND, *options)
             cluster = LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 4)], node_command=command)
             stack.enter_context(cluster)
-            cluster.wait_ready()
+            wait_served(cluster)
             return Node(cluster, stack.enter_context(Client(cluster.endpoints[0])))
 
         yield start_one

@@ -13,7 +13,20 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import METHODS, Client, Failure, Msg, Shard, i64, now_ms, poll, request, rows, u32
+from tests.serve.support.client import (
+    METHODS,
+    Client,
+    Failure,
+    Msg,
+    Shard,
+    i64,
+    now_ms,
+    poll,
+    request,
+    rows,
+    u32,
+    wait_served,
+)
 
 QUEUES = 12
 FORWARDED = (("x-delay-forwarded", "1"),)
@@ -22,7 +35,7 @@ FORWARDED = (("x-delay-forwarded", "1"),)
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("three"), nodes=3, topics=[TopicSpec("t", QUEUES)]) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running
 
 

@@ -21,7 +21,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import METHODS, Client, Failure, Msg, Shard, request
+from tests.serve.support.client import METHODS, Client, Failure, Msg, Shard, request, wait_served
 from tests.serve.support.fuzz_requests import QUEUES, Maker
 
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
@@ -67,7 +67,7 @@ class Ledger:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     topics = [TopicSpec("t", QUEUES, max_attempts=4)]
     with LocalCluster(tmp_path_factory.mktemp("fuzz"), nodes=1, topics=topics) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running
 
 
@@ -174,7 +174,7 @@ def test_almost_right_requests_get_clear_answers_and_nothing_is_lost_or_invented
         assert probe.seqs
         groups = [states(Shard(client, "t", queue)) for queue in range(QUEUES)]
     node.kill("n0")
-    node.wait_ready()
+    wait_served(node)
     with Client(endpoint) as client:
         assert sum(accounts(client)) == sum(after) + 1
         assert [states(Shard(client, "t", queue)) for queue in range(QUEUES)] == groups

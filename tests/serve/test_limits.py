@@ -14,7 +14,7 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import Client, Failure, Msg, Shard, poll
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -41,7 +41,7 @@ def test_what_is_too_much_in_flight_is_refused_and_what_is_answered_is_stored(
     sign = tmp_path / "stalled"
     node = (sys.executable, "-P", "-c", STALLING.format(sign=str(sign)), "--in-flight-mib", "2")
     with LocalCluster(tmp_path / "c", nodes=1, topics=[TopicSpec("t", 1)], node_command=node) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         clients = [Client(cluster.endpoints[0], own=own) for _ in range(12)]
         shard = Shard(clients[0], "t", 0)
         data = shard.request(Msg(bytes(900_000), delay_ms=60_000)).SerializeToString()
@@ -70,12 +70,12 @@ def test_what_is_too_much_in_flight_is_refused_and_what_is_answered_is_stored(
 
 def test_a_disk_that_is_nearly_full_takes_no_messages_and_everything_else_goes_on(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 1)]) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             stored = Shard(client, "t", 0).send(*[Msg(delay_ms=1)] * 2, Msg(delay_ms=500_000), Msg(delay_ms=600_000))
     node = (*NODE_COMMAND, "--min-free-mib", str(1 << 40))
     with LocalCluster(tmp_path, node_command=node) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             shard = Shard(client, "t", 0)
             with pytest.raises(Failure, match="MiB free") as caught:

@@ -16,7 +16,7 @@ from delaylocal import LocalCluster
 from delaylocal.ports import choose
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import Client, Msg, Shard, poll
+from tests.serve.support.client import Client, Msg, Shard, poll, wait_served
 
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ def test_a_stop_at_any_moment_of_a_start_ends_the_process(tmp_path: Path) -> Non
             cluster.kill("n0", signal.SIGTERM)
             poll(f"end {number}", lambda: len(ends) == number)  # noqa: B023
             assert time.monotonic() - begin < 6
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             for queue in range(24):
                 assert Shard(client, "t", queue).send(Msg(delay_ms=60_000)).seqs == [0]

@@ -11,7 +11,7 @@ import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import Client, Failure, Got, Msg, Shard, now_ms, poll
+from tests.serve.support.client import Client, Failure, Got, Msg, Shard, now_ms, poll, wait_served
 
 RATE = 200
 
@@ -19,7 +19,7 @@ RATE = 200
 @pytest.fixture
 def capped(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 1, max_release_per_second=RATE)]) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running
 
 
@@ -69,7 +69,7 @@ def test_kills_in_the_middle_release_nothing_twice_lose_nothing_and_are_no_way_r
     for _ in range(3):
         time.sleep(0.7)
         capped.kill("n0")
-        capped.wait_ready()
+        wait_served(capped)
 
     def released() -> list[Got]:
         try:

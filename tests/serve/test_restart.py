@@ -18,7 +18,7 @@ from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
 from tests.faults.support.failover import GRPC_NOISE
-from tests.serve.support.client import Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows
+from tests.serve.support.client import Client, Failure, Msg, Sent, Shard, i64, ints, now_ms, poll, rows, wait_served
 
 FAR = (90_000, 5 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, 39 * DAY_MS)
 Restart = Callable[[], None]
@@ -28,7 +28,7 @@ def restarted(cluster: LocalCluster, signum: int) -> None:
     """The node again, in a new process."""
     pid = cluster.kill("n0", signum)
     poll("the process is another one", lambda: cluster.pids.get("n0", pid) != pid, 30)
-    cluster.wait_ready()
+    wait_served(cluster)
 
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
@@ -101,7 +101,7 @@ def test_messages_groups_cancels_and_producers_are_as_they_were(shard: Shard, re
 
 def test_dead_letters_survive(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 1, max_attempts=1)]) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             shard = Shard(client, "t", 0)
             shard.send(*[Msg(b"%d" % n) for n in range(4)])
@@ -119,7 +119,7 @@ def test_what_came_due_while_the_node_was_away_is_released_at_once(own: LocalClu
     own.kill("n0", signal.SIGSTOP)
     time.sleep(1.5)
     own.kill("n0", signal.SIGKILL)
-    own.wait_ready()
+    wait_served(own)
     got = shard.receive_all(500)
     assert [(one.due_ms, one.seq) for one in got] == sorted(zip(stored.due, stored.seqs, strict=True))
     assert shard.stored() == (0, 500)
@@ -159,7 +159,7 @@ def test_a_stop_under_load_keeps_what_was_acknowledged(own: LocalCluster, shard:
             acknowledged += pb.EnqueueResponse.FromString(answer).count
             if number == 100:
                 own.kill("n0", signal.SIGTERM)
-    own.wait_ready()
+    wait_served(own)
     pending, _ = shard.stored()
     assert pending >= acknowledged > 20_000 - 200
     log = GRPC_NOISE.sub("", (own.data / "logs" / "n0.log").read_text())
@@ -172,7 +172,7 @@ def test_a_stop_under_load_keeps_what_was_acknowledged(own: LocalCluster, shard:
 def test_ten_years_ahead(tmp_path: Path) -> None:
     """A horizon of ten years, where it is configured: kept, cancelled, moved, found, also after a kill."""
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 1)], horizon_days=3_650) as cluster:
-        cluster.wait_ready()
+        wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:
             shard = Shard(client, "t", 0)
             assert client.call("QueryRoute", topic="t").topics[0].max_delay_ms == 3_650 * DAY_MS

@@ -17,7 +17,7 @@ from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance.marker import mark_damaged
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import Client, Msg, Shard
+from tests.serve.support.client import Client, Msg, Shard, wait_served
 
 DELAYS = (0, 20, 90_000, 3_600_000, 26 * 3_600_000, 3 * 86_400_000)
 
@@ -40,7 +40,7 @@ def events(*arguments: object) -> tuple[int, list[dict[str, Any]]]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("verify"), nodes=1, topics=[TopicSpec("t", 2)]) as running:
-        running.wait_ready()
+        wait_served(running)
         with Client(running.endpoints[0]) as client:
             for queue in range(2):
                 shard = Shard(client, "t", queue)
@@ -107,7 +107,7 @@ def test_what_a_killed_node_leaves_is_well_and_stays_as_it_is(data: Path) -> Non
 
 def test_a_node_that_stopped_cleanly_is_well(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 1)]) as own:
-        own.wait_ready()
+        wait_served(own)
         with Client(own.endpoints[0]) as client:
             Shard(client, "t", 0).send(*[Msg(delay_ms=delay) for delay in DELAYS * 5])
         own.stop()
@@ -155,7 +155,7 @@ def test_a_mark_goes_when_nothing_else_is_wrong_and_only_when_asked(data: Path) 
 
 def test_a_timer_log_with_a_hole_is_made_again_from_the_log_when_the_mark_is_cleared(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 1)]) as own:
-        own.wait_ready()
+        wait_served(own)
         with Client(own.endpoints[0]) as client:
             Shard(client, "t", 0).send(*[Msg(delay_ms=3_600_000 + n) for n in range(50)])
         own.stop()

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaylocal import LocalCluster
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -331,6 +332,31 @@ class Shard:
         """What a refused call must leave as it is: (messages pending, messages released)."""
         shard = self.wheel()
         return shard.pending, shard.released
+
+
+def wait_served(cluster: LocalCluster) -> None:
+    """Returns once every node answers for every shard.
+
+    By the registry, where wait_ready() looks, a shard is served a little earlier: its master has yet to apply its log,
+    and the other nodes to hear of it.
+    """
+    cluster.wait_ready()
+    for endpoint in cluster.endpoints:
+        with Client(endpoint) as client:
+            for topic in cluster.desired.topics:
+                for queue in range(topic.queues):
+                    shard = Shard(client, topic.name, queue)
+                    poll(f"{endpoint} answers for {topic.name}-{queue}", lambda: is_served(shard))  # noqa: B023
+
+
+def is_served(shard: Shard) -> bool:
+    try:
+        shard.call("DescribeGroup")
+    except Failure as failure:
+        if failure.reason not in ("NOT_SERVING", "NOT_MASTER"):
+            raise
+        return False
+    return True
 
 
 def poll(what: str, condition: Any, seconds: float = 15.0) -> Any:
