@@ -92,11 +92,9 @@ def test_a_message_goes_to_one_consumer_of_a_group_and_to_every_group(shard: Sha
 def test_waiting_consumers_share_what_comes(shard: Shard) -> None:
     clients = [Client(shard.client.endpoint) for _ in range(6)]
     shard.receive()  # makes the group
-    with ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(shard.at(c).receive, max_messages=1, wait_ms=10_000) for c in clients]
-        time.sleep(0.2)
-        shard.send(*numbered(6, delay_ms=200))
-        got = [one for future in waiting for one in future.result()]
+    waiting = [shard.at(c).waiting(max_messages=1, wait_ms=10_000) for c in clients]
+    shard.send(*numbered(6, delay_ms=200))
+    got = [one for answer in waiting for one in answer()]
     assert sorted(bodies(got)) == [b"%d" % n for n in range(6)]
     for client in clients:
         client.close()
@@ -217,7 +215,7 @@ def test_a_receive_stream_that_breaks_off_hands_nothing_more_out(shard: Shard) -
         assert bodies(rows(next(answers))) == [b"0"]
         assert bodies(rows(next(answers))) == [b"1"]
         answers.close()  # while the next one waits
-    time.sleep(0.2)
+        own.round_trip()
     shard.send(Msg(b"2"))
     assert [(one.offset, one.attempt) for one in shard.receive(wait_ms=5_000)] == [(2, 1)]
 
@@ -238,12 +236,11 @@ def test_nack_makes_it_visible_after_its_backoff(shard: Shard) -> None:
 def test_nack_without_backoff_is_at_once_and_wakes_who_waits(shard: Shard) -> None:
     shard.send(*numbered(1))
     got = shard.receive()
-    with Client(shard.client.endpoint) as other, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(shard.at(other).receive, wait_ms=10_000)
-        time.sleep(0.2)
+    with Client(shard.client.endpoint) as other:
+        waiting = shard.at(other).waiting(wait_ms=10_000)
         begin = time.monotonic()
         shard.nack(got, backoff_ms=0)
-        assert [(one.offset, one.attempt) for one in waiting.result()] == [(0, 2)]
+        assert [(one.offset, one.attempt) for one in waiting()] == [(0, 2)]
         assert time.monotonic() - begin < 3
 
 
@@ -358,13 +355,12 @@ def test_describe_lists_all_groups_and_delete_forgets_one(shard: Shard) -> None:
 
 def test_a_consumer_that_waits_is_told_when_its_group_is_deleted(shard: Shard) -> None:
     shard.receive("g")
-    with Client(shard.client.endpoint) as other, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(shard.at(other).receive, wait_ms=3_000)
-        time.sleep(0.2)
+    with Client(shard.client.endpoint) as other:
+        waiting = shard.at(other).waiting(wait_ms=3_000)
         shard.call("DeleteGroup", group="g")
         shard.send(Msg())
         with pytest.raises(Failure) as caught:
-            waiting.result()
+            waiting()
     assert caught.value.reason == "UNKNOWN_GROUP"
 
 
@@ -386,12 +382,11 @@ def test_no_more_than_max_unacked_are_out_and_an_ack_makes_room_for_who_waits(sh
     assert shard.receive(wait_ms=100) == []
     with pytest.raises(Failure, match="100,000"):
         shard.ack((100_000, 100_001))
-    with Client(shard.client.endpoint) as other, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(shard.at(other).receive, max_messages=10, wait_ms=10_000)
-        time.sleep(0.3)
+    with Client(shard.client.endpoint) as other:
+        waiting = shard.at(other).waiting(max_messages=10, wait_ms=10_000)
         assert shard.ack((0, 7)) == 7
         begin = time.monotonic()
-        assert [one.offset for one in waiting.result()] == list(range(100_000, 100_007))
+        assert [one.offset for one in waiting()] == list(range(100_000, 100_007))
         assert time.monotonic() - begin < 3
     assert shard.ack((0, 100_007)) == 100_000
 
@@ -402,7 +397,7 @@ def test_a_call_that_the_client_ends_hands_nothing_out(shard: Shard) -> None:
     with Client(shard.client.endpoint) as gone, pytest.raises(Failure) as caught:
         gone.raw("Receive", asked, seconds=0.3)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    time.sleep(0.2)
+    shard.round_trip()
     shard.send(Msg())
     assert [(one.offset, one.attempt) for one in shard.receive(wait_ms=5_000)] == [(0, 1)]
 

@@ -12,8 +12,10 @@ import grpc
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS
+from delaylocal import LocalCluster
 
-from tests.serve.support.client import CALL_SECONDS, Client, Failure, Msg, Shard, ints, now_ms, sent, u32
+from tests.serve.support.client import CALL_SECONDS, Client, Failure, Msg, Shard, ints, now_ms, poll, sent, u32
+from tests.serve.test_health import scrape
 
 MIB = 1 << 20
 
@@ -185,7 +187,7 @@ def take_many(take: object) -> list[Shard]:
     return [take("t") for _ in range(3)]  # type: ignore[operator]
 
 
-def test_streams_that_break_off_leave_no_room_taken(shard: Shard) -> None:
+def test_streams_that_break_off_leave_no_room_taken(shard: Shard, cluster: LocalCluster) -> None:
     """What waits for its commit is bounded for the node: a stream that goes away must give its part back."""
     body = bytes(MIB)
 
@@ -202,7 +204,8 @@ def test_streams_that_break_off_leave_no_room_taken(shard: Shard) -> None:
         next(answers)
         answers.cancel()
         stop.set()
-    time.sleep(0.5)
+    held = ("delay_in_flight_bytes", (("direction", "in"),))
+    poll("what they sent is stored or dropped", lambda: scrape(cluster)[held] == 0)
     stored = shard.send(*[Msg(body, delay_ms=60_000)] * 7)
     assert len(stored.seqs) == 7
     answers_2 = list(shard.client.stream([shard.request(Msg(body, delay_ms=60_000))] * 20))
@@ -214,7 +217,8 @@ def test_a_stream_that_reads_no_answers_is_held_up_and_loses_nothing(shard: Shar
     call = shard.client.channel.stream_stream("/delay.v1.DelayService/EnqueueStream")(
         iter([shard.request(Msg(b"%d" % n, delay_ms=60_000)).SerializeToString() for n in range(batches)])
     )
-    time.sleep(0.5)
+    poll("the node is at work on them", lambda: shard.stored()[0] > 0)
+    time.sleep(0.5)  # in which more could come than it may have unanswered
     assert [pb.EnqueueResponse.FromString(answer).first_seq for answer in call] == list(range(batches))
     assert shard.stored() == (batches, 0)
 

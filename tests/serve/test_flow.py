@@ -18,7 +18,18 @@ from delaylocal import LocalCluster
 from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import SERVICE, Client, Failure, Msg, Shard, now_ms, poll, request, wait_served
+from tests.serve.support.client import (
+    CALL_SECONDS,
+    SERVICE,
+    Client,
+    Failure,
+    Msg,
+    Shard,
+    now_ms,
+    poll,
+    request,
+    wait_served,
+)
 from tests.serve.support.http2 import Crowd, message
 
 MIB = 1 << 20
@@ -248,10 +259,16 @@ def test_requests_that_do_not_end_cannot_fill_the_node_and_cost_honest_clients_n
 
 
 # ------------------------------------------------------------ many
+def round_trip(channel: grpc.Channel) -> None:
+    """Returns once the node has taken up the calls that came over this channel before."""
+    for _ in range(2):
+        channel.unary_unary(SERVICE + "QueryRoute")(b"", timeout=CALL_SECONDS)
+
+
 def test_two_thousand_idle_connections_and_five_hundred_waiting_consumers_hold(start: Start) -> None:
     node = start()
     node.shard(0).send(Msg(delay_ms=0))
-    time.sleep(0.5)
+    poll("it is released", lambda: node.shard(0).stored() == (0, 1))
     files, resident = node.files, node.resident
     channels = [grpc.insecure_channel(node.endpoint, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(10)]
     with Crowd(node.endpoint, 2_000), working(node, 1) as late:
@@ -260,9 +277,10 @@ def test_two_thousand_idle_connections_and_five_hundred_waiting_consumers_hold(s
         calls = [channel.unary_unary(SERVICE + "Receive") for channel in channels]
         asked = [receive(0, f"g{group}", max_messages=1, wait_ms=60_000) for group in range(10)]
         waiting = [(n % 10, calls[n % 10].future(asked[n % 10])) for n in range(500)]
-        time.sleep(2)
+        for channel in channels:
+            round_trip(channel)
+        poll("all are connected", lambda: node.metric("delay_connections") >= 2_010)
         assert not any(future.done() for _, future in waiting)
-        assert node.metric("delay_connections") >= 2_010
         assert node.resident < resident + 200
         sent = node.shard(0).send(*(Msg(delay_ms=300) for _ in range(50)))
         got: dict[int, list[int]] = {group: [] for group in range(10)}
@@ -287,7 +305,8 @@ def test_of_five_hundred_consumers_that_wait_each_gets_one_of_what_comes_one_by_
         channels[n % 5].unary_unary(SERVICE + "Receive").future(receive(0, "g", max_messages=1, wait_ms=30_000))
         for n in range(500)
     ]
-    time.sleep(1.5)
+    for channel in channels:
+        round_trip(channel)
     shard.send(*(Msg(delay_ms=500 + 10 * n) for n in range(300)))
     seqs: list[int] = []
     poll("300 of them have one", lambda: sum(future.done() for future in futures) >= 300, seconds=20)

@@ -130,7 +130,7 @@ async def waiting_for_a_retry(
     host = await with_two_released(made)
     _, second = await receive(host), await receive(host)
     again = asyncio.create_task(receive(host, invisible_ms, wait_ms=30_000))
-    await asyncio.sleep(0.1)
+    await wait_until(lambda: len(host.waiters) == 1, 0.001)
     hold_writes(monkeypatch, host)
     host.shard.consumers.nack("g", second.offset, second.attempt, 0, made.clock.now_ms())
     host.waiters.wake_first("g")

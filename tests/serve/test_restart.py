@@ -129,13 +129,11 @@ def test_a_clean_stop_is_quick_answers_who_waits_and_the_next_start_applies_no_f
     with Client(own.endpoints[0]) as client, Client(own.endpoints[0]) as waiter:
         shard = Shard(client, "t", 1)
         shard.send(*[Msg(bytes(200), delay_ms=HOUR_MS + n) for n in range(20_000)])
-        asked = pb.ReceiveRequest(topic="t", queue=1, group="g", wait_ms=30_000).SerializeToString()
-        waiting = waiter.channel.unary_unary("/delay.v1.DelayService/Receive").future(asked, timeout=40)
-        time.sleep(0.3)
+        waiting = shard.at(waiter).waiting(wait_ms=30_000)
         begin = time.monotonic()
         restarted(own, signal.SIGTERM)
         with pytest.raises(Exception, match=r"UNAVAILABLE|NOT_SERVING"):
-            waiting.result(timeout=1)
+            waiting(1)
         assert shard.stored() == (20_000, 0)
     events = [json.loads(line) for line in (own.data / "logs" / "n0.log").read_text().splitlines()]
     at = {event["event"]: event["time_ms"] for event in events}

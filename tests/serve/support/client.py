@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import zlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,6 +261,32 @@ class Shard:
 
     def receive(self, group: str = "g", **fields: Any) -> list[Got]:
         return rows(self.call("Receive", group=group, **fields))
+
+    def waiting(self, group: str = "g", **fields: Any) -> Callable[..., list[Got]]:
+        """Begin a Receive, and return once the node has it.
+
+        What is returned waits for the answer, for so many seconds if it is told, and raises Failure.
+        """
+        asked = pb.ReceiveRequest(**self.fields, group=group, **fields).SerializeToString()
+        self.round_trip()  # connected, so that calls go out in their order
+        call = self.client.channel.unary_unary(SERVICE + "Receive").future(asked, timeout=CALL_SECONDS)
+        self.round_trip()
+
+        def answer(timeout_s: float | None = None) -> list[Got]:
+            try:
+                return rows(pb.MessageBatch.FromString(call.result(timeout_s)))
+            except grpc.RpcError as error:
+                raise Failure(error) from error
+
+        return answer
+
+    def round_trip(self) -> None:
+        """Returns once the node has taken up what this connection sent before: it takes calls and their ends in order.
+
+        Twice, as the call before is taken up first, but may have some more turns of the node's event loop to go.
+        """
+        for _ in range(2):
+            self.call("DescribeGroup")
 
     def receive_all(self, count: int, group: str = "g", seconds: float = 10.0, **fields: Any) -> list[Got]:
         """Receives, without acknowledging, until there are `count` messages or the time is over."""
