@@ -16,6 +16,7 @@ from delayregistry.model import TopicSpec
 from tests.faults.support.failover import FaultCluster, Result, failover_round, freeze, kill, result
 from tests.faults.support.sdkload import SdkLoad, Work
 from tests.faults.support.trial import SEED
+from tests.serve.support.client import poll
 
 RATE = int(os.environ.get("DELAY_FAILOVER_RATE", "1000"))
 WORK = Work(rate=RATE)
@@ -27,6 +28,7 @@ def rounds_of(cluster: FaultCluster, harms: Sequence[Callable[[FaultCluster, str
     load, choose, began = SdkLoad(cluster.endpoints, work, SEED), random.Random(SEED), time.monotonic()
     load.start()
     try:
+        poll("the load is under way", lambda: all(load.times.acknowledged))
         time.sleep(1.0)
         rounds = [failover_round(cluster, load, harm, number, choose) for number, harm in enumerate(harms)]
     finally:

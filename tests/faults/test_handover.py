@@ -39,6 +39,7 @@ def through(
     load, began = SdkLoad(cluster.endpoints, work, SEED), time.monotonic()
     load.start()
     try:
+        poll("the load is under way", lambda: all(load.times.acknowledged))
         time.sleep(1.5)
         harmed = time.monotonic()
         harm(load)

@@ -47,6 +47,7 @@ def under_load(cluster: FaultCluster, harm: Callable[[Load], None]) -> None:
     load = Load(cluster.endpoints, TRAFFIC, SEED)
     load.start()
     try:
+        poll("the load is under way", lambda: len(load.ledger.acknowledged) > 0)
         time.sleep(0.5)
         harm(load)
         cluster.wait_ready(90)

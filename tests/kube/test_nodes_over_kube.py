@@ -16,6 +16,7 @@ from tests.faults.support.load import Load
 from tests.faults.support.trial import SEED, SHORT, run
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.nodes import KubeCluster
+from tests.serve.support.client import poll
 
 WORK = replace(SHORT, queues=6, pause_s=0.06)
 FROZEN_S = 10.0  # longer than three leases
@@ -86,6 +87,7 @@ def test_an_api_server_frozen_under_load_costs_nothing_and_nobody_fails_over(
     load = Load(cluster.endpoints, WORK, SEED)
     load.start()
     try:
+        poll("the load is under way", lambda: len(load.ledger.acknowledged) > 0)
         time.sleep(1.0)
         freeze()
     finally:
@@ -99,7 +101,7 @@ def test_an_api_server_frozen_under_load_costs_nothing_and_nobody_fails_over(
 
 def test_an_idle_cluster_of_nodes_writes_nothing_but_leases(server: FakeApiServer, cluster: KubeCluster) -> None:
     cluster.wait_ready()
-    time.sleep(2.0)
+    poll("it has come to rest", lambda: server.writes(time.monotonic() - 2.0, but=["/leases/"]) == 0, 60)
     began_s, idle_s = time.monotonic(), 6.0
     time.sleep(idle_s)
     assert server.writes(began_s, but=["/leases/"]) == 0

@@ -34,6 +34,7 @@ def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], N
     load.start()
     begin = time.monotonic()
     try:
+        poll("the load is under way", lambda: len(load.ledger.acknowledged) > 0)
         time.sleep(settle_s)
         harm()
         cluster.wait_ready()
