@@ -11,7 +11,7 @@ from delayclient import errors
 from delayclient.routing.reachability import Reachability
 from delayclient.routing.routing import Cluster
 
-from tests.client.support.fakes import FakeCluster, FakeNode
+from tests.client.support.fakes import FakeCluster, FakeNode, until
 
 NOBODY = "127.0.0.1:1"
 
@@ -65,8 +65,8 @@ def test_looks_are_few_however_many_ask_for_them() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
             await cluster.route("t")
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
                 cluster.route_table.refresh_soon("t")
                 await asyncio.gather(*[cluster.route_table.refresh("t") for _ in range(50)])
                 await asyncio.sleep(0.002)
@@ -187,11 +187,7 @@ def test_node_that_answers_again_is_used_again() -> None:
         reach = Reachability(("a:1",), pings, pings.silent.append)
         reach.record_failure("m:1", unreachable())
         assert reach.is_unreachable("m:1")
-        for _ in range(500):
-            if not reach.is_unreachable("m:1"):
-                break
-            await asyncio.sleep(0.01)
-        assert not reach.is_unreachable("m:1")
+        await until("it is used again", lambda: not reach.is_unreachable("m:1"))
         reach.close()
 
     asyncio.run(main())
@@ -213,15 +209,11 @@ def test_silent_node_is_doubted_first_and_its_polls_are_ended_in_the_end(monkeyp
         assert not pings.silent
         assert len(pings.asked) < 10, "asked for all polls of a node together, now and then"
         pings.dead = {"m:1"}
-        await asyncio.sleep(0.3)
-        assert pings.silent
+        await until("it is doubted", lambda: pings.silent)
         assert set(pings.silent) == {"m:1"}
         assert reach.is_suspect("m:1")
         assert not left
-        for _ in range(500):
-            if left:
-                break
-            await asyncio.sleep(0.01)
+        await until("its polls are ended", lambda: left)
         assert isinstance(left[0], errors.Unavailable)
         assert reach.is_unreachable("m:1")
         reach.close()

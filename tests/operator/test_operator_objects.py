@@ -46,7 +46,7 @@ def test_a_quiet_cluster_causes_no_write(stage: Stage) -> None:
     stage.operator(resync_s=1.0)
     stage.create(topics=[ORDERS])
     stage.settled()
-    time.sleep(2)
+    stage.until(lambda: stage.server.writes(time.monotonic() - 2) == 0)
     since_s = time.monotonic()
     time.sleep(6)
     came = stage.server.requests("LIST", since_s=since_s)

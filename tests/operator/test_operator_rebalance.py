@@ -255,7 +255,7 @@ def test_what_waits_for_approval_causes_no_write(stage: Stage) -> None:
     settled(stage, replicas=1)
     ask(stage, moves=onto(stage, "n0"))
     until(stage, "ProposalReady")
-    time.sleep(2)
+    stage.until(lambda: stage.server.writes(time.monotonic() - 2) == 0)
     since_s = time.monotonic()
     time.sleep(4)
     assert stage.server.requests("LIST", since_s=since_s)

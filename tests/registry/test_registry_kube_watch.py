@@ -116,7 +116,8 @@ def test_a_store_that_was_restored_from_a_backup_is_followed_though_its_versions
     until(lambda: node.list_shards()[0].spec.epoch == 2)
     writer.put_cluster(replace(desired.spec, nodes=4), desired.version)
     until(lambda: (node.read_cluster() or desired).spec.nodes == 4)
-    time.sleep(1.5)  # the watches have been begun again
+    began_s = time.monotonic()
+    until(lambda: world.server.requests("WATCH", SHARDS, began_s))  # the watch has been begun again
     writer.create_shard(replace(SPEC, queue=3))
     until(lambda: queues(node) == [0, 1, 3])
 

@@ -102,8 +102,8 @@ def test_many_shards_that_catch_up_share_a_budget_and_all_finish() -> None:
         with masters(node, [3 * MIB] * 40, budget) as logs:
             for uid, master in node.masters.items():
                 master.received("away", FollowerState(uid, EPOCH, "copy", 0, 0, ()))
-            await asyncio.sleep(0.5)  # nothing is stored yet: this is all that comes
-            assert node.held >= 4 * MIB - READ_BYTES, "the budget is used"
+            await wait_until(lambda: node.held >= 4 * MIB - READ_BYTES, 0.001)  # the budget is used
+            await asyncio.sleep(0.3)  # nothing is stored yet: this is all that comes
             while any(node.ends.get(uid) != log.end for uid, log in enumerate(logs)):
                 node.store_one()
                 await asyncio.sleep(0)
@@ -125,7 +125,7 @@ def test_a_shard_that_is_up_to_date_does_not_wait_for_those_that_catch_up() -> N
             live.received("away", Ack(2, EPOCH, log.end, 0))
             for uid in (0, 1):
                 node.masters[uid].received("away", FollowerState(uid, EPOCH, "copy", 0, 0, ()))
-            await asyncio.sleep(0.2)  # the budget is used up, and nothing of it is stored
+            await wait_until(lambda: node.held >= MIB - READ_BYTES, 0.001)  # the budget is used up; nothing is stored
             for _ in range(20):
                 write(log, FrameKind.TICK, live)
                 live.on_written()
