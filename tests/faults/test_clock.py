@@ -23,8 +23,8 @@ from delaylocal.cluster import NODE_COMMAND
 from delayregistry.model import TopicSpec
 
 from tests.faults.support.trial import check_logs
+from tests.serve.node.test_health import get, scrape
 from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
-from tests.serve.test_health import get, scrape
 
 LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 HOUR_S = 3_600

@@ -22,8 +22,8 @@ from delayregistry.model import TopicSpec
 
 from tests.faults.support.small_disk import SmallDisk, small_disk
 from tests.faults.support.trial import check_logs
+from tests.serve.node.test_health import get, scrape
 from tests.serve.support.client import Client, Failure, Got, Msg, Sent, Shard, poll, wait_served
-from tests.serve.test_health import get, scrape
 
 DISK_MIB = 360
 RESERVE_MIB = 256

@@ -19,9 +19,9 @@ from delaynode.store.timer.units import latest_units
 from delaynode.store.types import Records
 
 from tests.store import test_store_attacks_clients as attacks
-from tests.store import test_store_cascade as cascades
-from tests.store import test_store_freeing as tests
-from tests.store import test_store_timercleaning as cleans
+from tests.store.maintenance import test_store_freeing as tests
+from tests.store.timer import test_store_cascade as cascades
+from tests.store.timer import test_store_timercleaning as cleans
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

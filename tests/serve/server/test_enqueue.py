@@ -14,8 +14,8 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS
 from delaylocal import LocalCluster
 
+from tests.serve.node.test_health import scrape
 from tests.serve.support.client import CALL_SECONDS, Client, Failure, Msg, Shard, ints, now_ms, poll, sent, u32
-from tests.serve.test_health import scrape
 
 MIB = 1 << 20
 

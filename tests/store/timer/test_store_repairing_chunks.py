@@ -22,8 +22,8 @@ from tests.store.support.damaging import Content, content_of, disk_of
 from tests.store.support.lives import checkpoint_of, files_in
 from tests.store.support.producing import Item
 from tests.store.support.world import ROOT, SMALL
-from tests.store.test_store_cascade import CASCADE, about_to_come_down
-from tests.store.test_store_repairing import Flush, flushes_of, timer_files, without_wheels
+from tests.store.timer.test_store_cascade import CASCADE, about_to_come_down
+from tests.store.timer.test_store_repairing import Flush, flushes_of, timer_files, without_wheels
 
 
 def pieces_in(world: World) -> list[Flush]:

@@ -15,8 +15,8 @@ from delaynode.replica.local_copy import LocalCopy
 from delaynode.replication.protocol import Ack, Follow, FollowerState, Frames, Message, Start
 from delaynode.replication.transport.until import wait_until
 
+from tests.serve.replica.test_slave_host import slave_of
 from tests.serve.support.hosts import node
-from tests.serve.test_slave_host import slave_of
 
 EPOCH = 1
 

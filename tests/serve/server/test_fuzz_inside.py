@@ -35,7 +35,7 @@ CHECK_EVERY = 500  # cases
 SERVICE = pb.DESCRIPTOR.services_by_name["DelayService"]
 INPUTS = {rpc.name: rpc.input_type for rpc in SERVICE.methods}
 STREAMS = ("EnqueueStream", "ReceiveStream", "CallStream")
-DOCUMENTED = set(re.findall(r"^\| `([A-Z_]+)` \|", (Path(__file__).parents[2] / "docs/errors.md").read_text(), re.M))
+DOCUMENTED = set(re.findall(r"^\| `([A-Z_]+)` \|", (Path(__file__).parents[3] / "docs/errors.md").read_text(), re.M))
 NEVER = {"SHARD_DAMAGED", "NOT_SERVING", "NOT_MASTER", "NOT_ENOUGH_REPLICAS", "DISK_FULL"}  # this node is well
 TROUBLE = ("internal-error", "shard-damaged", "term-failed", "copy-damaged")
 

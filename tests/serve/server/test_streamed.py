@@ -48,7 +48,7 @@ async def clients_go_while_they_are_written_to(handler: Any, times: int) -> None
 
 def test_clients_that_go_while_they_are_written_to_do_no_harm() -> None:
     """In a process of its own, which is gone if the call is used after its end."""
-    command = [sys.executable, "-c", "from tests.serve.test_streamed import main; main()"]
+    command = [sys.executable, "-c", "from tests.serve.server.test_streamed import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import pytest
 from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.role import NEXT_ROLES, IllegalTransition, ReplicaRole
 
-PICTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PICTURE = Path(__file__).parents[3] / "docs" / "architecture.md"
 
 
 def test_the_documented_steps_are_the_allowed_ones() -> None:
