@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -87,10 +88,7 @@ def w1(batch: int, at_once: int | None, one_by_one: bool, **options: Any) -> Non
         at_once=0 if one_by_one else at_once or workload.at_once(batch),
     )
 
-    async def run(target: Target, done: Progress) -> Fields:
-        return asdict(await workload.run(settings, target, done))
-
-    _run("w1", asdict(settings), run, options, total=settings.messages)
+    _run("w1", asdict(settings), partial(workload.run, settings), options)
 
 
 @bench.command()
@@ -108,10 +106,7 @@ def w2(each: bool, timeout: float, **options: Any) -> None:
         timeout_seconds=timeout,
     )
 
-    async def run(target: Target, done: Progress) -> Fields:
-        return asdict(await workload.run(settings, target, done))
-
-    _run("w2", asdict(settings), run, options, total=settings.messages, faults=DELIVERY_FAULTS)
+    _run("w2", asdict(settings), partial(workload.run, settings), options, faults=DELIVERY_FAULTS)
 
 
 @bench.command()
@@ -129,10 +124,7 @@ def w3(seconds: float, rate: int, **options: Any) -> None:
         rate=rate,
     )
 
-    async def run(target: Target, done: Progress) -> Fields:
-        return asdict(await workload.run(settings, target, done))
-
-    _run("w3", asdict(settings), run, options, total=messages, faults=DELIVERY_FAULTS)
+    _run("w3", asdict(settings), partial(workload.run, settings), options, faults=DELIVERY_FAULTS)
 
 
 @bench.command()
@@ -150,10 +142,7 @@ def w4(settle: float, timeout: float, **options: Any) -> None:
         timeout_seconds=timeout,
     )
 
-    async def run(target: Target, done: Progress) -> Fields:
-        return asdict(await workload.run(settings, target, done))
-
-    _run("w4", asdict(settings), run, options, total=settings.messages, faults=("lost",))
+    _run("w4", asdict(settings), partial(workload.run, settings), options, faults=("lost",))
 
 
 @bench.command()
@@ -168,11 +157,11 @@ def w5(settle: float, **options: Any) -> None:
     steps = tuple(sorted(set(options["messages"])))
     settings = workload.W5Settings(messages=steps, body_bytes=options["body_bytes"], settle_seconds=settle)
 
-    async def run(target: Target, done: Progress) -> Fields:
-        result = await workload.run(settings, target, done)
+    def fields_of(result: workload.W5Result) -> Fields:
         return asdict(result.steps[-1]) | asdict(result)
 
-    _run("w5", asdict(settings) | {"messages": steps[-1]}, run, options, total=steps[-1])
+    shown = asdict(settings) | {"messages": steps[-1]}
+    _run("w5", shown, partial(workload.run, settings), options, fields_of=fields_of)
 
 
 # ---------------------------------------------------------------------------------------------- how they run
@@ -181,13 +170,13 @@ def w5(settle: float, **options: Any) -> None:
 def _run(
     name: str,
     settings: Fields,
-    workload: Callable[[Target, Progress], Coroutine[Any, Any, Fields]],
+    workload: Callable[[Target, Progress], Coroutine[Any, Any, Any]],
     options: Fields,
     *,
-    total: int,
+    fields_of: Callable[[Any], Fields] = asdict,
     faults: tuple[str, ...] = (),
 ) -> None:
-    """Runs a workload and prints what came out. Fails when one of the fields `faults` is not 0."""
+    """Runs a workload and prints the fields of its result. Fails when one of the fields `faults` is not 0."""
     from delayclient.errors import DelayError, Unavailable
     from delaylocal import LocalClusterError
 
@@ -206,13 +195,13 @@ def _run(
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
         shown = sys.stderr.isatty() and not as_json
-        with machine.StallWatch() as stalls, _progress(name, total, shown=shown) as done:
+        with machine.StallWatch() as stalls, _progress(name, settings["messages"], shown=shown) as done:
             if endpoint:
                 target = asyncio.run(elsewhere(endpoint, options["topic"]))
-                found = asyncio.run(workload(target, done))
+                result = asyncio.run(workload(target, done))
             else:
                 with own_node(options["queues"], options["directory"], options["port"]) as target:
-                    found = asyncio.run(workload(target, done))
+                    result = asyncio.run(workload(target, done))
     except Unavailable as error:
         fail(str(error), UNREACHABLE)
     except (LocalClusterError, DelayError, TimeoutError) as error:
@@ -221,7 +210,13 @@ def _run(
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
-    fields = {"workload": name, **settings, "queues": target.queues, **found, "stalled_seconds": stalls.longest_s}
+    fields = {
+        "workload": name,
+        **settings,
+        "queues": target.queues,
+        **fields_of(result),
+        "stalled_seconds": stalls.longest_s,
+    }
     if as_json:
         put_json(fields)
     else:
