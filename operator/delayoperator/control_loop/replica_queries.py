@@ -110,14 +110,14 @@ class ReplicaQueries:
                     copies[shard.name, node] = copy
         answered = replace(
             seen,
-            nodes=self._silent(seen.nodes, asked),
+            nodes=self._silent(seen.nodes),
             copies=copies,
             answered={node: answer.incarnation for node, answer in answers.items() if answer.listed},
             ineligible={node: answer.ineligible for node, answer in answers.items() if answer.ineligible},
         )
         return answered, answers
 
-    def _silent(self, nodes: Mapping[str, ObservedNode], asked: Set[str]) -> Mapping[str, ObservedNode]:
+    def _silent(self, nodes: Mapping[str, ObservedNode]) -> Mapping[str, ObservedNode]:
         latest_ms = self._queried_ms or 0
         silent = {node for node, since_ms in self._in_vain_since_ms.items() if latest_ms - since_ms >= SILENT_MS}
         return {node: replace(view, silent=node in silent) for node, view in nodes.items()}

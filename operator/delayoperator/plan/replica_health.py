@@ -34,11 +34,6 @@ def classify_replicas(shard: ShardObject, seen: Observed) -> Mapping[str, Replic
     return {node: _health(node, in_sync, shard, seen) for node in shard.spec.replicas}
 
 
-def in_sync_nodes(shard: ShardObject, seen: Observed) -> frozenset[str]:
-    """The replicas whose health is known."""
-    return frozenset(node for node, health in classify_replicas(shard, seen).items() if health is ReplicaHealth.IN_SYNC)
-
-
 def presumed_in_sync(shard: ShardObject, seen: Observed) -> frozenset[str]:
     """Good enough to ask for a switchover, which looks again: as many entries as replicas means all of them."""
     status = shard.status
