@@ -218,17 +218,16 @@ def _print_progress(progress: Mapping[str, Any]) -> None:
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
+    from delayoperator.cluster.shard_summary import counted_of
     from rich.console import Console
     from rich.table import Table
-
-    from delayctl.cluster.wheel_nodes import counted
 
     console = Console()
     moves = plan.get("moves") or []
     size = f"{(plan.get('movedBytes') or 0) / (1 << 20):,.1f} MiB to copy"
     name = f"plan {plan['hash']}" if plan.get("hash") else "a plan"
     until = f"; expires at {plan['expiresAt']}" if plan.get("expiresAt") else ""
-    console.print(f"{name}: {counted(len(moves))}, {size}{until}", highlight=False, soft_wrap=True)
+    console.print(f"{name}: {counted_of(len(moves), 'move')}, {size}{until}", highlight=False, soft_wrap=True)
     before, after = plan.get("before") or {}, plan.get("after") or {}
     if before and after:
         reached, bound = after.get("peakMessages") or 0, before.get("lowerBoundMessages") or 0

@@ -16,6 +16,7 @@ import click
 import numpy as np
 from delayapi.durations import format_instant, format_ms
 from delayapi.slots import spread_slots
+from delayoperator.cluster.shard_summary import counted_of
 from numpy.typing import NDArray
 
 from delayctl.common import put_json
@@ -255,13 +256,9 @@ def _summary(before: SlotLoads, after: SlotLoads | None, moves: int, bound: floa
     reached = peak_of(before)
     if after is not None:
         reached = peak_of(after)
-        text += f"\nwith {counted(moves)}: {told(reached)}"
+        text += f"\nwith {counted_of(moves, 'move')}: {told(reached)}"
     ratio = reached.messages / bound if bound else 1.0
     return f"{text}\nno placement of whole shards gets below {bound:,.0f}: {ratio:.2f} times that"
-
-
-def counted(moves: int) -> str:
-    return "1 move" if moves == 1 else f"{moves} moves"
 
 
 def _highest(row: NDArray[np.float64], together: int) -> NDArray[np.float64]:

@@ -99,19 +99,19 @@ def _move(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: boo
     if missing:
         if not may_begin:
             return None
-        return SpecStep(replace(spec, replicas=(*spec.replicas, *missing)), f"{_list(missing)} fetch a copy")
+        return SpecStep(replace(spec, replicas=(*spec.replicas, *missing)), f"{names(missing)} fetch a copy")
     if behind := _behind(shard, spec.target, seen):
         return None if isinstance(behind, Coming) else behind
     if spec.master not in spec.target:
         return _leave_master(shard, spec.target, seen, load)
     leaving = tuple(node for node in spec.replicas if node not in spec.target)
     if leaving != spec.leaving:
-        return SpecStep(replace(spec, leaving=leaving), f"{_list(spec.target)} are in sync: {_list(leaving)} may leave")
+        return SpecStep(replace(spec, leaving=leaving), f"{names(spec.target)} are in sync: {names(leaving)} may leave")
     staying = {copy.replica_id for node in spec.target if (copy := answer_of(shard, node, seen)) is not None}
     if not set(status.in_sync) <= staying:
         return None  # the master is about to take the leaving ones out
     done = replace(spec, replicas=spec.target, target=None, leaving=())
-    dropped = f"{_list(leaving)} left the in-sync set and is dropped" if leaving else "all wanted copies are in sync"
+    dropped = f"{names(leaving)} left the in-sync set and is dropped" if leaving else "all wanted copies are in sync"
     return SpecStep(done, dropped)
 
 
@@ -129,7 +129,7 @@ def _behind(shard: ShardObject, target: tuple[str, ...], seen: Observed) -> Spec
     certain = [node for node in late if known[node] is not ReplicaHealth.UNCERTAIN]
     if certain and shard.spec.leaving:
         # The others' copies are needed after all.
-        return SpecStep(replace(shard.spec, leaving=()), f"{_list(tuple(certain))} fell out of sync: nobody leaves yet")
+        return SpecStep(replace(shard.spec, leaving=()), f"{names(tuple(certain))} fell out of sync: nobody leaves yet")
     for node in late:
         if known[node] is ReplicaHealth.UNREACHABLE:
             return Held("NodeAway", f"{node} is to have a copy and is away")
@@ -146,11 +146,11 @@ def _leave_master(
         return None
     to = successor(shard, seen, load, target)
     if to is None:
-        return Held("NoSuccessor", f"{spec.master} is to give its copy away, and none of {_list(target)} can take over")
+        return Held("NoSuccessor", f"{spec.master} is to give its copy away, and none of {names(target)} can take over")
     return SpecStep(
         replace(spec, switchover=Switchover(to)), f"{spec.master} is to give its copy away: {to} takes over"
     )
 
 
-def _list(nodes: tuple[str, ...]) -> str:
+def names(nodes: tuple[str, ...]) -> str:
     return ", ".join(nodes) or "nobody"

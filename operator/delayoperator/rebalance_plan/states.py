@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from delayapi.units import HOUR_MS
 
+from delayoperator.cluster.shard_summary import counted_of
 from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval
 from delayoperator.crds.status import ConditionModel, ConditionStatus
@@ -43,7 +44,7 @@ ACCEPTS: Final[Mapping[str, frozenset[RebalanceState]]] = {
 
 
 def step(asked: RebalanceRequest, status: DelayRebalanceStatus | None, world: World, now_ms: int) -> StepOutcome:
-    """What has become of the rebalance, and what to do next. now_ms: wall clock, ms since 1970 UTC."""
+    """Decides the rebalance's next state and what to do in this round. now_ms: wall clock, ms since 1970 UTC."""
     machine = _Machine(asked, status or DelayRebalanceStatus.model_validate({}), world, now_ms)
     machine.run()
     return machine.outcome()
@@ -58,7 +59,7 @@ class _Machine:
         self._edits: tuple[Edit, ...] = ()
         self._consumed: set[str] = set()
         self._recheck_at_ms: int | None = None
-        self._initial_state = self._state  # before a plan came
+        self._initial_state = self._state  # before a plan arrived
 
     def outcome(self) -> StepOutcome:
         return StepOutcome(
@@ -103,7 +104,7 @@ class _Machine:
         self._keep(state=self._state)
 
     def _spec_changed(self) -> None:
-        """Another spec may ask for other moves, or mend what was wrong. What is under way is stopped by people."""
+        """A new spec may list other moves, or mend a fault. Moves under way go on: only people stop them."""
         before = self._status.observed_generation
         if before is None or before == self._request.generation or self._state is RebalanceState.REBALANCING:
             return
@@ -182,14 +183,14 @@ class _Machine:
         plan = self._status.plan
         if self._state is RebalanceState.REBALANCING and named == self._status.approved:
             if self._status.ending is Ending.STOP:
-                self._keep(ending=None)  # taken back before it had stopped
+                self._keep(ending=None)  # the stop was withdrawn before it took effect
                 self._add_event(Why.APPROVED, f"plan {named} goes on")
             return
         why = self._unapprovable(plan, named)
         if plan is None or why is not None:
             self._add_event(Why.APPROVAL_REFUSED, f"{named or 'nothing'} is not approved: {why}")
             return
-        self._add_event(Why.APPROVED, f"plan {named}: {_counted(len(moves_of(plan)))}")
+        self._add_event(Why.APPROVED, f"plan {named}: {counted_of(len(moves_of(plan)), 'move')}")
         self._start(plan)
 
     def _unapprovable(self, plan: PlanModel | None, named: str) -> str | None:
@@ -209,7 +210,7 @@ class _Machine:
     def _verb(self, verb: str) -> None:
         if verb not in (STOP, REFRESH):
             self._add_event(Why.VERB_REFUSED, f"{verb!r} is not a verb; there are {STOP} and {REFRESH}")
-        elif verb == STOP and self._came_first():
+        elif verb == STOP and self._plan_overtook_stop():
             self._stopped("its plan came first; delaycluster.io/approve carries it out")
         elif self._state not in ACCEPTS[verb]:
             self._add_event(Why.VERB_REFUSED, f"{verb} means nothing in state {self._state}")
@@ -220,8 +221,8 @@ class _Machine:
         else:
             self._forget()
 
-    def _came_first(self) -> bool:
-        """A plan came together with the verb that was to keep it away: nothing of it is to begin unasked."""
+    def _plan_overtook_stop(self) -> bool:
+        """A plan arrived together with the verb that should have prevented it: none of its moves begins unapproved."""
         return self._initial_state is RebalanceState.PENDING_PROPOSAL and self._state is RebalanceState.PROPOSAL_READY
 
     def _stopped(self, message: str, why: Why = Why.STOPPED) -> None:
@@ -264,7 +265,7 @@ class _Machine:
             self._become(RebalanceState.PROPOSAL_READY, Why.ANOTHER_UNDER_WAY, waits)
         else:
             self._add_event(
-                Why.APPROVED, f"plan {plan.hash}: {_counted(len(moves_of(plan)))}; approval {self._approval}"
+                Why.APPROVED, f"plan {plan.hash}: {counted_of(len(moves_of(plan)), 'move')}; approval {self._approval}"
             )
             self._start(plan)
 
@@ -286,13 +287,13 @@ class _Machine:
         return self._world.approval if self._spec.moves is None else Approval.MANUAL
 
     def _how_to_approve(self, plan: PlanModel) -> str:
-        return f"{_counted(len(moves_of(plan)))}; delaycluster.io/approve={plan.hash} carries them out"
+        return f"{counted_of(len(moves_of(plan)), 'move')}; delaycluster.io/approve={plan.hash} carries them out"
 
     # ------------------------------------------------------------ Rebalancing
     def _execute(self) -> None:
         plan = self._status.plan
         if plan is None:
-            self._forget()  # somebody has taken the plan away
+            self._forget()  # somebody has removed the plan
             return
         executed = execute(plan, self._spec, self._world, self._now_ms, self._held())
         self._edits = executed.edits
@@ -312,7 +313,7 @@ class _Machine:
             self._finish(progress.moves_done or 0, refused)
         elif executed.in_flight == 0 and self._status.ending is Ending.STOP:
             left = len(executed.moves) - (progress.moves_done or 0) - refused
-            self._stopped(f"{_counted(left)} left; delaycluster.io/approve={plan.hash} goes on with them")
+            self._stopped(f"{counted_of(left, 'move')} left; delaycluster.io/approve={plan.hash} goes on with them")
         elif executed.in_flight == 0 and self._is_late():
             self._stopped(f"spec.notAfter, {self._spec.not_after}, is over", Why.WINDOW_CLOSED)
         elif self._status.ending is not None:
@@ -339,10 +340,12 @@ class _Machine:
 
     def _finish(self, done: int, refused: int) -> None:
         self._keep(ending=None, cool_down_until=self._cool())
-        told = f"{done} of {_counted(done + refused)} done"
+        told = f"{done} of {counted_of(done + refused, 'move')} done"
         if refused and not done:
             self._become(
-                RebalanceState.NOT_READY, Why.MOVES_REFUSED, f"{_counted(refused)} refused; status.plan.moves says why"
+                RebalanceState.NOT_READY,
+                Why.MOVES_REFUSED,
+                f"{counted_of(refused, 'move')} refused; status.plan.moves says why",
             )
         elif refused:
             why = f"{told}, {refused} refused; status.plan.moves says why"
@@ -377,7 +380,3 @@ class _Machine:
 
     def _recheck_at(self, at_ms: int) -> None:
         self._recheck_at_ms = at_ms if self._recheck_at_ms is None else min(self._recheck_at_ms, at_ms)
-
-
-def _counted(moves: int) -> str:
-    return "1 move" if moves == 1 else f"{moves} moves"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from delayregistry.model import ShardObject, Switchover
 
 from delayoperator.crds.rebalance import PlannedMove
 from delayoperator.plan import balance
+from delayoperator.plan.moves import names
 from delayoperator.plan.observed import Observed
 from delayoperator.plan.placement import desired_replicas
 from delayoperator.rebalance_plan.plans import goal, impossible, takes_over
@@ -24,7 +24,7 @@ KNOWN = 8  # of the nodes between which a shard was moved, the latest
 
 @dataclass(frozen=True, slots=True)
 class MovePace:
-    """What a move is taken to need. bytes_per_second: that a copy is fetched at."""
+    """Estimate of a move's duration. bytes_per_second: the rate at which a copy is fetched."""
 
     bytes_per_second: int
     slot_ms: int
@@ -81,7 +81,7 @@ def check_waiting(
             return Finished()
         return WaitForMove(f"{move.shard} is on its way there already")
     if nodes != planned:
-        return Superseded(f"its copies are on {_list(nodes)} now, and the plan found them on {_list(planned)}")
+        return Superseded(f"its copies are on {names(nodes)} now, and the plan found them on {names(planned)}")
     why = impossible(move, planned, world)
     if why is not None:
         return Superseded(why)
@@ -125,12 +125,12 @@ def _copying(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> I
     if spec.target is not None:
         if spec.target == wished:
             return InProgress()
-        return Superseded(f"its copies are to be on {_list(spec.target)} now")
+        return Superseded(f"its copies are to be on {names(spec.target)} now")
     if set(spec.replicas) == set(wished):
         return Finished()  # should another lead than the first: the planner brings the master there once all is stable
     if spec.replicas == nodes:
         return InProgress(_edit(move, shard, nodes))
-    return Superseded(f"its copies are on {_list(spec.replicas)} now")
+    return Superseded(f"its copies are on {names(spec.replicas)} now")
 
 
 def _taking_over(
@@ -138,7 +138,7 @@ def _taking_over(
 ) -> InProgress | Finished | Superseded:
     spec = shard.spec
     if spec.target is not None or set(spec.replicas) != set(nodes):
-        return Superseded(f"its copies are to be on {_list(desired_replicas(spec))} now")
+        return Superseded(f"its copies are to be on {names(desired_replicas(spec))} now")
     if spec.replicas[0] == move.to:
         # The move is done as asked for. Should the switchover not come off, the planner brings the master here once all
         # is stable.
@@ -163,7 +163,7 @@ def _edit(move: PlannedMove, shard: ShardObject, nodes: tuple[str, ...]) -> Edit
 def _too_near(move: PlannedMove, pace: MovePace, now_ms: int) -> WaitForMove | None:
     """A slot in which much falls due on the shard is not to find it on its way.
 
-    Slots between which there is no time for the move are waited for together, up to LONGEST_WAIT_MS; for a single one
+    Slots between which there is no time for the move are waited for together, up to MAX_WAIT_MS; for a single one
     always.
     """
     needs_ms = pace.move_ms(move.bytes) + pace.lead_ms
@@ -185,7 +185,3 @@ def _led_by_first(shard: ShardObject) -> bool:
 
 def _all_in_sync(shard: ShardObject) -> bool:
     return shard.status is not None and len(shard.status.in_sync) >= len(shard.spec.replicas)
-
-
-def _list(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes) or "nobody"
