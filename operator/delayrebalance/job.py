@@ -56,7 +56,7 @@ def study(
     now_ms: int,
     silent: Sequence[str] = (),
 ) -> Study:
-    """What the next settings.horizon_ms bring and which moves would spread it. silent: nodes whose rows are missing.
+    """The load of the next settings.horizon_ms and the moves that spread it. silent: nodes whose rows are missing.
 
     Raises RebalanceError.
     """

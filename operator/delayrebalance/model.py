@@ -1,4 +1,4 @@
-"""What the rebalance job is given and what it finds. Plain values: no Spark, no I/O, no clock."""
+"""Input and output of the rebalance job. Plain values: no Spark, no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ClusterMap:
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What is looked at, and what a plan may do."""
+    """The range of the load to read, and the limits of a plan."""
 
     horizon_ms: int = DAY_MS  # from now
     slot_ms: int = 5 * MINUTE_MS
@@ -126,7 +126,7 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What the job found. moves: empty when the cluster is to be left alone; `why` says so in either case."""
+    """The job's findings. moves: empty when no move is worth its cost; `why` gives the reason in either case."""
 
     why: str
     before: LoadFigures

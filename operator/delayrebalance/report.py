@@ -1,4 +1,4 @@
-"""What the job found, for people (a table) and for programs (JSON)."""
+"""The job's findings, for people (a table) and for programs (JSON)."""
 
 from __future__ import annotations
 

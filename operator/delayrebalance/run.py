@@ -1,6 +1,4 @@
-"""study_cluster(): the whole job on a cluster that a registry names. What reads wheels and registry, and starts
-Spark.
-"""
+"""study_cluster(): runs the whole job on a cluster: starts Spark, reads the wheels, searches."""
 
 from __future__ import annotations
 

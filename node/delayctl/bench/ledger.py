@@ -1,4 +1,4 @@
-"""What was stored against what was delivered, message by message: lateness, early, missing, duplicates.
+"""Compares stored with delivered messages, one by one: lateness, early, missing, duplicates.
 
 A message is named by (queue, seq). It is kept as one i64, queue << 48 | seq, so that a million are compared at once.
 """

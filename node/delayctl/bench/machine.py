@@ -1,4 +1,4 @@
-"""What the machine and a process say about themselves: memory, disk use, the disk's sequential rate."""
+"""Measurements of the machine and of a process: memory, disk use, the disk's sequential rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workload runs against: a cluster of one node of its own in a temporary directory, or one that runs already."""
+"""The target of a workload: a cluster of one node of its own in a temporary directory, or one that runs already."""
 
 from __future__ import annotations
 

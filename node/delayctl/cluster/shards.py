@@ -165,7 +165,7 @@ def _await_move(
 
 
 def _how_far(at: RegistryEditor, name: str, to: str) -> tuple[str, int, int]:
-    """What happens, and done and total bytes of it."""
+    """The current step, with its done and total bytes."""
     shard = at.shard(name)
     spec = shard.spec
     if to not in spec.replicas:

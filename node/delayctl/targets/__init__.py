@@ -1,1 +1,1 @@
-"""What a command is aimed at: an endpoint, a cluster in Kubernetes, a local directory."""
+"""Targets of commands: an endpoint, a cluster in Kubernetes, a local directory."""

@@ -1,4 +1,4 @@
-"""What stops a command that acts on a cluster, whether its registry, its directory or Kubernetes is the target."""
+"""Errors that end a command on a cluster, whether its registry, its directory or Kubernetes is the target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from delayctl.common import FAILED, UNREACHABLE, fail
 
 
 class TargetRefused(Exception):
-    """What was asked for can't be done; says why, and what can."""
+    """The request is impossible; the message says why, and what is possible."""
 
 
 class TargetUnreachable(Exception):

@@ -103,7 +103,7 @@ class LocalRebalanceTarget(RebalanceTarget):
 
 @contextmanager
 def _errors_into(path: Path) -> Iterator[None]:
-    """What Spark's processes and threads say on stderr, dozens of lines that nobody asked for, goes into a file."""
+    """Sends the stderr of Spark's processes and threads, dozens of lines of no use to the user, into a file."""
     sys.stderr.flush()
     path.parent.mkdir(exist_ok=True)
     kept = os.dup(2)

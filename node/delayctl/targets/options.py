@@ -1,4 +1,4 @@
-"""What commands share that change the cluster's registry: --data, errors as exit codes, a bar for long work."""
+"""Shared by the commands that change the cluster's registry: --data, errors as exit codes, a bar for long work."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class RebalanceTarget(ABC):
 
 @contextmanager
 def rebalances(settings: CommandSettings, data: Path, name: str | None) -> Iterator[RebalanceTarget]:
-    """--kube's, or those of the cluster in `data`. What is refused ends the process with a line and an exit code."""
+    """--kube's, or those of the cluster in `data`. A refusal ends the process with a line and an exit code."""
     with exit_on_errors():
         if settings.kube is None:
             if name is not None:

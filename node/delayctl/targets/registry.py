@@ -49,7 +49,7 @@ class RegistryEditor(ABC):
         self._prober.close()
         self._registry.close()
 
-    # What is there.
+    # Reads.
 
     def cluster(self) -> ClusterSpec:
         return self._cluster().spec
@@ -68,7 +68,7 @@ class RegistryEditor(ABC):
         return {lease.node: lease.incarnation for lease in self._registry.list_leases()}
 
     def node_answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
-        """What nodes say that they have; those that give no answer in time are missing."""
+        """Each node's answer about its copies; nodes that give none in time are missing."""
         leases = self._registry.list_leases()
         return self._prober.query([lease for lease in leases if nodes is None or lease.node in nodes])
 
@@ -84,7 +84,7 @@ class RegistryEditor(ABC):
         """Every shard is served by one of these processes, with all its copies in sync."""
         return all(_is_fully_replicated(shard, incarnations) for shard in self.shards())
 
-    # What is wanted.
+    # Changes of the spec.
 
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
         """The copy on `origin`, or the master's, is to be on `to`. Returns the nodes that are to have the copies.
@@ -332,7 +332,7 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption
 
 
 def _known_in_sync(shard: ShardObject, copies: Mapping[str, CopyView], best: Sequence[str]) -> None:
-    """What the copies remember of the in-sync set must not speak against the choice."""
+    """Raises TargetRefused where the newest in-sync set that a copy has recorded names none of `best`."""
     newest = max(copies.values(), key=lambda copy: copy.kept_epoch)
     if newest.kept_epoch and not any(copies[node].replica_id in newest.kept_in_sync for node in best):
         raise TargetRefused(

@@ -95,7 +95,7 @@ class ControlLoop:
         self._cluster: ClusterSpec | None = None
         self._shards: tuple[ShardObject, ...] = ()
         self._nodes: Mapping[str, ObservedNode] = {}
-        # What the last plan found in order: the registry's version, the nodes, who has ended, whether it was paused.
+        # Input of the last plan that had nothing to do: registry version, nodes, ended processes, whether paused.
         self._stable_world: tuple[int | None, Mapping[str, ObservedNode], frozenset[str], bool] | None = None
 
     @property

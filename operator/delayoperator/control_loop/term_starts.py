@@ -86,8 +86,8 @@ class TermStarts:
         )
 
     def _ended(self, seen: Observed, now_ms: int) -> dict[str, int]:
-        """What has become of those of the last look. By process: when the first of those was chosen that it has begun
-        since then."""
+        """Updates the terms that the last call left open. By process: when it was chosen for the first of the terms
+        that it has begun since then."""
         shards = {shard.spec.uid: shard for shard in seen.shards}
         begun: dict[str, int] = {}
         for (uid, epoch), it in self._chosen.items():
@@ -161,7 +161,7 @@ def _at_work(copy: CopyView) -> bool:
 
 
 def _waiting_for(answer: NodeAnswer, copy: CopyView | None, epoch: int) -> str:
-    """What keeps it, as it says or as it seems."""
+    """The reason why the node has not begun its term, as it reports it or as its answer suggests."""
     if copy is None:
         return "it has made no copy yet" if answer.listed else "it has not read the shards from the registry yet"
     if copy.damaged:

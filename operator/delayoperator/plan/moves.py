@@ -39,8 +39,8 @@ def begins(shard: ShardObject) -> bool:
 
 
 def next_step(shard: ShardObject, seen: Observed, load: Placement, *, may_begin: bool) -> SpecStep | Held | None:
-    """What to change now; what it waits for, where that should be known; or None: there is nothing to do, or it goes
-    on by itself. For a shard whose term stands. may_begin: a move more may be in flight.
+    """The change to make now, or the reason why the shard waits, or None: nothing to do, or it goes on by itself. The
+    shard's term must stand. may_begin: one more move may be in flight.
     """
     asked = _switchover(shard, seen)
     if isinstance(asked, SpecStep):

@@ -278,7 +278,7 @@ def _trusted(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> str | 
     """One that may lead by what the registry says alone: as many entries as replicas means that all are in sync.
 
     A node that has much to do may need seconds to answer, and its clients wait. It looks for itself whether its copy
-    is named before it leads. Not so a new process, whose copy may turn out damaged or older than its machine's boot.
+    is named before it leads. A new process is left out: its copy may turn out damaged or older than its machine's boot.
     """
     spec, status = shard.spec, shard.status
     if status is None or len(status.in_sync) < len(spec.replicas) or desired.durability is not Durability.FSYNC:

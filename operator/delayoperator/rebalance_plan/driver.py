@@ -21,7 +21,7 @@ from delayoperator.rebalance_plan.step_values import Edit, Job, RebalanceEvent, 
 
 
 class RebalanceConflict(Exception):
-    """Somebody has changed the rebalance since it was read: the next round sees what."""
+    """The rebalance has changed since it was read: the next round reads it again."""
 
 
 class RebalanceStore(Protocol):

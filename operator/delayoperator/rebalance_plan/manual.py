@@ -66,7 +66,7 @@ def manual_plan(spec: DelayRebalanceSpec, world: World, now_ms: int) -> PlanMode
 
 
 class _Forecast:
-    """What falls due on shards, reckoned with one move after the other, and when they are hot; None: not known."""
+    """Messages that fall due on shards during moves made one after the other, and hot slots; None: not known."""
 
     def __init__(self, spec: DelayRebalanceSpec, world: World, now_ms: int) -> None:
         self._world, self._at_ms, self._moves = world, now_ms, len(spec.moves or ())

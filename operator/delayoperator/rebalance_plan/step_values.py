@@ -1,4 +1,4 @@
-"""What a step is made from and of: plain values."""
+"""Inputs and outputs of a step: plain values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What became of the job that was asked for at status.requested_at."""
+    """Result of the job requested at status.requested_at."""
 
     state: JobState = JobState.NONE
     message: str = ""  # why it failed
@@ -89,7 +89,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What waits in a shard."""
+    """Pending messages of a shard."""
 
     bytes: int
     messages: int
@@ -154,7 +154,7 @@ class RebalanceEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step came to; see the package. recheck_at_ms: when time alone changes something; None: it does not."""
+    """Result of a step; see the package. recheck_at_ms: when the next step is due without an event; None: never."""
 
     status: DelayRebalanceStatus
     edits: tuple[Edit, ...] = ()

@@ -41,8 +41,8 @@ def found_moves(
 ) -> tuple[FoundMove, ...]:
     """The moves in the order in which they are to be made: whose hot slot comes first goes first, then the cheapest.
 
-    wanted: (shard, node) by number, and vectors, f64[k, S], in the same order. What falls due during a move is
-    reckoned with one move after the other, copying at settings.bytes_per_second.
+    wanted: (shard, node) by number, and vectors, f64[k, S], in the same order. The messages that fall due
+    during a move assume one move after the other, copying at settings.bytes_per_second.
     """
     too_hot, excess = hot_slots.hot(before, counted, settings.threshold), hot_slots.above(before, counted)
     number = {known.name: place for place, known in enumerate(cluster.nodes)}

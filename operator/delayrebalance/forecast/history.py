@@ -1,4 +1,4 @@
-"""What the wheels said, kept as Parquet: `delaycluster.slots` rows, partitioned by the time at which they were taken.
+"""History of the wheels in Parquet: `delaycluster.slots` rows, partitioned by the time at which they were read.
 
 DIRECTORY/taken=2026-11-21T13-05-00Z/part-....parquet
 """

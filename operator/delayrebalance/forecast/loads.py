@@ -1,4 +1,4 @@
-"""The job's wide work, in Spark. What comes to the driver: sums by node and slot, some shards' sums of everything, and
+"""The job's wide work, in Spark. The driver gets sums by node and slot, some shards' totals, and
 the loads of as many shards as it may hold.
 
 Shards and nodes are numbers here, their places in the map, so that rows are short and joins are of integers.
