@@ -202,7 +202,7 @@ def copy_id_of(replica_id: str) -> str:
 
 
 class ConditionType(StrEnum):
-    """What is wrong with a shard. A condition that is over is removed: no conditions, nothing wrong."""
+    """One fault of a shard. A condition that is over is removed: a shard without conditions has no fault."""
 
     BLOCKED = "Blocked"  # no term can be started; the reason says why
     SURPLUS = "Surplus"  # serves, but no topic has this shard any more

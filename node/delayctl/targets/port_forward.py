@@ -34,7 +34,7 @@ _AGAIN_S: Final = 0.5
 
 
 class Access(Protocol):
-    """What is needed of `kube.KubeAccess`."""
+    """The part of `kube.KubeAccess` that Forwards needs."""
 
     namespace: str
 

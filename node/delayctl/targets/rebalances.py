@@ -30,7 +30,7 @@ OVER: Final = frozenset(("Ready", STOPPED, "NotReady"))
 
 @dataclass(frozen=True, slots=True)
 class RebalanceOptions:
-    """What the load is looked at for. None: the default, or as the DelayCluster has it."""
+    """The options of a rebalance. None: the default, or as the DelayCluster has it."""
 
     slot_ms: int | None = None
     horizon_ms: int | None = None

@@ -162,7 +162,7 @@ class KubeClient:
         return self._answer("PATCH", path, query, patch, MERGE_PATCH, read_s)
 
     def watch(self, path: str, query: Mapping[str, str], read_s: float) -> WatchStream:
-        """read_s: so long without a word, then NoAnswer. Raises RequestUnanswered, ApiRejected."""
+        """read_s: the watch may be silent for so long. Raises RequestUnanswered, ApiRejected."""
         response = self._request("GET", path, {**query, "watch": "1"}, None, JSON, read_s, stream=True)
         if response.status != 200:
             with response:

@@ -26,7 +26,7 @@ class ApplyOutcome:
 
 
 def problem(error: ApiError) -> ClusterProblem:
-    """What to say of an error that came back: who can help is in its reason."""
+    """The problem that an error amounts to. Its reason says who can help."""
     if error.forbidden:
         return ClusterProblem(Reason.FORBIDDEN, f"the operator may not {error.what}: {error.message or error.reason}")
     if error.refused:
@@ -68,7 +68,7 @@ class Applier:
         return outcome
 
     def grow(self, view: ClusterView, live: LiveObjects, outcome: ApplyOutcome) -> Volumes:
-        """Asks each claim that is too small to grow. What grows, and what is refused."""
+        """Asks each claim that is too small to grow. Returns which claims grow and which were refused."""
         found = volumes(whole_bytes(view.storage.size), view.storage.size, live.claims)
         refused = list(found.refused)
         for it in found.grow:

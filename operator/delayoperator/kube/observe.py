@@ -24,7 +24,7 @@ from delayoperator.kube.views import claim_view, pod_view, set_view
 
 @dataclass(frozen=True, slots=True)
 class LiveObjects:
-    """What there is. owned: everything with the cluster's label, by kind and name."""
+    """The objects that exist. owned: everything with the cluster's label, by kind and name."""
 
     owned: Mapping[tuple[ObjectKind, str], Json] = field(default_factory=dict)
     pods: Sequence[PodView] = ()

@@ -40,7 +40,7 @@ TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFU
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What a round came to."""
+    """The result of one round."""
 
     wrote: bool
     pods: Sequence[Json] = ()
@@ -219,7 +219,7 @@ class ClusterReconciler:
         try:
             wrote = write_status(self._api, self._events, meta, before, after) or wrote
         except ApiError as error:
-            # Somebody has changed the object: the next round sees what. What was said is not lost, only later.
+            # Somebody has changed the object. The next round sees that and writes the status, later.
             problems.append(problem(error))
         return ReconcileResult(wrote, live.pod_bodies, problems, outcome.retry_after_s, observation)
 

@@ -22,7 +22,7 @@ AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
 
 @dataclass(frozen=True, slots=True)
 class LoopCounts:
-    """What the loop has done since it was asked last, for an event or two instead of one a shard."""
+    """Counts of what the loop did since it was asked last: an event or two tell them, instead of one a shard."""
 
     created: int = 0
     terms: int = 0

@@ -23,7 +23,7 @@ LAST_ACCEPTED = "granted.json"  # in the settings' ConfigMap, for the operator: 
 
 @dataclass(frozen=True, slots=True)
 class LastAcceptedSpec:
-    """What the settings' ConfigMap says. spec: of the DelayCluster. cluster: as the nodes and the planner read it."""
+    """The settings' ConfigMap. spec: the DelayCluster's. cluster: as the nodes and the planner read it."""
 
     spec: Json | None = None
     cluster: ClusterSpec | None = None

@@ -169,7 +169,7 @@ class Worker:
         if body is None:
             return None
         if "deletionTimestamp" in body["metadata"]:
-            # What it owns is being deleted: made again now, it would be there for ever.
+            # Kubernetes is deleting what the cluster owns: an object made again now would stay for ever.
             self._stop_shards()
             return ReconcileResult(wrote=False)
         reconciler = self._reconciler_of(str(body["metadata"]["uid"]))
@@ -243,7 +243,7 @@ class Worker:
         self._stop.wait(max(BATCH_WINDOW_S, began_s + min_pause_s - time.monotonic()))
 
     def _observe(self) -> object:
-        """What the shards and the leases show, cheaply: the same as before means that nothing has happened."""
+        """A cheap look at the shards and the leases: the same value as before means that nothing has happened."""
         if self._registry is None or self._shards is None:
             return None
         try:

@@ -30,7 +30,7 @@ SOON_S = 5.0  # between looks while a plan is carried out or a job runs: no watc
 
 @dataclass(slots=True)
 class RebalanceResult:
-    """What a look comes to, filled in as it goes.
+    """The result of one look, filled in as the look goes on.
 
     under_way: what the DelayCluster's condition says of it; "" when nothing is rebalanced.
     failed: why the schedule's last run did not do its work; "" when it did."""
@@ -115,7 +115,7 @@ class Rebalances:
     def _reconcile_one(
         self, body: Json, view: ClusterView, world: World, result: RebalanceResult
     ) -> DelayRebalanceStatus | None:
-        """What its status is now; None: its spec or status can't be read, or somebody else has just written it."""
+        """Its status now. None when its spec or status can't be read, or somebody else has just written it."""
         try:
             store = ResourceRebalanceStore(self._api, self._events, self._jobs, view, body)
         except ValidationError as error:

@@ -84,7 +84,7 @@ def _conflicts() -> Iterator[None]:
 
 
 def _merge_patch(old: Any, new: Any) -> Any:
-    """What makes `new` of `old`: a field that is to go is null."""
+    """The patch that turns `old` into `new`. A field that must go is null."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     return {key: _merge_patch(old.get(key), new.get(key)) for key in {*old, *new} if old.get(key) != new.get(key)}
