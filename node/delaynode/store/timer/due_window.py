@@ -1,20 +1,20 @@
 """The due window: the coming minutes' live messages as sorted runs in memory. Only a cache of the wheel's slots.
 
 A run is columns sorted by (due, seq). Arrivals wait unsorted until the next look, become a run, and runs of like size
-merge as long as they are small, so there are few of them; a release is a binary search in each. What does not fit the
-limit is forgotten again, the latest first: it is read from the wheel when it is near.
+merge as long as they are small, so there are few of them; a release is a binary search in each. Above its limit
+the window forgets the latest rows; they are read from the wheel again when they are near.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, UNIT, concatenated
 from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records, at_or_below, release_order
 
-RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag", "check")
+RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag", "check")  # in the order of SortedRun's fields
 CANCELLED_AT, MOVED_AT = -1, -2  # in place of a record's offset: dead, and why
 NEVER = 2**63 - 1  # a due: nothing waits
 MAX_MERGED_RUN = 262_144  # rows: merging larger ones would take twice their memory
@@ -31,41 +31,31 @@ class SortedRun:
     key: U32
     tag: U32
     check: U32
+    _: KW_ONLY
     at: int = 0
 
     @classmethod
     def of(cls, units: Records) -> SortedRun:
         """From units of any order."""
         rows = units[release_order(units["due"], units["seq"])]
-        due, seq, offset, size, key, tag, check = (np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS)
-        return cls(due, seq, offset, size, key, tag, check)
+        return cls(*(np.ascontiguousarray(rows[name]) for name in RUN_COLUMNS))
+
+    def columns(self) -> tuple[Array, ...]:
+        return self.due, self.seq, self.offset, self.size, self.key, self.tag, self.check
 
     def __len__(self) -> int:
         return len(self.due) - self.at
 
     def merged(self, other: SortedRun) -> SortedRun:
-        def both(mine: Array, others: Array) -> Array:
-            return np.concatenate((mine[self.at :], others[other.at :]))
-
-        due, seq = both(self.due, other.due), both(self.seq, other.seq)
+        pairs = zip(self.columns(), other.columns(), strict=True)
+        joined = (np.concatenate((mine[self.at :], others[other.at :])) for mine, others in pairs)  # one at a time
+        due, seq = next(joined), next(joined)
         order = release_order(due, seq)
-        return SortedRun(
-            due[order],
-            seq[order],
-            both(self.offset, other.offset)[order],
-            both(self.size, other.size)[order],
-            both(self.key, other.key)[order],
-            both(self.tag, other.tag)[order],
-            both(self.check, other.check)[order],
-        )
+        return SortedRun(due[order], seq[order], *(column[order] for column in joined))
 
     def cut(self, end: int) -> SortedRun:
         """The rows before `end` in memory of their own."""
-        part = slice(self.at, end)
-        return SortedRun(
-            self.due[part].copy(), self.seq[part].copy(), self.offset[part].copy(), self.size[part].copy(),
-            self.key[part].copy(), self.tag[part].copy(), self.check[part].copy(),
-        )  # fmt: skip
+        return SortedRun(*(column[self.at : end].copy() for column in self.columns()))
 
     def rows_through(self, pair: Pair) -> int:
         """How many of this run's rows, from its beginning, are at or below `pair`."""
@@ -89,7 +79,7 @@ class SortedRun:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedColumns:
-    """What one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
+    """The rows that one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
 
     due: I64
     seq: I64
@@ -97,6 +87,7 @@ class ReleasedColumns:
     size: U32
     tag: U32
     check: U32
+    _: KW_ONLY
     watermark: Pair
 
     def __len__(self) -> int:
@@ -208,33 +199,32 @@ class DueWindow:
             brims = [Pair(int(run.due[at]), int(run.seq[at])) for run, at in zip(full, last, strict=True)]
             if brims:
                 ends = [max(run.at, run.rows_through(min(brims))) for run in self._runs]
-        columns: list[list[Array]] = [[], [], [], [], [], []]
-        for run, end in zip(self._runs, ends, strict=True):
-            if end > run.at:
-                sources: list[Array] = [run.due, run.seq, run.offset, run.size, run.tag, run.check]
-                for column, source in zip(columns, sources, strict=True):
-                    column.append(source[run.at : end])
-        if not columns[0]:
+        parts: list[list[Array]] = [
+            [column[run.at : end] for column in (run.due, run.seq, run.offset, run.size, run.tag, run.check)]
+            for run, end in zip(self._runs, ends, strict=True)
+            if end > run.at
+        ]
+        if not parts:
             none, none4 = np.empty(0, np.int64), np.empty(0, np.uint32)
-            return ReleasedColumns(none, none, none, none4, none4, none4, target)
-        due, seq, offset, size, tag, check = (part[0] if len(part) == 1 else np.concatenate(part) for part in columns)
-        if len(columns[0]) > 1:
-            order = release_order(due, seq)[:max_rows]
-            due, seq, offset = due[order], seq[order], offset[order]
-            size, tag, check = size[order], tag[order], check[order]
+            return ReleasedColumns(none, none, none, none4, none4, none4, watermark=target)
+        columns = parts[0]
+        if len(parts) > 1:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            order = release_order(columns[0], columns[1])[:max_rows]
+            columns = [column[order] for column in columns]
         if max_live is not None:
-            over = np.flatnonzero(offset >= 0)[max_live:]
+            over = np.flatnonzero(columns[2] >= 0)[max_live:]
             if len(over):
-                cut, keep = True, slice(0, int(over[0]))
-                due, seq, offset, size, tag, check = (part[keep] for part in (due, seq, offset, size, tag, check))
+                cut, columns = True, [column[: int(over[0])] for column in columns]
+        due, seq, offset = columns[:3]
         watermark = Pair(int(due[-1]), int(seq[-1])) if cut else target
         for run, end in zip(self._runs, ends, strict=True):
             run.at = max(run.at, run.rows_through(watermark)) if cut else end
         self._runs = [run for run in self._runs if len(run)]
         live = offset >= 0
         if not live.all():
-            due, seq, offset, size, tag, check = (part[live] for part in (due, seq, offset, size, tag, check))
-        return ReleasedColumns(due, seq, offset, size, tag, check, watermark)
+            columns = [column[live] for column in columns]
+        return ReleasedColumns(*columns, watermark=watermark)
 
     def kill(self, due: I64, seq: I64, mark: int) -> None:
         """Mark rows dead; those not here are left alone."""
@@ -272,8 +262,8 @@ class DueWindow:
             place = run.places(due, seq)
             hit = np.flatnonzero((place >= 0) & ~found)
             at = place[hit]
-            for name in RUN_COLUMNS:
-                rows[name][hit] = getattr(run, name)[at]
+            for name, column in zip(RUN_COLUMNS, run.columns(), strict=True):
+                rows[name][hit] = column[at]
             offset = run.offset[at]
             dead = np.where(offset == CANCELLED_AT, DELETE, DELETE_MOVED)
             rows["magic"][hit] = np.where(offset >= 0, DEFAULT, dead)
