@@ -114,7 +114,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What an Enqueue is answered once `log_end` is committed: the first answer again for a duplicate.
+    """The answer to an Enqueue, given once `log_end` is committed: the first answer again for a duplicate.
 
     due: i64[n] ms; None for a duplicate that has not as many messages as the first had: it is another batch.
     """
@@ -189,7 +189,7 @@ class Shard:
         return self.log.end
 
     def take_writes(self, *, sync: bool) -> WriteBatch | None:
-        """What waits to be written, or None: also once the copy is damaged."""
+        """The next batch to write. None when nothing waits, and once the copy is damaged."""
         return self.log.next_batch(sync=sync) if self.damaged is None else None
 
     def finish_writes(self, batch: WriteBatch) -> None:
@@ -326,7 +326,7 @@ class Shard:
         return len(taken)
 
     def _release(self, taken: Taken, wall_ms: int, end: int) -> None:
-        """What a TICK of `wall_ms`, which ends at log offset `end`, has taken out of the window."""
+        """Stage the rows that a TICK of `wall_ms`, which ends at log offset `end`, took out of the window."""
         self.space.on_tick(wall_ms)
         if len(taken):
             self.space.on_release(wall_ms)
@@ -499,8 +499,8 @@ class Shard:
         self.applied = frame.end
 
     def skip(self, frame: Frame) -> None:
-        """Pass over a frame that can't be applied. What later frames need of it stays: its segment, its seqs, and the
-        answer that its producer was given.
+        """Pass over a frame that can't be applied. The parts that later frames need stay: its segment, its seqs, and
+        the answer that its producer was given.
         """
         self._begin(frame)
         if frame.kind is FrameKind.APPEND:
@@ -514,7 +514,7 @@ class Shard:
         self.applied = frame.end
 
     def _begin(self, frame: Frame) -> None:
-        """What a frame brings whatever its effect: its time, and the segment that it begins."""
+        """Advance the time, and open the segment that the frame begins: every frame does both, whatever its effect."""
         self._advance_time(frame.wall_ms)
         if frame.flags & FLAG_NEW_SEGMENT:
             self.space.ledger.open(frame.offset, frame.wall_ms)

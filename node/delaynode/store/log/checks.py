@@ -134,7 +134,7 @@ def join_padded(low: Sequence[int], extents: Sequence[Buffer]) -> bytes:
 
 
 def position_shifts(low: I64, high: I64) -> I64:
-    """What to add to a log offset to find it in the join_padded() extents [low, high) (k,), by extent (k,): bytes."""
+    """Bytes to add to a log offset to find it in the join_padded() extents [low, high) (k,), by extent (k,)."""
     counts = (high >> 3) - (low >> 3) + 1
     moved: I64 = 8 * (np.cumsum(counts) - counts - (low >> 3))
     return moved

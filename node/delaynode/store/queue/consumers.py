@@ -408,7 +408,7 @@ class Consumers:
 
     # ------------------------------------------------------------ checkpoint
     def snapshot(self) -> tuple[list[dict[str, object]], dict[str, Array]]:
-        """What frames have said of all groups: JSON-able fields of each, and arrays."""
+        """Replicated state of all groups: JSON-able fields of each, and arrays."""
         fields, arrays = [], {}
         for at, group in enumerate(self.groups.values()):
             of_group, columns = group.snapshot()

@@ -383,7 +383,7 @@ class Group:
         return self.first_unacked if self.first_unacked < queue.visible else None
 
     def snapshot(self) -> tuple[dict[str, object], dict[str, Array]]:
-        """What frames have said, as JSON-able fields and arrays; deliveries are left out."""
+        """The replicated state as JSON-able fields and arrays; deliveries are left out."""
         low, high = self.first_unacked - self._origin, self.window_end - self._origin
         state = self._state[low:high]
         tried = np.flatnonzero((state != DONE) & (self._attempt[low:high] > 1))

@@ -87,7 +87,7 @@ class MessageSetFilter:
 
 @dataclass(frozen=True, slots=True)
 class SlotSnapshot:
-    """What a chain says of [low, high) up to its unit at TimerLog position `last`: one row a message, also the dead."""
+    """Latest row of each message in [low, high), also the dead, up to the chain's unit at TimerLog position `last`."""
 
     low: Pair
     high: Pair

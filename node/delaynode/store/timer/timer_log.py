@@ -244,7 +244,7 @@ class TimerLog:
         return count, split, (int(header["prev"]), int(header["due"]))
 
     def _runs_of(self, position: int, minute: TimerWheel, hour: TimerWheel) -> list[tuple[SlotRuns, TimerWheel]]:
-        """What the flush at `position` adds to the wheels, in order. Raises Damaged unless it is what its crc32 says.
+        """Slot runs that the flush at `position` adds to the wheels, in order. Raises Damaged if its crc32 differs.
 
         Read block by block: an older program's flush may have millions of units.
         """

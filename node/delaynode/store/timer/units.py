@@ -53,7 +53,7 @@ def units(
 
 
 def change_of(magic: Array) -> I64:
-    """What each unit (n,) adds to its slot's count of live messages: 1, -1 or 0. Shapes (n,) -> (n,)."""
+    """The change that each unit (n,) makes to its slot's count of live messages: 1, -1 or 0. Shapes (n,) -> (n,)."""
     dead = (magic & DELETE) != 0
     change = np.where(dead, np.where((magic & ROLL) != 0, 0, -1), 1).astype(np.int64)
     change[(magic & (SAME | COUNT)) != 0] = 0
