@@ -20,11 +20,12 @@ from pathlib import Path
 import click
 import numpy as np
 from delayapi.units import DAY_MS
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.maintenance.reclaim import KeepConfig
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import Shard
 from delaynode.store.timer.timer_log import UNIT_BYTES
 from delaynode.store.types import Buffers
 

@@ -29,11 +29,12 @@ from collections.abc import Callable
 import numpy as np
 from delayapi.units import HOUR_MS
 from delaynode.memory import give_back, tune_allocator
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.frames import FrameKind, Tick
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import evacuation, persist
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import Shard
 from delaynode.store.types import MAX_SEQ, Pair
 
 BORN_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS

@@ -18,10 +18,11 @@ from delaynode import main
 from delaynode.node import node, settings
 from delaynode.replica.hosts.host import NodeResources
 from delaynode.replica.hosts.maintenance import Intervals
+from delaynode.store.config import ShardConfig
 from delaynode.store.maintenance import evacuation
 from delaynode.store.maintenance.evacuation import EvacuationJob
 from delaynode.store.maintenance.reclaim import KeepConfig
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import Shard
 
 SEGMENT_BYTES = 64 << 10
 

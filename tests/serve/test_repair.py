@@ -13,10 +13,10 @@ import grpc
 import numpy as np
 import pytest
 from delaylocal import LocalCluster
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.frames import FrameKind, Trim
 from delaynode.store.maintenance import persist
-from delaynode.store.shard import ShardConfig
 from delayregistry.model import ShardObject, TopicSpec
 
 from tests.serve.support.client import Client, Failure, Msg, Shard

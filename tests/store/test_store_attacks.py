@@ -10,8 +10,8 @@ from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Damaged
 from delaynode.store.log.frames import Frame, FrameKind, Tick
 from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
 from delaynode.store.maintenance import persist
-from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED, TOO_LATE
 from delaynode.store.timer.timer_log import UNIT_BYTES
 
 from tests.store.support.consuming import World, tag_of

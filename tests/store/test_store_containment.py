@@ -11,9 +11,10 @@ from delayapi.units import DAY_MS
 from delaynode.store.errors import Damaged, Impossible, Unappliable
 from delaynode.store.log.frames import FrameKind, Unsealed
 from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.lookup import Lookup
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import _as_units
-from delaynode.store.shard import Lookup, Shard
+from delaynode.store.shard import Shard
 from delaynode.store.types import Records
 
 from tests.store.support.consuming import World

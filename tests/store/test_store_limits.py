@@ -9,7 +9,7 @@ import pytest
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
+from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
 
 from tests.store.support.consuming import World
 from tests.store.support.producing import Item

@@ -18,9 +18,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
 from delaynode.store.queue.consume_queue import QUEUED
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import Shard
 from delaynode.store.timer.timer_log import STORED
 
 CHECK_SECONDS = 0.25

@@ -33,10 +33,10 @@ from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import Replicas
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import snapshot
-from delaynode.store.shard import ShardConfig
 
 __all__ = ["Node", "RemoteMaster", "open_registry"]
 

@@ -8,8 +8,8 @@ from delayapi.units import DAY_MS
 from delayregistry.model import ClusterSpec
 
 from delaynode.config import NodeConfig
+from delaynode.store.config import ShardConfig
 from delaynode.store.maintenance.reclaim import KeepConfig
-from delaynode.store.shard import ShardConfig
 
 WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
 FLUSH_UNITS = 1_000_000  # unflushed units of all shards together that call for checkpoints

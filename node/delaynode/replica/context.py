@@ -13,7 +13,7 @@ from delaynode.replica.hosts.host import NodeResources
 from delaynode.replication.catch_up import CatchUpBudget
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.peers import Peers
-from delaynode.store.shard import ShardConfig
+from delaynode.store.config import ShardConfig
 
 
 class ShardRegistry(Protocol):

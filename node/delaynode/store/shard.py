@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from delayapi.units import DAY_MS, MINUTE_MS
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
@@ -44,61 +44,29 @@ from delaynode.store.log.frames import (
     parse_trim,
 )
 from delaynode.store.log.incoming_batch import IncomingBatch, resolve_due
-from delaynode.store.maintenance.reclaim import KeepConfig, SpaceReclaimer
+from delaynode.store.lookup import (
+    ALREADY_CANCELLED,
+    CANCELLED,
+    MOVED_NOW,
+    RESCHEDULED,
+    Lookup,
+    Outcomes,
+    first_named,
+    resolve,
+)
+from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delaynode.store.queue.consume_queue import ConsumeQueue, ReleasedRows
-from delaynode.store.queue.consumers import Consumers, GroupLimits
+from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.producers import FirstAnswer, Producers
-from delaynode.store.timer.cascade import CHUNK_UNITS
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
-from delaynode.store.timer.due_window import SortedRun, before
-from delaynode.store.timer.index import GEOMETRY, Geometry, TimerIndex
-from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
-from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, UNIT, units
+from delaynode.store.timer.due_window import before
+from delaynode.store.timer.index import TimerIndex
+from delaynode.store.timer.scan import SlotSnapshotCache
+from delaynode.store.timer.units import DEFAULT, UNIT, units
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
 
 MAX_DUE_MS = 1 << 62
 MIN_TICK_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
-
-UNFLUSHED_FLUSHES = 2
-
-# what Cancel and Reschedule answer (delay.v1.Outcome)
-CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2, 3, 4, 5, 6
-
-
-@dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """Limits and sizes. horizon_ms and geometry are fixed for a shard's life, a topic's limits may change while it is
-    used (Shard.reconfigure), the others at a restart."""
-
-    horizon_ms: int = 40 * DAY_MS
-    max_delay_ms: int | None = None  # the topic's own limit, below the horizon
-    max_attempts: int = 16
-    max_unacked: int = 100_000  # queue offsets above a group's floor
-    max_dead_letters: int = 100_000  # of a group, those that were redriven included
-    dlq_retention_ms: int = 7 * DAY_MS  # a dead letter is kept for so long after it died or was redriven
-    max_tick: int = 131_072  # messages a tick releases at most
-    idle_tick_ms: int = MINUTE_MS  # a shard that releases nothing ticks so often: its watermark moves
-    window_budget: int = 4_000_000  # messages in the due window, about
-    lookahead_ms: int = 2 * MINUTE_MS  # how far ahead the window is kept loaded
-    max_producers: int = 10_000  # idempotent producers seen within a day
-    flush_units: int = 1_000_000  # unflushed units that call for a checkpoint
-    wheel_copy_units: int = 5_000_000  # units flushed between two copies of the wheels
-    chunk_units: int = CHUNK_UNITS  # of a slot, that a cascade or the emptying of a segment has in memory, about
-    log_segment_bytes: int = 64 << 20
-    timer_segment_bytes: int = 64 << 20
-    queue_segment_bytes: int = 16 << 20
-    keep: KeepConfig = field(default_factory=KeepConfig)
-    geometry: Geometry = GEOMETRY  # of the wheels
-    scrub_days: float = 7.0  # in which everything on disk is read again and checked
-
-    @property
-    def max_unflushed(self) -> int:
-        """With so many unflushed units, which are memory, a shard takes in no more until a flush has ended."""
-        return UNFLUSHED_FLUSHES * self.flush_units
-
-    @property
-    def group_limits(self) -> GroupLimits:
-        return GroupLimits(self.max_unacked, self.max_attempts, self.max_dead_letters, self.dlq_retention_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +92,6 @@ class Appended:
     due: I64 | None
     log_end: int
     duplicate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """Per message: an Outcome u8[n]; for Reschedule also the due now in force i64[n] ms."""
-
-    outcome: U8
-    due: I64
-
-
-@dataclass(slots=True)
-class Lookup:
-    """Where messages stand: asked by (due, seq); `job` reads those that are not in the window, None: all are."""
-
-    due: I64
-    seq: I64
-    job: ScanJob | None
 
 
 class Shard:
@@ -378,46 +329,14 @@ class Shard:
             self.index.close_view(lookup.job.view)
             lookup.job = None
 
-    def _resolve_lookup(self, lookup: Lookup, now_ms: int) -> tuple[Records, Bools, U8]:
-        """Per message: its unit, whether it can still be cancelled, and else the outcome that says why not."""
-        due, seq = lookup.due, lookup.seq
-        rows, found = self.index.window.find(due, seq)
-        if lookup.job is not None:
-            latest, _ = lookup.job.result()
-            if len(latest):
-                row = SortedRun.of(latest).places(due, seq)  # words are in a run's order
-                hit = ~found & (row >= 0)
-                rows[hit] = latest[row[hit]]
-                found |= hit
-        released = at_or_below(due, seq, self.index.watermark)
-        dead = found & ((rows["magic"] & DELETE) != 0)
-        moved = dead & ((rows["magic"] & MOVED) != 0)
-        live = found & ~dead & ~released
-        existed = (seq >= 0) & (seq < self.next_seq)
-        past = max(now_ms, self.wall_ms)  # the clock may have gone back since
-        late = existed & (released | ((due <= past) & ~found))
-        why = np.full(len(due), NOT_FOUND, np.uint8)
-        why[late] = TOO_LATE
-        why[dead & ~moved] = ALREADY_CANCELLED
-        why[moved] = RESCHEDULED
-        return rows, live, why
-
-    @staticmethod
-    def _first_named(rows: Records, live: Bools) -> Bools:
-        """`live` without the second and later mention of one message in a request."""
-        at = np.flatnonzero(live)
-        order = np.lexsort((at, rows["seq"][at], rows["due"][at]))
-        due, seq = rows["due"][at][order], rows["seq"][at][order]
-        again = np.zeros(len(at), bool)
-        again[1:] = (due[1:] == due[:-1]) & (seq[1:] == seq[:-1])
-        first = live.copy()
-        first[at[order][again]] = False
-        return first
+    def _resolve(self, lookup: Lookup, now_ms: int) -> tuple[Records, Bools, U8]:
+        past_ms = max(now_ms, self.wall_ms)  # the clock may have gone back since
+        return resolve(lookup, self.index, self.next_seq, past_ms)
 
     def cancel(self, lookup: Lookup, now_ms: int) -> Outcomes:
         """Append a CANCEL of those that are live; the truth for each. Raises Impossible."""
-        rows, live, why = self._resolve_lookup(lookup, now_ms)
-        first = self._first_named(rows, live)
+        rows, live, why = self._resolve(lookup, now_ms)
+        first = first_named(rows, live)
         if first.any():
             chosen = rows[first]
             cancel = Cancel(*(np.ascontiguousarray(chosen[name]) for name in ("seq", "due", "offset", "size")))
@@ -441,8 +360,8 @@ class Shard:
     def reschedule(self, lookup: Lookup, time: I64, relative: U8, now_ms: int) -> Outcomes:
         """Give live messages a new due under the rules of enqueue; all or none where a new due is refused."""
         new_due = self.new_due(time, relative, now_ms)
-        rows, live, why = self._resolve_lookup(lookup, now_ms)
-        first = self._first_named(rows, live)
+        rows, live, why = self._resolve(lookup, now_ms)
+        first = first_named(rows, live)
         if first.any():
             chosen, due = rows[first], new_due[first]
             columns = {name: np.ascontiguousarray(chosen[name]) for name in UNIT.names or ()}

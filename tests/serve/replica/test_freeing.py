@@ -14,8 +14,8 @@ from delaynode.replica.hosts import maintenance
 from delaynode.replica.hosts.maintenance import Intervals
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.lookup import CANCELLED
 from delaynode.store.maintenance.reclaim import KeepConfig
-from delaynode.store.shard import CANCELLED
 from delaynode.store.timer.scan import SlotSnapshotCache
 
 from tests.serve.support import hosts

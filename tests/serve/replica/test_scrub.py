@@ -18,12 +18,12 @@ from delaynode.replica.hosts import scrub as serving
 from delaynode.replica.hosts.master import NodeResources, ShardHost
 from delaynode.replica.hosts.scrub import Scrubber
 from delaynode.replica.hosts.sync_threads import Syncer
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.maintenance.scrub import size_of
-from delaynode.store.shard import ShardConfig
 
 EVENTS = list[tuple[str, dict[str, Any]]]
 SECOND_DAYS = 1 / 86_400

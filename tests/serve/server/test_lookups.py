@@ -16,7 +16,8 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.replication.transport.until import wait_until
 from delaynode.server.handlers.lookups import Lookups
 from delaynode.store.errors import Damaged
-from delaynode.store.shard import CANCELLED, MOVED_NOW, Lookup, Shard
+from delaynode.store.lookup import CANCELLED, MOVED_NOW, Lookup
+from delaynode.store.shard import Shard
 from delaynode.store.timer.scan import ScanJob
 from delayregistry.model import TopicSpec
 

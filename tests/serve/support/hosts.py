@@ -16,10 +16,10 @@ from delaynode.metrics import NodeMetrics
 from delaynode.replica.hosts.maintenance import Intervals
 from delaynode.replica.hosts.master import NodeResources, ShardHost
 from delaynode.replica.hosts.sync_threads import Syncer
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
-from delaynode.store.shard import ShardConfig
 
 Key = tuple[int, int]
 

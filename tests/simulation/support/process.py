@@ -20,9 +20,9 @@ from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replicas import Replicas
 from delaynode.replication.protocol import HeartbeatReply, decode_heartbeat, encode_heartbeat
 from delaynode.replication.replica_lease import ReplicaLeases
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
 from delaynode.store.maintenance import snapshot
-from delaynode.store.shard import ShardConfig
 from delayregistry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import RegistryError
 

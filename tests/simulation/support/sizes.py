@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.replica.hosts.maintenance import Intervals
+from delaynode.store.config import ShardConfig
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
-from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.index import Geometry
 from delaynode.store.timer.timer_log import UNIT_BYTES
 

@@ -15,7 +15,7 @@ import numpy as np
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
+from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
 from tests.simulation.support.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
 from tests.simulation.support.process import Process

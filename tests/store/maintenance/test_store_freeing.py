@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.errors import Damaged
+from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.maintenance.reclaim import KeepConfig
-from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 
 from tests.store.support import model as m
 from tests.store.support.consuming import World

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from delayapi.units import DAY_MS, HOUR_MS
+from delaynode.store.lookup import CANCELLED
 from delaynode.store.maintenance.reclaim import KeepConfig
-from delaynode.store.shard import CANCELLED
 
 from tests.store.support.consuming import World
 from tests.store.support.freeable import FAR, FREE, NEAR, aged, come_down, coming_down, log_bytes, mixed, release_all

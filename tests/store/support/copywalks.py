@@ -8,9 +8,9 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from delayapi.units import DAY_MS, HOUR_MS
+from delaynode.store.config import ShardConfig
 from delaynode.store.log import batches
 from delaynode.store.maintenance import snapshot
-from delaynode.store.shard import ShardConfig
 
 from tests.store.support.replicating import Cluster, Copy, check_well
 from tests.store.support.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, Draw, Step

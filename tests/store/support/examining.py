@@ -15,9 +15,10 @@ import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.store.errors import Damaged
 from delaynode.store.log.frames import BadFrame, parse
+from delaynode.store.lookup import CANCELLED, MOVED_NOW
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
-from delaynode.store.shard import CANCELLED, MOVED_NOW, Shard
+from delaynode.store.shard import Shard
 from delaynode.store.types import I64, MAX_SEQ, Pair
 
 from tests.store.support.consuming import World

@@ -9,15 +9,7 @@ import numpy as np
 from delayapi.units import DAY_MS
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.shard import (
-    ALREADY_CANCELLED,
-    CANCELLED,
-    MOVED_NOW,
-    NOT_FOUND,
-    RESCHEDULED,
-    TOO_LATE,
-    Lookup,
-)
+from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE, Lookup
 from delaynode.store.timer.index import GEOMETRY
 from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
 from delaynode.store.types import Pair

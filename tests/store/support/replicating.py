@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from collections import deque
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.batches import WriteBatch
 from delaynode.store.log.frames import Frame
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.groups import Group
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import Shard
 from delaynode.store.types import MAX_SEQ, Buffer
 from delaynode.store.verify import Finding, verify_shard
 

@@ -17,12 +17,12 @@ from typing import Self
 
 import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.config import ShardConfig
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.frames import FrameKind, Unsealed
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
-from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.cascade import CascadeJob
 from delaynode.store.timer.jobs import LoadJob
 from delaynode.store.types import MAX_SEQ, Records

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delayapi.units import HOUR_MS, MINUTE_MS
+from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 from delaynode.store.maintenance.evacuation import EvacuationJob
-from delaynode.store.shard import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, RESCHEDULED
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import Records
 from delaynode.store.verify import Finding, verify_shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from delayapi.units import HOUR_MS
-from delaynode.store.shard import ALREADY_CANCELLED, MOVED_NOW
+from delaynode.store.lookup import ALREADY_CANCELLED, MOVED_NOW
 
 from tests.store.support.freeable import aged, consume_all, free, release_all
 from tests.store.support.lives import files_in

@@ -17,7 +17,7 @@ import numpy as np
 from delaynode.replica.hosts.host import WallClock
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.incoming_batch import MAX_BATCH_MESSAGES
-from delaynode.store.shard import MOVED_NOW, Lookup, Outcomes
+from delaynode.store.lookup import MOVED_NOW, Lookup, Outcomes
 from delaynode.store.timer.scan import SlotSnapshotCache
 from delaynode.store.types import I64
 

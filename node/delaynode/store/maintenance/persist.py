@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.files import Files
@@ -36,7 +37,7 @@ from delaynode.store.maintenance.marker import clear_damaged as clear_damaged  #
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.queue.producers import ROW
-from delaynode.store.shard import Identity, Shard, ShardConfig
+from delaynode.store.shard import Identity, Shard
 from delaynode.store.timer.cascade import Cascade
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.jobs import FlushJob

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.marker import MARKER
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
-from delaynode.store.shard import ShardConfig
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.verify.accounts import account
 from delaynode.store.verify.findings import Finding, Report, Summary

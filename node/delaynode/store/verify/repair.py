@@ -21,6 +21,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Unappliable
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.files import Files
@@ -38,7 +39,7 @@ from delaynode.store.log.frames import (
     parse_trim,
 )
 from delaynode.store.maintenance import marker, persist
-from delaynode.store.shard import Shard, ShardConfig
+from delaynode.store.shard import Shard
 from delaynode.store.types import I64, at_or_below
 from delaynode.store.verify.overlay import Overlay
 

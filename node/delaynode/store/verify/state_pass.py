@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from delayapi.units import HOUR_MS
 
+from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import Files
 from delaynode.store.log.frame_chunk import SYNCED_LIMIT_FILE
@@ -20,7 +21,7 @@ from delaynode.store.maintenance.marker import MARKER, is_marked
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SEGMENT
-from delaynode.store.shard import Identity, ShardConfig
+from delaynode.store.shard import Identity
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import SLOT
 from delaynode.store.types import Array, Pair, Records
