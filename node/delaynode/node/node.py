@@ -26,8 +26,8 @@ from delaynode.node.peering import Peering
 from delaynode.node.routes import RemoteMaster, Routes
 from delaynode.node.settings import shard_config
 from delaynode.replica.context import ReplicaContext, TransferPermits
-from delaynode.replica.hosts.host import CopyHost
-from delaynode.replica.hosts.master import NodeResources, ShardHost
+from delaynode.replica.hosts.host import CopyHost, NodeResources
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.scrub import Scrubber
 from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.hosts.sync_threads import Syncer
@@ -37,8 +37,6 @@ from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import snapshot
-
-__all__ = ["Node", "RemoteMaster", "open_registry"]
 
 CLOCK_SECONDS = 0.25
 HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over

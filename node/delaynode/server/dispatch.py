@@ -10,7 +10,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from delaynode.limits.budget import Answers
-from delaynode.node.node import Node, RemoteMaster
+from delaynode.node.node import Node
+from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.forward import FORWARDED, ForwardedError, Forwarder
 from delaynode.server.rpc import abort

@@ -14,7 +14,8 @@ from delayapi.units import DAY_MS
 from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
-from delaynode.node.node import Node, RemoteMaster
+from delaynode.node.node import Node
+from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.call_stream import CallStreams
 from delaynode.server.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small, streamed

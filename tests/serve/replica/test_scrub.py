@@ -15,7 +15,8 @@ import pytest
 from delaynode.clock import GuardedClock
 from delaynode.metrics import NodeCollector, NodeMetrics, registry_of
 from delaynode.replica.hosts import scrub as serving
-from delaynode.replica.hosts.master import NodeResources, ShardHost
+from delaynode.replica.hosts.host import NodeResources
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.scrub import Scrubber
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.store.config import ShardConfig

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from delaynode.clock import GuardedClock, boot_ms, wall_ms
 from delaynode.metrics import NodeMetrics
+from delaynode.replica.hosts.host import NodeResources
 from delaynode.replica.hosts.maintenance import Intervals
-from delaynode.replica.hosts.master import NodeResources, ShardHost
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from delaynode.replica.hosts.host import CopyHost, NodeResources, WallClock
+from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
@@ -22,8 +22,6 @@ from delaynode.store.queue.consumers import ConsumerDelivery
 from delaynode.store.queue.rate_limit import RateLimit
 from delaynode.store.shard import Appended, Shard
 from delaynode.store.types import Buffer
-
-__all__ = ["NodeResources", "Replication", "ShardHost", "WallClock"]
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
 STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves

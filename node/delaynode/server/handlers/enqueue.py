@@ -12,7 +12,7 @@ import grpc
 from delayapi.codec import EnqueueRequestView, WireError, decode_enqueue_request, encode_enqueue_response
 
 from delaynode.limits.budget import Answers, Hold
-from delaynode.node.node import RemoteMaster
+from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Body, Context, Dispatch
 from delaynode.server.forward import ForwardedError
