@@ -1,12 +1,14 @@
 """Masters given away on purpose, under load: stops, restarts of all nodes, switchovers, moves, a drained node.
 
-A pause is bounded generously; `python -m benchmarks.failover` measures it.
+Each is to be a handover, not a failover that waits for a lease. How long it takes `python -m benchmarks.failover`
+measures: here the bound only shows that nothing got stuck.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from tests.faults.test_failover import RATE
 from tests.serve.support.client import Client, Msg, Shard, poll
 
 WORK = Work(rate=RATE)
-PAUSE_SECONDS = 3.0  # on a machine of its own: under a second
+PAUSE_SECONDS = 15.0  # on a machine of its own: under a second
 
 
 def through(
@@ -60,6 +62,14 @@ def through(
     return found, max(pauses)
 
 
+def check_handed_over(cluster: FaultCluster) -> None:
+    """Every later term began by a handover: nobody waited for a lease to end."""
+    events = map(json.loads, (cluster.data / "logs" / "operator.log").read_text().splitlines())
+    later = [one["reason"] for one in events if one.get("action") == "StartTerm" and one["epoch"] > 1]
+    assert later
+    assert all("hands over to" in reason for reason in later), later
+
+
 def delayctl(cluster: FaultCluster, *words: str) -> str:
     program = [str(Path(sys.executable).with_name("delayctl")), *words]
     done = subprocess.run([*program, "--data", str(cluster.data)], capture_output=True, text=True, timeout=120)
@@ -80,6 +90,7 @@ def test_sigterm_hands_the_masters_over_before_the_process_ends(tmp_path: Path) 
 
         _, pause = through(cluster, stop)
         assert pause < PAUSE_SECONDS
+        check_handed_over(cluster)
 
 
 def test_a_rolling_restart_of_all_nodes_loses_nothing_and_pauses_no_shard_for_long(tmp_path: Path) -> None:
@@ -87,6 +98,7 @@ def test_a_rolling_restart_of_all_nodes_loses_nothing_and_pauses_no_shard_for_lo
         _, pause = through(cluster, lambda load: cluster.restart_each())
         assert [one["masters"] for one in cluster.logged("left")] == [0, 0, 0]
         assert pause < PAUSE_SECONDS
+        check_handed_over(cluster)
 
 
 def test_switchovers_moves_and_a_drain_under_load(tmp_path: Path) -> None:
@@ -109,6 +121,7 @@ def test_switchovers_moves_and_a_drain_under_load(tmp_path: Path) -> None:
 
         _, pause = through(cluster, steer)
         assert pause < PAUSE_SECONDS
+        check_handed_over(cluster)
 
 
 def test_a_new_node_gets_its_share_of_what_is_pending(tmp_path: Path) -> None:
