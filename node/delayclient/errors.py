@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import grpc
+from delayapi.errors import CODES
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -131,33 +132,21 @@ class Closed(DelayError):
         super().__init__(f"the {what} is closed", code="CANCELLED", reason="CLOSED")
 
 
+# Reasons of CODES that say more than their code does; the others go by it.
 _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "DELAY_TOO_LONG": DelayTooLong,
     "WRONG_TOPIC_TYPE": WrongTopicType,
     "MESSAGE_TOO_LARGE": TooLarge,
     "BATCH_TOO_LARGE": TooLarge,
-    "BAD_COLUMNS": InvalidRequest,
-    "BAD_REQUEST": InvalidRequest,
-    "ANSWER_TOO_LARGE": InvalidRequest,
-    "BAD_GROUP": InvalidRequest,
     "GROUP_MISMATCH": InvalidRequest,
     "FOREIGN_HANDLE": ForeignHandle,
     "OUT_OF_ORDER": OutOfOrder,
     "UNKNOWN_PRODUCER": UnknownProducer,
-    "UNKNOWN_TOPIC": NotFound,
-    "UNKNOWN_QUEUE": NotFound,
-    "UNKNOWN_GROUP": NotFound,
-    "UNKNOWN_NODE": NotFound,
     "NOT_MASTER": NotMaster,
-    "NOT_SERVING": Unavailable,
-    "NOT_ENOUGH_REPLICAS": Unavailable,
-    "WHEEL_BEHIND": Unavailable,
-    "CLOCK_BEHIND": Unavailable,
     "DISK_FULL": Busy,
     "TOO_MANY_PRODUCERS": Busy,
     "BUSY": Busy,
     "OFFSET_TRIMMED": OffsetTrimmed,
-    "SHARD_DAMAGED": ShardDamaged,
     "INTERNAL": DelayError,
 }
 
@@ -177,7 +166,8 @@ _BY_CODE: Final[dict[str, type[DelayError]]] = {
 
 def make_error(code: str, reason: str, message: str, metadata: Mapping[str, str] | None = None) -> DelayError:
     """The typed error of a reason, or of a gRPC code when there is no known reason."""
-    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, DelayError)
+    known = CODES[reason].name if reason in CODES else code
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(known, DelayError)
     return kind(message or reason or code, code=code, reason=reason, metadata=metadata)
 
 

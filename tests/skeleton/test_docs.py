@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 import pytest
+from delayapi import errors
 from delayclient import errors as client
 from delayctl.main import main
-from delaynode.server import rpc
 from delayoperator import plan
 from delayoperator.cluster.reasons import NEEDS_PAGE, Reason
 from delayoperator.crds.definitions import OLDEST_KUBERNETES
@@ -36,7 +36,7 @@ def checked_in() -> list[Path]:
 
 def test_every_reason_of_the_node_is_explained_with_its_code() -> None:
     assert {reason: code for reason, (code, _) in rows_of_errors().items()} == {
-        reason: code.name for reason, code in rpc.CODES.items()
+        reason: code.name for reason, code in errors.CODES.items()
     }
 
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import grpc
 import numpy as np
+from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import delay_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -16,37 +17,6 @@ from delaynode.store.types import Array
 DOMAIN = "delaycluster.io"
 MAX_BATCH_OUT_BYTES = 8 << 20  # records in one answer
 MAX_TEXT_BYTES = 1_000  # of a message: it travels in trailers, twice, and gRPC takes 8 KiB of those
-
-CODES = {
-    "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
-    "WRONG_TOPIC_TYPE": grpc.StatusCode.INVALID_ARGUMENT,
-    "MESSAGE_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
-    "BATCH_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
-    "BAD_COLUMNS": grpc.StatusCode.INVALID_ARGUMENT,
-    "BAD_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
-    "ANSWER_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
-    "BAD_GROUP": grpc.StatusCode.INVALID_ARGUMENT,
-    "FOREIGN_HANDLE": grpc.StatusCode.INVALID_ARGUMENT,
-    "GROUP_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
-    "OUT_OF_ORDER": grpc.StatusCode.FAILED_PRECONDITION,
-    "UNKNOWN_PRODUCER": grpc.StatusCode.FAILED_PRECONDITION,
-    "NOT_MASTER": grpc.StatusCode.FAILED_PRECONDITION,
-    "UNKNOWN_TOPIC": grpc.StatusCode.NOT_FOUND,
-    "UNKNOWN_QUEUE": grpc.StatusCode.NOT_FOUND,
-    "UNKNOWN_GROUP": grpc.StatusCode.NOT_FOUND,
-    "UNKNOWN_NODE": grpc.StatusCode.NOT_FOUND,
-    "CLOCK_CHANGED": grpc.StatusCode.FAILED_PRECONDITION,
-    "NOT_SERVING": grpc.StatusCode.UNAVAILABLE,
-    "NOT_ENOUGH_REPLICAS": grpc.StatusCode.UNAVAILABLE,
-    "WHEEL_BEHIND": grpc.StatusCode.UNAVAILABLE,
-    "CLOCK_BEHIND": grpc.StatusCode.UNAVAILABLE,
-    "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "TOO_MANY_PRODUCERS": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "OFFSET_TRIMMED": grpc.StatusCode.OUT_OF_RANGE,
-    "SHARD_DAMAGED": grpc.StatusCode.DATA_LOSS,
-    "INTERNAL": grpc.StatusCode.INTERNAL,
-}
 
 
 async def abort(context: grpc.aio.ServicerContext, refused: Refused) -> NoReturn:

@@ -14,26 +14,11 @@ import grpc
 import grpc.aio
 import numpy as np
 from delayapi import codec
+from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import delay_pb2
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
-CODES = {
-    "DELAY_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
-    "WRONG_TOPIC_TYPE": grpc.StatusCode.INVALID_ARGUMENT,
-    "BAD_GROUP": grpc.StatusCode.INVALID_ARGUMENT,
-    "OUT_OF_ORDER": grpc.StatusCode.FAILED_PRECONDITION,
-    "UNKNOWN_PRODUCER": grpc.StatusCode.FAILED_PRECONDITION,
-    "NOT_MASTER": grpc.StatusCode.FAILED_PRECONDITION,
-    "NOT_SERVING": grpc.StatusCode.UNAVAILABLE,
-    "NOT_ENOUGH_REPLICAS": grpc.StatusCode.UNAVAILABLE,
-    "SHARD_DAMAGED": grpc.StatusCode.DATA_LOSS,
-    "OFFSET_TRIMMED": grpc.StatusCode.OUT_OF_RANGE,
-    "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "UNKNOWN_TOPIC": grpc.StatusCode.NOT_FOUND,
-    "UNKNOWN_GROUP": grpc.StatusCode.NOT_FOUND,
-}
 
 
 async def until(what: str, true: Callable[[], object], seconds: float = 10.0) -> None:

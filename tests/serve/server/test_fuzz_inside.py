@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 import pytest
+from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.server.rpc import CODES
 from delaynode.server.service import STREAMED
 from delayregistry.model import TopicSpec
 
