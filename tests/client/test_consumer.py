@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.support.fakegroup import Groups
-from tests.client.support.fakes import FakeCluster, FakeNode, Refusal
+from tests.client.support.fakes import FakeCluster, FakeNode, Refusal, until
 
 
 @asynccontextmanager
@@ -254,6 +254,7 @@ def test_moved_queue_is_followed() -> None:
                 assert await consumer.receive(5) is not None
                 old.cluster.masters = [new, new]
                 await old.stop()
+                await until("its polls have ended, and take no message", lambda: not old.answering)
                 groups.queues[0].release([b"later"])
                 bodies = set()
                 while b"later" not in bodies:

@@ -178,6 +178,8 @@ class FakeNode:
         self.calls: list[tuple[str, Any]] = []
         self.came: Counter[str] = Counter()
         """Calls and batches that came in, also while the node was frozen."""
+        self.answering = 0
+        """Calls at work: those of a node that has stopped end a moment later."""
         self.cut_off: delay_pb2.QueryRouteResponse | None = None
         """What the node says of routes when it hears nothing from the registry."""
         self.awake = asyncio.Event()
@@ -299,9 +301,13 @@ class FakeNode:
         self.calls.append((method, request))
         if method == "QueryRoute":
             return (self.cut_off or self.cluster.route(request.topic)).SerializeToString()
-        answer = self.unary[method](request)
-        if asyncio.iscoroutine(answer):
-            answer = await answer
+        self.answering += 1
+        try:
+            answer = self.unary[method](request)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+        finally:
+            self.answering -= 1
         await self.awake.wait()
         data = answer if isinstance(answer, bytes) else answer.SerializeToString()
         return data
