@@ -22,7 +22,7 @@ RED = tag_of("red")
 
 
 def cut_to_what_is_committed(world: World) -> None:
-    """What a rejoin does: the log ends where the new master's did, here at the last committed frame."""
+    """Cut the log as a rejoin does: where the new master's log ended, here at the last committed frame."""
     end = world.shard.committed_offset
     if world.batch is not None:
         world.finish_write()

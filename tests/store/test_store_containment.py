@@ -90,7 +90,7 @@ def delete(world: World) -> object:
 
 
 def flush(world: World) -> None:
-    """What waits is written and committed, beside the model."""
+    """Write and commit what waits, without the model's knowledge."""
     batch = world.shard.take_writes(sync=True)
     assert batch is not None
     batch.run()
@@ -143,7 +143,7 @@ def begin_segment(world: World) -> object:
 
 
 BEFORE: dict[Operation, Operation] = {trim: ack, ack_redriven: redrive, begin_term: begin_segment}
-"""What makes an operation possible."""
+"""A step that makes an operation possible."""
 
 
 def ready_for(operation: Operation) -> World:

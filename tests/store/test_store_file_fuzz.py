@@ -36,7 +36,7 @@ LIVES = 12
 SECONDS = 20  # a case takes some milliseconds; more than this is a hang
 VERIFY_EVERY = 4  # cases: `delaynode verify` looks at the files too
 PASSED: dict[int, set[bytes]] = defaultdict(set)
-"""By life: what shards looked like that have answered all right. Much damage leaves nothing that a shard sees."""
+"""By life: digests of shards that answered everything right. Much damage leaves nothing that a shard sees."""
 
 
 @cache
@@ -102,7 +102,7 @@ def run_case(case: int) -> Verdict:
 
 
 def look(content: Content, case: int) -> list[Finding]:
-    """What `delaynode verify` finds damaged; it must not change anything."""
+    """The damage that `delaynode verify` finds; it must not change any file."""
     found: list[Finding] = []
     disk = disk_of(content, case)
     verify_shard(disk, ROOT, found.append)
@@ -158,7 +158,7 @@ def test_damaged_files_are_refused_or_answer_right() -> None:
 
 
 def report(bad: list[Verdict]) -> None:
-    """What is wrong by kind, for whoever mends it."""
+    """Print the wrong cases by kind, for the developer who mends them."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in bad:
         groups.setdefault((verdict.outcome, verdict.part, verdict.kind), []).append(verdict)

@@ -111,7 +111,7 @@ def test_a_slaves_files_are_its_masters() -> None:
 
 # ---------------------------------------------------------------- what frames prove of a slave's disk
 def pieces_of(sealed: list[bytes], rng: random.Random, mode: str) -> Iterator[list[bytes]]:
-    """What comes before each write: a batch, several of them, or pieces of the file that hold several each."""
+    """The batches that arrive before each write: one, several, or pieces of the file that hold several each."""
     at = 0
     while at < len(sealed):
         some = sealed[at : at + {"live": 1, "two at a time": 2}.get(mode, rng.randint(1, 6))]

@@ -28,7 +28,7 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def changed(change: Callable[[dict[str, Any]], object], file: str = "checkpoint") -> Callable[[MemoryFiles], None]:
-    """What the file's JSON says is changed; its crc32 is right."""
+    """A change of the JSON in the file; the file's crc32 is right afterwards."""
 
     def apply(disk: MemoryFiles) -> None:
         data = disk.read(f"{ROOT}/{file}", 0, 1 << 30)

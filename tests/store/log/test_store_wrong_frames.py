@@ -1,7 +1,7 @@
 """One wrong frame whose crc32 is right: a bit that flipped in a master's memory after its effect, before the crc.
 
-No check can tell such a frame from a right one by itself, and every copy has it. What is claimed (docs/containment.md):
-it is refused by name, or it changes the fate of the messages that it names and of no others.
+No check can tell such a frame from a right one by itself, and every copy has it. docs/containment.md claims that it is
+refused by name, or that it changes the fate of the messages that it names and of no others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def with_a_flip(kind: FrameKind, bit: int | None) -> tuple[World, int, int]:
 
 
 def fate(world: World) -> Fate:
-    """What becomes of each message, by seq: its due, and its body. Raises Damaged, Refused."""
+    """The fate of each message, by seq: its due and its body. Raises Damaged, Refused."""
     shard, _ = persist.recover(world.disk, ROOT, world.config)
     kept = shard.queue.start
     use(shard, world.disk, world.now)

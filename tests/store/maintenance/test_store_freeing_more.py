@@ -84,7 +84,7 @@ def test_what_is_kept_for_replicas_is_not_written_again_even_when_the_disk_is_ne
 
 
 def test_a_list_finds_what_came_back_to_its_due_before_the_timer_log_was_cleaned() -> None:
-    """What a slot's fold knew was that it had gone, and the unit that brought it back is cleaned away."""
+    """The slot's cached fold says that the message left, and cleaning removes the unit that brought it back."""
     world = aged()
     key, due = max(world.model.live), max(world.model.live)[0]
 
@@ -126,7 +126,7 @@ def test_a_timer_log_that_has_emptied_is_cleaned_however_much_it_once_held() -> 
 
 
 def test_a_dead_letter_above_the_watermark_is_moved_as_a_letter_and_not_revived() -> None:
-    """What is due when it comes is released at once, ahead of the watermark, which may be a minute behind."""
+    """A message that is due on arrival is released at once, ahead of the watermark, which may be a minute behind."""
     world = World(1, FREE)
     world.join("g")
     world.advance(5000)

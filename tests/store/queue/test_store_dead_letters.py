@@ -359,7 +359,7 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
 
 # ---------------------------------------------------------------- every replica says the same
 def said(shard: Shard) -> dict[str, object]:
-    """What frames have said of each group, whatever each copy has looked at: the floor may lag under a filter."""
+    """Each group as frames describe it, however far the copy has looked at the queue: a filter lets the floor lag."""
     fields, arrays = shard.consumers.snapshot()
     tags = shard.queue.read(shard.queue.start, shard.queue.visible)["tag"]
     found: dict[str, object] = {}

@@ -186,7 +186,7 @@ def test_an_ack_counts_only_the_groups_own_messages() -> None:
 def test_after_a_restart_a_filtered_group_takes_acks_and_nacks_far_above_its_floor(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the filter leaves out was skipped by the master that handed out, without a frame."""
+    """The master that delivered skipped the messages that the filter leaves out, and wrote no frame about them."""
     monkeypatch.setattr(groups, "FILTER_STEP", step)
     world = released([0] * 50 + [RED, RED, 0, RED], max_unacked=5)
     world.join("g", ("red",))

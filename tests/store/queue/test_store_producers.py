@@ -24,7 +24,7 @@ START_MS = 1_700_000_000_000
 
 @dataclass
 class Model:
-    """What docs/protocol.md says, in words that can't be wrong."""
+    """The rules of docs/protocol.md, in code too plain to be wrong."""
 
     limit: int
     known: dict[int, deque[FirstAnswer]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def answer(producers: Producers, producer: int, number: int, now_ms: int) -> str
 
 
 def through_a_checkpoint(producers: Producers) -> Producers:
-    """As persist does it."""
+    """Save and restore the table through a checkpoint, as persist does."""
     empty = ck.Checkpoint(
         uid=1, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=0, watermark_seq=0,
         minute_bound_ms=0, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=0,
@@ -209,7 +209,7 @@ def test_a_clock_that_was_days_ahead_makes_no_batch_stored_twice(life: str) -> N
 
 
 def test_a_table_that_a_clock_far_ahead_had_expired_takes_producers_again_at_once() -> None:
-    """What a checkpoint of before says of time is the highest that any frame had."""
+    """A checkpoint from before frame time holds, as its time, the highest that any frame had."""
     producers = Producers()
     producers.restore(np.zeros(0, ROW), START_MS + 2 * DAY_MS, START_MS + 2 * DAY_MS)
     producers.advance_time(START_MS)

@@ -85,13 +85,13 @@ class World(Producing):
         self._check_rests(name, delivery)
         life = self.recoveries
         if _records_end(delivery) > self.shard.committed_offset:
-            self.pump()  # who asks waits for what it rests on
+            self.pump()  # the caller waits until the frames that it rests on are committed
         if self.recoveries == life:
             self.check_bodies(delivery.rows, [self.model.queue[o].msg for o in offsets])
         return offsets
 
     def _check_rests(self, name: str, delivery: ConsumerDelivery) -> None:
-        """A master that has got only what the delivery rests on would have handed out the same."""
+        """Check that the frames which the delivery rests on are enough for a master to hand out the same."""
         sure = max(delivery.depends_on, self.shard.committed_offset)
         assert delivery.depends_on <= self.shard.log_end
         if not len(delivery.offset) or sure >= self.entries[-1].end:
@@ -112,7 +112,7 @@ class World(Producing):
         return group.redriven.get(offset) or group.open.get(offset) or Open()
 
     def ack(self, name: str, ranges: list[tuple[int, int]]) -> None:
-        """Ack [start, end) ranges, whoever was handed them."""
+        """Ack [start, end) ranges, whether or not they were delivered before."""
         if name not in self.model.groups:
             return
         group = self.model.groups[name]
@@ -234,7 +234,7 @@ class World(Producing):
         return dropped
 
     def check_groups(self) -> None:
-        """Dead letters and counts, for every group."""
+        """Compare every group's dead letters and counts with the model's."""
         for name, group in self.model.groups.items():
             listed = self.shard.consumers.dead_letters(name, -1, 10_000)
             assert dict(zip(listed.offset.tolist(), listed.attempt.tolist(), strict=True)) == group.dead

@@ -54,7 +54,7 @@ CLEANING = {name: TIDYING[name] for name in TIDYING if "clean" in name and name 
 
 
 def all_steps() -> ClusterSteps:
-    """By name: how often, and what happens."""
+    """Each step by its name: its weight, and what it does."""
     made: ClusterSteps = {}
     for name, (weight, step) in (MESSAGES | JOBS | TIDYING | CONSUMERS | TROUBLE).items():
         made[name] = (weight, of_master(step))
@@ -78,7 +78,7 @@ def all_steps() -> ClusterSteps:
 def walk(
     seed: int, length: int, steps: dict[str, tuple[int, ClusterStep]], config: ShardConfig | None = None
 ) -> Cluster:
-    """So many steps, drawn from the seed by their weights; then the finale."""
+    """Take `length` steps, drawn from the seed by their weights; then the finale."""
     rng = random.Random(seed)
     names = [name for name, (weight, _) in steps.items() for _ in range(weight)]
     done: list[str] = []

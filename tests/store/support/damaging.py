@@ -25,7 +25,7 @@ def disk_of(content: Content, seed: int, page: int = 64) -> MemoryFiles:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where files to be swapped in come from: other shards, and earlier times of this one."""
+    """Files that may be swapped in: those of other shards, and this shard's at earlier times."""
 
     strangers: tuple[Content, ...]
     earlier: tuple[Content, ...]
@@ -142,7 +142,7 @@ def missing(content: Content, rng: random.Random, sources: Sources) -> str:
 
 
 def extra(content: Content, rng: random.Random, sources: Sources) -> str:
-    """A file that nobody wrote: with a segment's name, or anything."""
+    """A file that the shard never wrote: it has a segment's name, or any name."""
     part = rng.choice(("log", "timerlog", "queue"))
     segments = sorted(path for path in content if part_of(path) == part)
     end = int(segments[-1].rsplit("/", 1)[1]) + len(content[segments[-1]]) if segments else 0

@@ -32,7 +32,7 @@ _LOCK = type(threading.Lock())
 
 
 class WrongAnswer(AssertionError):
-    """The shard answered, and it is not what happened."""
+    """The shard answered, and its answer is not what happened."""
 
 
 def expect(true: bool, what: str) -> None:
@@ -46,7 +46,7 @@ def _keys(keys: list[Key]) -> tuple[I64, I64]:
 
 @dataclass
 class GroupTruth:
-    """What is to come for a group once all is released: offset -> attempt."""
+    """A group once all is released: its dead letters, and the messages still to be delivered (offset -> attempt)."""
 
     dead: dict[int, int]
     dead_bodies: bytes
@@ -55,11 +55,11 @@ class GroupTruth:
 
 @dataclass
 class Truth:
-    """What a shard should answer whose log ends at a given frame."""
+    """The answers that a shard should give when its log ends at a given frame."""
 
     model: Model
     now: int
-    allowed: dict[Key, set[int]] = field(default_factory=dict)  # outcomes of Cancel, of those that are gone
+    allowed: dict[Key, set[int]] = field(default_factory=dict)  # outcomes that Cancel may give for gone messages
     groups: dict[str, GroupTruth] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class Examination:
     def __init__(self, past: Past, disk: MemoryFiles, passed: set[bytes] | None = None) -> None:
         self.past, self.disk = past, disk
         self.opened = self.cut_off = False
-        self._passed = passed  # what this past's shards looked like that have answered right: asked once each
+        self._passed = passed  # digests of shards that answered right: one that looks the same is not asked again
 
     def run(self) -> None:
         self.shard, _ = persist.recover(self.disk, ROOT, self.past.config)
@@ -188,7 +188,7 @@ class Examination:
         for name, group in self.truth.groups.items():
             self.drain(name, group)
 
-    # ------------------------------------------------------------ as it stands
+    # ------------------------------------------------------------ before anything is released
     def check_counters(self) -> None:
         shard, model = self.shard, self.truth.model
         queue = shard.queue
@@ -257,14 +257,14 @@ class Examination:
             expect(outcome in allowed[key], f"cancel of {key} answers {outcome}, expected one of {allowed[key]}")
             assert outcome not in (CANCELLED, MOVED_NOW)
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ releases and deliveries
     def term(self) -> None:
         epoch = self.shard.identity.epoch + 1
         persist.accept_epoch(self.disk, ROOT, self.shard, epoch)
         self.shard.begin_term(epoch, "n0", self.now)
 
     def release_all(self) -> None:
-        """In three steps; nothing comes early, nothing is left, nothing comes twice."""
+        """Release everything in three steps; no message comes early, is left, or comes twice."""
         truth, index = self.truth, self.shard.index
         if truth.live:
             dues = [key[0] for key in truth.live]
@@ -325,7 +325,7 @@ class Examination:
 
 
 def examine(past: Past, disk: MemoryFiles) -> Shard:
-    """Everything; returns the shard, which has released all that it had."""
+    """Ask the shard everything. Returns it after it has released all that it had."""
     examination = Examination(past, disk)
     examination.run()
     return examination.shard

@@ -51,7 +51,7 @@ def aged(cancels: int = 0, chunk_units: int = FREE.chunk_units) -> World:
 
 
 def coming_down() -> World:
-    """An hour with four far messages is under way to the minute level, and has been read."""
+    """A cascade of an hour with four far messages to the minute level has read the hour, and is not finished."""
     world = World(5, FREE)
     for _ in range(4):
         world.enqueue([Item(26 * HOUR_MS, size=50), *[NEAR] * 9])
@@ -69,7 +69,7 @@ def coming_down() -> World:
 
 
 def come_down(world: World) -> None:
-    """The hour is down; all that was moved meanwhile is released and read."""
+    """Finish that cascade, free disk, then release all messages and read every body."""
     world.finish_cascade()
     world.pump()
     free(world)

@@ -65,7 +65,7 @@ class Names(dict[str, MemoryFile]):
         return file
 
     def below(self, directory: str) -> list[str]:
-        """What is in the directory, sorted. Not to be changed."""
+        """The names in the directory, sorted. The caller must not change the list."""
         found = self._listed.get(directory)
         if found is None:
             start = f"{directory}/"
@@ -74,7 +74,7 @@ class Names(dict[str, MemoryFile]):
         return found
 
     def numbered(self, directory: str) -> list[int]:
-        """Those of them that are numbers: the segments of a log. Not to be changed."""
+        """The names in the directory that are numbers: a log's segments. The caller must not change the list."""
         found = self._numbered.get(directory)
         if found is None:
             found = self._numbered[directory] = [int(name) for name in self.below(directory) if name.isdigit()]
@@ -100,7 +100,7 @@ class MemoryFiles:
 
     # ------------------------------------------------------------ trouble
     def crash_after(self, calls: int | None) -> None:
-        """Raise Crashed in the middle of the changing call after the next `calls`; None: don't."""
+        """Raise Crashed in the middle of the changing call after the next `calls`; None: never."""
         self._countdown = calls
 
     def fail_next(self, operation: str, error: int = errno.EIO, path: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What a shard should do, as plainly as it can be said: dictionaries, lists and loops over events.
+"""A shard's right behaviour, said as plainly as possible: dictionaries, lists and loops over events.
 
 An event is what one frame means. The state is the fold of the events whose frames are in the log, so after a crash
 the model is folded again up to the log's new end.
@@ -116,11 +116,11 @@ Event = (
 
 @dataclass
 class Open:
-    """A message at work in a group."""
+    """A message of which a group has had an attempt, or may have one now."""
 
     attempt: int = 1
     visible: int = 0
-    until: int | None = None  # handed out until (memory of the master)
+    until: int | None = None  # end of its invisible time, which only the master's memory knows
 
 
 @dataclass
@@ -128,13 +128,13 @@ class ModelGroup:
     start: int
     tags: frozenset[int]
     done: set[int] = field(default_factory=set)
-    open: dict[int, Open] = field(default_factory=dict)  # those that anything was said of
+    open: dict[int, Open] = field(default_factory=dict)  # messages that a frame or a delivery of the group has named
     dead: dict[int, int] = field(default_factory=dict)
     redriven: dict[int, Open] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)  # when a dead letter died or was redriven, ms
 
     def forget_below(self, start: int) -> None:
-        """Those that were not done with are lost to the group; its dead letters stay."""
+        """Drop the messages below `start` that the group had not finished; its dead letters stay."""
         if start > self.start:
             self.done.update(range(self.start, start))
             self.open = {offset: state for offset, state in self.open.items() if offset >= start}
@@ -156,7 +156,7 @@ class Model:
         self.live: dict[Key, Msg] = {}
         self.gone: dict[Key, str] = {}  # CANCELLED, MOVED, RELEASED, or the last two
         self.queue: list[Queued] = []
-        self.start = 0  # queue offset: those below are kept no longer
+        self.start = 0  # queue offset: messages below it are kept no longer
         self.watermark = watermark
         self.next_seq = 0
         self.wall = 0

@@ -47,19 +47,19 @@ def _with(progress: GroupProgress, *, visible: bool) -> tuple[int, tuple[Buffer,
 
 
 def _append(world: World) -> tuple[int, tuple[Buffer, ...]]:
-    """Its records are shorter than its sizes say."""
+    """An APPEND whose records are shorter than its sizes say."""
     columns = column_bytes(np.array([world.now + 3 * DAY_MS]), np.array([5], np.uint32), *[np.zeros(1, np.uint32)] * 2)
     return 1, (append_prefix(0, 0), *columns, b"123")
 
 
 def _cancel(world: World) -> tuple[int, tuple[Buffer, ...]]:
-    """Of the last message, whose record would lie where no segment is."""
+    """A CANCEL of the last message that says its record lies where no segment is."""
     due, seq = max(world.model.live)
     return 1, Cancel(np.array([seq]), np.array([due]), np.array([-1]), np.array([50], np.uint32)).payload()
 
 
 def _reschedule(world: World) -> tuple[int, tuple[Buffer, ...]]:
-    """Its columns are cut short."""
+    """A RESCHEDULE whose columns are cut short."""
     due, seq = max(world.model.live)
     one = np.zeros(1, np.uint32)
     change = Reschedule(np.array([seq]), np.array([due]), np.array([due + 1]), np.array([0]), one, one, one, one)
@@ -67,7 +67,7 @@ def _reschedule(world: World) -> tuple[int, tuple[Buffer, ...]]:
 
 
 def _relocate(world: World) -> tuple[int, tuple[Buffer, ...]]:
-    """C1: dead letters named again and again."""
+    """A RELOCATE that names the same dead letters again and again (audit C1)."""
     rows, records = letters(world)
     rows = np.tile(rows, 20)
     names = ("seq", "due", "offset", "size", "key", "tag")
@@ -76,7 +76,7 @@ def _relocate(world: World) -> tuple[int, tuple[Buffer, ...]]:
 
 
 def _tick(world: World) -> tuple[int, tuple[Buffer, ...]]:
-    """The watermark goes back."""
+    """A TICK that moves the watermark back."""
     shard = world.shard
     return 0, Tick(shard.index.watermark.due - 5, 0, 0, shard.queue.end).payload()
 
@@ -93,7 +93,7 @@ POISONS: dict[FrameKind, Poison] = {
     FrameKind.RELOCATE: _relocate,
     FrameKind.TRIM: lambda world: (1, Trim(world.shard.queue.start, np.array([77], np.int64)).payload()),
 }
-"""For each kind but EPOCH, whose effect is to be there: it can't be impossible."""
+"""A poison for each kind but EPOCH: an EPOCH frame takes effect by being there, which can't be impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Poisoned:
 
 
 def forge(world: World, kind: FrameKind, count: int, payload: tuple[Buffer, ...]) -> int:
-    """Put a frame into the log that is not applied here; returns its log offset."""
+    """Put a frame into the log without applying it here; returns its log offset."""
     shard = world.shard
     frame = shard.log.propose(kind, shard.epoch, count, shard.next_seq, world.now, payload)
     if frame.flags & FLAG_NEW_SEGMENT:

@@ -93,7 +93,7 @@ class Producing(Tidying):
             (first,) = [a for a in known.answers if a.number == number]
             assert (answer.first_seq, answer.count) == (first.first_seq, len(first.dues))
             assert answer.log_end == self.shard.log_end, "it must not leave before what it was computed from"
-            if len(items) == len(first.dues):  # as a retry has: then its delays count from the first arrival
+            if len(items) == len(first.dues):  # a retry: its delays count from the first arrival
                 assert answer.due is not None
                 wanted = [first.wall + item.time if item.relative else t for item, t in zip(items, times, strict=True)]
                 assert answer.due.tolist() == wanted
@@ -143,7 +143,7 @@ class Producing(Tidying):
             looking.ran = True
 
     def truth(self, key: Key) -> set[int]:
-        """What Cancel may answer of a message; more than one where it is long past."""
+        """The outcomes that Cancel may give for a message; more than one if it is long past."""
         model = self.model
         if key in model.live:
             return {CANCELLED}

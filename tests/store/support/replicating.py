@@ -1,7 +1,7 @@
 """Copies of one shard, each on a disk of its own that crashes: a master's World, and slaves that follow its log.
 
-Frames go over as they are sealed, or out of the master's files. What the master commits is what all in-sync copies
-have acknowledged. Masters die, slaves are promoted, deposed masters follow.
+A slave receives frames as the master seals them, or out of the master's files. The master commits only frames that
+all in-sync copies have acknowledged. Masters die, slaves are promoted, deposed masters follow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def state_of(shard: Shard) -> dict[str, object]:
 
 
 def group_state(group: Group, queue: ConsumeQueue) -> tuple[object, ...]:
-    """As if it had looked at the whole queue: how far it has is up to who was handed messages."""
+    """The group's state as if this copy had looked at the whole queue: a master looks as far as it had to deliver."""
     twin = Group(group.name, group.tags, group.tag_hashes, group.first_unacked, group.max_unacked)
     twin.restore(group.window_end, group.snapshot()[1])
     twin._extend_window_to(queue.visible, queue)
@@ -63,19 +63,19 @@ def group_state(group: Group, queue: ConsumeQueue) -> tuple[object, ...]:
 
 
 class Copy(World):
-    """One copy: a World while it leads. As a slave it has the entries of the frames that it was sent."""
+    """One copy. It is a World while it leads; as a slave it has the entries of the frames that it was sent."""
 
     def __init__(self, cluster: Cluster, seed: int, config: ShardConfig, page: int = 64) -> None:
         self.cluster = cluster
         self.leads = True
         self.shipped: dict[int, bytes] = {}  # log offset -> a batch, as it was sealed
-        self.session = -1  # of the cluster, in which it follows
-        self.cutting = MAX_SEQ  # log offset: not cut
+        self.session = -1  # the cluster's session in which it follows; -1: it follows no master
+        self.cutting = MAX_SEQ  # log offset of a cut under way; MAX_SEQ: none
         super().__init__(seed, config, page=page)
 
     @classmethod
     def elsewhere(cls, master: Copy, seed: int) -> Copy:
-        """Another copy of the shard, by file transfer."""
+        """Make another copy of the shard by file transfer."""
         made = cls.__new__(cls)
         made.__dict__.update(master.__dict__)
         made.rng = random.Random(seed)
@@ -134,7 +134,7 @@ class Copy(World):
         self.come_back(written)
 
     def come_back(self, must_have: int) -> None:
-        """As a slave."""
+        """Recover from the disk, as a slave. must_have: log offset up to which the disk must hold the log."""
         self._forget_jobs()
         self.recoveries += 1
         self.leads, self.session, self.cutting = False, -1, MAX_SEQ
@@ -161,14 +161,14 @@ class Copy(World):
         ]
 
     def keep_entries(self) -> None:
-        """Those of the frames that it has."""
+        """Drop the entries of frames that this copy's log does not have."""
         end = self.shard.log.end
         self.entries = [entry for entry in self.entries if entry.end <= end]
         assert (self.entries[-1].end if self.entries else 0) == end, f"log end {end} is no frame's end"
 
     # ------------------------------------------------------------ as a slave
     def quiet(self) -> bool:
-        """No job that moves the wheels is under way; False: it crashed meanwhile."""
+        """Finish all jobs that move the wheels. Returns False if the copy crashed meanwhile."""
         life = self.recoveries
         self._all_of(
             self.run_cascade, self.finish_cascade, self.run_clean, self.finish_clean, self.run_checkpoint,
@@ -177,12 +177,12 @@ class Copy(World):
         return self.recoveries == life
 
     def write(self) -> None:
-        """All that was received."""
+        """Write all that was received."""
         for _ in range(2):
             self._all_of(self.begin_write, self.run_write, self.finish_write)
 
     def follow(self) -> None:
-        """FOLLOW, STATE, START."""
+        """Begin to follow the master; on the wire: FOLLOW, STATE, START."""
         master = self.cluster.master
         mine, theirs = self.shard.log, master.shard.log
         life = self.recoveries
@@ -204,7 +204,7 @@ class Copy(World):
             self.session = self.cluster.session
 
     def cut(self, draw: Draw) -> None:
-        """To any frame's end that is not known to be committed: they will come again."""
+        """Cut the log at any frame's end above the committed offset; the master sends the cut frames again."""
         self._all_of(self.run_write, self.finish_write)
         ends = [self.shard.committed_offset, *(e.end for e in self.entries if e.end > self.shard.committed_offset)]
         end, life = ends[draw(0, len(ends) - 1)], self.recoveries
@@ -223,7 +223,7 @@ class Copy(World):
         self.cutting = MAX_SEQ
 
     def feed(self, draw: Draw) -> None:
-        """The next frames: a batch of the master's as it was sealed, or a piece of its files."""
+        """Receive the next frames: a batch as the master sealed it, or a piece of the master's files."""
         if self.session != self.cluster.session:
             self.follow()
             if self.session != self.cluster.session:
@@ -247,7 +247,7 @@ class Copy(World):
         self.keep_entries()
 
     def apply(self, draw: Draw) -> None:
-        """Some of what is committed and written here."""
+        """Apply some of the frames that are committed and written here."""
         shard = self.shard
         if self.session != self.cluster.session:
             return
@@ -277,7 +277,7 @@ class Copy(World):
         self.cluster.check_released(self)
 
     def know(self) -> None:
-        """The model of what is applied."""
+        """Build the model again from the frames that are applied here."""
         self.model = Model((self.born, MAX_SEQ))
         for entry in self.entries:
             if entry.end <= self.shard.applied:
@@ -285,7 +285,7 @@ class Copy(World):
 
     # ------------------------------------------------------------ a whole copy
     def fetch(self, master: Copy) -> None:
-        """BOOTSTRAP, PULL, PIECE."""
+        """Fetch a whole copy from the master; on the wire: BOOTSTRAP, PULL, PIECE."""
         if self in self.cluster.in_sync:
             self.cluster.in_sync.remove(self)
         self.disk.kill()
@@ -305,7 +305,7 @@ class Copy(World):
 
     # ------------------------------------------------------------ promotion
     def promote(self, draw: Draw) -> None:
-        """The old master is dead or deposed; this in-sync copy is led from where it stands."""
+        """Make this in-sync copy the master, from where it stands: the old master is dead or deposed."""
         old, shard, life = self.cluster.master, self.shard, self.recoveries
         if draw(0, 1):
             self.write()
@@ -331,7 +331,7 @@ class Copy(World):
             self.term()
 
     def _forget_jobs_of_reading(self) -> None:
-        """Of the slave's jobs those that may go on do; its batch is written."""
+        """Drop the frames that the slave received and did not apply. Its batch is written; other jobs may go on."""
         assert self.batch is None
         self.frames.clear()
 
@@ -340,7 +340,7 @@ Epochs = list[tuple[int, int]]
 
 
 def common_end(one: Epochs, one_end: int, other: Epochs, other_end: int) -> int:
-    """Where two logs part: within the last epoch that began at one place in both; 0: nothing says that they are one."""
+    """Log offset where two logs part: within the last epoch that began at one place in both; 0: no epoch did."""
     both = [pair for pair in one if pair in other]
     if not both:
         return 0
@@ -349,7 +349,7 @@ def common_end(one: Epochs, one_end: int, other: Epochs, other_end: int) -> int:
 
 
 class Cluster:
-    """Copies of a shard; one leads."""
+    """The copies of a shard; one of them leads."""
 
     def __init__(self, seed: int, config: ShardConfig, slaves: int = 1) -> None:
         self.epoch = self.session = 0
@@ -367,7 +367,7 @@ class Cluster:
         return [one for one in self.copies if one is not self.master]
 
     def check_released(self, one: Copy) -> None:
-        """What was released is the same on all copies, byte for byte, for ever."""
+        """The released messages are the same on all copies, byte for byte, for ever."""
         mine = one.queue_bytes
         common = min(len(mine), len(self.released))
         assert mine[:common] == self.released[:common], "two ConsumeQueues differ"
@@ -381,7 +381,7 @@ class Cluster:
         new.now = max(one.now for one in self.copies)
 
     def grow(self, slave: Copy) -> None:
-        """Every commit waits for it from now on; it must have caught up."""
+        """Add the slave to the in-sync copies if it has caught up: every commit waits for it from now on."""
         durable = slave.shard.log.synced
         if (
             slave.session == self.session
@@ -391,7 +391,7 @@ class Cluster:
             self.in_sync.append(slave)
 
     def catch_up(self, draw: Draw) -> None:
-        """Everything is committed, and applied everywhere; all copies are the same."""
+        """Commit everything and apply it everywhere; then all copies must be the same."""
         for _ in range(2000):
             master = self.master
             master.pump()
@@ -415,7 +415,7 @@ class Cluster:
             slave.check_bodies(rows, [q.msg for q in slave.model.queue[slave.shard.queue.start :]])
 
     def finale(self, draw: Draw, *, to_the_end: bool) -> None:
-        """The copies are the same, after a power cut too; to_the_end: all that was accepted comes out of the master."""
+        """The copies must be the same, after a power cut too. to_the_end: the master releases all that it accepted."""
         for one in self.copies:
             one.disk.kill()  # no more trouble
         self.catch_up(draw)

@@ -64,7 +64,7 @@ def enqueue(world: World, draw: Draw) -> None:
         last = known.answers[-1].number if known else -1
         number = max(0, last + 1 + (0, 0, 0, 0, -1, -1, -3, -16, -17, 1)[draw(0, 9)])
     count = (1, 1, 2, 3, 12)[draw(0, 4)]
-    if draw(0, 5) == 0:  # a herd
+    if draw(0, 5) == 0:  # many messages with one due
         one = item(world, draw)
         world.enqueue([one] * count, producer, number)
     else:
@@ -88,7 +88,7 @@ def reschedule_one(world: World, draw: Draw) -> None:
 
 
 def there_and_back(world: World, draw: Draw) -> None:
-    """D1 -> D2 -> D1."""
+    """Move a message from its due D1 to D2, and back to D1."""
     key = pick_key(world, draw)
     moved = item(world, draw)
     if key in world.model.live:
@@ -108,7 +108,7 @@ def scan(world: World, draw: Draw) -> None:
 
 
 def advance(world: World, draw: Draw) -> None:
-    """Mostly a little; up to a shard that was down for longer than its horizon."""
+    """Advance the clock: mostly by a little, at most by more than a shard's horizon, as when it was down."""
     horizon = world.config.horizon_ms
     leaps = LEAPS if draw(0, 15) else tuple(leap for leap in LONG_LEAPS if leap <= 4 * horizon)
     world.advance(leaps[draw(0, len(leaps) - 1)])
@@ -120,7 +120,7 @@ def live_a_while(world: World, draw: Draw) -> None:
 
 
 def half_an_hour_down(world: World, draw: Draw) -> None:
-    """Messages of one hour, or of one millisecond, some of which have been cascaded."""
+    """Send messages due within one hour, or in one millisecond, and cascade some of them to the minute level."""
     ahead = (23 * HOUR_MS, 24 * HOUR_MS + 5, 25 * HOUR_MS)[draw(0, 2)]
     spread = (0, 1, 1000, MINUTE_MS)[draw(0, 3)]
     for _ in range(draw(1, 3)):

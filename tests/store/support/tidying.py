@@ -27,7 +27,7 @@ def read_log(world: WorldBase) -> list[Frame]:
 
 
 class Tidying(WorldBase):
-    """What the maintenance of a node does."""
+    """The steps that a node's maintenance takes."""
 
     def _forget_jobs(self) -> None:
         super()._forget_jobs()
@@ -104,7 +104,7 @@ class Tidying(WorldBase):
             try:
                 self.emptying.run()
             except Trimmed:
-                self.emptying.batches = []  # it went while it was looked at
+                self.emptying.batches = []  # the segment went while the job looked at it
             self.ran.add("empty")
 
     def finish_empty(self) -> None:

@@ -92,7 +92,7 @@ def world_of(seed: int) -> World:
 
 
 def walk(seed: int, steps: Steps, length: int, make: Callable[[int], World] = world_of) -> World:
-    """So many steps, drawn from the seed by their weights; then the finale."""
+    """Take `length` steps, drawn from the seed by their weights; then the finale."""
     rng = random.Random(seed)
     names = [name for name, (weight, _) in steps.items() for _ in range(weight)]
     done: list[str] = []

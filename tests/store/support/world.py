@@ -64,7 +64,7 @@ class Entry:
 
     end: int
     event: Event
-    queue_end: int  # released by it and all before
+    queue_end: int  # the queue's end once this frame and all before it are applied
 
 
 class WorldBase:
@@ -73,14 +73,14 @@ class WorldBase:
     def __init__(
         self, seed: int = 0, config: ShardConfig = SMALL, *, fsync: bool = True, page: int = 64, now_ms: int = START_MS
     ) -> None:
-        self.rng = random.Random(seed)  # of bodies and of the disk; what is done is for the caller to choose
+        self.rng = random.Random(seed)  # draws bodies and disk troubles; the caller chooses the steps
         self.disk = MemoryFiles(self.rng, page)
         self.config = config
         self.fsync = fsync
         self.now = self.born = now_ms
         self.entries: list[Entry] = []
         self.released_ms: list[int] = []  # by queue offset: when it was released
-        self.queue_bytes = b""  # what commit() has returned
+        self.queue_bytes = b""  # the bytes of all rows that commit() has returned
         self.recoveries = 0
         self.shard = persist.create(self.disk, ROOT, UID, "t", 0, config, now_ms)
         self.model = Model(self.shard.index.watermark)
@@ -174,7 +174,7 @@ class WorldBase:
     # ------------------------------------------------------------ the log
     @contextmanager
     def recording(self) -> Iterator[list[Event]]:
-        """The events that the body appends to the list are what the frames that it proposes mean."""
+        """For each frame that the body proposes, the body appends an event to the list: what the frame means."""
         events: list[Event] = []
         before = len(self.shard.log.pending)
         yield events
@@ -206,7 +206,7 @@ class WorldBase:
             self.ran.discard("write")
 
     def commit(self, lag: int = 0) -> None:
-        """Commit up to the frame `lag` frames before the last that may be."""
+        """Commit up to `lag` frames before the last that may be committed."""
         ready = self.ready()
         end_of = attrgetter("end")
         first = bisect_right(self.entries, self.shard.committed_offset, key=end_of)
@@ -227,7 +227,7 @@ class WorldBase:
         return self.shard.log.synced if self.fsync else self.shard.log.written
 
     def pump(self) -> None:
-        """Everything that waits is written and committed."""
+        """Write and commit everything that waits."""
         life = self.recoveries
         for _ in range(2):  # a batch may be under way
             for step in (self.begin_write, self.run_write, self.finish_write, self.commit):
@@ -309,7 +309,7 @@ class WorldBase:
         self.now += ms
 
     def idle(self, ms: int) -> None:
-        """Time goes on, and an idle tick is written each half hour."""
+        """Advance the clock; the shard writes an idle tick each half hour."""
         while ms > 0:
             self.advance(min(ms, 30 * MINUTE_MS))
             self.settle()
@@ -330,7 +330,7 @@ class WorldBase:
         return released
 
     def settle(self) -> None:
-        """Do all that is to be done at this moment; then nothing that is due may be left."""
+        """Do everything that is due at this moment; afterwards no due message may be left."""
         life = self.recoveries
         self._all_of(
             self.run_cascade, self.finish_cascade, self.run_load, self.finish_load, self.pump, self.run_checkpoint,

@@ -1,4 +1,4 @@
-"""What waits for a flush is laid out in pieces, and read in blocks: memory does not depend on how much it is."""
+"""Units that wait for a flush are laid out in pieces, and read in blocks: memory does not depend on their number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANY, PIECE = 200_000, 10_000
 
 @contextmanager
 def laid_out() -> Iterator[list[int]]:
-    """How many units each layout was of."""
+    """Collects the number of units of each layout."""
     sizes: list[int] = []
 
     def counted(stored: Records, place: I64, uid: int) -> Array:
@@ -45,7 +45,7 @@ def laid_out() -> Iterator[list[int]]:
 
 
 def an_index(chunk_units: int) -> TimerIndex:
-    """With MANY arrivals, in batches, over both levels."""
+    """An index with MANY arrivals, in batches, over both levels."""
     log = TimerLog(MemoryFiles(random.Random(1)), "timerlog", 64 << 20)
     watermark = Pair(START_MS, MAX_SEQ)
     index = TimerIndex(log, 40 * 24 * HOUR_MS, watermark, START_MS + 2 * HOUR_MS, chunk_units=chunk_units)
@@ -165,7 +165,7 @@ def test_messages_that_are_released_before_their_flush_are_in_none_of_its_pieces
 
 # ---------------------------------------------------------------- applying a log in steps
 def test_a_log_that_is_applied_in_light_steps_holds_a_bounded_number_of_units() -> None:
-    """As a chosen copy does it. With more than `most_unflushed` units it makes a checkpoint before it goes on."""
+    """A chosen copy applies its log so. Above `most_unflushed` units it makes a checkpoint before it goes on."""
     config = replace(SMALL, flush_units=6)
     world = World(1, config)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""What a cascade's piece has lost is read again: from the hour's chain, else from the CommitLog, to the last bit."""
+"""The lost part of a cascade's piece is read again: from the hour's chain, else from the CommitLog, to the last bit."""
 
 from __future__ import annotations
 

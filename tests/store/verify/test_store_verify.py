@@ -291,7 +291,7 @@ def test_a_slot_that_is_not_what_the_timer_log_says_is_found() -> None:
 
 
 def test_a_chain_that_leads_elsewhere_is_found_though_the_flush_is_whole() -> None:
-    """As a bug would write it: prevPos wrong, all checks right."""
+    """A bug would write such a chain: prevPos wrong, all checks right."""
     world = World(3, replace(SMALL, timer_segment_bytes=1 << 20))
     for _ in range(3):
         world.enqueue([Item(2 * HOUR_MS), Item(2 * HOUR_MS + 70_000)])
