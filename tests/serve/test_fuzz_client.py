@@ -1,4 +1,4 @@
-"""What the client reads: handles that people paste, and answers off the wire, against the generated classes."""
+"""The client's parsers: handles that people paste, and answers off the wire, against the generated classes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def start(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def options(cluster: LocalCluster, **changes: str) -> list[str]:
-    """Those of a second node of the cluster, on ports of its own."""
+    """The command line options of a second node of the cluster, on ports of its own."""
     ports = choose(0, 1)
     named = {
         "node_id": "n9",

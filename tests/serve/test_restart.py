@@ -1,4 +1,4 @@
-"""What a node remembers over a clean stop and over a kill -9."""
+"""The node's state that survives a clean stop and a kill -9."""
 
 from __future__ import annotations
 

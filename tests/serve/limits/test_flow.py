@@ -214,7 +214,7 @@ def test_producers_that_never_read_their_answers_cannot_grow_the_node_nor_hold_o
 
 
 def test_two_hundred_large_batches_at_once_are_stored_or_refused_within_bounded_memory(start: Start) -> None:
-    """1.6 GB, which gRPC would take in all together. What is refused is not stored."""
+    """The batches are 1.6 GB, which gRPC would take in all together. The node stores no batch that it refuses."""
     node = start()
     data = batch(0, 2, 4_000_000).SerializeToString()
     with Crowd(node.endpoint, 200, window=MIB) as crowd, working(node, 1) as late:
@@ -321,7 +321,7 @@ def test_of_five_hundred_consumers_that_wait_each_gets_one_of_what_comes_one_by_
         shard.send(Msg(delay_ms=0))
         return len(shard.receive_all(1, "g", seconds=1)) == 1
 
-    # Of 200 that went away a few may still be unknown to the node, and take one; none is left behind for good.
+    # 200 callers went away. The node may not know it of a few yet, and give them a message; it forgets each in the end.
     poll("a message comes to who is there", comes, seconds=10)
     for channel in channels:
         channel.close()

@@ -134,7 +134,7 @@ def test_those_who_do_not_read_are_given_up_when_others_wait_and_only_then(monke
 
 
 class Context:
-    """Of a call from connection `name`."""
+    """The gRPC context of a call from connection `name`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -238,7 +238,7 @@ def test_who_goes_away_while_it_sends_leaves_its_place() -> None:
 
 # ------------------------------------------------------------ who waits for messages
 class Group:
-    """As far as Waiting looks at one."""
+    """The part of a consumer group that Waiting reads."""
 
     def __init__(self, tags: tuple[int, ...] = ()) -> None:
         self.tags = tuple(map(str, tags))

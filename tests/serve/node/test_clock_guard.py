@@ -121,7 +121,7 @@ def test_steps_there_and_back_again_are_followed_for_ever(machine: Machine) -> N
 
 
 def test_a_steady_500_ppm_is_followed_for_ever(machine: Machine) -> None:
-    """As a clock whose oscillator is off, and whose keeper steps it instead of slewing."""
+    """Such a clock has an oscillator that is off, and a time service that steps it instead of slewing."""
     clock = machine.clock()
     for _ in range(2_000):
         machine.true_ms += 600_000

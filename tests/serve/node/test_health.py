@@ -1,4 +1,4 @@
-"""What others look at: grpc health, reflection, /healthz, /readyz, /metrics."""
+"""The endpoints that others look at: grpc health, reflection, /healthz, /readyz, /metrics."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_nodes_with_ipv6_addresses_replicate_fail_over_and_are_reached(cluster: 
     assert all(at.startswith("[::1]:") for it in leases.values() for at in (it.endpoint, it.http, it.peer))
     with Client(leases["n0"].endpoint) as client:
         shards = [Shard(client, "t", queue) for queue in range(2)]
-        # Of a master that has begun a moment ago the other node may know nothing yet.
+        # A master may have begun a moment ago; then the other node may not know of it yet.
         poll("n0 knows both masters", lambda: all(it.endpoint and it.epoch for it in queues(client)))
         for shard in shards:  # one of them is passed on to n1, by its advertised address
             assert shard.send(Msg(b"kept", delay_ms=3_000)).seqs == [0]

@@ -73,7 +73,7 @@ def stub_member() -> LeaseHolder:
 def take_up_all(
     registry: Registry, versions: list[Version], renewed_s: Callable[[], list[float]]
 ) -> tuple[float, float]:
-    """What Reigning.take_up() and Leader.begin() ask for, of all shards at once, beside a node's loops.
+    """Ask the registry as Reigning.take_up() and Leader.begin() do, for all shards at once, beside a node's loops.
 
     Returns how long that took and the longest time between two renewals of the lease, both in seconds.
     """

@@ -1,4 +1,4 @@
-"""What a delivery waits for: the frames that it rests on, and no others that are under way beside them."""
+"""A delivery waits for the frames that it rests on, and for no others that are under way beside them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.serve.support.hosts import CONFIG, Node, node
 
 
 def slave_of(made: Node, unheard_ms: int = 0) -> SlaveHost:
-    """Of host "a", with all of its log, of which it knows nothing to be committed."""
+    """A slave of host "a". It has all of that host's log, and does not know of any frame that it is committed."""
     master, shard, copy = made.hosts["a"], made.hosts["a"].shard, made.path("copy")
     files, uid = master.resources.files, shard.identity.uid
     slave = SlaveHost(
@@ -112,7 +112,7 @@ def test_a_slave_that_was_cut_off_says_so_until_it_has_applied_what_it_missed(
 
 
 def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it took in stood in line for a disk that hung."""
+    """The frames that it received stood in line for a disk that hung."""
 
     async def main() -> None:
         async with node(tmp_path) as made:
@@ -138,7 +138,9 @@ def test_a_slave_writes_nothing_once_it_has_ended(tmp_path: Path, monkeypatch: p
 def test_slaves_that_catch_up_keep_no_more_frames_in_memory_than_the_node_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """Each might keep 16 MiB, and a node has a thousand. What is not kept is read again when it is applied."""
+    """Each might keep 16 MiB, and a node has a thousand slaves. A slave reads frames that it did not keep when it
+    applies them.
+    """
     most, keep = [0], SlaveHost._count_kept
 
     def watched(slave: SlaveHost, size: int) -> None:

@@ -112,7 +112,7 @@ def everything(shard: Shard) -> set[Key]:
 
 
 def came_back(directory: str, *, marked: bool) -> Shard:
-    """What the next process finds; an operator lets a marked copy be opened."""
+    """The shard as the next process finds it. marked: the copy counts as damaged until a person clears the mark."""
     files = DiskFiles()
     if marked:
         with pytest.raises(Damaged, match="has failed before"):

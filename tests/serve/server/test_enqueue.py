@@ -188,7 +188,7 @@ def take_many(take: object) -> list[Shard]:
 
 
 def test_streams_that_break_off_leave_no_room_taken(shard: Shard, cluster: LocalCluster) -> None:
-    """What waits for its commit is bounded for the node: a stream that goes away must give its part back."""
+    """The node bounds the bytes that wait for their commit: a stream that goes away must give its part back."""
     body = bytes(MIB)
 
     def endless(stop: threading.Event) -> Iterator[bytes]:

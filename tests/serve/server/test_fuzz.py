@@ -1,7 +1,7 @@
 """Random requests, from random bytes to almost right ones: a clear error or a right answer, and the node goes on.
 
-What was stored is counted along the way: at the end each message is pending, released or cancelled, also after a
-kill -9, so nothing that was accepted made the log unreadable.
+The test counts the messages that the node stores: at the end each is pending, released or cancelled, also after a
+kill -9, so no accepted request made the log unreadable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLEAR = {
 
 
 class Ledger:
-    """What became of the messages, by the node's own answers."""
+    """Counts of the messages stored, cancelled and so on, by the node's own answers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ def accounts(client: Client) -> tuple[int, int]:
 
 
 def states(shard: Shard) -> list[tuple[object, ...]]:
-    """What of the groups has to survive. A filter moves a floor without a frame: it moves again."""
+    """The groups' state that has to survive. A filter moves a floor without a frame, and moves it again later."""
     groups = shard.call("DescribeGroup").groups
     return [(g.group, tuple(g.tags), g.floor if not g.tags else None, g.dead) for g in groups]
 

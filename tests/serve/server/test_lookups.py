@@ -29,7 +29,7 @@ Due = list[int]
 
 
 class Scans:
-    """Those of a node, which wait while `turn` is held."""
+    """The scans of a node, which wait while the test holds `turn`."""
 
     def __init__(self, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
         self.turn = asyncio.Semaphore(1)
@@ -51,7 +51,7 @@ class Scans:
         return len(self.host.shard.index._views)
 
     async def gathered(self, requests: int) -> None:
-        """Returns when so many wait for the scans that come next."""
+        """Returns when so many requests wait for the next scans."""
         waiting = self.lookups._batches
         await wait_until(lambda: sum(len(one.requests) for one in waiting.values()) == requests, 0.005)
 

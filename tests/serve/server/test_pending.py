@@ -1,4 +1,4 @@
-"""What is still to come: cancelled, rescheduled, listed and counted."""
+"""Pending messages: cancelled, rescheduled, listed and counted."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "ListDeadLetters": (pb.ListDeadLettersRequest, pb.MessageBatch),
     "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, pb.ResolveDeadLettersResponse),
 }
-NODE_METHODS: dict[str, tuple[Any, Any]] = {  # about a node, not about a shard
+NODE_METHODS: dict[str, tuple[Any, Any]] = {  # calls about a node, not about a shard
     "DescribeNode": (pb.DescribeNodeRequest, pb.NodeState),
     "AcceptClock": (pb.AcceptClockRequest, pb.AcceptClockResponse),
 }
@@ -101,7 +101,7 @@ class Msg:
 
 @dataclass(frozen=True)
 class Sent:
-    """What an Enqueue was answered. due: as stored, ms."""
+    """The answer to an Enqueue. due: as stored, ms."""
 
     uid: int
     seqs: list[int]
@@ -163,7 +163,7 @@ def rows(batch: pb.MessageBatch) -> list[Got]:
 
 
 class Client:
-    """Every method of the service, at one node. own: on a connection that no other client has."""
+    """Calls every method of the service, at one node. own: on a connection that no other client has."""
 
     def __init__(self, endpoint: str, *, own: bool = False) -> None:
         self.endpoint = endpoint
@@ -245,7 +245,7 @@ class Shard:
         self.fields = {"topic": self.topic, "queue": self.queue}
 
     def at(self, client: Client) -> Shard:
-        """The same queue, asked for elsewhere."""
+        """The same queue, asked through another client."""
         return Shard(client, self.topic, self.queue)
 
     def call(self, method: str, **fields: Any) -> Any:
@@ -265,7 +265,7 @@ class Shard:
     def waiting(self, group: str = "g", **fields: Any) -> Callable[..., list[Got]]:
         """Begin a Receive, and return once the node has it.
 
-        What is returned waits for the answer, for so many seconds if it is told, and raises Failure.
+        The returned function waits for the answer, for so many seconds if it is told, and raises Failure.
         """
         asked = pb.ReceiveRequest(**self.fields, group=group, **fields).SerializeToString()
         self.round_trip()  # connected, so that calls go out in their order
@@ -281,9 +281,9 @@ class Shard:
         return answer
 
     def round_trip(self) -> None:
-        """Returns once the node has taken up what this connection sent before: it takes calls and their ends in order.
+        """Returns once the node has taken up what this connection sent before: it takes up calls and ends in order.
 
-        Twice, as the call before is taken up first, but may have some more turns of the node's event loop to go.
+        It calls twice: the node takes up the earlier call first, but may need more turns of its event loop for it.
         """
         for _ in range(2):
             self.call("DescribeGroup")
@@ -355,7 +355,7 @@ class Shard:
         return shard
 
     def stored(self) -> tuple[int, int]:
-        """What a refused call must leave as it is: (messages pending, messages released)."""
+        """(messages pending, messages released): a refused call must not change them."""
         shard = self.wheel()
         return shard.pending, shard.released
 

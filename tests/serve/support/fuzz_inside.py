@@ -169,7 +169,7 @@ class Inside:
         return found
 
     async def call(self, method: str, data: bytes, *, leave_after_s: float | None = None) -> bytes | Aborted | None:
-        """The answer or the refusal; None: the client left first. Raises TimeoutError, and what is a fault."""
+        """The answer or the refusal; None: the client left first. Raises TimeoutError, and errors of the node's own."""
         context = FakeContext([data])
         handler = self.handler(method)
         behavior = handler.unary_unary or handler.stream_unary
@@ -209,7 +209,7 @@ class Inside:
         return context.written, None
 
     async def ask(self, method: str, request: Any, answered: Any) -> Any:
-        """A request that must be answered."""
+        """Send a request that the node must not refuse; returns its answer."""
         answer = await self.call(method, request.SerializeToString())
         if isinstance(answer, Aborted):
             raise answer

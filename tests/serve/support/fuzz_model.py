@@ -1,4 +1,4 @@
-"""What a node's shards should hold, by its own answers: every message that was accepted and is not cancelled, once."""
+"""The right content of a node's shards, by its own answers: each accepted and not cancelled message, once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Row = tuple[int, int]
 
 
 class Model:
-    """live: by queue and seq, the due."""
+    """live: each live message's due, by queue and seq."""
 
     def __init__(self, queues: int) -> None:
         self.live: list[dict[int, int]] = [{} for _ in range(queues)]
-        self.fetched = [0] * queues  # queue offsets that were looked at
+        self.fetched = [0] * queues  # by queue: the offset up to which the released messages were fetched
         self.handles: list[tuple[int, int, int]] = [(0, 0, 0)]
         self.stored = 0
 
@@ -33,7 +33,7 @@ class Model:
             del self.handles[: KEPT_HANDLES // 2]
 
     def note(self, method: str, data: bytes, answer: bytes) -> None:
-        """A request was answered. Its bytes are what the generated classes make of them, too."""
+        """Record an answered request. The generated classes must read its bytes as the node did."""
         if method not in METHODS:
             return
         try:
@@ -98,7 +98,7 @@ class Model:
                 del live[seq]
 
     async def _released(self, inside: Inside, queue: int) -> list[Row]:
-        """Those released since the last look."""
+        """The messages released since the last call."""
         found: list[Row] = []
         while True:
             asked = pb.FetchRequest(topic="t", queue=queue, offset=self.fetched[queue], max_messages=65_536)

@@ -20,7 +20,7 @@ NAMES = ["", "g", "h", "group", "\0", "\u00e9" * 127, "x" * 255, "x" * 256, "\U0
 
 
 class Known(Protocol):
-    """What was stored so far."""
+    """The handles of the messages stored so far."""
 
     handles: list[tuple[int, int, int]]
     """(queue, due ms, seq)."""
@@ -35,7 +35,7 @@ class Maker:
         self.known = known
 
     def number(self, low: int, high: int) -> int:
-        """Of a field that holds low..high; mostly small."""
+        """A number for a field that holds low..high; mostly a small one."""
         kind = self.choose.random()
         if kind < 0.5:
             return self.choose.randrange(0, 20)
@@ -146,7 +146,7 @@ class Maker:
                 rows = choose.choice((1, 1, 3, 40))
                 fields = {"group": group, "start": self.column(self.i64, "<i8", rows)}
                 fields["end"] = self.column(self.i64, "<i8", rows)
-                if choose.random() < 0.4:  # ranges that make sense
+                if choose.random() < 0.4:  # ranges in order that do not overlap
                     cuts = np.unique([choose.randrange(500) for _ in range(2 * rows)])
                     cuts = cuts[: len(cuts) // 2 * 2].astype("<i8")
                     fields["start"], fields["end"] = cuts[::2].tobytes(), cuts[1::2].tobytes()

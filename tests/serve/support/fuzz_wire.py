@@ -115,7 +115,7 @@ class Wire:
                 return data[:to] + data[at:]
             case 4:
                 return data[:at] + choose.randbytes(choose.choice((1, 2, 9))) + data[at:]
-            case 5:  # a field that nobody knows
+            case 5:  # a field number that the message does not have
                 number = choose.choice((50, 1_000, 2**29 - 1, 2**29, 0))
                 wire_type = choose.choice((VARINT, FIXED64, BYTES, START_GROUP, FIXED32))
                 return data + self.tag(number, wire_type) + self.value(wire_type)

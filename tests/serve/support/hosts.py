@@ -1,4 +1,4 @@
-"""Two hosts that share what the hosts of a node share, in this process, and what their callers were told."""
+"""Two ShardHosts in this process that share the resources of one node, and a record of the answers to their callers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from delaynode.store.maintenance import persist
 
 Key = tuple[int, int]
 
-CONFIG = ShardConfig(flush_units=1, wheel_copy_units=1)  # a checkpoint and a copy of the wheels whenever something came
+CONFIG = ShardConfig(flush_units=1, wheel_copy_units=1)  # a checkpoint and a copy of the wheels after each write
 INTERVALS = Intervals()
 
 
 @dataclass
 class Node:
-    """acknowledged, offered: (due, seq) of what was, or may have been, stored, by host."""
+    """By host, (due, seq) of messages. acknowledged: certainly stored. offered: perhaps stored."""
 
     directory: Path
-    off_ms: int = 0  # of the wall clock
+    off_ms: int = 0  # the wall clock's error
     hosts: dict[str, ShardHost] = field(default_factory=dict)
     acknowledged: dict[str, set[Key]] = field(default_factory=dict)
     offered: dict[str, set[Key]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Node:
         return keys
 
     async def mixed(self, name: str) -> None:
-        """Some at once, some soon, some far."""
+        """Send some messages that are due at once, some soon, and some in hours."""
         now = self.clock.now_ms()
         await self.send(name, [now - 1, now - 1, now + 20, now + 30, now + 60_000, now + 5 * 3_600_000])
 
@@ -71,7 +71,7 @@ class Node:
         return list(zip(rows["due"].tolist(), rows["seq"].tolist(), strict=True))
 
     async def until_released(self, name: str, count: int, seconds: float = 10.0) -> float:
-        """time.monotonic() when so many were there."""
+        """Wait until so many messages are released; returns time.monotonic() then."""
         deadline = time.monotonic() + seconds
         while len(self.released(name)) < count:
             assert time.monotonic() < deadline, f"{len(self.released(name))} of {count} released"

@@ -1,4 +1,4 @@
-"""Clients that no gRPC library would be: HTTP/2 by hand, thousands of connections on one thread.
+"""Clients that behave as no gRPC library does: HTTP/2 by hand, thousands of connections on one thread.
 
 They grant the node as much room for answers as the test says and never read them; they keep to the room that the node
 grants them, and send of a request only what the test says.
@@ -96,7 +96,7 @@ class Caller:
 
 
 class Crowd:
-    """`count` connections. window: bytes of answers that the node may send to each call; they are never read on."""
+    """`count` connections. window: bytes of answers that the node may send to each call, which are never read."""
 
     def __init__(self, endpoint: str, count: int, window: int = 0) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -133,7 +133,7 @@ class Crowd:
 
     @property
     def stalled(self) -> int:
-        """Who has nothing more to send, or no room for it, or is closed."""
+        """The number of callers that have nothing more to send, or no room for it, or are closed."""
         return sum(
             caller.closed or not len(caller.unsent) or min(caller.room, caller.stream_room) <= 0
             for caller in self.callers
