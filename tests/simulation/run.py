@@ -34,8 +34,8 @@ class Outcome:
     delivered: int = 0
     virtual_s: float = 0.0
     stored: int = 0  # messages that were acknowledged
-    terms: int = 0  # after each shard's first: failovers and switchovers
-    plans: int = 0  # of the control loop, each followed to where nothing is left to do
+    terms: int = 0  # all but each shard's first: failovers and switchovers
+    plans: int = 0  # plans of the control loop, each followed until nothing is left to do
     covered: dict[str, int] = field(default_factory=dict)  # see coverage.py
 
 
@@ -58,7 +58,7 @@ def outcomes(seeds: Iterable[int]) -> list[Outcome]:
 
 
 def run_seeds(first: int, end: int, processes: int) -> Iterator[list[Outcome]]:
-    """Of the seeds [first, end), a chunk at a time, nearly in order. A process is replaced before it grows."""
+    """Outcomes of the seeds [first, end), by chunks, nearly in order. The pool replaces a process before it grows."""
     chunks = (range(at, min(at + CHUNK, end)) for at in range(first, end, CHUNK))
     if processes == 1:
         yield from map(outcomes, chunks)
@@ -74,17 +74,17 @@ def run_seeds(first: int, end: int, processes: int) -> Iterator[list[Outcome]]:
 
 
 class Summary:
-    """Of the seeds from `first` on: sums, and what failed. Its size does not depend on their number."""
+    """Sums and failures of the seeds from `first` on. Its size does not depend on their number."""
 
     def __init__(self, first: int) -> None:
         self.started = time.monotonic()
         self.totals = Counter[str]()
         self.covered = Counter[str]()
-        self.had = Counter[str]()  # seeds that had so much as one
+        self.had = Counter[str]()  # by kind of maintenance: seeds that had at least one
         self.failed: list[int] = []
         self.trace = ""  # of the lowest seed that failed
         self.through = first  # all seeds before it are done
-        self._ahead: set[int] = set()  # done, but for some before them
+        self._ahead: set[int] = set()  # seeds that are done while some before them are not
 
     def take(self, outcome: Outcome) -> None:
         self.totals["seeds"] += 1

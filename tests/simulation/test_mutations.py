@@ -20,7 +20,7 @@ DRAWN = 60  # seeds of troubles that are drawn, at most
 
 
 def caught(mutation: Mutation, drawn: int = DRAWN) -> str | None:
-    """What finds it, in the way that it is to be found."""
+    """The violation that finds the mutation in the way it must be found; None: nothing does."""
     with mutation.planted():
         found = (what_fails(mutation.schedule, seed) for seed in OF_SCHEDULE if mutation.schedule is not None)
         seeds = [*mutation.seeds, *(seed for seed in range(drawn) if seed not in mutation.seeds)]
@@ -62,7 +62,7 @@ def test_page_names_each_with_what_catches_it() -> None:
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:
-    """Else a later test would find a bug that is not there."""
+    """A later test would otherwise find a bug that is not there."""
     before = {name: vars(owner)[name] for owner, name in _planted_places()}
     for mutation in MUTATIONS.values():
         with mutation.planted():

@@ -1,7 +1,7 @@
 """The replication attacks on an earlier wording of the design, each as a schedule written by hand.
 
-What every schedule ends with: all troubles over, the cluster healthy, everything acknowledged delivered, all copies the
-same (Run.close()); and the checker looks at every commit, answer and registry write meanwhile.
+Every schedule ends with all troubles over, the cluster healthy, everything acknowledged delivered, and all copies the
+same (Run.close()); meanwhile the checker looks at every commit, answer and registry write.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def b1_master_dies_between_the_larger_set_and_its_answer(seed: int) -> None:
 
 @attack
 def b1_master_that_may_have_recorded_a_slave_waits_for_it(seed: int) -> None:
-    """It has no answer to its write yet, the registry has the larger set, and what it sends is late."""
+    """The master has no answer to its write yet, the registry has the larger set, and what the master sends is late."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         shrink(run, slave)
@@ -60,7 +60,7 @@ def b1_larger_set_lands_after_the_master_has_given_it_up(seed: int) -> None:
         run.world.machines[master].weather.script.append(("write_status", "later"))
         run.world.start(slave)
         run.until(lambda: not run.world.machines[master].weather.script, 20, "the larger set was sent")
-        run.world.machines[master].weather.down = True  # it can't read what became of it
+        run.world.machines[master].weather.down = True  # the master can't read what became of its write
         run.world.kill(slave)
         run.world.run(3.0)
         run.world.kill(master, power=True)
@@ -114,7 +114,7 @@ def a9_below_min_in_sync_nothing_is_acknowledged_but_releases_go_on(seed: int) -
 
 @attack
 def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int) -> None:
-    """It was committed alone and refused. Now the slave is back and joins, but has not stored it yet."""
+    """The master committed the batch alone and refused it. Now the slave is back and joins, but lacks the batch."""
     with cluster(seed, min_in_sync=2, lag_seconds=10) as run:
         slave = run.slaves()[0]
         shrink(run, slave)
@@ -130,7 +130,7 @@ def a9_retry_is_not_acknowledged_while_the_second_copy_lacks_the_batch(seed: int
         run.world.machines[slave].disk.hung_until_ns = run.world.scheduler.now_ns + 8 * SECOND
         process = run.world.machines[run.master()].process
         assert process is not None
-        with process.loop.running():  # it has said what it has, and that is not all
+        with process.loop.running():  # the slave has said what it has, and that is not all
             leader.shipping.received(slave, Ack(leader.term.uid, leader.term.epoch, end, 0))
         run.until(lambda: bool(leader.in_sync.joining), 7, "it joins, as near as it has been for so long")
         assert member.durable < leader.shipping.committed_offset
@@ -269,7 +269,7 @@ def a2_chosen_slave_stops_granting_leases_though_its_replies_get_lost(seed: int)
 def a2_late_release_does_not_void_a_newer_lease(seed: int) -> None:
     with cluster(seed) as run:
         master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
-        run.world.control.up = False  # nobody takes the switchover up
+        run.world.control.up = False  # no control loop takes the switchover up
         run.switch("t-0", slave)
         line = run.world.network.line(master, slave)
         late = partial(setattr, line, "stream_ns", 2_400 * MILLI)
@@ -285,7 +285,7 @@ def a2_late_release_does_not_void_a_newer_lease(seed: int) -> None:
 
 @attack
 def a2_chosen_slave_waits_while_a_master_that_is_cut_off_may_serve(seed: int) -> None:
-    """The master does not learn of it: by no registry, no message, no reply."""
+    """The master does not learn of the choice: no registry, no message and no reply reaches it."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         run.world.machines[master].weather.down = True

@@ -10,7 +10,7 @@ from tests.simulation.support.stage import cluster
 
 @attack
 def b13_clock_set_far_ahead_releases_nothing_early(seed: int) -> None:
-    """By the master's clock alone all that is pending would be due. Its process may be another by then."""
+    """By the master's clock alone all pending messages would be due. The process may have been restarted by then."""
     with cluster(seed) as run:
         master, epoch, stored = run.master(), run.shard().spec.epoch, run.stored()
         run.set_clock(master, HOUR_MS if seed % 2 else 5_000)
@@ -42,7 +42,7 @@ def b13_master_whose_clock_is_set_far_back_gives_its_shards_away(seed: int) -> N
 
 @attack
 def sole_copy_whose_machine_boots_with_a_wrong_clock_releases_nothing_early(seed: int) -> None:
-    """Nothing says that it is wrong but its peers, and it serves again before they are asked, or has just been."""
+    """Only its peers can tell that its clock is wrong, and it serves again before or just after it has asked them."""
     with cluster(seed, replicas=1, nodes=4) as run:
         master = run.master()
         run.world.kill(master, power=True)

@@ -23,7 +23,7 @@ def master_of(run: Run) -> Shard:
 
 
 def expect_internal_error(run: Run, node: str) -> None:
-    """It is planted there: no violation."""
+    """Let the node's process meet an internal error without a violation: the schedule planted it."""
     process = run.world.machines[node].process
     assert process is not None
     process.unhandled = lambda what, error: None  # type: ignore[method-assign]
@@ -35,18 +35,18 @@ def sound(run: Run, node: str) -> bool:
 
 @attack
 def c2_frame_that_its_master_could_not_apply_reaches_no_other_copy(seed: int) -> None:
-    """It frees a segment that is not there: on no copy has it a possible effect. Written, it ends them all."""
+    """The frame frees a segment that is not there: no copy could apply it. Once written, it would end them all."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
-        run.world.copies.harm(master)  # by its program
+        run.world.copies.harm(master)  # its own program harms it
         host = run.replica(master).master
         assert host is not None
 
         def wrong(limit: int) -> I64:
-            host.on_proposed()  # a busy shard: it stands in the syncer's line already
+            host.on_proposed()  # a busy shard: it is in the syncer's line already
             return np.array([77], np.int64)
 
-        run.world.copies.harm(master)  # its memory is: that its copy is opened again is no violation
+        run.world.copies.harm(master)  # its memory is harmed: opening its copy again is no violation
         master_of(run).space.ledger.empty = wrong  # type: ignore[method-assign]
         run.until(lambda: run.master() == slave, 30, "the slave takes over")
         assert sound(run, slave)
@@ -55,10 +55,10 @@ def c2_frame_that_its_master_could_not_apply_reaches_no_other_copy(seed: int) ->
 
 @attack
 def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> None:
-    """By counts that are wrong it would free what is needed."""
+    """With its wrong counts it would free what is needed."""
     with cluster(seed) as run:
         master, epoch = run.master(), run.shard().spec.epoch
-        run.world.copies.harm(master)  # by its program
+        run.world.copies.harm(master)  # its own program harms it
         shard = master_of(run)
         run.until(lambda: shard.queue.start > 0, 30, "TRIMs at work")
         tries: list[int] = []
@@ -78,7 +78,7 @@ def c2_master_that_contradicts_itself_frees_no_more_and_serves_on(seed: int) -> 
 
 @attack
 def l1_term_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set(seed: int) -> None:
-    """The chosen copy meets a fault of its program. Named alone in the set, it would be the last copy, and damaged."""
+    """The chosen copy meets a fault of its program. If the set named it alone, the last copy would be a damaged one."""
     with cluster(seed, replicas=3) as run:
         master, failing = run.master(), run.slaves()
         harmed: list[str] = []
@@ -106,7 +106,7 @@ def l1_term_that_ends_before_it_has_written_takes_nobody_out_of_the_in_sync_set(
 
 @attack
 def c2_chosen_copy_that_can_not_apply_its_log_takes_nobody_out_of_the_in_sync_set(seed: int) -> None:
-    """All nodes start again, and the copy that is chosen has a frame that it can't apply. It had named itself alone."""
+    """All nodes start again, and the chosen copy can't apply a frame. Such a copy once had named itself alone."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         for node in (slave, master):

@@ -30,14 +30,14 @@ def batch_of(body: bytes, due_ms: int, producer: int, number: int) -> IncomingBa
 
 
 def log_files(run: Run, node: str) -> dict[str, MemoryFile]:
-    """Of t-0's log on that node's disk, in order."""
+    """The files of t-0's log on that node's disk, in order."""
     directory = f"{run.world.checker.record(run.shard().spec.uid).directory}/log/"
     files = run.world.machines[node].disk.files.files
     return {path: files[path] for path in sorted(files) if path.startswith(directory) and path[-1].isdigit()}
 
 
 def frames_in(data: bytes, base: int, uid: int) -> list[Frame]:
-    """All that parse, whatever lies between them."""
+    """All frames that parse, whatever lies between them."""
     found, at = [], data.find(MAGIC.to_bytes(4, "little"))
     while at >= 0:
         with suppress(BadFrame):
@@ -49,7 +49,7 @@ def frames_in(data: bytes, base: int, uid: int) -> list[Frame]:
 # ---------------------------------------------------------------- B4: what is not committed
 @attack
 def b4_nothing_is_answered_from_what_is_not_committed(seed: int) -> None:
-    """A retry finds its batch in the producer table, a second cancel its first one's; and then both frames are cut."""
+    """A retry finds its batch in the producer table, a second cancel finds the first; then both frames are cut."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         view, now = next(iter(run.clients.shards.values())), run.world.true_ms()
@@ -90,8 +90,8 @@ def b4_nothing_is_answered_from_what_is_not_committed(seed: int) -> None:
 def a7_copy_that_follows_the_new_master_and_lacks_its_logs_end_is_not_named(seed: int) -> None:
     with cluster(seed, replicas=3) as run:
         master, (one, other) = run.master(), run.slaves()
-        run.world.machines[master].weather.down = True  # it is heard until the other one is chosen
-        run.cut("control", other)  # so that `one` is
+        run.world.machines[master].weather.down = True  # it answers until the other copy is chosen
+        run.cut("control", other)  # so that `one` is chosen
         run.world.run(1.0)
         run.world.network.line(master, other).stream_ns = 10 * SECOND
         run.world.network.line(one, other).stream_ns = 1_300 * MILLI
@@ -110,7 +110,7 @@ def a7_copy_that_follows_the_new_master_and_lacks_its_logs_end_is_not_named(seed
 # ---------------------------------------------------------------- B5: damage
 @attack
 def b5_bit_flip_in_what_was_synced_is_no_torn_tail(seed: int) -> None:
-    """The copy of the slave would lead without the frames after it, were the place taken for the end of its log."""
+    """If the slave took the flipped bit for the end of its log, it would lead without the frames after it."""
     with cluster(seed) as run:
         master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
         run.world.run(1.0)
@@ -141,12 +141,12 @@ def b5_bit_flip_in_what_was_synced_is_no_torn_tail(seed: int) -> None:
 
 @attack
 def b5_good_frame_after_a_bad_one_in_an_unsynced_tail_stops_no_sole_copy(seed: int) -> None:
-    """Pages go to the disk in any order: an ordinary power cut, after which nothing that was answered is missing."""
+    """Pages go to the disk in any order: after an ordinary power cut no answered message is missing."""
     with cluster(seed, replicas=1) as run:
         disk, left = run.world.machines[run.master()].disk, []
 
         def first_page_lost(file: MemoryFile) -> bytearray:
-            """The disk has all that was written after the last sync, but for its first frame's page."""
+            """The file as the disk has it: all that was written after the last sync, but for the first frame's page."""
             at = file.data.find(MAGIC.to_bytes(4, "little"), file.synced)
             later = file.data.find(MAGIC.to_bytes(4, "little"), at + 1) if at >= 0 else -1
             if at != file.synced or later < 0:
@@ -170,7 +170,7 @@ def b5_good_frame_after_a_bad_one_in_an_unsynced_tail_stops_no_sole_copy(seed: i
 # ---------------------------------------------------------------- B6: machines that start again, with Async
 @attack
 def b6_one_machine_of_two_loses_its_page_cache_with_async(seed: int) -> None:
-    """The other one has all of it; what the first one's disk has is no copy that counts any more."""
+    """The other machine has everything; the copy on the first one's disk does not count any more."""
     with cluster(seed, durability=Durability.ASYNC) as run:
         for _ in range(2):
             node = run.master() if seed % 2 else run.slaves()[0]
@@ -183,7 +183,7 @@ def b6_one_machine_of_two_loses_its_page_cache_with_async(seed: int) -> None:
 
 @attack
 def b6_all_machines_start_again_with_async(seed: int) -> None:
-    """All of the in-sync set are waited for, the one that has most goes on, and what that may have cost is said."""
+    """The operator waits for all of the in-sync set, chooses the copy that has most, and says what may be lost."""
     with cluster(seed, clients=False, durability=Durability.ASYNC) as run:
         master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
         view, far = ShardView(uid, "t-0"), run.world.true_ms() + 3_600_000
@@ -221,7 +221,7 @@ def b6_all_machines_start_again_with_async(seed: int) -> None:
 
 @attack
 def checkpoint_has_nothing_that_a_deposed_master_cuts(seed: int) -> None:
-    """Its slave stores late, so that it always has frames that are not committed, and it checkpoints all the time."""
+    """The master's slave stores late, so the master always has uncommitted frames, and it checkpoints all the time."""
     often = Intervals(maintain=0.02, quiet=0.02, checkpoint=0.02, busy_checkpoint=0.02, idle_checkpoint=0.02)
     with cluster(seed, sizes=replace(SIZES, intervals=often)) as run:
         master, slave = run.master(), run.slaves()[0]
@@ -242,7 +242,7 @@ def copy_that_follows_a_later_epoch_is_sound_after_a_restart(seed: int) -> None:
         former, slave = run.master(), run.slaves()[0]
         run.switch("t-0", slave)
         run.until(lambda: run.master() == slave and run.healthy(), 20, "the slave leads, the former master follows")
-        run.world.run(1.0)  # it stores frames of the later epoch
+        run.world.run(1.0)  # the deposed master stores frames of the later epoch
         run.restart(former)
         run.world.run(1.0)
         run.until(run.healthy, 20, "it follows again")

@@ -1,6 +1,6 @@
 """Attacks on the quick failover: a process is known to have ended, and nothing is waited out (docs/protocol.md 4).
 
-In each the supervisor tells what it sees at once, or as late as the schedule says.
+In each attack the supervisor reports an end at once, or as late as the schedule says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.simulation.support.stage import Run, cluster
 
 
 def prompt(run: Run, delay_ns: int = 20 * MILLI) -> None:
-    """From now on each end of a process is told."""
+    """From now on the supervisor reports each end of a process, after `delay_ns`."""
     run.world.control.supervisor.delay_ns = lambda: delay_ns
 
 
@@ -43,7 +43,7 @@ def counted_on(run: Run, node: str) -> set[str]:
 
 @attack
 def killed_master_is_followed_at_once(seed: int) -> None:
-    """Sooner than any lease or promise runs out, and what it had sent and nobody had read yet does no harm."""
+    """Another leads before any lease or promise runs out; frames of the old master that no peer had read do no harm."""
     for replicas in (2, 3):
         with cluster(seed, replicas=replicas, lease_seconds=3) as run:
             prompt(run)
@@ -62,7 +62,7 @@ def killed_master_is_followed_at_once(seed: int) -> None:
 
 @attack
 def killed_master_that_is_back_at_once_is_followed_at_once(seed: int) -> None:
-    """Whichever process of the node is seen: the one that ended, the one that was started, or both in turn."""
+    """The control loop may see the process that ended, the one that was started, or both in turn."""
     with cluster(seed, lease_seconds=3) as run:
         prompt(run, (seed % 4) * 300 * MILLI)
         for epoch in (2, 3, 4):
@@ -76,7 +76,7 @@ def killed_master_that_is_back_at_once_is_followed_at_once(seed: int) -> None:
 
 @attack
 def node_that_stops_by_itself_keeps_nobody_waiting(seed: int) -> None:
-    """Neither for its end, nor afterwards: not for a copy that began to follow anew while the node was leaving."""
+    """No shard waits for its end, nor afterwards for a copy that began to follow anew while the node was leaving."""
     with cluster(seed, nodes=3, queues=3, lease_seconds=3) as run:
         for node in (*run.world.machines, *run.world.machines):
             process, asked = run.world.machines[node].process, run.world.scheduler.now_ns
@@ -92,8 +92,8 @@ def node_that_stops_by_itself_keeps_nobody_waiting(seed: int) -> None:
 
 @attack
 def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
-    """Its node is back, and busy with that: what comes, it stores late. It joins the in-sync set when it is through,
-    or after APPLIED_MS: some redundancy is better than none."""
+    """The copy's node is back and busy with applying, so it stores new frames late. The copy joins the in-sync set when
+    it has applied its log, or after APPLIED_MS: some redundancy is better than none."""
     with cluster(seed, nodes=2) as run:
         slave, apply = run.slaves()[0], SlaveHost._apply
         busy = True
@@ -124,7 +124,7 @@ def copy_that_has_its_log_to_apply_keeps_no_commit_waiting(seed: int) -> None:
 
 @attack
 def end_that_is_told_late_changes_nothing(seed: int) -> None:
-    """The lease has run out by then, and another process may lead, or the same node."""
+    """The lease has run out by then, and another node may lead, or the same one."""
     with cluster(seed, replicas=3) as run:
         prompt(run, 2_300 * MILLI)
         for _ in range(3):
@@ -136,7 +136,7 @@ def end_that_is_told_late_changes_nothing(seed: int) -> None:
 
 @attack
 def chosen_master_that_ends_before_it_serves_leaves_a_lease_to_wait_out(seed: int) -> None:
-    """The master before it is only cut off, from all that could tell it: it answers while its leases last."""
+    """The master before it is only cut off from all that could inform it: it answers while its leases last."""
     with cluster(seed, replicas=3, lease_seconds=3) as run:
         prompt(run)
         master, one = run.master(), ""
@@ -159,7 +159,7 @@ def chosen_master_that_ends_before_it_serves_leaves_a_lease_to_wait_out(seed: in
 
 @attack
 def frozen_master_has_not_ended(seed: int) -> None:
-    """Nor has one that nobody hears: it goes on within its leases, and no longer."""
+    """A master that no peer hears has not ended either: it goes on within its leases, and no longer."""
     with cluster(seed, lease_seconds=3) as run:
         prompt(run)
         master, slave = run.master(), run.slaves()[0]
@@ -182,7 +182,7 @@ def frozen_master_has_not_ended(seed: int) -> None:
 
 @attack
 def master_that_only_its_supervisor_takes_for_ended_would_serve_on(seed: int) -> None:
-    """The node's process before it has ended, and that is told late: it says nothing of the one that leads now."""
+    """The supervisor reports the end of the node's former process late: that says nothing of the one that leads now."""
     with cluster(seed, lease_seconds=3) as run:
         master, slave = run.master(), run.slaves()[0]
         prompt(run, 6 * SECOND)
@@ -220,7 +220,7 @@ def control_loop_that_forgot_who_has_ended_takes_the_slow_way(seed: int) -> None
 
 @attack
 def vacancy_is_of_its_epoch_alone(seed: int) -> None:
-    """The one that was chosen for a vacant shard reads of it late, when another term has begun."""
+    """The copy that was chosen for a vacant shard reads of its choice late, when another term has begun."""
     with cluster(seed, replicas=3, lease_seconds=3) as run:
         prompt(run)
         master = run.master()
@@ -246,7 +246,7 @@ def vacancy_is_of_its_epoch_alone(seed: int) -> None:
 
 @attack
 def successor_waits_for_the_former_master_though_a_third_node_is_stopped_for_long(seed: int) -> None:
-    """What that node says of its end, with a copy that was not in sync any more, says nothing of others' copies."""
+    """That node's copy was not in sync any more: the report of its own end says nothing of others' copies."""
     with cluster(seed, nodes=3, replicas=3, queues=3) as run:
         master, (one, gone) = run.master(), run.slaves()
         run.world.stop(gone)  # it leads another shard, and so says that it stops

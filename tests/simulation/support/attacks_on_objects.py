@@ -18,7 +18,7 @@ from tests.simulation.support.workload import ShardView
 
 
 class People(RegistryEditor):
-    """Somebody with a shell, to whom everything answers."""
+    """A person with a shell, whom the registry and every node answer."""
 
     def __init__(self, run: Run) -> None:
         rng = run.world.random("people")
@@ -33,7 +33,7 @@ class People(RegistryEditor):
 
 
 def adopt(run: Run) -> list[str]:
-    """`delayctl adopt`, its own code; the reasons."""
+    """Run `delayctl adopt` by its own code; returns the reasons that it gave."""
     people = People(run)
 
     def work() -> list[str]:
@@ -58,7 +58,7 @@ def directories(run: Run, node: str, uid: int) -> list[str]:
 # ---------------------------------------------------------------- A10: the object
 @attack
 def a10_topic_that_is_made_again_has_nothing_of_the_former_one(seed: int) -> None:
-    """A node was away meanwhile: its copy has the highest epoch and log end of all that are called t-0."""
+    """A node was away meanwhile: its copy has the highest epoch and log end of all copies called t-0."""
     with cluster(seed, clients=False) as run:
         other, away = run.master(), run.slaves()[0]
         old, due = run.shard().spec.uid, run.world.true_ms() + 6_000
@@ -140,7 +140,7 @@ def a11_node_that_is_away_too_long_is_replaced_and_gives_its_copy_up_when_it_is_
 
 @attack
 def a11_node_that_is_back_before_its_replacement_has_all_is_needed_yet(seed: int) -> None:
-    """It is in sync again when the master dies: the copy that was to replace it is not."""
+    """The node's copy is in sync again when the master dies; the copy that should replace it is not."""
     with cluster(seed, replace_after_seconds=5) as run:
         master, away, uid = run.master(), run.slaves()[0], run.shard().spec.uid
         (spare,) = {*run.world.machines} - {master, away}

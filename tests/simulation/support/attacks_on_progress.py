@@ -19,7 +19,7 @@ from tests.simulation.support.stage import cluster
 
 @attack
 def switchover_that_was_withdrawn_is_not_tried_again(seed: int) -> None:
-    """The node that was to take over died: the operator gives the request up, the master has to as well."""
+    """The node that should take over died: the operator gives the request up, and the master has to as well."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         run.world.kill(slave)
@@ -79,7 +79,7 @@ def chosen_copy_whose_disk_hangs_gives_way_to_another(seed: int) -> None:
 
 @attack
 def chosen_copy_that_had_no_room_follows_once_there_is(seed: int) -> None:
-    """Seed 528: it hears from its own question, not from a watch, that another was chosen instead."""
+    """Seed 528: the copy learns by a read of its own, not from a watch, that another was chosen instead."""
     with cluster(seed, replicas=3, lag_seconds=2) as run:
         master, (one, other) = run.master(), run.slaves()
         run.cut("control", other)  # so that `one` is chosen
@@ -116,7 +116,7 @@ def new_shard_whose_first_node_had_no_room_is_served_once_there_is(seed: int) ->
 
 @attack
 def chosen_copy_that_had_no_file_handle_leads_once_there_is_one(seed: int) -> None:
-    """Nothing of it is lost, and there may be no other: it must not be called damaged."""
+    """The copy has lost nothing, and may be the only one: it must not be called damaged."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         shard, cut = run.replica(slave).shard, CommitLog.cut
@@ -139,7 +139,7 @@ def chosen_copy_that_had_no_file_handle_leads_once_there_is_one(seed: int) -> No
 
 @attack
 def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: int) -> None:
-    """A node was rolled back: what it throws away and fetches is in the newer format again."""
+    """A node was rolled back: a copy that it threw away and fetched again would be in the newer format again."""
     with cluster(seed) as run:
         slave = run.slaves()[0]
         entry, path = (
@@ -173,7 +173,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
 
 @attack
 def slave_that_could_not_be_read_for_once_is_read_for_again(seed: int) -> None:
-    """Its master had no file handle left, say."""
+    """The slave's master may have had no file handle left, for instance."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         shrink(run, slave)
@@ -195,7 +195,7 @@ def slave_that_could_not_be_read_for_once_is_read_for_again(seed: int) -> None:
 
 @attack
 def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
-    """Seed 1960: the registry does not name it yet, the larger set was sent and not answered."""
+    """Seed 1960: the registry does not name the copy yet; the master sent the larger set and has no answer."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         shrink(run, slave)
@@ -203,8 +203,8 @@ def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
         weather.script.append(("write_status", "later"))
         run.world.start(slave)
         run.until(lambda: not weather.script, 20, "the larger set was sent")
-        weather.down = True  # it can't read what became of it
-        run.world.control.weather.down = True  # nor does anybody else write the object, which would refuse the late one
+        weather.down = True  # the master can't read what became of its write
+        run.world.control.weather.down = True  # a write of the control loop would make the late one fail
         run.world.machines[slave].disk.full = True
         run.until(
             lambda: run.replica(slave).role is ReplicaRole.DAMAGED, 20, "the new member's disk takes nothing more"
@@ -218,7 +218,7 @@ def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
 
 @attack
 def shard_that_can_commit_nothing_holds_up_no_other_shards_checkpoint(seed: int) -> None:
-    """Its slave is dead, and the registry is away: the smaller in-sync set can't be written."""
+    """The shard's slave is dead and the registry is away: its master can't record the smaller in-sync set."""
     with cluster(seed, nodes=3, queues=3) as run:
         shards = run.world.truth.now.shards
         blocked = next(one for one in shards if one.spec.master == "n0")
@@ -251,7 +251,7 @@ def shard_that_can_commit_nothing_holds_up_no_other_shards_checkpoint(seed: int)
 
 @attack
 def master_that_dies_while_a_copy_leaves_is_followed(seed: int) -> None:
-    """The next one is followed only by the copy that is to go, which no set may name: it leads alone."""
+    """Only the leaving copy follows the next master, and no in-sync set may name that copy: the master leads alone."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
         spare = next(iter({*run.world.machines} - {master, slave}))
@@ -265,10 +265,10 @@ def master_that_dies_while_a_copy_leaves_is_followed(seed: int) -> None:
 
 @attack
 def failed_slave_is_not_opened_again_beside_what_it_still_writes(seed: int) -> None:
-    """A checkpoint that hangs in the disk would write what the copy that was opened meanwhile knows nothing of."""
+    """A checkpoint that hangs in the disk would later write files that a copy opened meanwhile knows nothing of."""
     with cluster(seed) as run:
         master, slave = run.master(), run.slaves()[0]
-        run.cut("control", slave)  # so that it is not chosen
+        run.cut("control", slave)  # so that the slave is not chosen
         run.world.kill(master)
         run.world.run(0.3)
         replica = run.replica(slave)

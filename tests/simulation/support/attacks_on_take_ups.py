@@ -15,7 +15,7 @@ from tests.simulation.support.loop import MILLI
 from tests.simulation.support.schedules import attack
 from tests.simulation.support.stage import Run, cluster
 
-PASSED_OVER_SECONDS = TAKE_UP_MS / 1000 + 8  # and the operator's look, a lease to wait out
+PASSED_OVER_SECONDS = TAKE_UP_MS / 1000 + 8  # the 8 s: until the operator looks, and a lease to wait out
 FOR_EVER = 600.0
 
 
@@ -28,7 +28,7 @@ def served(run: Run) -> bool:
 
 
 def writes_refused(run: Run, node: str, error: RegistryError) -> None:
-    """The node's writes of a shard's status fail: what it reads is right."""
+    """Let the node's writes of a shard's status fail; its reads are right."""
     process = run.world.machines[node].process
     assert process is not None
 
@@ -118,7 +118,7 @@ def two_that_find_no_such_shard_are_not_chosen_in_turn_all_the_time(seed: int) -
 
 @attack
 def chosen_copy_that_is_long_at_work_is_kept(seed: int) -> None:
-    """What its disk has to take before it may lead is much: it answers as a candidate meanwhile."""
+    """Its disk has to take a lot before the copy may lead; meanwhile the copy answers as a candidate."""
     with cluster(seed, replicas=3, lag_seconds=60) as run:
         master, (one, other) = run.master(), run.slaves()
         storage, worked = run.replica(one).local.storage, []

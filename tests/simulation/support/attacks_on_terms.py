@@ -18,7 +18,7 @@ MOST_EPOCH = 2**32 - 1
 
 
 def missing_for(run: Run, node: str, seconds: float, *, answers: int = 1_000) -> Callable[[], int]:
-    """The node's consistent reads find no such shard: for so long, so many times at most. Returns their count."""
+    """Let the node's consistent reads find no such shard: for so long, `answers` times at most. Returns their count."""
     machine = run.world.machines[node]
     assert machine.process is not None
     access, until_ns, met = machine.process.registry, run.world.scheduler.now_ns + int(seconds * 1e9), 0
@@ -37,7 +37,7 @@ def missing_for(run: Run, node: str, seconds: float, *, answers: int = 1_000) ->
 
 
 def read_again(run: Run, node: str) -> None:
-    """Its master has to read the object before the next write, as after any conflict."""
+    """Make the node's master read the object before its next write, as after any conflict."""
     leader = run.replica(node).leader
     assert leader is not None
     leader.writer._version = None
@@ -124,7 +124,7 @@ def m1_in_sync_copy_that_is_back_leads_where_another_was_chosen_uncleanly(seed: 
         run.world.run(2.0)
         allow(run, True)
         machine = run.world.machines[slave]
-        machine.weather.lag_ns = 600_000 * MILLI  # it hears of neither the spec nor its choice, yet
+        machine.weather.lag_ns = 600_000 * MILLI  # it does not hear of the spec or of its choice yet
         run.until(lambda: run.master() == slave, 20, "the copy outside is chosen")
         allow(run, False)
         machine.weather.lag_ns = 20 * MILLI
@@ -146,7 +146,7 @@ def allow(run: Run, unclean: bool) -> None:
     run.world.truth.put_cluster(desired, cluster_object.version)
 
 
-# ---------------------------------------------------------------- M4: an epoch that nobody has begun
+# ---------------------------------------------------------------- M4: an epoch that no master has begun
 @attack
 def m4_forged_heartbeat_does_no_harm(seed: int) -> None:
     with cluster(seed) as run:
@@ -166,7 +166,7 @@ def m4_forged_heartbeat_does_no_harm(seed: int) -> None:
 def m4_new_master_is_promised_by_a_slave_that_has_not_heard_of_it(seed: int) -> None:
     with cluster(seed, replicas=3, nodes=3) as run:
         master, (one, other) = run.master(), run.slaves()
-        run.world.machines[one].weather.lag_ns = 60_000 * MILLI  # its lease is renewed, but it hears of no choice
+        run.world.machines[one].weather.lag_ns = 60_000 * MILLI  # it renews its lease, but hears of no choice
         missing_for(run, one, 60.0)
         run.cut("control", one)  # so that the other is chosen
         run.world.kill(master)

@@ -1,6 +1,7 @@
 """The invariants (docs/protocol.md), looked at whenever something is committed, recorded, answered or handed out.
 
-What is committed anywhere goes into one log a shard: whoever commits later must have the same bytes there.
+The checker keeps one log a shard of everything that any copy commits: a copy that commits later must have the same
+bytes there.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Record:
-    """What is known of a shard for ever."""
+    """Facts of a shard that stay true for ever."""
 
     uid: int
     name: str
-    directory: str  # of its copies
+    directory: str  # the directory of its copies, on each disk
     log: bytearray = field(default_factory=bytearray)  # all that was ever committed
     queue: bytearray = field(default_factory=bytearray)  # all that was ever released
-    epoch: int = 0  # the highest that has answered or committed
+    epoch: int = 0  # the highest in which a master has answered or committed
     commits: dict[int, str] = field(default_factory=dict)  # epoch -> the process that commits in it
     wall_ms: int = 0  # the latest that a master's clock has shown in a committed frame
 
@@ -79,7 +80,7 @@ class Checker:
             Shard.commit = commit  # type: ignore[method-assign]
 
     def _committed(self, shard: Shard, before: int, released: list[ReleasedRows]) -> None:
-        """A copy takes [before, shard.committed) for committed."""
+        """A copy counts [before, shard.committed) as committed."""
         files = shard.log.file.files
         if files.dead:  # type: ignore[attr-defined]
             return
@@ -222,7 +223,7 @@ class Checker:
         return None
 
     def harm(self, uid: int, node: str) -> str:
-        """A schedule damages the node's copy: it has no longer what it is recorded to have. Returns its id."""
+        """A schedule damages the node's copy, which may lack what it is recorded to have. Returns the copy's id."""
         path = f"{self.record(uid).directory}/shard.json"
         copy_id = _copy_id(self.world.machines[node].disk.cached(path))
         self._harmed.add(copy_id)
@@ -230,7 +231,7 @@ class Checker:
         return copy_id
 
     def forgive(self, uid: int) -> int:
-        """All machines were started again, with Async: what no disk has may be lost. Returns what is left, bytes."""
+        """All machines were started again, with Async: bytes on no disk may be lost. Returns how many are left."""
         self.world.copies.part()
         record, end = self.record(uid), 0
         for machine in self.world.machines.values():
@@ -245,7 +246,7 @@ class Checker:
         return end
 
     def disk_changed(self, name: str) -> None:
-        """A machine was killed: what was recorded as durable must still be there."""
+        """A machine was killed: bytes that were recorded as durable must still be there."""
         for record in self.records.values():
             self._covered(record, 0)
 
@@ -273,7 +274,7 @@ class Checker:
 
     # ------------------------------------------------------------ answers
     def answers(self, process: Process, host: ShardHost, what: str) -> None:
-        """A master lets an answer go."""
+        """A master sends an answer."""
         self.checks += 1
         record = self.record(host.shard.identity.uid)
         epoch = host.shard.epoch
@@ -291,7 +292,7 @@ class Checker:
                 self.fail(f"two masters of {record.name}: {process.name} {what}, {other.name} may answer too")
 
     def rests_on(self, process: Process, host: ShardHost, what: str, log_end: int) -> None:
-        """An answer that follows from the log up to there is about to go."""
+        """A master is about to send an answer that follows from its log up to `log_end`."""
         record = self.record(host.shard.identity.uid)
         if log_end > len(record.log):
             self.fail(
@@ -345,7 +346,7 @@ def _state(shard: Shard) -> dict[str, Any]:
 
 
 def _bits(packed: Any) -> list[int]:
-    """The places of the ones: how many zeros follow them depends on deliveries."""
+    """The places of the one bits: the number of zeros after them depends on deliveries."""
     found: list[int] = np.flatnonzero(np.unpackbits(packed)).tolist()
     return found
 
@@ -358,7 +359,7 @@ def _copy_id(data: bytes) -> str:
 
 
 def _stored(disk: Disk, directory: str, low: int, high: int, *, durable: bool = False) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of what the log's files hold of [low, high)."""
+    """(offset, bytes) of the parts of [low, high) that the log's files hold."""
     bases = disk.files.files.numbered(directory)
     first = max(0, bisect_right(bases, low) - 1)
     for base in bases[first:]:

@@ -16,11 +16,11 @@ class MachineClocks:
 
     time_ns: Callable[[], int]
     drift: float = 0.0
-    offset_ns: int = 0  # of the wall clock
+    offset_ns: int = 0  # the wall clock's error
     boots: int = 0
     _booted_ns: int = field(default=-7 * SECOND)
-    _set_ms: int = 0  # by all steps
-    _boot: tuple[int, int] = (-1, 0)  # (true time ns, boot_ms() then): it is asked for many times at one instant
+    _set_ms: int = 0  # the sum of all steps
+    _boot: tuple[int, int] = (-1, 0)  # (true time ns, boot_ms() then): code asks many times at one instant
 
     def boot_ms(self) -> int:
         """CLOCK_BOOTTIME."""
@@ -40,17 +40,17 @@ class MachineClocks:
         return (self.time_ns() - self._booted_ns) * (1.0 + self.drift) / SECOND
 
     def step(self, by_ms: int) -> None:
-        """Somebody sets the wall clock."""
+        """A person, or a time service, sets the wall clock."""
         self.offset_ns += by_ms * MILLI
         self._set_ms += by_ms
 
     def correct(self) -> None:
-        """It is set right again, as far as it was."""
+        """The wall clock's steps are taken back."""
         if self._set_ms:
             self.step(-self._set_ms)
 
     def reboot(self) -> None:
-        """The boot clock starts anew. The wall clock is asked for from a server before anything else runs."""
+        """The boot clock starts anew. The machine sets its wall clock from a time server before anything else runs."""
         self.boots += 1
         self._booted_ns, self._boot = self.time_ns(), (-1, 0)
         self.correct()

@@ -1,5 +1,5 @@
-"""The control loop's process, and what it is told: of copies answers that are a little old, or none, of processes
-that have ended the truth, perhaps late, perhaps never."""
+"""The control loop's process and its sources: nodes' answers about copies, which are a little old or missing, and
+reports of ended processes, which are true, but perhaps late or missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.simulation.support.world import World
 
 POLL_NS = 150 * MILLI
-ANSWER_NS = 400 * MILLI  # answers are up to so old when they are acted upon
+ANSWER_NS = 400 * MILLI  # an answer is at most so old when the control loop acts upon it
 
 
 class SimProber:
@@ -31,7 +31,7 @@ class SimProber:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
-        self._made: dict[str, tuple[int, str, bytes]] = {}  # by node: when, by which process, what
+        self._made: dict[str, tuple[int, str, bytes]] = {}  # by node: time, process and bytes of its answer
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         world = self._world
@@ -66,7 +66,7 @@ class SimProber:
 class Supervisor:
     """Sees processes end, and tells the control loop: soon, late, or never.
 
-    delay_ns: until it tells of an end; None: it does not. Drawn for each, unless a schedule puts another in its place.
+    delay_ns: time until it reports an end; None: never. Drawn for each end, unless a schedule replaces it.
     """
 
     def __init__(self, world: World, rng: random.Random) -> None:
@@ -81,13 +81,13 @@ class Supervisor:
         return self._rng.randint(0, 60 if kind < 0.75 else 4_000) * MILLI
 
     def process_ended(self, process: Process, *, with_its_machine: bool = False) -> None:
-        """With its machine its supervisor has ended, too: who is to tell? That one finds it gone at the next start."""
+        """If the machine ended too, so did its supervisor, which reports the end only when the machine starts again."""
         delay_ns = self.delay_ns()
         if delay_ns is not None and not with_its_machine:
             self._world.scheduler.after(delay_ns, self.tell, process.incarnation)
 
     def machine_starts(self, former: str) -> None:
-        """What ran there before its power was lost runs no more."""
+        """Report that the process `former`, which ran there before the power was lost, has ended."""
         if former not in self.ended and self.delay_ns() is not None:
             self.tell(former)
 
@@ -97,7 +97,7 @@ class Supervisor:
 
 
 class Control:
-    """Runs rounds while it is up. A round happens at one instant; what it acts upon is older."""
+    """Runs rounds while it is up. A round happens at one instant; the facts that it acts upon are older."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self._rng = world, rng
@@ -110,7 +110,7 @@ class Control:
         world.scheduler.after(10 * MILLI, self._round)
 
     def restart(self) -> None:
-        """A new process: it has forgotten what it had seen of leases."""
+        """Start a new process, which does not know what the former one saw of leases."""
         self._starts += 1
         registry = Access(self.world.truth, self.weather, self._rng, self._trace)
         clock = LoopClock(
@@ -123,7 +123,7 @@ class Control:
         )
 
     def _forgotten(self) -> frozenset[str]:
-        """What was told to the process before is gone with it, unless the supervisor is asked again."""
+        """The ends that the new process has not heard of: all earlier ones, or none if it asks the supervisor again."""
         return self.supervisor.ended if self._rng.random() < 0.5 else frozenset()
 
     def _uid(self) -> int:

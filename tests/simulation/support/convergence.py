@@ -1,8 +1,8 @@
 """Invariant 7, looked at in each round of the control loop: what is planned leads somewhere, and nothing is undone.
 
-A plan is carried out in thought, upon the same sight of nodes and copies, and planned again, until nothing is left to
-do. So each state that any seed comes across is one from which the planner has to come to rest; and an action that a
-later one takes back has no new cause, since nothing else has changed.
+This module applies each plan to a model of the registry, with the same view of nodes and copies, and plans again, until
+nothing is left to do. So the planner has to come to rest from each state that any seed comes across; and an action that
+a later one takes back has no new cause, since nothing else has changed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, Version
 if TYPE_CHECKING:
     from tests.simulation.support.world import World
 
-MOST_STEPS = 12  # one a round and shard: a shard's longest way has half as many
+MOST_STEPS = 12  # a step takes one action a shard; a shard's longest way has half as many
 
 
 class Convergence:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._acted_ns = 0  # when something was planned last
-        self.plans = 0  # that had something to do
+        self._acted_ns = 0  # when the control loop last planned something
+        self.plans = 0  # plans that had something to do
 
     def quiet_ns(self) -> int:
-        """For how long nothing was left to do."""
+        """How long nothing has been left to do."""
         return self._world.scheduler.now_ns - self._acted_ns
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While this lasts, the control loop's plans are looked at."""
+        """While this lasts, check each plan of the control loop."""
 
         def watched(desired: ClusterSpec, observed: Observed) -> list[Action]:
             actions = plan(desired, observed)
@@ -81,7 +81,7 @@ def applied(observed: Observed, actions: list[Action]) -> Observed:
 
 
 def _state(observed: Observed) -> frozenset[object]:
-    """What the planner can change. A term begins once, so that its epoch tells it from the one before."""
+    """The state that the planner can change. A term begins once, so its epoch tells it from the one before."""
     return frozenset(
         (one.name, one.spec, tuple(replace(condition, since_ms=0) for condition in one.conditions))
         for one in observed.shards

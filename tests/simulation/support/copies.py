@@ -6,7 +6,7 @@ Causes are
 - a copy that is in no in-sync set and so far behind that the master keeps no log from its end on (KeepConfig);
 - a node on which the registry wants no replica any more.
 
-The death of a process and a power cut are no causes: what was fsynced is there, and recovery copes with the rest.
+The death of a process and a power cut are not causes: fsynced bytes are there, and recovery copes with the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Copies:
         self._harmed.add(node)
 
     def part(self) -> None:
-        """What was committed is lost everywhere: copies may differ in what they have of it."""
+        """Committed frames are lost everywhere: from now on copies may differ in which of them they have."""
         self._parted = True
 
     # ------------------------------------------------------------ what processes log
@@ -88,7 +88,7 @@ class Copies:
             yield
 
     def _not_continued(self, shipping: Shipping, member: PeerReplica, state: FollowerState) -> None:
-        """The master does not go on with what the member has."""
+        """The master does not continue the member's log, but sends it a whole copy."""
         log = shipping._log
         at = common_end(log.epochs, log.end, state.epochs, state.log_end)
         record = self._world.checker.record(shipping.uid)

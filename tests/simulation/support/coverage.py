@@ -1,7 +1,7 @@
-"""How much of the product's maintenance a run has had.
+"""Counts of the product's maintenance that a run has had.
 
-A draw that no longer empties segments, or lets no dead letters die, leaves every invariant true. Only these counts show
-it.
+If the drawn sizes no longer empty segments, or make no dead letters, every invariant stays true. Only these counts
+show it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Around = Callable[[Callable[..., Any], tuple[Any, ...]], tuple[Any, int]]
 
 
 class Coverage:
-    """Counts what the processes of one world do; what frames do, each copy counts."""
+    """Counts what the processes of one world do. The effect of a frame counts once for each copy."""
 
     def __init__(self) -> None:
         self.counts = Counter[str](dict.fromkeys((*PLACES, "far behind", "switchovers"), 0))
@@ -48,7 +48,7 @@ class Coverage:
         return counted
 
     def recorded(self, before: ShardObject | None, after: ShardObject) -> None:
-        """The registry's object of a shard is another one."""
+        """The registry's object of a shard has changed."""
         if before is not None and before.status is not None and before.status.handover is not None:
             self.counts["switchovers"] += after.spec.epoch > before.spec.epoch
 
@@ -75,7 +75,7 @@ def _in_pieces(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, in
 
 
 def _laps(real: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
-    """Slots that had units of another lap."""
+    """Counts slots that had units of another lap of the wheel."""
     wheel, slot_times = args[:2]
     before = wheel.slots["time"][slot_times // wheel.width_ms % len(wheel.slots)]
     return real(*args), int(np.count_nonzero((before != slot_times) & (before != NOWHERE)))

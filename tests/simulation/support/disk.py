@@ -18,16 +18,16 @@ from tests.store.support.memory_files import MemoryFile, MemoryFiles
 
 PAGE = 512
 KEPT_OPS = 64
-LONGEST_NS = 8_000 * MILLI  # of a call on a slow disk: it has to end within what a healed cluster is given
+LONGEST_NS = 8_000 * MILLI  # longest call on a slow disk: it has to end within the time that a healed cluster is given
 
 
 class Fenced(BaseException):
-    """Code of a process that is dead has called."""
+    """Code of a dead process has called the disk."""
 
 
 @dataclass(slots=True)
 class Sync:
-    """Of a file's bytes, which certainly were on disk before it and are after it."""
+    """A sync of a file: the number of bytes certainly on disk before it, and after it."""
 
     file: MemoryFile
     before: int
@@ -58,7 +58,7 @@ class Disk:
 
     # ------------------------------------------------------------ trouble
     def kill(self, at_ns: int) -> None:
-        """The process has died: its calls under way stop in the middle."""
+        """Kill the process that uses the disk: its calls under way stop in the middle."""
         self._undo(at_ns)
         self.files.kill()
 
@@ -73,14 +73,14 @@ class Disk:
                 op.undo()
                 if op.start_ns <= at_ns and op.partly is not None and self.rng.random() < 0.5:
                     op.partly()
-        for op in self._ops:  # one that was called later may have ended sooner than one that is undone
+        for op in self._ops:  # a call that began later may have ended sooner than one that is undone
             if op.sync is not None and op.end_ns <= at_ns:
                 file = op.sync.file
                 file.synced, file.named = max(file.synced, min(op.sync.after, len(file.data))), True
         self._ops.clear()
 
     def durable(self, path: str, start: int, end: int) -> bytes:
-        """Of the bytes [start, end) of a file those that would be there after a power cut for certain."""
+        """The bytes of [start, end) of a file that would certainly be there after a power cut."""
         file = self.files.files.get(path)
         if file is None:
             return b""
@@ -102,7 +102,7 @@ class Disk:
 
     # ------------------------------------------------------------ time
     def spend(self, cost_ns: int) -> tuple[int, int] | None:
-        """A call of the job under way: when it starts and ends; None on a loop, which a disk does not hold up."""
+        """Charge a call to the job under way. Returns its start and end; None on a loop, which no disk holds up."""
         job = self._scheduler.job
         if job is None:
             return None
@@ -118,7 +118,7 @@ class Disk:
         self._ops.append(op)
 
     def shortened(self, file: MemoryFile | None, size: int) -> None:
-        """The file was truncated: no sync before that says anything of what comes to be there now."""
+        """The file was truncated: earlier syncs say nothing of bytes that are written there from now on."""
         for op in self._ops:
             if op.sync is not None and op.sync.file is file:
                 op.sync.after = min(op.sync.after, size)

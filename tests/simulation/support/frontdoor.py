@@ -19,7 +19,7 @@ Work = Callable[[ShardHost, Process], Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """To an operation; the result of the log up to `log_end`."""
+    """An operation's answer. It follows from the log up to `log_end`."""
 
     what: Any
     log_end: int
@@ -57,7 +57,7 @@ def nack(group: str, found: list[tuple[int, int]]) -> Work:
 
 
 def resolve(group: str, *, redrive: bool, share: float) -> Work:
-    """So much of the group's dead letters is redriven, or dropped."""
+    """Redrive, or drop, this share of the group's dead letters."""
 
     async def work(host: ShardHost, at: Process) -> None:
         host.check_serving()

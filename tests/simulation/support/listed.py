@@ -1,4 +1,4 @@
-"""All schedules and all planted mistakes: to import this fills the two lists."""
+"""All schedules and all planted mistakes: importing this module fills the two lists."""
 
 from __future__ import annotations
 

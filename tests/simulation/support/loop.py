@@ -25,7 +25,7 @@ _set_running_loop = events._set_running_loop
 SECOND = 1_000_000_000
 MILLI = 1_000_000
 MICRO = 1_000
-LIVELOCK_STEPS = 20_000  # so many steps of loops at one instant: somebody runs in circles
+LIVELOCK_STEPS = 20_000  # so many steps of loops at one instant: some code runs in circles
 
 
 class Livelock(Exception):
@@ -45,14 +45,14 @@ class Scheduler:
     def __init__(self) -> None:
         self.now_ns = 0
         self.job: Job | None = None
-        self.failure: Exception | None = None  # what was found wrong: raised after the step under way
+        self.failure: Exception | None = None  # a violation that was found: raised after the step under way
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self.ready: deque[ProcessLoop] = deque()  # loops that have something to run now
         self.running: ProcessLoop | None = None
 
     def time_ns(self) -> int:
-        """As code sees it that runs now: a job is ahead by what it has waited for."""
+        """The time as the code that runs now sees it: a job is ahead by the time that it has waited."""
         return self.now_ns if self.job is None else self.job.now_ns
 
     def at(self, when_ns: int, call: Callable[..., None], *args: Any) -> None:
@@ -98,14 +98,14 @@ class Call(list[Any]):
     __slots__ = ()
 
     def cancel(self) -> None:
-        self.clear()  # a timer is looked at when its time comes
+        self.clear()  # the scheduler looks at a timer when its time comes
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one simulated process."""
 
     def __init__(self, scheduler: Scheduler, failed: Callable[[str, BaseException | None], None]) -> None:
-        """failed: told of exceptions that nobody takes."""
+        """failed: called with each exception that no code handles."""
         self._scheduler = scheduler
         self._failed = failed
         self._ready: deque[Call] = deque()
@@ -119,7 +119,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.frozen = True
 
     def thaw(self) -> None:
-        """Go on: what became due meanwhile runs now."""
+        """Go on: callbacks that became due meanwhile run now."""
         self.frozen = False
         calls, self._thawed = self._thawed, []
         for call in calls:
@@ -127,7 +127,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._wake()
 
     def once_thawed(self, call: Callable[[], None]) -> None:
-        """Do it when the process runs: now, or at its SIGCONT."""
+        """Call it when the process runs: now, or at its SIGCONT."""
         if self.dead:
             return
         if self.frozen:
@@ -150,7 +150,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             self._scheduler.running = self
             _set_running_loop(self)
         for _ in range(len(ready)):
-            if not ready:  # this process was killed by what ran
+            if not ready:  # the callback that ran killed this process
                 break
             call = ready.popleft()
             if not call:
@@ -168,7 +168,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the running loop, for calls from outside of any."""
+        """Make this the running loop, for calls from outside of any loop."""
         before = events._get_running_loop()
         _set_running_loop(self)
         try:
@@ -182,7 +182,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             self._scheduler.ready.append(self)
 
     def next_up(self) -> str:
-        """Where the code is that would run next."""
+        """The place of the code that would run next."""
         tasks = (getattr(callback, "__self__", callback) for callback, _ in filter(None, self._ready))
         return "; ".join(_where(task) for task in tasks)
 
@@ -264,9 +264,9 @@ def _where(task: object) -> str:
 class Pool:
     """Threads of a process: `workers` jobs at a time, the others wait in line.
 
-    delay_ns: until a job begins: a thread's wake-up, or a request's way to the registry.
-    outlives: decides, when the process is killed with a job on its way, whether the job happens all the same: a request
-    that is on the wire does.
+    delay_ns: time until a job begins: a thread's wake-up, or a request's way to the registry.
+    outlives: decides whether a job on its way still happens when the process is killed: a request that is on the wire
+    does.
     """
 
     scheduler: Scheduler
@@ -308,7 +308,7 @@ class Pool:
         raise AssertionError("code of a node gives its jobs to the loop")
 
     def shutdown(self, *_: object, **__: object) -> None:
-        """No more jobs come; those under way are waited for by their futures."""
+        """No more jobs come; callers wait for the ones under way by their futures."""
 
 
 def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

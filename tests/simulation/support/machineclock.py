@@ -1,4 +1,4 @@
-"""A machine's clock as a node's process judges it: by the product's own code, with what it keeps in the machine."""
+"""A machine's clock as a node's process judges it: by the product's own code, with the trust kept in the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MachineClock(ClockWatch):
-    """Keeps what is believed where the next process of the same boot finds it."""
+    """Keeps its trust in the clock where the next process of the same boot finds it."""
 
     def __init__(self, machine: Machine, log: Callable[..., None]) -> None:
         self._machine, clocks = machine, machine.clocks

@@ -1,6 +1,6 @@
 """Bugs planted in the protocol, one at a time, by putting another method in place of a real one.
 
-Each stands for a mistake that somebody could make, most of them from the attacks on an earlier wording of the design.
+Each stands for a mistake that a developer could make, most of them from attacks on an earlier wording of the design.
 The simulation must find each of them; `schedule` names the attack that was written against it.
 """
 
@@ -140,7 +140,7 @@ def counts_for_min_in_sync_who_only_joins(put: Put) -> None:  # A9
 
 
 class _ToBeRead(Exception):
-    """The registry's object is to be read again before it is written."""
+    """The master must read the registry's object again before it writes it."""
 
 
 @mutation("master_that_dies_while_a_copy_leaves_is_followed", "it serves, though its master stays away")

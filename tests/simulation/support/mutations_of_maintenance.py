@@ -110,7 +110,7 @@ def checkpoints_what_is_not_committed(put: Put) -> None:  # checkpoint x terms
 
     def hasty(*args: Any) -> Any:
         job = begin(*args)
-        job.log_offset, run = 0, job.run  # nothing is waited for
+        job.log_offset, run = 0, job.run  # the job waits for no commit
 
         def late() -> None:
             job.log_offset = job._state.log_offset

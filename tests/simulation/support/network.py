@@ -17,7 +17,7 @@ from delaynode.replication.transport.peers import Handler
 
 from tests.simulation.support.loop import MICRO, MILLI, ProcessLoop, Scheduler
 
-SOCKET_DATAGRAMS = 300  # that wait for a frozen process
+SOCKET_DATAGRAMS = 300  # datagrams that wait for a frozen process
 
 
 class End(Protocol):
@@ -40,8 +40,8 @@ class Line:
     cut: bool = False
     latency_ns: int = 200 * MICRO
     jitter_ns: int = 300 * MICRO
-    loss: float = 0.0  # of datagrams
-    stream_ns: int = 0  # by which streams are later than datagrams
+    loss: float = 0.0  # share of the datagrams that get lost
+    stream_ns: int = 0  # how much later than a datagram a stream's message arrives
     waiting: list[Callable[[], None]] = field(default_factory=list)  # stalled streams
 
 
@@ -72,11 +72,11 @@ class Network:
         line = self.line(source, target)
         line.cut = False
         waiting, line.waiting = line.waiting, []
-        for at, go_on in enumerate(waiting):  # TCP sends again, at its own pace
+        for at, go_on in enumerate(waiting):  # TCP retransmits at its own pace
             self.scheduler.after(self.rng.randint(1, 400) * MILLI + at, go_on)
 
     def break_links(self, one: str, other: str) -> None:
-        """Their connections break."""
+        """Break the connections between the two nodes."""
         for link in list(self.links):
             if {link.source.name, link.target} == {one, other}:
                 link.fail()
@@ -107,7 +107,7 @@ class Network:
         self.ends[end.name] = end
 
     def gone(self, end: End, *, at_once: bool) -> None:
-        """The process has ended. at_once: its kernel says so to whoever is connected; else they find out."""
+        """The process has ended. at_once: its kernel tells the connected peers; else they find out by themselves."""
         if self.ends.get(end.name) is end:
             del self.ends[end.name]
         for link in list(self.links):
@@ -116,7 +116,7 @@ class Network:
 
 
 class Link:
-    """A connection that `source` made to a node: messages there, replies back."""
+    """A connection that `source` made to a node: messages go there, replies come back."""
 
     def __init__(self, network: Network, source: End, target: str, reached: End, lost: Callable[[Link], None]) -> None:
         self.network, self.source, self.target, self.reached = network, source, target, reached
@@ -134,7 +134,7 @@ class Link:
         self.source.handler.from_slave(self.target, message)
 
     def fail(self, *, quick: bool | None = None) -> None:
-        """Break: what is on its way is lost from some message on."""
+        """Break the connection: messages on their way are lost from some message on."""
         if not self.open:
             return
         self.open = False
@@ -209,7 +209,7 @@ class Way:
         self._loop.call_soon(self._arrive, decode(memoryview(data)[4:]))
 
     def end(self, keep: int) -> None:
-        """The first `keep` of the messages on their way still arrive."""
+        """End this direction: the first `keep` of the messages on their way still arrive."""
         self._ended = True
         while len(self.queue) > keep:
             self.bytes -= len(self.queue.pop())
@@ -223,7 +223,7 @@ class Way:
 
 @dataclass(eq=False)
 class SimOrigin:
-    """Where a master's messages come from. Implements delaynode.replication.transport.peers.Origin."""
+    """The sender of a master's messages. Implements delaynode.replication.transport.peers.Origin."""
 
     node: str
     incarnation: str
@@ -265,7 +265,7 @@ class SimPeers:
             return
         network = self._network
         reached = network.ends.get(node)
-        frozen = reached is not None and reached.loop.frozen  # its greeting does not come
+        frozen = reached is not None and reached.loop.frozen  # a frozen process sends no greeting
         if reached is None or frozen or not network.both_ways(self._end.name, node):
             self._trying.add(node)
             network.scheduler.after(network.rng.randint(50, 500) * MILLI, self._connect, node)
@@ -276,7 +276,7 @@ class SimPeers:
     def _lost(self, link: Link) -> None:
         node = link.target
         if self._links.get(node) is not link:
-            return  # it was not wanted any more
+            return  # the caller has given the connection up
         del self._links[node]
         self._end.handler.link_down(node)
         if node in self._wanted:

@@ -14,14 +14,14 @@ Put = Callable[[Any, str, Any], None]
 class Mutation:
     """plant(put) puts the wrong methods in place. schedule: finds it with one seed or another; None: drawn seeds do.
 
-    caught_by: a regular expression for what is found then. To fail in any other way does not count.
+    caught_by: a regular expression that the violation must match. A failure of another kind does not count.
     """
 
     name: str
     plant: Callable[[Put], None]
     schedule: str | None
     caught_by: str
-    seeds: tuple[int, ...] = ()  # drawn ones that have found it: tried first
+    seeds: tuple[int, ...] = ()  # drawn seeds that have found it: tried first
 
     @contextmanager
     def planted(self) -> Iterator[None]:

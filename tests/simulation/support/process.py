@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 DATA = "d"
 WATCH_SECONDS = 0.1
 RENEW_SECONDS = 0.7
-REQUESTS = 32  # to the registry at once, but for the lease's and the watches'
+REQUESTS = 32  # most requests to the registry at once, those of the lease and the watches aside
 
 
 @dataclass
 class Machine:
-    """What outlives a process."""
+    """A machine, with everything that outlives a process."""
 
     name: str
     disk: Disk
     clocks: MachineClocks
     weather: Weather = field(default_factory=Weather)
-    trust: Trust | None = None  # of the clock, as the processes of this boot keep it
+    trust: Trust | None = None  # trust in the clock, as the processes of this boot keep it
     process: Process | None = None
     starts: int = 0
-    wanted: bool = True  # somebody starts it again when it has ended
+    wanted: bool = True  # the process is started again when it has ended
     lost: str | None = None  # the process that ran when its power was lost
 
     @property
@@ -108,7 +108,7 @@ class _Rounds:
 
 
 class Process:
-    """From its start to its end; what it holds in memory ends with it."""
+    """A node's process from its start to its end; its memory ends with it."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine = world, machine
@@ -160,7 +160,7 @@ class Process:
             boot=clocks.boot_ms,
         )  # fmt: skip
         self.clock = self._clock.clock
-        self.latest_ms = 0  # that the clock has shown
+        self.latest_ms = 0  # the latest time that the clock has shown
         now_ms = self.clock.now_ms
         self.clock.now_ms = lambda: self._shown(now_ms())  # type: ignore[method-assign]
         syncer = Syncer()
@@ -194,7 +194,7 @@ class Process:
         self._loops = [self.loop.create_task(one()) for one in (self._renew_loop, self._watch_loop, self._clock_loop)]
 
     def _heard(self, *what: Any) -> None:
-        """A peer's clock, on the heartbeats' thread."""
+        """Take in a peer's clock, on the heartbeats' thread."""
         self.loop.call_soon(self._clock.heard, *what)
 
     def _shown(self, now_ms: int) -> int:
@@ -228,7 +228,7 @@ class Process:
 
     @property
     def membership(self) -> Process:
-        """What Node has it for: to renew the lease."""
+        """The part of Node's Membership that renews the lease: a Process does that itself."""
         return self
 
     async def renew(self) -> None:
@@ -272,7 +272,7 @@ class Process:
 
     # ------------------------------------------------------------ heartbeats: a thread of their own
     def _heartbeats(self, ring: int) -> None:
-        """The thread's round, when it is due or was asked for; one of an earlier ring comes too late."""
+        """Run a round of the thread, when it is due or was asked for; a round of an earlier ring comes too late."""
         if self.loop.dead or ring != self._ring:
             return
         if self.loop.frozen:
@@ -307,14 +307,14 @@ class Process:
 
     # ------------------------------------------------------------ clients
     def unfit(self) -> str:
-        """Why no master should be chosen here."""
+        """The reason why no master should be chosen on this node; empty: none."""
         return Node.ineligible(self) or ""  # type: ignore[arg-type]
 
     def hosts(self) -> list[ShardHost]:
         return self.replicas.masters()
 
     def call(self, work: Callable[[Process], Coroutine[Any, Any, Any]], reply: Callable[[Any], None]) -> None:
-        """A client's request has come. reply(result or exception), on this process's loop."""
+        """Serve a client's request. Calls reply(result or exception) on this process's loop."""
 
         async def serve() -> None:
             try:
@@ -352,7 +352,7 @@ class Process:
         return Node._remaining(self)  # type: ignore[arg-type]
 
     async def stop(self) -> None:
-        """SIGTERM: what Node does then, by its own code where that needs none of what a Process lacks."""
+        """Handle SIGTERM as Node does, by Node's own code where a Process has what that code needs."""
         await Node.leave(self)  # type: ignore[arg-type]
         for task in self._loops:
             task.cancel()

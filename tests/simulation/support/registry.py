@@ -27,7 +27,7 @@ Told = Callable[[ShardObject | None, ShardObject], None]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All of the registry at some time."""
+    """The whole registry at one time."""
 
     number: int
     cluster: ClusterObject | None
@@ -35,11 +35,11 @@ class View:
 
 
 class Truth:
-    """What etcd or the SQLite file holds."""
+    """The true content of the registry, which etcd or the SQLite file holds in reality."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.told: list[Told] = []  # (before, after) of each write of a shard
+        self.told: list[Told] = []  # called with (before, after) at each write of a shard
         self._times: list[int] = [0]
         self._views: list[View] = [View(0, None, ())]
         self._lease_times: list[int] = [0]
@@ -94,11 +94,11 @@ class Truth:
         return after.version
 
     def delete(self, name: str) -> None:
-        """Its topic is gone; nobody is told."""
+        """Delete a shard's object, whose topic is gone, without a call of `told`."""
         self._put(shards=tuple(one for one in self.now.shards if one.name != name))
 
     def restore(self, older: ShardObject) -> None:
-        """The object is as it was once, from a backup. The version is new: no write that is under way fits it."""
+        """Restore the object from a backup. Its version is new: no write that is under way fits it."""
         back = replace(older, version=self._version())
         self._put(shards=tuple(back if one.name == older.name else one for one in self.now.shards))
 
@@ -110,15 +110,15 @@ class Truth:
 
 @dataclass
 class Weather:
-    """How well a machine reaches the registry. Shares are of calls."""
+    """How well a machine reaches the registry. Shares are shares of its calls."""
 
-    down: bool = False  # nothing gets there
-    no_answer: float = 0.0  # writes that get none
-    lag_ns: int = 20 * MILLI  # of the watches
-    apart_ns: int = 0  # the watch of the cluster's spec is later by this; below 0: that of the shards is
+    down: bool = False  # no call arrives
+    no_answer: float = 0.0  # share of the writes that get no answer
+    lag_ns: int = 20 * MILLI  # the watches' delay
+    apart_ns: int = 0  # how much later the watch of the spec is; below 0: the watch of the shards
     latency_ns: int = 2 * MILLI
-    fates: tuple[str, ...] = ("done", "lost", "later")  # of writes without an answer
-    script: list[tuple[str, str]] = field(default_factory=list)  # (method, fate) of the next such calls, for scenarios
+    fates: tuple[str, ...] = ("done", "lost", "later")  # possible fates of writes without an answer
+    script: list[tuple[str, str]] = field(default_factory=list)  # (method, fate) of the next such calls, for schedules
 
 
 class Access:
@@ -126,7 +126,7 @@ class Access:
 
     def __init__(self, truth: Truth, weather: Weather, rng: random.Random, trace: Callable[..., None]) -> None:
         self._truth, self._weather, self._rng, self._trace = truth, weather, rng, trace
-        self._seen_ns = {"shards": 0, "spec": 0}  # by watch, which does not go back
+        self._seen_ns = {"shards": 0, "spec": 0}  # by watch: the time up to which it has told; a watch does not go back
 
     # ------------------------------------------------------------ time and trouble
     def _spend(self, cost_ns: int) -> None:
@@ -171,7 +171,7 @@ class Access:
             self._trace("late-write-refused", what=what)
 
     def _watched(self, watch: str) -> View:
-        """As the watch has told it: the one of the shards and the one of the spec run apart."""
+        """The registry as this watch has told it: the watch of the shards and the one of the spec run apart."""
         weather = self._weather
         lag_ns = weather.lag_ns + max(0, weather.apart_ns if watch == "spec" else -weather.apart_ns)
         self._seen_ns[watch] = max(self._seen_ns[watch], self._truth.scheduler.now_ns - lag_ns)

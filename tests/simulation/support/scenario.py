@@ -1,4 +1,4 @@
-"""Troubles drawn from a seed. Those written down by hand are in attacks.py."""
+"""Troubles drawn from a seed. attacks.py has the troubles written by hand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.simulation.support.sizes import Sizes, sizes_of
 from tests.simulation.support.stage import Failed, Run
 from tests.simulation.support.world import World, virtual
 
-LARGE_STEPS = 0.2  # of all seeds set one machine's clock wrong by far; of two machines nobody could tell who is right
+LARGE_STEPS = 0.2  # share of seeds that set one machine's clock far off; with two off, no peer could tell who is right
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed stands for."""
+    """The cluster and the length of the run that a seed stands for."""
 
     nodes: int
     queues: tuple[int, ...]  # of each topic
@@ -65,7 +65,7 @@ class Troubles:
             at = self.rng.uniform(0.1, self.plan.trouble_seconds * 0.8)
             kind = self.rng.choices([one for one, _ in self.KINDS], [weight for _, weight in self.KINDS])[0]
             self.run.at(at, getattr(self, kind), self.plan.trouble_seconds - at)
-        rng = self.world.random("large steps")  # of its own: what else a seed stands for stays as it is
+        rng = self.world.random("large steps")  # a stream of its own: all other draws of the seed stay as they are
         if rng.random() < LARGE_STEPS:
             name, by = rng.choice(tuple(self.world.machines)), rng.choice((-HOUR_MS, -5_000, 5_000, HOUR_MS))
             self.run.at(rng.uniform(0.1, self.plan.trouble_seconds * 0.8), self.run.set_clock, name, by)
@@ -276,7 +276,7 @@ def run_seed(seed: int, *, whole_trace: bool = False) -> World:
     with virtual(world):
         run = Run(world)
         try:
-            few = 1 if sum(plan.queues) > 2 else 2  # of each, where there are many shards
+            few = 1 if sum(plan.queues) > 2 else 2  # clients of each kind, where there are many shards
             run.open(producers=few, consumers=few, letters=True)
             Troubles(run, plan).schedule()
             world.run(plan.trouble_seconds)

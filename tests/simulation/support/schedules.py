@@ -1,4 +1,4 @@
-"""What attacks are written with, and the list of them."""
+"""The tools that attacks are written with, and the list of attacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def attack(schedule: Attack) -> Attack:
 
 
 def shrink(run: Run, slave: str) -> None:
-    """The slave is killed and out of the in-sync set."""
+    """Kill the slave, and wait until it is out of the in-sync set."""
     run.world.kill(slave)
     run.until(lambda: len(run.status().in_sync) == 1, 10, "the dead slave is out of the in-sync set")
     run.world.run(0.5)

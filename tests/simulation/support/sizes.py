@@ -1,4 +1,4 @@
-"""How large things are and how often maintenance looks: drawn from the seed, so small that a short run has all of it.
+"""Sizes and maintenance intervals of a cluster: drawn from the seed, so small that a short run has all maintenance.
 
 With a node's own sizes a run of 25 virtual seconds empties no segment, cascades no hour, uses no slot twice and hardly
 checkpoints; and with 16 attempts no message dies.
@@ -55,9 +55,9 @@ SIZES = Sizes()
 
 
 def sizes_of(seed: int) -> Sizes:
-    """What the seed stands for."""
+    """The sizes that the seed stands for."""
     rng = random.Random(f"{seed}/sizes")
-    shard = _shard(rng, random.Random(f"{seed}/pieces").choice((3, 10, 10, 100)))  # apart: the other draws stay
+    shard = _shard(rng, random.Random(f"{seed}/pieces").choice((3, 10, 10, 100)))  # its own stream
     return Sizes(
         shard=shard,
         intervals=Intervals(
@@ -87,10 +87,12 @@ def _shard(rng: random.Random, chunk_units: int) -> ShardConfig:
         horizon_ms=horizon_ms,
         max_attempts=rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.97 else 16,
         max_unacked=max_unacked,
-        max_dead_letters=5 if max_unacked == 100_000 and rng.random() < 0.3 else 100_000,  # else five block the group
+        # With a smaller max_unacked, five dead letters would block the group.
+        max_dead_letters=5 if max_unacked == 100_000 and rng.random() < 0.3 else 100_000,
         dlq_retention_ms=rng.choice((300, 1_000, 7 * DAY_MS)),
-        # With less the copies are never the same at one instant. With much more the hours that are cascaded already
-        # would end before the next idle tick, and the watermark and the minute level would wait for each other.
+        # With a shorter tick the copies are never the same at one instant. With a much longer one the hours that are
+        # cascaded already would end before the next idle tick, and the watermark and the minute level would wait for
+        # each other.
         idle_tick_ms=min(rng.choice((400, 2_000)), geometry.hour_ms),
         window_budget=rng.choice((20, 200, 20_000)),
         lookahead_ms=min(20_000, geometry.minute_ms * rng.choice((1, 2, 2, 5))),
@@ -115,7 +117,8 @@ def _shard(rng: random.Random, chunk_units: int) -> ShardConfig:
 def _geometry(rng: random.Random) -> Geometry:
     """Hours of about a second: some twenty cascade in a run, and the wheels go round.
 
-    In one of fourteen they are long: what is released, dies and is trimmed within one minute needs other code.
+    In one of fourteen seeds they are long: messages that are released, die and are trimmed within one minute need other
+    code.
     """
     hour_ms = rng.choice((300, 400, 500, 800)) if rng.random() < 0.93 else rng.choice((20_000, 100_000))
     minute_ms = hour_ms // rng.choice((2, 5, 10))

@@ -1,4 +1,4 @@
-"""A run: a world, its clients, and what may be done to them; how it begins and how it has to end."""
+"""A run: a world and its clients, the troubles that may be done to them, how it begins, and how it has to end."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Run:
 
     # ------------------------------------------------------------ the three acts
     def open(self, *, clients: bool = True, **work: Any) -> None:
-        """Until every shard is served by a full in-sync set. work: of the clients, see Clients.begin()."""
+        """Run until every shard is served by a full in-sync set. work: arguments of Clients.begin()."""
         self.world.start_all()
         self.world.run_until(self.healthy, SERVED_SECONDS, "the new cluster is healthy")
         for shard in self.world.truth.now.shards if clients else ():
             self.clients.begin(shard.spec.uid, shard.name, **work)
 
     def close(self) -> None:
-        """The troubles are over: everything gets healthy, all that is due comes, all copies are the same."""
+        """End the run after the troubles: all must get healthy, all due messages come, and all copies be the same."""
         world = self.world
         world.run_until(self.healthy, HEALTHY_SECONDS, lambda: f"healthy again: {self.ailing()}")
         self.clients.sending = False
@@ -61,11 +61,11 @@ class Run:
         world._check()
 
     def settled(self) -> bool:
-        """All is as it is wanted, and for a while nobody wants anything else."""
+        """Everything is as wanted, and the control loop has planned nothing for a while."""
         return self.world.convergence.quiet_ns() > QUIET_NS and self.healthy() and self.at_rest()
 
     def ailing(self) -> str:
-        """What is not as it should be."""
+        """The list of everything that is not as it should be, as a sentence."""
         return "; ".join(what for shard in self.world.truth.now.shards for what in self._ails(shard)) or "nothing"
 
     def healthy(self) -> bool:
@@ -135,7 +135,7 @@ class Run:
         return found
 
     def once(self, seen: Callable[[ShardObject], bool], call: Callable[[], object]) -> None:
-        """Do it as soon as a write of a shard that looks so has happened, before its writer hears of it."""
+        """Make the call right after the first write of a shard that `seen` accepts, before its writer hears of it."""
         done = False
 
         def told(before: ShardObject | None, after: ShardObject) -> None:
@@ -150,7 +150,7 @@ class Run:
         self.world.run_until(done, seconds, what)
 
     def ask(self, view: ShardView, batch: IncomingBatch, answered: Callable[[Appended], None]) -> None:
-        """Enqueue until there is an answer."""
+        """Enqueue, again and again, until there is an answer."""
         done: list[Appended] = []
 
         async def go() -> None:
@@ -164,16 +164,16 @@ class Run:
         answered(done[0])
 
     def stored(self) -> int:
-        """Messages that were acknowledged."""
+        """The number of acknowledged messages."""
         return self.clients.counts["answered"]
 
     # ------------------------------------------------------------ troubles
     def at(self, seconds: float, call: Callable[..., object], *args: object) -> None:
-        """Seconds from now."""
+        """Make the call so many seconds from now."""
         self.world.scheduler.after(int(seconds * SECOND), _call, call, args)
 
     def change_spec(self, name: str, change: Callable[[ShardSpec], ShardSpec]) -> None:
-        """As the CLI does it."""
+        """Change a shard's spec as the CLI does: a conflicting write is dropped."""
         shard = self.world.truth.shard(name)
         if shard is not None:
             with suppress(Conflict):
@@ -208,7 +208,7 @@ class Run:
         self.world.network.mend(other, one)
 
     def fail_disk(self, name: str) -> None:
-        """The next sync of a CommitLog fails with EIO."""
+        """Let the next sync of a CommitLog fail with EIO."""
         self.world.copies.harm(name)
         self.world.machines[name].disk.files.fail_next("sync", path="/log/")
 
@@ -228,7 +228,7 @@ class Run:
         return [other for other in (*self.world.machines, "client", "control") if other != name]
 
     def heal(self) -> None:
-        """All troubles end."""
+        """End all troubles."""
         world = self.world
         world.trace.add("people", "heal")
         world.calm = True

@@ -1,4 +1,4 @@
-"""What happened, line by line: virtual ms, process, shard, epoch, event. Formatted only when somebody reads it."""
+"""The events of a run, line by line: virtual ms, process, shard, epoch, event. Formatted only when they are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from heapq import merge
 
 RING = 1_500
-CLIENT_RING = 200  # there are many of their lines, and few are of use
+CLIENT_RING = 200  # clients write many lines, and few are of use
 
 Line = tuple[int, int, str, str, dict[str, object]]
 

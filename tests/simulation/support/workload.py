@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from tests.simulation.support.world import World
 
 GROUP = "g"
-NEAR_MS = 2_500  # dues lie at most so far ahead, but for a few that no run reaches
+NEAR_MS = 2_500  # dues lie at most so far ahead, except a few that no run reaches
 CALL_SECONDS = 3.0
-MOST_EARLY_MS = 2_000  # by a true clock: what a node's is off at first, may be set ahead unasked, and drifts
+MOST_EARLY_MS = 2_000  # by a true clock: a node's clock is off at first, may be set ahead unasked, and drifts
 LATE_MS = 400  # after its due a message has been delivered in a healthy cluster
 
 
 @dataclass
 class Message:
-    """What the clients know of one."""
+    """The clients' knowledge of one message."""
 
     body: bytes
-    dues: set[int]  # that it has, or may have
+    dues: set[int]  # all dues that it has, or may have
     due: int  # as last answered
     seq: int | None = None  # None: not acknowledged
     cancelled: str = "no"  # no, maybe, yes
@@ -52,7 +52,7 @@ class ShardView:
     messages: dict[bytes, Message] = field(default_factory=dict)
     acked: dict[tuple[str, int], int] = field(default_factory=dict)  # group, queue offset -> epoch of the answer
     by_seq: dict[int, bytes] = field(default_factory=dict)
-    last_tried: set[int] = field(default_factory=set)  # seqs handed out as often as may be: dead
+    last_tried: set[int] = field(default_factory=set)  # seqs delivered as often as is allowed: dead
     joined: bool = False  # the first group's GROUP frame is committed
     last_master: str = ""
 
@@ -71,9 +71,9 @@ class Clients:
         self.loop = world.client_loop
         self.shards: dict[int, ShardView] = {}
         self.sending = True
-        self.senders = 0  # that are at work
+        self.senders = 0  # senders at work
         self.consuming = True
-        self._over_ms = 0  # until then, ms, what was due was to be consumed
+        self._over_ms = 0  # ms: messages due until then had to be consumed
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
 
@@ -86,7 +86,7 @@ class Clients:
         answer: asyncio.Future[Any] = self.loop.create_future()
 
         def back(result: Any) -> None:
-            """On the node's loop: the answer leaves."""
+            """Send the answer, on the node's loop."""
             if world.network.reaches(node, "client") and process is not None:
                 delay = world.network.delay_ns(node, "client")
                 world.scheduler.after(delay, self._answered, answer, result)
@@ -151,7 +151,7 @@ class Clients:
 
     # ------------------------------------------------------------ who is at work
     def begin(self, uid: int, name: str, *, producers: int = 2, consumers: int = 2, letters: bool = False) -> None:
-        """letters: somebody redrives dead letters, or drops them."""
+        """letters: a client redrives dead letters, or drops them."""
         view = self.shards[uid] = ShardView(uid, name)
         with self.loop.running():
             for number in range(producers):
@@ -186,7 +186,7 @@ class Clients:
         self.senders -= 1
 
     async def send(self, view: ShardView, producer: int, number: int, rng: random.Random) -> None:
-        """One batch, again and again until it is answered."""
+        """Send one batch, again and again, until it is answered."""
         now = self.world.true_ms()
         count = rng.choice((1, 1, 2, 5, 12))
         herd = now + rng.randint(100, NEAR_MS)
@@ -249,7 +249,7 @@ class Clients:
                 continue
             kind, failing = rng.random(), self.world.sizes.failing
             if kind < 0.4 * failing:
-                continue  # it died
+                continue  # the consumer died before it acknowledged
             chosen = [one for one in found if rng.random() < 0.9] if kind < 1.5 * failing else found
             if kind < failing:
                 await self._quietly(view, "nack", nack(group, found))
@@ -308,7 +308,7 @@ class Clients:
         if message.cancelled == "yes":
             world.fail(f"invariant 4: {what} is delivered, and was CANCELLED")
         done = view.acked.get((group, offset))
-        if done is not None and done != epoch:  # in one term it may have been under way
+        if done is not None and done != epoch:  # in one term the delivery may have been under way
             world.fail(f"{what} comes back in epoch {epoch}, acknowledged in epoch {done}")
         message.deliveries += group == GROUP
 
@@ -317,7 +317,7 @@ class Clients:
             start = np.array(sorted(offset for offset, _ in found), np.int64)
             host.check_serving()
             consumers = host.shard.consumers
-            died = set(consumers.dead_letters(group, -1, 1000).offset.tolist())  # too late: these may be redriven
+            died = set(consumers.dead_letters(group, -1, 1000).offset.tolist())  # acked too late: may be redriven
             consumers.acknowledge(group, start, start + 1, at.clock.now_ms())
             host.on_proposed()
             await host.wait_committed(host.shard.log_end)
@@ -399,7 +399,7 @@ class Clients:
         self.consuming, self._over_ms = False, self.world.true_ms() - LATE_MS
 
     def check(self) -> None:
-        """All that had to come while there were consumers has come."""
+        """Fail if a message that had to be delivered while there were consumers was not."""
         now = self._over_ms
         for view in self.shards.values():
             for message in view.messages.values():
@@ -413,7 +413,7 @@ class Clients:
                     )
 
     def outstanding(self) -> int:
-        """Messages that are due and have not been delivered."""
+        """The number of messages that are due and have not been delivered."""
         now = self.world.true_ms()
         return sum(
             not self._came(view, message)
@@ -427,7 +427,7 @@ class Clients:
         return message.deliveries > 0 or message.seq in view.last_tried
 
     def _outlived(self, now: int) -> int:
-        """What was due before may have been kept for as long as it is to be, and be gone."""
+        """The due, in ms, below which messages may be gone because their retention is over."""
         return now - self.world.sizes.shard.keep.retention_ms
 
 

@@ -71,7 +71,7 @@ class World:
         whole_trace: bool = False,
         **cluster: Any,
     ) -> None:
-        """queues: of each topic; a number: of the only one."""
+        """queues: the number of queues of each topic; a single number: of the only topic."""
         self.seed = seed
         self.scheduler = Scheduler()
         self.trace = Trace(self.scheduler.time_ns, whole=whole_trace)
@@ -87,9 +87,9 @@ class World:
         self.truth.put_cluster(self.cluster_spec, None)
         self.network = Network(self.scheduler, self.random("network"), self._network_trace)
         self.machines = {name: self._machine(name) for name in self.cluster_spec.node_ids}
-        self.autopsy = False  # keep the dead to be looked at
-        self.calm = False  # no more troubles: whoever ends is started again
-        self.graves: list[Process] = []  # kept: what dies with them must not be collected while others live
+        self.autopsy = False  # keep dead processes to be looked at
+        self.calm = False  # no more troubles: a process that ends is started again
+        self.graves: list[Process] = []  # dead processes, kept: their objects must not be collected while others live
         self.client_loop = ProcessLoop(self.scheduler, self._client_failed)  # type: ignore[abstract]
         self.clients: Clients | None = None
         self.checker = Checker(self)
@@ -109,14 +109,14 @@ class World:
 
     # ------------------------------------------------------------ for everybody
     def random(self, what: str) -> random.Random:
-        """A stream of random numbers of its own for each use: what one draws does not move the others."""
+        """A stream of random numbers for each use: draws from one do not move the others."""
         return Dice(f"{self.seed}/{what}")
 
     def true_ms(self) -> int:
         return true_ms(self.scheduler.time_ns())
 
     def fail(self, what: str, cause: BaseException | None = None) -> None:
-        """Something is wrong. Raised from the scheduler: code of nodes would swallow it."""
+        """Record a violation. The scheduler raises it: nodes' code would swallow it."""
         if self.violation is None:
             self.trace.add("checker", "VIOLATION", what=what)
             self.violation = self.scheduler.failure = Violation(what)
@@ -180,7 +180,7 @@ class World:
             process.thaw()
 
     def stop(self, name: str) -> None:
-        """SIGTERM: the process ends by itself."""
+        """Send SIGTERM: the process ends by itself."""
         process = self.machines[name].process
         if process is None or process.stopping:
             return
@@ -212,7 +212,7 @@ class World:
         return self.clients.counts["answered"] if self.clients is not None else 0
 
     def terms(self) -> int:
-        """After each shard's first."""
+        """The number of terms, each shard's first aside."""
         return sum(max(0, shard.spec.epoch - 1) for shard in self.truth.now.shards)
 
     # ------------------------------------------------------------ time
@@ -232,7 +232,7 @@ class World:
 
 # ---------------------------------------------------------------- what nodes must not reach
 class _Time:
-    """In place of the module `time`."""
+    """Stands in for the module `time`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -250,7 +250,7 @@ class _Time:
 
 
 class _Secrets:
-    """In place of the module `secrets`."""
+    """Stands in for the module `secrets`."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -287,12 +287,12 @@ def virtual(world: World) -> Iterator[None]:
             elif name == "give_back":
                 changed.append((module, name, value))
                 setattr(module, name, lambda: None)
-    asyncio.tasks._all_tasks.add = lambda _: None  # type: ignore[attr-defined]  # a list of all tasks: not used here
+    asyncio.tasks._all_tasks.add = lambda _: None  # type: ignore[attr-defined]  # asyncio's own list, not used here
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     collecting = gc.isenabled()
     gc.disable()
     if not _buried:
-        gc.freeze()  # what is there now need not be looked at again when a world's end is collected
+        gc.freeze()  # the collector need not look at today's objects again when a world ends
     try:
         with world.checker.watching(), world.convergence.watching(), world.copies.watching(), world.coverage.counting():
             yield
@@ -310,7 +310,7 @@ _buried: list[int] = []  # seeds of the worlds of this process
 
 
 def _bury(world: World) -> None:
-    """Let go of all processes while nothing that they still do has an effect."""
+    """Drop all processes while nothing that they still do has an effect."""
     for process in world.live():
         process.die()
         world.graves.append(process)
@@ -318,7 +318,7 @@ def _bury(world: World) -> None:
     if world.autopsy:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that nobody will run
+        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that will never run
         world.graves.clear()
         gc.collect()
     _buried.append(world.seed)
