@@ -1,8 +1,8 @@
 """A delaynode with tiny segments and hasty maintenance: `python -m tests.faults.eager_node`, with delaynode's own
 options.
 
-What a node does over days happens here within seconds: segments of 64 KiB close, lose most of their messages, are
-emptied and freed. Everything else is the real node. Each emptying is logged as `emptied`, with the RELOCATEs written.
+A node's maintenance of days happens here within seconds: segments of 64 KiB close, lose most of their messages, are
+emptied and freed. Everything else is the real node. It logs each emptying as `emptied`, with the RELOCATEs written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def replace_in(module: ModuleType, name: str, value: object) -> None:
 
 
 def eager() -> None:
-    """Replace the sizes and times of this process; before the node is made."""
+    """Replace the sizes and times of this process; call it before the node is made."""
     sizes = partial(ShardConfig, timer_segment_bytes=SEGMENT_BYTES, queue_segment_bytes=SEGMENT_BYTES)
     keep = partial(KeepConfig, keep_log_bytes=256 << 10, keep_log_ms=1_000, relocate_after_ms=0, relocate_share=0.75)
     replace_in(settings, "ShardConfig", sizes)

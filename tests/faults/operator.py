@@ -20,7 +20,7 @@ def _listen(told: list[frozenset[str]]) -> None:
 
 
 def main(data: Path) -> None:
-    """Rounds until SIGTERM. Each line of stdin names the processes that have ended: their supervisor is elsewhere."""
+    """Run rounds until SIGTERM. Each line of stdin names ended processes: the test's process supervises them."""
     stop, told = threading.Event(), [frozenset[str]()]
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=_listen, args=(told,), daemon=True).start()

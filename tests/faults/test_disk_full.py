@@ -69,7 +69,7 @@ def fill(shard: Shard) -> tuple[int, Failure]:
 
 
 def log_bytes(disk: SmallDisk) -> int:
-    """Of the CommitLogs of all shards."""
+    """Total bytes of the CommitLogs of all shards."""
     return sum(path.stat().st_size for path in disk.place.glob("**/log/*"))
 
 
@@ -152,7 +152,7 @@ def test_the_sdks_producer_waits_for_room_and_reports_no_error(
 
 
 def room_mib(cluster: LocalCluster) -> float:
-    """As the node knows it, by its last look at the disk."""
+    """The room that the node found by its last look at the disk."""
     metrics = scrape(cluster)
     return (metrics["delay_disk_free_bytes", ()] - metrics["delay_disk_reserve_bytes", ()]) / (1 << 20)
 
@@ -235,7 +235,7 @@ def test_b11_a_disk_that_is_full_again_and_again_stores_each_message_once(
 def test_a_disk_full_to_the_last_byte_stops_the_shard_and_takes_back_nothing(
     then: str, cluster: LocalCluster, client: Client, disk: SmallDisk
 ) -> None:
-    """Somebody else used up the reserve. What was acknowledged is there when there is room again."""
+    """Another program used up the reserve. All acknowledged messages are there once the disk has room again."""
     shard = Shard(client, "t", 0)
     soon = [shard.send(*[Msg(b"%d" % n, delay_ms=4_000)] * 10) for n in range(20)]
     far = shard.send(*[Msg(b"far", delay_ms=30 * MINUTE_MS)] * 100)

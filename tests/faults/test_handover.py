@@ -151,7 +151,7 @@ def test_a_new_node_gets_its_share_of_what_is_pending(tmp_path: Path) -> None:
 
 
 def share(cluster: FaultCluster, node: str) -> int:
-    """Copies that it has, those that only leave apart."""
+    """The number of copies on the node, leaving ones aside."""
     return sum(node in one.spec.replicas and node not in one.spec.leaving for one in cluster.shards())
 
 
@@ -160,7 +160,7 @@ def spec(cluster: FaultCluster, name: str) -> ShardSpec:
 
 
 def committed(cluster: FaultCluster) -> list[int]:
-    """What each copy of the only shard knows to be committed: slaves hear of it a moment later."""
+    """The committed offset that each copy of the only shard knows: slaves hear of it a moment later."""
     prober = GrpcProber()
     try:
         answers = prober.query(cluster.registry.list_leases())
@@ -172,7 +172,7 @@ def committed(cluster: FaultCluster) -> list[int]:
 
 
 def test_with_master_and_slave_a_slave_answers_fetch_while_the_master_is_dead(tmp_path: Path) -> None:
-    """Phase 2 of RIP-19. Nobody can choose another master here: the control loop is away."""
+    """Phase 2 of RIP-19. The control loop is away, so no other master can be chosen."""
     topics = [TopicSpec("t", 1)]
     with FaultCluster(tmp_path, nodes=2, topics=topics, delivery=Delivery.MASTER_AND_SLAVE) as cluster:
         cluster.wait_ready()

@@ -1,4 +1,4 @@
-"""What else happens to a node under load: frozen, stopped, without its registry, without room on the disk."""
+"""Other harm to a node under load: frozen, stopped, without its registry, without room on the disk."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_a_clean_stop_under_load_again_and_again(tmp_path: Path) -> None:
 
 
 def test_an_outage_of_the_registry_stops_nothing(tmp_path: Path) -> None:
-    """Nobody can write to it for longer than a lease lasts: messages go in and out as before, and no term changes."""
+    """No process can write to it for longer than a lease lasts: messages go in and out as before, no term changes."""
 
     def hold() -> None:
-        """Until some round trips have both begun and ended: a node that waited for the registry would end none."""
+        """Hold it until some round trips have begun and ended: a node that waited for the registry would end none."""
         program = [sys.executable, "-c", HOLD_THE_REGISTRY, str(tmp_path / "registry.db")]
         with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
             assert holder.stdin is not None

@@ -1,4 +1,4 @@
-"""What else happens to a cluster whose shards have two copies, under load: nobody to choose masters, a registry that
+"""Other harm to a cluster whose shards have two copies, under load: no control loop to choose masters, a registry that
 takes no writes, a disk that fills up under one node."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNNOTICED_SECONDS = 3.0  # a longer pause than that is one
 
 
 def longest_pause(load: SdkLoad, since: float, until: float) -> float:
-    """Of acknowledgements and of deliveries, on any queue."""
+    """The longest time without an acknowledgement or without a delivery, on any queue."""
     return max(
         b - a
         for times in (*load.times.acknowledged, *load.times.delivered)

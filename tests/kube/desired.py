@@ -1,4 +1,4 @@
-"""What the operator applies beside the DelayShards, for tests that have no operator: spec and nodes' leases."""
+"""Writes the objects that the operator applies beside the DelayShards, for tests without it: spec and nodes' leases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_lease(names: Names, node: str, owner: OwnerReference | None) -> dict[str
 
 
 class WritingRegistry(KubeRegistry):
-    """The operator's, with the writes that it does otherwise."""
+    """The operator's registry, with the writes that the operator makes in other ways."""
 
     def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version:
         """Replaces the spec at `version` (None: there are none yet). Raises Conflict, OutcomeUnknown."""

@@ -10,8 +10,8 @@
 What it does: create, get, list, replace, JSON merge patch, server-side apply, delete with owner references and
 finalizers, the status and scale subresources, pods' eviction, label and field selectors, conditional writes, pages,
 watches with bookmarks and 410, discovery, bearer tokens; a strategic merge patch is taken as a merge patch. Events of
-a DELETED object carry its new version; an update that changes nothing keeps the version. What it does not: schemas,
-defaults, CEL, admission, RBAC, controllers other than the garbage collector. See fakefaults.py for what can go wrong.
+a DELETED object carry its new version; an update that changes nothing keeps the version. It has no schemas, defaults,
+CEL, admission, RBAC, or controllers other than the garbage collector. See fakefaults.py for what can go wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One that came. method: GET, LIST, WATCH, POST, PUT, PATCH or DELETE. status: 0 when it was not answered."""
+    """A request that came. method: GET, LIST, WATCH, POST, PUT, PATCH or DELETE. status: 0 when it was not answered."""
 
     at_s: float  # time.monotonic()
     method: str
@@ -54,10 +54,10 @@ class Request:
 
 
 class FakeApiServer:
-    """See the module. bookmark_s: between bookmarks (a real server: 60).
+    """See the module. bookmark_s: time between bookmarks (a real server: 60).
 
     tokens: the bearer tokens that are taken; None: no token is asked for. May be set while it runs.
-    watching.lag_s: so much later do watches hear of a change. May be set while it runs.
+    watching.lag_s: how much later watches hear of a change. May be set while it runs.
     """
 
     def __init__(self, bookmark_s: float = 1.0) -> None:
@@ -122,37 +122,37 @@ class FakeApiServer:
 
     # ------------------------------------------------------------ faults
     def fault(self, **what: Any) -> Fault:
-        """See Fault for what there is."""
+        """Add a fault; its fields are Fault's."""
         return self.faults.add(Fault(**what))
 
     def freeze(self) -> None:
-        """Connections stand, and nothing is answered: as a process under SIGSTOP. What comes meanwhile is done late."""
+        """Stop answering, with connections open, as a process under SIGSTOP. Requests meanwhile are done late."""
         self._call(self._running.clear)
 
     def thaw(self) -> None:
         self._call(self._running.set)
 
     def silence_watches(self) -> None:
-        """The watches that are open now never say anything again, and never end. New ones are well."""
+        """Let the watches that are open now stay open and silent for ever. New watches work."""
         self._call(self.watching.silence)
 
     def break_watches(self) -> None:
-        """The connections of the open watches are cut."""
+        """Cut the connections of the open watches."""
         self._call(self.watching.cut)
 
     def expire_watches(self) -> None:
-        """The history is lost: open watches get 410 Gone, and so does whoever wants to go on from before."""
+        """Drop the history: open watches get 410 Gone, and so does a client that asks for an earlier version."""
         self.store.compact()
 
-    # ------------------------------------------------------------ what came
+    # ------------------------------------------------------------ requests so far
     def requests(self, method: str = "", path: str = "", since_s: float = 0.0) -> Sequence[Request]:
-        """Those answered (or cut) since a time.monotonic(). path: a part of it. A watch counts when it begins."""
+        """Requests answered (or cut) since a time.monotonic(). path: a part of it. A watch counts at its begin."""
         with self._lock:
             found = list(self._requests)
         return [it for it in found if it.at_s >= since_s and method in ("", it.method) and path in it.path]
 
     def writes(self, since_s: float = 0.0, but: Iterable[str] = ()) -> int:
-        """How many writes came. but: parts of paths that do not count, e.g. "/leases/"."""
+        """The number of writes that came. but: parts of paths that do not count, e.g. "/leases/"."""
         skipped = tuple(but)
         came = [it for it in self.requests(since_s=since_s) if it.method in WRITES]
         return sum(not any(part in it.path for part in skipped) for it in came)
@@ -173,7 +173,7 @@ class FakeApiServer:
         self.watching.start(self._running)
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        # A request whose client has gone meanwhile is done all the same: what is late is the worst.
+        # A request whose client has gone meanwhile is done all the same: a late write is the worst case.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=False)
         await runner.setup()
         await web.SockSite(runner, self._socket, backlog=512).start()
@@ -197,7 +197,7 @@ class FakeApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         at_s = time.monotonic()
-        await request.read()  # what the kernel has taken is there when a frozen server goes on, its client gone or not
+        await request.read()  # a server that thaws still finds what the kernel took, its client gone or not
         await self._running.wait()
         method, manager = request.method, request.query.get("fieldManager", "")
         status = 0
@@ -274,11 +274,11 @@ class FakeApiServer:
 
 
 class _Cut(Exception):
-    """The connection is to be cut."""
+    """The server must cut the connection."""
 
 
 class _Held(Exception):
-    """The answer is never to come."""
+    """The server must never answer."""
 
 
 def _status(error: Refused) -> dict[str, Any]:

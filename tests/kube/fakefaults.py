@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the fake API server, on demand."""
+"""Faults between a client and the fake API server, on demand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REASONS = {
 
 @dataclass(slots=True)
 class Fault:
-    """Falls on requests whose method and path match, `times` times (None: until it is taken back).
+    """A fault of requests whose method and path match, `times` times (None: until it is taken back).
 
     method: GET, LIST, WATCH, POST, PUT, PATCH, DELETE; "" for any. path: a regular expression that is searched for.
-    manager: the field manager of the request; "" for any. delay_s: before anything is done.
-    code: the answer; nothing is done. message: its words; "" for some.
+    manager: the field manager of the request; "" for any. delay_s: the server waits so long before it does anything.
+    code: the server answers with it and does nothing. message: the answer's words; "" for a default.
     drop: the connection is cut, "before" or "after" the request was done.
     hold: the request is done, the answer never comes (until close() of the server or of the client).
     """
@@ -41,7 +41,7 @@ class Fault:
     retry_after_s: int | None = None
     drop: str = ""
     hold: bool = False
-    met: int = 0  # requests that it fell on
+    met: int = 0  # number of requests that met it
 
     def meets(self, method: str, path: str, manager: str) -> bool:
         return (
@@ -53,7 +53,7 @@ class Fault:
 
 
 class Faults:
-    """Those in force; safe to use from several threads."""
+    """The faults in force; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -27,16 +27,16 @@ KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-# Of metadata these alone are anybody's to own.
+# Field managers own these fields of metadata and no others.
 _OWNED_METADATA = {"labels", "annotations", "ownerReferences", "finalizers"}
 
 
 class FieldConflict(Exception):
-    """Server-side apply of fields that others own."""
+    """A server-side apply of fields that other managers own."""
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, Mapping):
         return patch
     merged = dict(target) if isinstance(target, Mapping) else {}
@@ -65,7 +65,7 @@ def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:
 
 
 def ownable(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """What managers may own: without the names of the thing, and without what the server itself writes."""
+    """The fields that managers may own: not the object's names, and not the fields that the server itself writes."""
     rest = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind", "metadata")}
     metadata = {key: value for key, value in obj.get("metadata", {}).items() if key in _OWNED_METADATA}
     return {**rest, "metadata": metadata} if metadata else rest
@@ -135,7 +135,7 @@ def _without(value: Any, paths: set[Path], path: Path = ()) -> Any:
         items = []
         for item in value:
             inner = (*path, f"{key_of}={item[key_of]}")
-            if (*inner, key_of) in paths:  # the item itself was given up
+            if (*inner, key_of) in paths:  # the manager gave the whole item up
                 continue
             items.append(_without(item, paths, inner))
         return items

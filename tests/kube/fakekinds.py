@@ -1,4 +1,4 @@
-"""The resources that the fake API server knows, and what it says of them to clients that look around (discovery)."""
+"""The resources that the fake API server knows, and its discovery documents about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 class Kind:
     """status: it has a status subresource, so writes to the object itself leave its status alone."""
 
-    group: str  # "" for the core ones
+    group: str  # "" for the core group
     version: str
     plural: str
     kind: str
@@ -23,7 +23,7 @@ class Kind:
 
     @property
     def resource(self) -> str:
-        """As error messages name it: `leases.coordination.k8s.io`."""
+        """Its name in error messages: `leases.coordination.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -64,7 +64,7 @@ _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "updat
 
 
 def find(plural: str, group: str | None = None) -> Kind:
-    """By its plural; `group` where two have the same. Raises KeyError."""
+    """The kind with this plural; `group` where two kinds have the same plural. Raises KeyError."""
     for kind in KINDS:
         if kind.plural == plural and group in (None, kind.group):
             return kind
@@ -81,13 +81,13 @@ def groups() -> dict[str, Any]:
 
 
 def group(name: str) -> dict[str, Any]:
-    """Raises KeyError."""
+    """The discovery document of a group. Raises KeyError."""
     version = {kind.group: kind.version for kind in KINDS if kind.group}[name]
     return {"kind": "APIGroup", "apiVersion": "v1", **_group(name, version)}
 
 
 def resources(name: str, version: str) -> dict[str, Any]:
-    """Raises KeyError for a group that is not here."""
+    """The discovery document of a group's version. Raises KeyError for an unknown group."""
     found = [kind for kind in KINDS if (kind.group, kind.version) == (name, version)]
     if not found:
         raise KeyError(name)

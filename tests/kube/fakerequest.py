@@ -39,7 +39,7 @@ class Call:
 
 
 async def parse(request: web.Request) -> Call | None:
-    """None for a path that names no objects. Raises Refused."""
+    """Returns None for a path that names no objects. Raises Refused."""
     match request.path.strip("/").split("/"):
         case ["api", "v1", *rest] if rest:
             group = ""

@@ -12,7 +12,7 @@ _IN = re.compile(r"(?P<key>\S+)\s+(?P<how>in|notin)\s+\((?P<values>[^)]*)\)")
 
 
 def chooser(labels: str, fields: str) -> Chooser:
-    """Raises ValueError for a selector that is none."""
+    """A predicate for both selectors. Raises ValueError for a malformed one."""
     wanted = [_label(part.strip()) for part in _parts(labels)]
     places = [_field(part.strip()) for part in _parts(fields)]
 

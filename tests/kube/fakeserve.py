@@ -1,4 +1,4 @@
-"""What the fake API server does for a request: everything but watches."""
+"""The fake API server's way to do requests, all but watches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kube.fakestore import Refused, Store
 
 
 def perform(store: Store, call: Call) -> tuple[int, Any]:
-    """The HTTP status and what to say. Raises Refused."""
+    """Do the request. Returns the HTTP status and the body. Raises Refused."""
     if call.sub not in ("", "status", "scale", "eviction") or (call.sub == "status" and not call.kind.status):
         raise Refused(404, "NotFound", "the server could not find the requested resource")
     if call.sub == "scale":
@@ -19,13 +19,13 @@ def perform(store: Store, call: Call) -> tuple[int, Any]:
 
 
 def _list(store: Store, call: Call) -> tuple[int, Any]:
-    # Simplified: a page is of the state when it is asked for.
+    # Simplified: each page shows the state at the time of its request.
     limit, start = int(call.query.get("limit", "0") or 0) or None, int(call.query.get("continue", "0") or 0)
     items, left, version = store.page(call.kind, call.namespace, call.chosen, start, limit)
     metadata: dict[str, Any] = {"resourceVersion": str(version)}
     if left:
         metadata |= {"continue": str(start + len(items)), "remainingItemCount": left}
-    for item in items:  # as a real one: the items of a list do not say what they are
+    for item in items:  # as in a real server, a list's items do not name their kind
         del item["kind"], item["apiVersion"]
     return 200, {
         "kind": f"{call.kind.kind}List",
@@ -93,7 +93,7 @@ def _object(call: Call) -> dict[str, Any]:
     return call.body
 
 
-# Where a kind that can be scaled says how many there are to be: path of the request, path of the state.
+# For each kind that can be scaled: the field of spec and status that has the number.
 _SCALED = {"DelayCluster": "nodes", "StatefulSet": "replicas", "Deployment": "replicas"}
 
 
@@ -120,7 +120,7 @@ def _scale(store: Store, call: Call) -> Any:
 
 
 def _json_patched(obj: Any, patch: Any) -> Any:
-    """RFC 6902: add, remove, replace and test."""
+    """Apply a JSON patch (RFC 6902): add, remove, replace and test."""
     for step in patch:
         *path, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
         place = obj

@@ -1,7 +1,7 @@
 """The fake API server's objects: versions, conditional writes, subresources, owners, a history for watches.
 
-Everything may be called from any thread. Objects go in and come out as copies. What is not here: schemas, defaults,
-admission, RBAC.
+Everything may be called from any thread. Objects go in and come out as copies. The store has no schemas, defaults,
+admission or RBAC.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ KEPT_EVENTS = 100_000
 
 
 class Refused(Exception):
-    """An API error. reason: as in Status, e.g. NotFound, Conflict, AlreadyExists, Invalid, Expired."""
+    """An API error. reason: Status's reason, e.g. NotFound, Conflict, AlreadyExists, Invalid, Expired."""
 
     def __init__(self, code: int, reason: str, message: str, name: str = "") -> None:
-        """name: of the object that is not found."""
+        """name: the name of the object that is not found."""
         super().__init__(message)
         self.code, self.reason, self.message, self.name = code, reason, message, name
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """before: what the object was, for ADDED None. now: what it is; for DELETED what it was, at its last version."""
+    """A change. before: the former object; for ADDED None. now: the new one; for DELETED the last, at a new version."""
 
     version: int
     kind: Kind
@@ -68,7 +68,7 @@ class Store:
     def list(
         self, kind: Kind, namespace: str | None = None, chosen: Callable[[Object], bool] = lambda obj: True
     ) -> tuple[list[Object], int]:
-        """By namespace and name; with the version that the list is of. namespace None: of all."""
+        """The objects by namespace and name, and the version of the list. namespace None: those of all namespaces."""
         items, _, version = self.page(kind, namespace, chosen)
         return items, version
 
@@ -80,7 +80,7 @@ class Store:
         start: int = 0,
         limit: int | None = None,
     ) -> tuple[Sequence[Object], int, int]:
-        """A part of the list, how many there are after it, the version."""
+        """A part of the list, the number of objects after it, and the version."""
         with self.lock:
             objects = self._objects[kind]
             found = [objects[key] for key in sorted(objects) if namespace in (None, key[0]) and chosen(objects[key])]
@@ -88,7 +88,7 @@ class Store:
             return _copy(part), len(found) - start - len(part), self.version
 
     def events_after(self, version: int) -> tuple[Sequence[Event], int]:
-        """What happened since, and up to which version that is. Raises Refused 410."""
+        """The events after a version, and the version that they lead to. Raises Refused 410."""
         with self.lock:
             if version < self.compacted:
                 raise Refused(410, "Expired", f"too old resource version: {version} ({self.compacted})")
@@ -155,7 +155,7 @@ class Store:
         force: bool = False,
         sub: str = "",
     ) -> Object:
-        """Server-side apply; creates what is missing."""
+        """Do a server-side apply; it creates a missing object."""
         with self.lock:
             wanted = _copy(applied)
             wanted.setdefault("metadata", {}).setdefault("name", name)
@@ -174,7 +174,7 @@ class Store:
             return self._settle(kind, key, before, after, owners)
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Mapping[str, Any] | None = None) -> Object:
-        """Removes it, with what it owns; with finalizers on it, only marks it. Orphan policy: what it owns stays."""
+        """Remove the object and what it owns; with finalizers, only mark it. Orphan policy: owned objects stay."""
         with self.lock:
             before = self._found(kind, namespace, name)
             wanted = (options or {}).get("preconditions") or {}
@@ -192,21 +192,21 @@ class Store:
             return _copy(self._remove(kind, before, orphan))
 
     def backup(self) -> tuple[int, dict[Kind, dict[Key, Object]]]:
-        """What restore() brings back. Without the fields' owners, which nobody asks for then."""
+        """The objects for restore() to bring back, without the fields' owners, which no test asks for then."""
         with self.lock:
             return self.version, {
                 kind: {key: _copy(obj) for key, obj in it.items()} for kind, it in self._objects.items()
             }
 
     def restore(self, backup: tuple[int, dict[Kind, dict[Key, Object]]]) -> None:
-        """As an etcd that was made again from a backup: versions go on from there, and nobody is told."""
+        """Restore as an etcd made again from a backup does: versions go on from there, and no watch hears of it."""
         with self.lock:
             self.version, self._objects = backup
             self.compacted = 0
             self._events.clear()
 
     def compact(self) -> None:
-        """Forgets the history: whoever watches from before now has to list again."""
+        """Drop the history: a client that watches from an earlier version has to list again."""
         with self.lock:
             self.compacted = self.version
             self._events.clear()
@@ -239,7 +239,7 @@ class Store:
         return self._settle(kind, key, before, after, owners)
 
     def _settle(self, kind: Kind, key: Key, before: Object, after: Object, owners: fakefields.Owners) -> Object:
-        """Stores what has changed; what has not keeps its version."""
+        """Store the object if it has changed; an unchanged object keeps its version."""
         if after == before:
             self._owners[kind, key] = owners
             return _copy(before)
@@ -270,7 +270,7 @@ class Store:
         return last
 
     def _collect(self, uid: str) -> None:
-        """The garbage collector: what only this one owned goes too."""
+        """Act as the garbage collector: remove the objects that only this one owned."""
         for kind, objects in self._objects.items():
             for obj in list(objects.values()):
                 references = obj["metadata"].get("ownerReferences", [])
@@ -290,7 +290,7 @@ def _check_version(kind: Kind, before: Object, after: Mapping[str, Any]) -> None
     asked = after.get("metadata", {}).get("resourceVersion")
     if asked is None:
         return
-    if not str(asked).isdecimal():  # what a real one answers to it
+    if not str(asked).isdecimal():  # a real server's answer
         raise Refused(500, "InternalError", f'strconv.ParseUint: parsing "{asked}": invalid syntax')
     if asked != before["metadata"]["resourceVersion"]:
         name = before["metadata"]["name"]

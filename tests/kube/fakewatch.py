@@ -14,10 +14,10 @@ from tests.kube.fakestore import Event, Refused, Store
 
 
 class Watching:
-    """All of them; to be used in the server's loop, but for `open` and `lag_s`. bookmark_s: between bookmarks."""
+    """All watches. Use it in the server's loop, except `open` and `lag_s`. bookmark_s: time between bookmarks."""
 
     def __init__(self, store: Store, bookmark_s: float) -> None:
-        self.lag_s = 0.0  # so much later do watches hear of a change
+        self.lag_s = 0.0  # how much later watches hear of a change
         self.open = 0
         self._store = store
         self._bookmark_s = bookmark_s
@@ -63,7 +63,7 @@ class Watching:
         return response
 
     def _begin(self, call: Call, stream: _Stream) -> int:
-        """Without a version, or at 0: what there is comes first, as ADDED."""
+        """Begin at the asked version. Without one, or at 0, all present objects come first, as ADDED."""
         asked = call.query.get("resourceVersion", "")
         if asked not in ("", "0"):
             return int(asked)

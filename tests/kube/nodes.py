@@ -17,11 +17,11 @@ from tests.kube.desired import OWNER, WritingRegistry
 from tests.kube.fakeapi import FakeApiServer
 
 NAMESPACE, CLUSTER = "default", "c"
-LOOK_MS = 500  # between looks at the leases, as the operator does it
+LOOK_MS = 500  # time between looks at the leases, as in the operator
 
 
 class KubeCluster(LocalCluster):
-    """As LocalCluster, but for the registry. KUBECONFIG has to name the server; events: what the registry logged."""
+    """A LocalCluster with another registry. KUBECONFIG has to name the server; events: the registry's log."""
 
     def __init__(self, data: Path, server: FakeApiServer, **desired: Any) -> None:
         super().__init__(data, **{"nodes": 3, "replicas": 2, **desired})
@@ -52,7 +52,7 @@ class KubeCluster(LocalCluster):
             self._client, NAMESPACE, CLUSTER, OWNER, log=lambda event: self.events.append(dict(event))
         )
         registry.ensure_leases([f"n{number}" for number in range(self._requested.nodes or 3)])
-        self.registry = registry  # type: ignore[assignment]  # a Registry is all that it needs
+        self.registry = registry  # type: ignore[assignment]  # it needs no more than a Registry
         super()._prepare()
 
     def _run_loop(self) -> None:

@@ -80,7 +80,7 @@ def test_an_api_server_frozen_under_load_costs_nothing_and_nobody_fails_over(
             acknowledged.append(len(load.ledger.acknowledged))
             time.sleep(0.5)
         server.thaw()
-        time.sleep(6.0)  # nor does anybody take what was not renewed for a death
+        time.sleep(6.0)  # the control loop must not take leases that were not renewed for a death either
         assert (cluster.epochs(), cluster.pids) == (before, pids)
 
     cluster.wait_ready()

@@ -39,7 +39,7 @@ class Starting:
             self.process = subprocess.Popen((*command, *places), stderr=log)
 
     def asked(self, path: str) -> tuple[int, str]:
-        """0: nobody listens."""
+        """GET the path: (status, text). Status 0: no process listens."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=2) as answer:
                 return answer.status, answer.read().decode()
@@ -60,7 +60,7 @@ class Starting:
         return [line for line in lines if line["event"] == event]
 
     def terminate(self) -> float:
-        """How long it took to end, s."""
+        """Terminate it. Returns how long it took to end, s."""
         begin_s = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(60) == 0, self.log.read_text()
@@ -118,7 +118,7 @@ def test_an_api_server_that_nobody_reaches_is_waited_for(
     operator.ensure_leases(["n0"])
     config = Path(os.environ["KUBECONFIG"])
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         config.write_text(config.read_text().replace(server.url, f"http://127.0.0.1:{nobody.getsockname()[1]}"))
         node = start()
         poll("it says so", lambda: node.waits_for("refused"), 30)

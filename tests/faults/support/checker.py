@@ -1,4 +1,4 @@
-"""The set checker: what was promised to producers and cancellers against what consumers saw.
+"""The set checker compares the promises to producers and cancellers with the messages that consumers saw.
 
 Invariants 1, 2 and 4 (docs/protocol.md), each a set that must be empty:
 
@@ -8,7 +8,7 @@ Invariants 1, 2 and 4 (docs/protocol.md), each a set that must be empty:
     stored_twice   one message under two (queue, seq): a retry was stored again
     unseen         a queue offset that showed one message and later another one
     after_ack      handed out by a call that was made after its Ack had been answered
-    wrong_due      delivered with a due that nobody asked for
+    wrong_due      delivered with a due that no producer asked for
     invented       delivered, but never sent
     faults         an answer that no caller should get
 
@@ -69,7 +69,7 @@ class Report:
 
 @dataclass
 class Ledger:
-    """Written by the load's tasks, all on one event loop."""
+    """The load's tasks write it, all on one event loop."""
 
     sent: set[int] = field(default_factory=set)
     acknowledged: dict[int, Place] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Ledger:
         self.delivered.add(delivery.id)
 
     def ack(self, queue: int, offsets: list[int], answered_ms: int) -> None:
-        """The first answer counts: what is wrongly handed out again is acknowledged again."""
+        """Record an answered Ack. The first one counts: a message that is wrongly delivered again is acked again."""
         for offset in offsets:
             self.acked_ms.setdefault((queue, offset), answered_ms)
 
@@ -144,7 +144,7 @@ class Ledger:
     def _asked_for(self, one: Delivery) -> bool:
         place = self.acknowledged.get(one.id)
         if place is None:
-            return True  # stored, but the answer got lost for good: nobody knows its due
+            return True  # stored, but the answer got lost for good: no client knows its due
         if one.id in self.moved:
             return one.due_ms == self.moved[one.id]
         return one.due_ms in (place.due_ms, self.maybe_moved.get(one.id))

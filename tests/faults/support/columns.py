@@ -1,4 +1,4 @@
-"""The set checker for long rounds at a high rate: what checker.py says, in columns of 20 bytes a message.
+"""The set checker for long rounds at a high rate: the checks of checker.py, in columns of 20 bytes a message.
 
 A message's id is its row. Two groups are watched: each must get every message. Promises, each a count that must be 0:
 
@@ -7,7 +7,7 @@ A message's id is its row. Two groups are watched: each must get every message. 
     uncancelled    answered CANCELLED and delivered
     stored_twice   one message under two (queue, seq): a retry was stored again
     unseen         a queue offset that showed one message and later another one
-    wrong_due      delivered with a due that nobody asked for
+    wrong_due      delivered with a due that no producer asked for
     invented       delivered, but never sent
 """
 
@@ -34,7 +34,7 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What was found. `broken`: leases that were broken, with examples; empty is what we want."""
+    """The checker's findings. broken: the promises that were broken, with examples; it must be empty."""
 
     sent: int
     acknowledged: int
@@ -42,7 +42,7 @@ class Totals:
     moved: int
     delivered: tuple[int, ...]  # messages, by group
     duplicates: tuple[int, ...]  # deliveries that repeat one, by group
-    missing: tuple[int, ...]  # by group
+    missing: tuple[int, ...]  # messages, by group
     early: int
     uncancelled: int
     stored_twice: int
@@ -54,7 +54,7 @@ class Totals:
 
 @dataclass
 class Columns:
-    """Owned by one event loop. Times are ms since 1970 UTC outside, ms since `zero_ms` inside."""
+    """One event loop owns it. Times are ms since 1970 UTC outside, ms since `zero_ms` inside."""
 
     zero_ms: int
     rows: NDArray[Any] = field(default_factory=lambda: np.zeros(0, ROW))
@@ -64,7 +64,7 @@ class Columns:
     _at_offset: dict[int, NDArray[np.uint32]] = field(default_factory=dict)  # queue -> id by offset
 
     def new(self, n: int) -> int:
-        """Ids for n messages about to be sent: the first of them."""
+        """Reserve ids for n messages about to be sent; returns the first."""
         first, self.count = self.count, self.count + n
         if self.count > len(self.rows):
             more = np.zeros(max(1 << 16, self.count + len(self.rows) // 2), ROW)
@@ -74,7 +74,7 @@ class Columns:
         self.rows["sent"][first : self.count] = True
         return first
 
-    # ------------------------------------------------------------ what callers were told
+    # ------------------------------------------------------------ answers to callers
     def acknowledge(self, ids: I64, queue: int, seq: I64, due_ms: I64) -> None:
         self._place(ids, queue, seq)
         self.rows["due"][ids] = due_ms - self.zero_ms
@@ -84,17 +84,17 @@ class Columns:
         self.rows["cancelled"][ids] = True
 
     def maybe_move(self, ids: I64, due_ms: int) -> None:
-        """A reschedule was asked for."""
+        """Record that a reschedule was sent."""
         self.rows["moved"][ids] = due_ms - self.zero_ms
 
     def move(self, ids: I64, moved: NDArray[np.bool_]) -> None:
-        """The answer: MOVED or not."""
+        """Record the answers to a reschedule: MOVED or not."""
         self.rows["moved"][ids[~moved]] = NEVER
         self.rows["due"][ids[moved]] = self.rows["moved"][ids[moved]]
 
-    # ------------------------------------------------------------ what consumers saw
+    # ------------------------------------------------------------ deliveries
     def deliver(self, group: int, queue: int, ids: I64, offset: I64, seq: I64, due_ms: I64, received_ms: int) -> None:
-        """A batch, all of one queue."""
+        """Record a delivered batch, all of one queue."""
         known = (ids >= 0) & (ids < self.count)
         self._note("invented", ids[~known])
         ids, offset, seq, due_ms = ids[known], offset[known], seq[known], due_ms[known]
@@ -131,7 +131,7 @@ class Columns:
             shown = self.examples.setdefault(what, [])
             shown += [f"{self.row(one)}" for one in ids[: EXAMPLES - len(shown)].tolist()]
 
-    # ------------------------------------------------------------ the reckoning
+    # ------------------------------------------------------------ the totals
     def row(self, id_: int) -> str:
         if not 0 <= id_ < self.count:
             return f"{id_}: never sent"

@@ -1,6 +1,6 @@
 """`python cut_off_node.py MARK ...`: a delaynode that can't reach the registry while the file MARK exists.
 
-A registry in a file can't be cut off from one process from outside; its answers are taken away here, at the port.
+A test can't cut one process off from a registry in a file; this module takes the answers away at the port instead.
 """
 
 from __future__ import annotations

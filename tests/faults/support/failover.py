@@ -1,8 +1,8 @@
-"""Rounds of failover under load: harm one node, watch who takes over and when, wait until all is whole again.
+"""Rounds of failover under load: harm one node, watch which node takes over and when, wait until all is whole again.
 
 A round's harm falls on a node that masters shards: kill -9, SIGSTOP past its lease and SIGCONT, or SIGTERM. Its
-shards, and those that it holds a slave copy of, are looked at apart: the former need another master, the latter a
-smaller in-sync set. Times are the load's: what was acknowledged, and what consumers got.
+own shards and the shards of which it holds a slave copy are measured apart: the former need another master, the latter
+a smaller in-sync set. Times are the load's: those of acknowledgements, and of deliveries to consumers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TELL_SECONDS = 0.01
 AROUND_SECONDS = (1.0, 20.0)  # a gap that counts as this round's begins at most so long before and after the harm
 BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "term-refused", "internal-error", "never retrieved")
 
-# what gRPC says of a call that was under way when the process ended
+# gRPC's traceback of a call that was under way when the process ended
 GRPC_NOISE = re.compile(r"Traceback [^\n]*\n[^\n]*_schedule_rpc_coro\n[^\n]*CancelledError\n")
 
 
@@ -53,7 +53,7 @@ class FaultCluster(LocalCluster):
         elsewhere: Sequence[str] = (),
         **desired: Any,
     ) -> None:
-        """options, prefix: what follows and precedes a node's command. elsewhere: its gRPC addresses, if others."""
+        """options, prefix: words after and before a node's command. elsewhere: the nodes' gRPC addresses, if others."""
         self._options, self._prefix, self._elsewhere = options, prefix, list(elsewhere)
         super().__init__(data, **{"nodes": 3, "replicas": 2, **desired})
 
@@ -73,7 +73,7 @@ class FaultCluster(LocalCluster):
         return [] if self._elsewhere and all(one.startswith("nobody listens") for one in faults) else faults
 
     def stop_operator(self) -> None:
-        """The control loop ends; the nodes do not notice."""
+        """End the control loop; the nodes do not notice."""
         self._stop_loop.set()
         for thread in self._threads:
             thread.join()
@@ -108,7 +108,7 @@ class FaultCluster(LocalCluster):
         return found
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """What all nodes have logged under this name, by time."""
+        """The events that all nodes have logged under this name, by time."""
         lines = itertools.chain.from_iterable(
             log.read_text().splitlines() for log in sorted((self.data / "logs").glob("n*.log"))
         )
@@ -124,14 +124,14 @@ class FaultCluster(LocalCluster):
 
 @dataclass(frozen=True, slots=True)
 class ShardPause:
-    """One shard through one round; seconds. None: it never went on."""
+    """One shard's pauses in one round, in seconds. None: the shard never went on."""
 
     shard: str
-    role: str  # of the harmed node: master or slave
+    role: str  # the harmed node's: master or slave
     enqueue_gap: float | None  # the longest time without an acknowledgement
     delivery_gap: float | None  # the longest time in which consumers got nothing
-    served: float | None  # from the harm to the new master's first word; of a slave: to the smaller in-sync set
-    first_delivery: float | None  # from the harm to what the new master delivered first
+    served: float | None  # from the harm to the new master's first status; for a slave: to the smaller in-sync set
+    first_delivery: float | None  # from the harm to the new master's first delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +148,14 @@ def kill(cluster: FaultCluster, node: str) -> None:
 
 
 def freeze(cluster: FaultCluster, node: str, seconds: float = 4.5) -> None:
-    """Longer than its lease of 3 s."""
+    """Freeze the node for longer than its lease of 3 s."""
     cluster.kill(node, signal.SIGSTOP)
     time.sleep(seconds)
     cluster.kill(node, signal.SIGCONT)
 
 
 def restart(cluster: FaultCluster, node: str) -> None:
-    """SIGTERM: it hands its masters over, ends, and is started again."""
+    """Send SIGTERM: the node hands its shards over, ends, and is started again."""
     pid = cluster.kill(node, signal.SIGTERM)
     deadline = time.monotonic() + WHOLE_SECONDS
     while cluster.pids.get(node, pid) == pid:
@@ -199,7 +199,7 @@ def failover_round(
 def settle(cluster: FaultCluster, load: SdkLoad) -> None:
     """Returns when masters stay where they are and messages flow on every queue, or after SETTLE_SECONDS without that.
 
-    A node that has come back gets masters again: that is no part of the next round.
+    A node that has come back gets shards to lead again: that must not count as part of the next round.
     """
     deadline, calm = time.monotonic() + SETTLE_SECONDS, time.monotonic()
     seen: list[tuple[str, int]] = []
@@ -242,7 +242,7 @@ def _since(times: Sequence[float], at: float) -> Sequence[float]:
 
 
 def longest_gap(times: Sequence[float], harmed: float) -> float | None:
-    """Between two of these times (s, ascending), of those that end after the harm. None: nothing came after it."""
+    """The longest gap between two of these times (s, ascending) that ends after the harm. None: nothing came after."""
     low, high = (int(np.searchsorted(times, at)) for at in (harmed - AROUND_SECONDS[0], harmed + AROUND_SECONDS[1]))
     near = times[low : high + 1]
     gaps = [round(b - a, 3) for a, b in itertools.pairwise(near) if b > harmed]
@@ -251,12 +251,12 @@ def longest_gap(times: Sequence[float], harmed: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds."""
+    """The spread of some durations, in seconds."""
 
     count: int
     p50: float
     max: float
-    never: int  # that did not end
+    never: int  # durations that did not end
 
     @staticmethod
     def of(values: Sequence[float | None]) -> Spread:
@@ -271,13 +271,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All rounds of one kind of harm."""
+    """The result of all rounds of one kind of harm."""
 
     harm: str
     rounds: int
     seconds: float
     totals: Totals
-    errors: dict[str, int]  # what callers were told
+    errors: dict[str, int]  # the errors that callers got, by kind
     faults: list[str]
     lateness_p50_ms: float
     lateness_p99_ms: float

@@ -40,12 +40,12 @@ ELSEWHERE = ("BUSY", "NOT_MASTER")  # reasons to ask again, there or elsewhere
 
 
 class Broken(Exception):
-    """An answer that no caller should get; whoever got it stops."""
+    """An answer that no caller should get; the task that got it stops."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """How much of what. Dues lie `nearest_ms` to `farthest_ms` ahead."""
+    """How much traffic of each kind. Dues lie `nearest_ms` to `farthest_ms` ahead."""
 
     topic: str = "t"
     queues: int = 4
@@ -58,7 +58,7 @@ class Traffic:
     body_bytes: int = 100
     cancelled_share: float = 0.1
     moved_share: float = 0.05
-    far_share: float = 0.0  # of the batches: their dues lie up to `far_ms` ahead
+    far_share: float = 0.0  # share of the batches whose dues lie up to `far_ms` ahead
     far_ms: int = 0
 
 
@@ -114,7 +114,7 @@ class Load:
         self._ready.set()
         await asyncio.gather(*producing)
         await asyncio.gather(*self._changes)
-        await asyncio.sleep((self.last_due_ms + 300 - now_ms()) / 1_000)  # what is cancelled would come by then
+        await asyncio.sleep((self.last_due_ms + 300 - now_ms()) / 1_000)  # a cancelled message would come by then
         for _ in iter(lambda: self._consuming and bool(self.ledger.missing) and not self.ledger.faults, False):
             await asyncio.sleep(0.1)
         self._consuming = False
@@ -129,7 +129,7 @@ class Load:
             self.ledger.faults.append(error)
 
     async def _call(self, method: str, data: bytes, seconds: float = CALL_SECONDS) -> bytes | None:
-        """The answer; None when there was none, or the cluster can't now. Raises Broken on anything else."""
+        """The answer; None when none came, or when the cluster can't serve it now. Raises Broken on anything else."""
         channel = self.choose.choice(self._channels)
         try:
             answer: bytes = await channel.unary_unary(SERVICE + method)(data, timeout=seconds)
@@ -177,7 +177,7 @@ class Load:
         self._change_some(batch, answer)
 
     async def _produce(self, producer: int) -> None:
-        """One batch at a time, over all queues."""
+        """Send one batch at a time, over all queues."""
         numbers = [0] * self.traffic.queues
         sent = 0
         while self._producing:
@@ -190,7 +190,7 @@ class Load:
             await asyncio.sleep(self.traffic.pause_s)
 
     async def _stream(self, producer: int) -> None:
-        """Batches of one queue, up to WINDOW unanswered; after a break all unanswered ones again, in order."""
+        """Send batches of one queue, up to WINDOW unanswered; after a break send the unanswered again, in order."""
         queue, sent, number = producer % self.traffic.queues, 0, 0
         unanswered: deque[Batch] = deque()
 
@@ -283,7 +283,7 @@ class Load:
             ack = pb.AckRequest(**place, start=done.tobytes(), end=(done + 1).tobytes())
             if await self._call("Ack", ack.SerializeToString()) is not None:
                 self.ledger.ack(queue, done.tolist(), now_ms())
-            back = (lot >= 0.93) & (lot < 0.98)  # the others are forgotten: their invisible time ends
+            back = (lot >= 0.93) & (lot < 0.98)  # the consumer forgets the others: their invisible time ends
             if back.any():
                 attempts = attempts if len(attempts) else np.ones(len(offsets), "<u4")
                 nack = pb.NackRequest(
@@ -292,7 +292,7 @@ class Load:
                 await self._call("Nack", nack.SerializeToString())
 
     async def _receive(self, request: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """(when it was asked, the answer), a call each."""
+        """Yields (time of the request, answer), each by a call of its own."""
         while self._consuming:
             asked_ms = now_ms()
             answer = await self._call("Receive", request)
@@ -302,7 +302,7 @@ class Load:
                 yield asked_ms, answer
 
     async def _receive_stream(self, request: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """The same over streams, a new one after each break."""
+        """Yields the same over streams, with a new stream after each break."""
         while self._consuming:
             call = self.choose.choice(self._channels).stream_stream(SERVICE + "ReceiveStream")()
             try:

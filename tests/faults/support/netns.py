@@ -3,8 +3,8 @@
     n0 10.K.0.2 --- 10.K.0.1 router 10.K.100.1 --- 10.K.100.2 this process: clients, control loop
     n1 10.K.1.2 --- 10.K.1.1
 
-The router drops what is cut, silently and in one direction, as a broken link does; clients' calls that nodes pass on to
-each other are cut with it. The registry is a file and stays reachable. Needs root and `ip`; tests are skipped without.
+The router drops packets of a cut direction silently, as a broken link does; clients' calls that nodes pass on to each
+other are cut with them. The registry is a file and stays reachable. Needs root and `ip`; tests are skipped without.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Namespaces:
             _ip(*place, "link", "set", device, "up")
 
     def _remove(self) -> None:
-        """The devices go with the namespaces, the routes with the devices."""
+        """Remove the namespaces: the devices go with the namespaces, the routes with the devices."""
         for space in (*(self._space(node) for node in self.nodes), self._router):
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
@@ -85,7 +85,7 @@ class Namespaces:
 
     # ------------------------------------------------------------ cuts
     def cut(self, *ways: tuple[str, str]) -> None:
-        """Nothing passes from the first node of each pair to the second."""
+        """Let nothing pass from the first node of each pair to the second."""
         for sender, receiver in ways:
             rule = ["iif", self._link(self.nodes.index(sender)), "to", self._network(self.nodes.index(receiver))]
             _ip("-n", self._router, "rule", "add", *rule, "blackhole")

@@ -3,8 +3,8 @@
     n0 --peer R0  <---  P0 --advertise-peer of n0  <---  the other nodes
 
 Every node is reached through a port of this proxy, which passes on its TCP connections and datagrams. A connection
-says in its first bytes who makes it (transport/connection.py), a datagram by the port that it comes from. What is sent
-in a direction that is cut: datagrams are lost; bytes of a connection wait where they are, as TCP would send them again.
+says in its first bytes which node makes it (transport/connection.py), a datagram by the port that it comes from. In a
+direction that is cut, datagrams are lost; a connection's bytes wait where they are, as TCP would send them again.
 Clients, the registry and the control loop's questions are not affected: for that, see netns.py.
 """
 
@@ -51,7 +51,7 @@ class Network:
         self._thread.join()
 
     def options(self, number: int, node: str) -> tuple[str, ...]:
-        """Of a node's command line."""
+        """Options of a node's command line."""
         return (
             "--peer", f"{ports.HOST}:{self._real[node]}",
             "--advertise-peer", f"{ports.HOST}:{self._shown[node]}",
@@ -59,7 +59,7 @@ class Network:
 
     # ------------------------------------------------------------ cuts; from any thread
     def cut(self, *ways: Way) -> None:
-        """Nothing passes from the first node of each pair to the second."""
+        """Let nothing pass from the first node of each pair to the second."""
         self._cut |= set(ways)
 
     def part(self, node: str, others: Sequence[str] | None = None) -> None:
@@ -115,7 +115,7 @@ class Network:
     async def _connect(
         self, sender: str, receiver: str, hello: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Pass on what comes, both ways, until one side ends."""
+        """Pass bytes on, both ways, until one side ends."""
         await self._passes((sender, receiver))
         inner_reader, inner_writer = await asyncio.open_connection(ports.HOST, self._real[receiver], limit=PIECE)
         try:
@@ -134,7 +134,7 @@ class Network:
             await self._passes(way)
             writer.write(data)
             await writer.drain()
-        await self._passes(way)  # nor does the end of a connection arrive
+        await self._passes(way)  # the end of a connection does not arrive either
 
     async def _passes(self, way: Way) -> None:
         while not self.open(way):  # noqa: ASYNC110 - it is cut and healed by another thread
@@ -142,7 +142,7 @@ class Network:
 
 
 class _Shown(asyncio.DatagramProtocol):
-    """The port at which a node is seen."""
+    """The port at which other nodes see a node."""
 
     def __init__(self, network: Network, node: str) -> None:
         self._network, self._node = network, node
@@ -163,7 +163,7 @@ class _Shown(asyncio.DatagramProtocol):
 
 
 class _Relay(asyncio.DatagramProtocol):
-    """Stands for `sender` at `receiver`: what that one answers comes back here."""
+    """Stands for `sender` at `receiver`: the receiver's answers come back here."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self._network, self._sender, self._receiver = network, sender, receiver
@@ -177,4 +177,4 @@ class _Relay(asyncio.DatagramProtocol):
             self._network._datagrams[self._receiver].answer(data, self._sender)
 
     def error_received(self, error: Exception) -> None:
-        pass  # nobody listens at the moment: lost
+        pass  # no process listens at the moment: the datagram is lost

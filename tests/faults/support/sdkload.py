@@ -1,7 +1,7 @@
-"""Traffic through the SDK that goes on through every failover: what a caller sees is counted, and none may be an error.
+"""Traffic through the SDK that goes on through every failover: it counts what callers see, which must not be an error.
 
 Each producer has a message for each queue every so often, whether or not the ones before are acknowledged yet, as an
-application would; of what is stored some is cancelled and some rescheduled a moment later. Three consumers of group `g`
+application would; some stored messages are cancelled and some rescheduled a moment later. Three consumers of group `g`
 acknowledge most of what they get, give some back and forget some; group `h` gets everything too.
 """
 
@@ -35,7 +35,7 @@ MEMBERS = (0, 0, 0, 1)  # the consumers, by their group's number
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much of what. Delays lie `nearest_ms` to `farthest_ms` ahead."""
+    """How much traffic of each kind. Delays lie `nearest_ms` to `farthest_ms` ahead."""
 
     rate: int = 2_000  # messages/s, all producers and queues together
     topic: str = "t"
@@ -50,15 +50,15 @@ class Work:
     nacked_share: float = 0.005
     forgotten_share: float = 0.005
     invisible: str = "8s"
-    timeout: str = "60s"  # of the callers
+    timeout: str = "60s"  # the callers' timeout
 
 
 @dataclass
 class Times:
-    """When something went well on a queue: monotonic s, in order as it came."""
+    """Times of successful calls and deliveries on each queue: monotonic s, in the order in which they came."""
 
     acknowledged: list[list[float]] = field(default_factory=list)
-    delivered: list[list[float]] = field(default_factory=list)  # to group `g`
+    delivered: list[list[float]] = field(default_factory=list)  # deliveries to group `g`
 
 
 class SdkLoad:
@@ -68,7 +68,7 @@ class SdkLoad:
         self.work = work
         self.ledger = Columns(int(time.time() * 1000))
         self.times = Times([[] for _ in range(work.queues)], [[] for _ in range(work.queues)])
-        self.errors: Counter[str] = Counter()  # what callers were told, by kind
+        self.errors: Counter[str] = Counter()  # the errors that callers got, by kind
         self.faults: list[str] = []
         self.late_ms: list[NDArray[np.int64]] = []
         self._endpoints = ",".join(endpoints)
@@ -136,7 +136,7 @@ class SdkLoad:
         self.errors[f"{type(error).__name__} {error.reason or error.code}: {error.message}"[:300]] += 1
 
     async def _groups_exist(self) -> None:
-        """On every queue: from then on what is consumed stays until both have it."""
+        """Wait until both groups exist on every queue: from then on a message stays until both have consumed it."""
         for _ in range(300):
             states = await self._admin.groups(self.work.topic)
             if len(states) >= len(GROUPS) * self.work.queues:
@@ -256,11 +256,11 @@ class SdkLoad:
 
 
 def _of(times: list[list[float]], queue: int) -> list[float]:
-    """A topic may be given more queues meanwhile."""
+    """The times of this queue. A topic may get more queues meanwhile."""
     times.extend([] for _ in range(len(times), queue + 1))
     return times[queue]
 
 
 def _key_of(queue: int, queues: int) -> str:
-    """A key whose messages go there."""
+    """A key whose messages go to this queue."""
     return next(key for key in map(str, range(100_000)) if zlib.crc32(key.encode()) % queues == queue)

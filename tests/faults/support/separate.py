@@ -10,12 +10,12 @@ from typing import Any
 
 from tests.faults.support.failover import FaultCluster
 
-# Not wait_ready(): its turn would last until all is well, and nobody could look at the shards meanwhile.
+# wait_ready() is not among them: it would hold the pipe until all is well, and no test could look at the shards.
 PASSED_ON = ("unready", "kill", "shards", "masters", "endpoints", "pids", "check_logs", "data", "logged")
 
 
 class Separate(FaultCluster):
-    """Looks like the cluster that it starts; only what a round asks of one is passed on."""
+    """Looks like the cluster that it starts, and passes on the calls that a round makes, no others."""
 
     def __init__(self, data: Path, **desired: Any) -> None:
         mine, theirs = multiprocessing.Pipe()

@@ -12,7 +12,7 @@ import pytest
 
 
 class SmallDisk:
-    """Mounted at `place`; what somebody else keeps on it is the ballast."""
+    """A tmpfs mounted at `place`. Its ballast stands for the files of other programs."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -24,7 +24,7 @@ class SmallDisk:
         return disk.f_bavail * disk.f_frsize >> 20
 
     def leave_free(self, mib: int) -> None:
-        """Somebody else's file grows or shrinks until so much is free; 0: to the last byte."""
+        """Grow or shrink the ballast until so many MiB are free; 0: the disk is full to the last byte."""
         with self._ballast.open("ab") as file:
             disk = os.statvfs(self.place)
             size = file.tell() + disk.f_bavail * disk.f_frsize - (mib << 20)

@@ -27,7 +27,7 @@ SHORT = Traffic(farthest_ms=2_000)
 
 
 def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], None], settle_s: float = 0.5) -> Report:
-    """The load while `harm` does what it does; everything that the checker can say is checked."""
+    """Run the load while harm() runs, then check everything that the checker can check."""
     cluster.wait_ready()
     keep_all(cluster, traffic)
     load = Load(cluster.endpoints, traffic, SEED)
@@ -53,7 +53,7 @@ def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], N
 
 
 def keep_all(cluster: LocalCluster, traffic: Traffic) -> None:
-    """A group that consumes nothing, so that the queues still have it all when they are read at the end."""
+    """Add a group that consumes nothing, so that the queues still have all messages when they are read at the end."""
     with Client(cluster.endpoints[0]) as client:
         for queue in range(traffic.queues):
             shard = Shard(client, traffic.topic, queue)
@@ -72,7 +72,7 @@ def joins(shard: Shard) -> bool:
 
 
 def check_queue(cluster: LocalCluster, load: Load) -> None:
-    """The queue itself, read from its beginning: each message once, none that is cancelled, none left behind."""
+    """Read the queue from its beginning: it must have each message once, none cancelled, and none left behind."""
     ledger = load.ledger
     with Client(cluster.endpoints[0]) as client:
         found: list[int] = []
