@@ -58,7 +58,7 @@ class Reminders:
 
 @dataclass
 class Sent:
-    """What was acknowledged, batch by batch."""
+    """The acknowledged messages, batch by batch."""
 
     queue: list[NDArray[np.int64]] = field(default_factory=list)
     seq: list[NDArray[np.int64]] = field(default_factory=list)
@@ -120,7 +120,7 @@ async def picture(admin: Admin, nodes: int, from_ms: int, to_ms: int) -> SlotLoa
 
 
 async def delayctl(data: Path, *arguments: str) -> Any:
-    """What the command prints as JSON, as from a shell."""
+    """Run the command as from a shell; returns the JSON that it prints."""
     command = [sys.executable, "-c", "from delayctl.main import main; main()", *arguments, "--json"]
     environment = {**os.environ, "DELAYCTL_DATA": str(data)}
     process = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, env=environment, text=True)

@@ -35,7 +35,7 @@ LATE = "late"
 
 @dataclass
 class Order:
-    """What the consumer checks: offsets, dues and seqs follow each other."""
+    """The consumer's check: offsets, dues and seqs follow each other."""
 
     due_ms: int
     next_offset: int = -1

@@ -40,12 +40,12 @@ def highest(loads: F64, homes: I64, nodes: int) -> float:
 
 
 def lower_bound(loads: F64, nodes: int) -> float:
-    """What no placement of whole shards gets below: in its slot, an even share or the largest shard."""
+    """A bound for every placement of whole shards: in a slot, the even share or the largest shard."""
     return float(np.maximum(loads.sum(axis=0) / nodes, loads.max(axis=0)).max())
 
 
 def badly(loads: F64, nodes: int) -> I64:
-    """As many shards on each node, and the hottest together on the first."""
+    """Place equally many shards on each node, with the hottest together on the first."""
     homes = np.zeros(len(loads), np.int64)
     homes[np.argsort(-loads.max(axis=1), kind="stable")] = np.arange(len(loads)) * nodes // len(loads)
     return homes
@@ -57,5 +57,5 @@ def round_robin(shards: int, nodes: int) -> I64:
 
 
 def equal_counts(shards: int, nodes: int, seed: int) -> I64:
-    """As many shards on each node, and which ones is left to chance."""
+    """Place equally many shards on each node, chosen at random."""
     return np.random.default_rng(seed).permutation(round_robin(shards, nodes))

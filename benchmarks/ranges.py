@@ -141,8 +141,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one kind of call. messages: what it returned or changed each time. The node's memory in MiB, at most
-    meanwhile. side: how late the messages of the side stream came meanwhile."""
+    """Figures of one kind of call. messages: how many it returned or changed each time. rss, anon: the node's highest
+    memory meanwhile, MiB. side: how late the messages of the side stream came meanwhile."""
 
     what: str
     median_s: float

@@ -120,7 +120,7 @@ def made_names(shards: int, seed: int) -> tuple[list[str], list[tuple[str, int]]
 
 
 def made_slots(spark: SparkSession, topics: list[tuple[str, int]], days: int, seed: int) -> DataFrame:
-    """delaycluster.slots' schema. What each shard has in each slot is a function of the seed alone."""
+    """Rows in the schema of delaycluster.slots. The load of each shard in each slot is a function of the seed alone."""
     from pyspark.sql import functions as F
 
     count = days * DAY_MS // SLOT_MS
@@ -194,7 +194,7 @@ def peak_mib(pid: str) -> int:
 
 
 def cpu_seconds(pid: str) -> float:
-    """Of processor time that a process has had."""
+    """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

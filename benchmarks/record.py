@@ -29,7 +29,7 @@ STALL_S = 0.5  # a virtual machine that was frozen for so long measures its host
 TRIES = 4
 
 Run: TypeAlias = Mapping[str, Any]
-"""What `delayctl bench --json` printed."""
+"""The output of `delayctl bench --json`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 MINUTES_A_DAY = 24 * 60
 MISSING = "NA"
-# What is known before the departure: a reminder cannot carry the times that the flight later had.
+# The fields known before the departure: a reminder cannot carry the times that the flight later had.
 TEXT_FIELDS = ("carrier", "tailnum", "origin", "dest", "time_hour")
 NUMBER_FIELDS = ("year", "month", "day", "sched_dep_time", "sched_arr_time", "flight", "distance")
 

@@ -1,4 +1,4 @@
-"""What was produced, cancelled and delivered, row by row, and the verdict over it."""
+"""The ledger of produced, cancelled and delivered messages, row by row, and the verdict over it."""
 
 from dataclasses import asdict, dataclass
 
@@ -110,7 +110,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the data asks for, and the run's circumstances.
+    """The numbers that the data asks for, and the run's circumstances.
 
     killed: a node was killed, so a message may come twice. ready_ms: from the last cancel to the first due.
     """

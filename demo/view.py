@@ -25,7 +25,7 @@ PLAIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there is to see at one moment.
+    """The figures that the view shows at one moment.
 
     day_ms: how far the folded day is, negative before it starts; window_ms: its length. cells: i64[queues, COLUMNS]
     messages still to come. released, pending: as the nodes' wheels tell. lateness_ms: i64[k] since the last snapshot.

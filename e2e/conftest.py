@@ -147,7 +147,7 @@ def cluster(operator: Release, _cluster: ClusterUnderTest) -> ClusterUnderTest:
 
 @pytest.fixture
 def namespace(kube: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
-    """One of the scenario's own. Nobody waits until it is gone: the pods in it may take half a minute to end."""
+    """The scenario's own namespace. No test waits for its end: the pods in it may take half a minute to stop."""
     words = request.node.name.removeprefix("test_").split("_")[:4]
     name = f"delaycluster-e2e-{'-'.join(words)}-{int(time.time()) % 100_000}"
     kube.namespace(name)

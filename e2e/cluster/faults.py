@@ -1,4 +1,4 @@
-"""What can be done to nodes and to the control plane's components."""
+"""Faults of nodes and of the control plane's components."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.cluster.shell import succeeds
 
 
 def stop_node(index: int) -> None:
-    """Power off: kill -9 of all that it runs. What it wrote is still there, as after a crash of the machine's power."""
+    """Power off: kill -9 of all that the node runs. Its written files stay, as after a loss of the machine's power."""
     Node(index).host.power_off()
 
 

@@ -105,7 +105,7 @@ def node_host(index: int) -> Host:
 
 
 def known_nodes() -> list[int]:
-    """Those that were ever started in this cluster, powered off or not."""
+    """The nodes that were ever started in this cluster, powered off or not."""
     prefix = node_name(0)[:-1]
     return sorted(int(path.name.removeprefix(prefix)) for path in PLACES.home.glob(f"{prefix}*") if path.is_dir())
 
@@ -118,7 +118,7 @@ def _machine_mounts() -> str:
 
 
 def _descendants(pids: list[str]) -> list[str]:
-    """Of all of them together, by one look at /proc."""
+    """The descendants of all these processes together, by one look at /proc."""
     children: dict[str, list[str]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,1 +1,1 @@
-"""What the scenarios are made of: a guarded kubectl, helm, the machines under the nodes, a cluster, a load on it."""
+"""The scenarios' tools: a guarded kubectl, helm, the machines under the nodes, a cluster, a load on it."""

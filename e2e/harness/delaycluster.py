@@ -104,7 +104,7 @@ class ClusterUnderTest:
         return {shard.name: shard.epoch for shard in self.shards()}
 
     def unwhole(self) -> list[str]:
-        """What keeps it from being whole: every copy of every shard in sync, and the status says so."""
+        """The faults that keep it from being whole: all copies of all shards must be in sync, and the status say so."""
         found = self.object
         spec, status = found["spec"], found.get("status", {})
         faults = [fault for shard in self.shards() for fault in shard.faults]

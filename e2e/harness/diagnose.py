@@ -1,4 +1,4 @@
-"""What to look at when a scenario fails: shown below its traceback."""
+"""Diagnostics of a failed scenario, shown below its traceback."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ COMPONENT = "app.kubernetes.io/component=operator"
 
 
 def default_image() -> str:
-    """What the chart runs when it is given no values."""
+    """The image that the chart runs when it gets no values."""
     return _image("image")
 
 
 def rebalance_image() -> str:
-    """What it runs the rebalance's jobs with."""
+    """The image that the chart runs the rebalance's jobs with."""
     return _image("rebalanceImage")
 
 
@@ -74,7 +74,7 @@ class Release:
     # ------------------------------------------------------------ the operator's Deployment
     @property
     def _selector(self) -> str:
-        """Of its pods."""
+        """The label selector of its pods."""
         return f"{INSTANCE}={self.name},{COMPONENT}"
 
     @property

@@ -25,7 +25,7 @@ class WrongContext(Exception):
 
 
 class Failed(AssertionError):
-    """A command that should have worked; says what it printed."""
+    """A command that should have worked; the message has its output."""
 
 
 def check_context(name: str, allowed: Sequence[str] = ()) -> None:
@@ -72,7 +72,7 @@ class Kubectl:
         return run(("kubectl", "--context", self.context, *argv), stdin=stdin, seconds=seconds, check=check)
 
     def refused(self, *argv: str, stdin: str | None = None) -> str:
-        """What is printed about a request that must not succeed."""
+        """Kubectl's output about a request that must not succeed."""
         try:
             told = self(*argv, stdin=stdin)
         except Failed as error:

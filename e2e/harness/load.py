@@ -1,4 +1,4 @@
-"""A load on a cluster, in a pod: producers, two groups of consumers, and a checker of what they were promised."""
+"""A load on a cluster, in a pod: producers, two groups of consumers, and a checker of the promises to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Result:
     totals: Object  # columns.Totals
-    errors: dict[str, int]  # what callers were told, by kind
+    errors: dict[str, int]  # the errors that callers got, by kind
     faults: list[str]
     late_ms: dict[str, int]
     queues: int  # that messages came from

@@ -1,7 +1,7 @@
-"""What the load's pod runs: tests/faults/support/sdkload.py with its set checker, from inside the cluster's network.
+"""The program of the load's pod: tests/faults/support/sdkload.py with its set checker, inside the cluster's network.
 
-It begins, prints `{"began": true}`, goes on until the file FINISH exists, waits for what is still to come, and prints
-one JSON line with what was found. Times in it are ms since 1970 UTC by the pod's machine.
+It begins, prints `{"began": true}`, goes on until the file FINISH exists, waits for the messages still to come, and
+prints one JSON line with its findings. Times in it are ms since 1970 UTC by the pod's machine.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ TOLD_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def namespace(release: Release, kube: Kubectl) -> Iterator[str]:
-    """One in which the good cluster stands, as those that are updated start from it."""
+    """A namespace with the good cluster in it: updates to bad ones start from it."""
     name = "delaycluster-e2e-refusals"
     release.ensure()
     kube.delete("namespace", name)
@@ -50,7 +50,7 @@ def test_the_api_server_refuses_it_in_these_words(kube: Kubectl, namespace: str,
 
 
 def other_name(bad: BadCluster) -> str:
-    """Not the good cluster's, which is there already."""
+    """A name other than the good cluster's, which exists already."""
     name: str = bad.body["metadata"]["name"]
     return "bad" if name == GOOD["metadata"]["name"] else name
 

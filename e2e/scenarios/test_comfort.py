@@ -1,4 +1,4 @@
-"""What `kubectl` shows of a cluster, and what it explains."""
+"""The output of `kubectl get` and `kubectl explain` for a cluster."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_delayctl_goes_on_while_a_pod_is_deleted(
 def test_a_drained_node_is_emptied_and_a_shard_switched_over_under_load(
     cluster: ClusterUnderTest, topic: str, load: Load, kept: Callable[..., Result]
 ) -> None:
-    """What people do before they take a machine away, and how they choose a master by hand."""
+    """People drain a node before they take its machine away, and choose a master by hand."""
     time.sleep(CALM_SECONDS)
     node = cluster.victim(topic)
     began = time.monotonic()

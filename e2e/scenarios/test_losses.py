@@ -37,7 +37,7 @@ class Trial:
     figure: Callable[..., None]
 
     def led_by(self, node: str) -> Epochs:
-        """Of the topic's shards that `node` leads."""
+        """The epochs of the topic's shards that `node` leads."""
         return {shard.name: shard.epoch for shard in self.cluster.shards(self.topic) if shard.master == node}
 
     def choose(self, spare: str = "") -> tuple[str, Epochs]:
@@ -144,7 +144,7 @@ def test_a_machine_that_loses_power_loses_no_message(trial: Trial, machines: Mac
 
 @pytest.mark.machines
 def test_a_pod_that_hangs_in_terminating_holds_no_shard_back(trial: Trial, machines: Machines) -> None:
-    """Nobody on the machine that lost power can say that the pod has ended, so Kubernetes keeps it."""
+    """The machine lost power, so its kubelet can't report that the pod has ended, and Kubernetes keeps the pod."""
     cluster = trial.cluster
     lost: list[Object] = []
 

@@ -80,7 +80,7 @@ def test_a_plan_by_hand_and_then_the_jobs_are_carried_out_under_load(
     gathered = wait_state(cluster, BY_HAND, "Ready", MOVES_SECONDS)
     assert led(cluster, topic) == Counter(n0=4)
 
-    # What falls due there makes it hot; the job sees that before it comes.
+    # Messages that will fall due there make the node hot; the job sees that before they do.
     cluster.delayctl("produce", topic, "--count", str(WAITING), "--spread", "30m..60m")
     began = time.monotonic()
     cluster.edit(

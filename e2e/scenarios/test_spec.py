@@ -98,7 +98,7 @@ def test_another_image_is_rolled_out_node_by_node(
 
 
 def _full(image: str) -> str:
-    """As containerd names it."""
+    """The image's name in containerd."""
     return image if image.startswith("docker.io/") else f"docker.io/{image}"
 
 

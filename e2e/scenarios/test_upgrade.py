@@ -27,7 +27,7 @@ def git(*argv: str) -> bytes:
 
 @pytest.fixture
 def earlier_chart(tmp_path: Path) -> Path:
-    """As it was before the last change of it; the working tree counts as one."""
+    """The chart before its last change; a changed working tree counts as a change."""
     try:
         changed = git("diff", "--name-only", "HEAD", "--", FOLDER).split()
         commits = git("log", "-2", "--format=%H", "--", FOLDER).split()
@@ -52,7 +52,7 @@ def upgraded_from(release: Release, earlier_chart: Path) -> Release:
 def test_the_chart_is_upgraded_under_load(
     upgraded_from: Release, cluster: ClusterUnderTest, release: Release, load: Load, kept: Callable[..., Result]
 ) -> None:
-    """What ran under the earlier chart goes on under this one, and no message is lost; the definitions are new."""
+    """A cluster of the earlier chart goes on under this one, and no message is lost; the definitions are new."""
     time.sleep(CALM_SECONDS)
     began = time.monotonic()
     release.install()

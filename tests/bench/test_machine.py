@@ -1,4 +1,4 @@
-"""What the machine says about itself."""
+"""The benchmark's description of the machine."""
 
 from __future__ import annotations
 

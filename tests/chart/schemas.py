@@ -1,4 +1,4 @@
-"""As much of JSON Schema as values.schema.json and the custom resources' definitions use, to check a document with."""
+"""A JSON Schema checker with the keywords that values.schema.json and the custom resources' definitions use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def faults(value: Any, schema: Json, *, closed: bool = False, at: str = "") -> Iterator[str]:
-    """What is wrong with `value`, a sentence each that begins with where.
+    """The faults of `value`, each a sentence that begins with its place.
 
     closed: a field that the schema does not name is wrong too (kubectl's strict validation).
     """

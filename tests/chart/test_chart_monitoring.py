@@ -39,7 +39,7 @@ def exposed() -> dict[str, set[str]]:
 
 
 def operator_collector() -> OperatorCollector:
-    """Of one cluster, seen once."""
+    """The collector of an operator that has seen one cluster, once."""
     tended = SimpleNamespace(observation=ClusterObservation("orders", 3))
     worker = SimpleNamespace(namespace="shop", name="orders", rounds=1, last=tended)
     clusters, api = SimpleNamespace(workers=lambda: [worker]), SimpleNamespace(sent={"get": 1})

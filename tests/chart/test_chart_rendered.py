@@ -1,4 +1,4 @@
-"""What Helm makes of the chart. Without helm on PATH (or in kubelab's cache) these are skipped.
+"""The chart as Helm renders it. Without helm on PATH (or in kubelab's cache) these tests are skipped.
 
 UPDATE_SNAPSHOTS=1 writes tests/chart/snapshots anew; read the difference before it is committed.
 """

@@ -30,7 +30,7 @@ REGISTRY = {
     *(("coordination.k8s.io", "leases", verb) for verb in ("get", "list", "create")),
 }  # fmt: skip
 
-# Not a call of its own: blockOwnerDeletion takes it where that is guarded.
+# No call uses it by itself: blockOwnerDeletion needs it on API servers that guard that field.
 WITH_OWNERS = {("delaycluster.io", "delayclusters/finalizers", "update")}
 
 
@@ -94,7 +94,7 @@ def asked_for() -> set[Right]:
 
 
 def node_rules(master: str = "local[*]") -> list[Json]:
-    """Of the nodes and of the rebalance job."""
+    """The RBAC rules of the nodes and of the rebalance job."""
     spec = ClusterSpec(name="c", nodes=3, replicas=2, topics=(TopicSpec("t", 2),))
     objects = build(ClusterView("ns", "uid", spec, "image", rebalance=RebalanceJobSpec("image", master=master)))
     return [rule for found in objects if found["kind"] in ("Role", "ClusterRole") for rule in found["rules"]]

@@ -13,7 +13,7 @@ from tests.chart.schemas import faults
 
 
 def merged(below: Json, above: Json) -> Json:
-    """As Helm lays one file's values over another's."""
+    """Merge two files' values as Helm lays one over the other."""
     out = dict(below)
     for name, value in above.items():
         both = isinstance(value, dict) and isinstance(below.get(name), dict)

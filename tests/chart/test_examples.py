@@ -34,7 +34,7 @@ PODS = [
 
 
 def granted(cluster: Json) -> ClusterSpec:
-    """As the operator reads it: raises when it would refuse."""
+    """The spec as the operator reads it. Raises where the operator would refuse."""
     return desired_of(cluster).cluster
 
 
@@ -73,7 +73,7 @@ def test_the_minimal_cluster_is_the_one_of_the_charts_notes() -> None:
 
 
 def test_the_production_cluster_goes_on_with_two_nodes_away() -> None:
-    """As its first comment says."""
+    """The example's first comment promises this."""
     (cluster,) = documents((EXAMPLES / "production.yaml").read_text())
     spec = granted(cluster)
     assert spec.nodes - 2 >= spec.replicas >= spec.min_in_sync > 1

@@ -177,7 +177,7 @@ def lost_answers(serve: Callable[[Any], Any], times: int = 1) -> Callable[[Any],
 
 
 class Messages:
-    """What a shard knows of some messages, by seq: its due and outcome of the next cancel."""
+    """A shard's knowledge of some messages, by seq: each message's due, and the outcome of the next cancel."""
 
     def __init__(self, node: FakeNode) -> None:
         self.due = {seq: 5_000_000 + seq for seq in range(10)}

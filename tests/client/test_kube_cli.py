@@ -264,7 +264,7 @@ def test_a_write_without_the_right_to_it_says_so(world: KubeWorld) -> None:
 
 
 def when(true: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
-    """Somebody else, who does `then` once something is true."""
+    """A thread that calls `then` once something is true, as another person would."""
 
     def watch() -> None:
         until_s = time.monotonic() + 30

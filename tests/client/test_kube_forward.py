@@ -319,7 +319,7 @@ async def reached(cluster: Cluster) -> TopicRoute:
 
 
 async def listed_anew(it: World) -> None:
-    """Whoever meets an unknown address looks which pods there are."""
+    """Dial an unknown address: the forwarder then lists the pods again."""
     before = it.access.lists
     with socket.create_connection(tuple_of(it.forwards.dial("198.18.0.9:7070"))):
         await eventually(lambda: it.access.lists > before)

@@ -1,4 +1,4 @@
-"""What is believed of routes, how often they are asked for, and which nodes are tried."""
+"""Which routes the client believes, how often it asks for them, and which nodes it tries."""
 
 from __future__ import annotations
 

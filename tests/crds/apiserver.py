@@ -23,7 +23,7 @@ _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "intege
 
 
 def refusals(schema: Json, body: Json, old: Json | None = None) -> tuple[Json, list[str], list[str]]:
-    """The object as it would be stored, what the schema says against it, and, when that is nothing, what CEL says."""
+    """The object as it would be stored, the schema's faults, and, if there are none, the faults that CEL rules find."""
     new = prepared(schema, body)
     against = list(_schema(schema, new, ""))
     before = None if old is None else prepared(schema, old)
@@ -113,7 +113,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _key(schema: Json, item: Any) -> Any:
-    """What names an item of a set or a map; None: nothing does."""
+    """The key that names an item of a set or a map; None: no key does."""
     if schema.get("x-kubernetes-list-type") == "set":
         return item
     if schema.get("x-kubernetes-list-type") == "map" and isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""DelayClusters that must be refused, with who refuses them and in which words.
+"""DelayClusters that must be refused, the part that refuses them, and its words.
 
 One table for the unit tests (a stand-in for the API server, `apiserver.py`; the operator's own check) and for e2e (a
 real API server, kubectl's output). Plain data: e2e imports it without the operator's packages.
@@ -32,7 +32,7 @@ GOOD: Json = {
 
 
 class By(StrEnum):
-    """Who refuses: the CRD's schema or CEL rules (kubectl apply fails), or the operator (condition InvalidSpec)."""
+    """The part that refuses: the CRD's schema or CEL rules (kubectl apply fails), or the operator (InvalidSpec)."""
 
     SCHEMA = "schema"
     CEL = "CEL"

@@ -1,4 +1,4 @@
-"""What the demo shows."""
+"""The demo's output."""
 
 import io
 from dataclasses import replace

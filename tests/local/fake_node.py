@@ -53,7 +53,7 @@ class FakeNode:
         self.grpc.start()
 
     def run(self) -> None:
-        """Until SIGTERM, after which the masters are handed over, or SIGINT."""
+        """Run until SIGINT, or until SIGTERM and the handover of the node's shards that follows it."""
         renew_at = 0.0
         leave_at = float("inf")
         while time.monotonic() < leave_at:
@@ -84,7 +84,7 @@ class FakeNode:
         return self.data.parent / node / f"{spec.name}-{spec.uid}.json"
 
     def state(self, spec: ShardSpec, node: str) -> dict[str, Any] | None:
-        """Of another node too: what a fake's network is made of."""
+        """The state of the node's copy. Fakes read each other's files where real nodes would use the network."""
         try:
             found: dict[str, Any] = json.loads(self.file_of(spec, node).read_text())
         except (FileNotFoundError, json.JSONDecodeError):
@@ -107,7 +107,7 @@ class FakeNode:
             return
         if status is None or status.serving_epoch < spec.epoch:
             if own is not None and own["epoch"] >= spec.epoch and own.get("by") != self.lease.incarnation:
-                return  # another process's term
+                return  # the term of another process
             own = own or {"copy": secrets.token_hex(8), "epoch": 0, "log": 0}
             in_sync = status.in_sync if status is not None else (own["copy"],)
             assert own["copy"] in in_sync, "someone else's data"

@@ -1,4 +1,4 @@
-"""What the tests of the local rebalance share: plans, and a cluster of two nodes that are only said to live."""
+"""Shared by the tests of the local rebalance: plans, and a cluster of two nodes without processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from delayregistry.sqlite import SqliteRegistry
 
 
 class Silent:
-    """A prober whom nobody answers."""
+    """A prober that gets no answers."""
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         return {}
@@ -38,7 +38,7 @@ class Silent:
 def plan_of(
     moves: Sequence[tuple[str, str, str, tuple[str, ...]]], *, expires: timedelta = timedelta(hours=1)
 ) -> PlanModel:
-    """Moves as (shard, from, to, replicas as they are)."""
+    """A plan of these moves: (shard, from, to, present replicas)."""
     now = datetime.now(UTC)
     listed = [
         {"shard": shard, "from": origin, "to": to, "replicas": list(replicas), "bytes": 1_000, "messages": 1}

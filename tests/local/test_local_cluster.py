@@ -119,7 +119,7 @@ def test_a_process_that_was_killed_is_known_to_have_ended_and_no_other(make: Mak
 def test_a_process_that_never_had_a_lease_says_nothing_of_the_one_that_has_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, events: list[Mapping[str, object]]
 ) -> None:
-    """Nobody here saw that one end."""
+    """The supervisor did not see that earlier process end."""
     with make() as cluster:
         cluster.wait_ready()
     monkeypatch.setenv("FAKE_NODE", "exit")
@@ -129,7 +129,7 @@ def test_a_process_that_never_had_a_lease_says_nothing_of_the_one_that_has_it(
 
 
 def test_a_process_is_not_taken_for_ended_while_somebody_works_on_its_data(make: Make) -> None:
-    """What the supervisor started may not have been the node itself."""
+    """The supervisor may have started a wrapper, not the node's process itself."""
     with make() as cluster:
         cluster.wait_ready()
         killed = incarnation(cluster, "n1")

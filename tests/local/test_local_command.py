@@ -57,7 +57,7 @@ def line(process: Process) -> dict[str, Any]:
 
 
 def running(pid: int) -> bool:
-    """As a process that does something: a zombie, which nobody has to reap here, does not count."""
+    """Whether the process still does something: a zombie, which no parent reaps here, does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

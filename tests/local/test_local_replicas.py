@@ -223,7 +223,7 @@ def test_adopt_brings_a_registry_up_to_what_the_copies_know(cluster: LocalCluste
     assert "nothing to adopt" in delayctl(cluster, "adopt").stdout
     delayctl(cluster, "shards", "switchover", "orders-1")
     cluster.wait_ready()
-    # As if the registry had been restored from before it was there; the fakes' copies hold one frame each.
+    # The registry looks restored from before the shard was there; the fakes' copies hold one frame each.
     shard = shards(cluster)["orders-1"]
     with cluster.registry._writes.transaction() as db:
         db.execute("UPDATE meta SET version = version + 1")

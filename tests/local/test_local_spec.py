@@ -1,4 +1,4 @@
-"""What a start asks for is joined with what the directory holds; what can't be taken back is refused."""
+"""A start joins its options with the directory's spec, and refuses changes that can't be taken back."""
 
 from __future__ import annotations
 

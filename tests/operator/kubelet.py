@@ -1,4 +1,4 @@
-"""Stands in for what a cluster has besides its API server: the StatefulSet controller, kubelets, node processes that
+"""Stands in for a cluster's parts besides its API server: the StatefulSet controller, kubelets, and node processes that
 renew leases, serve shards, keep copies on their claims and answer ReplicaStatus over real gRPC.
 
     kubelet = Kubelet(server.store); kubelet.start(); ...; kubelet.close()
@@ -29,7 +29,7 @@ from tests.kube.fakestore import Refused, Store
 
 TICK_S = 0.05
 STOP_S = 3.0
-PATIENCE_S = 1.0  # of a master with a silent slave, before it goes on without it
+PATIENCE_S = 1.0  # how long a master waits for a silent slave before it goes on without it
 FINALIZER = "test/kubelet"
 Json = dict[str, Any]
 
@@ -94,7 +94,7 @@ class Kubelet:
             except Refused as error:
                 if error.code not in (404, 409):
                     self.errors.append(str(error))
-            except Exception as error:  # for the test to show
+            except Exception as error:  # kept for the test to show
                 self.errors.append(repr(error))
 
     def _tick(self) -> None:
@@ -239,7 +239,7 @@ class Kubelet:
         try:
             self.store.patch(fakekinds.find("leases"), namespace, f"{cluster}.{process.node}", patch, "delaynode")
         except Refused:
-            return  # the operator has not made it yet
+            return  # the operator has not made the lease yet
 
     def _serve(self, process: Process, shards: dict[str, list[ShardObject]]) -> None:
         namespace, cluster = process.cluster.split("/")
@@ -260,7 +260,7 @@ class Kubelet:
                     kind = fakekinds.find("delayshards")
                     self.store.patch(kind, namespace, f"{cluster}.{name}", patch, "delaynode", "status")
                 except Refused:
-                    continue  # somebody was faster: the next tick
+                    continue  # another writer was faster: the next tick tries again
 
     def _status(self, process: Process, shard: ShardObject) -> ShardStatus:
         spec = shard.spec

@@ -44,7 +44,7 @@ NODES_OWN = (
 
 @dataclass
 class RunningOperator:
-    """One in this process."""
+    """An operator in this process."""
 
     operator: Operator
     thread: threading.Thread
@@ -80,7 +80,7 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what the server's connections say of their end
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the server's connections would log their end
         self.server.thaw()
         for operator in self.operators:
             operator.close()
@@ -99,7 +99,7 @@ class Stage:
 
     # ------------------------------------------------------------ operators
     def operator(self, *, resync_s: float = 60.0, namespaces: tuple[str, ...] = ()) -> RunningOperator:
-        """One in a thread of this process, with kopf really running in it."""
+        """Start an operator in a thread of this process, with kopf really running in it."""
         events: list[Json] = []
         configuration = client.Configuration()
         configuration.host = self.server.url
@@ -127,7 +127,7 @@ class Stage:
         return running[0]
 
     def process(self) -> subprocess.Popen[bytes]:
-        """One as it runs in its container: a process that can be killed."""
+        """Start an operator as in its container: a process that can be killed."""
         environment = {
             **os.environ,
             "DELAYNODE_IMAGE": IMAGE,
@@ -146,7 +146,7 @@ class Stage:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    # ------------------------------------------------------------ what people do
+    # ------------------------------------------------------------ people's actions
     def create(self, name: str = "shop", **spec: Any) -> Json:
         body = {"metadata": {"name": name}, "spec": {"nodes": 3, **spec}}
         return self.server.store.create(fakekinds.find("delayclusters"), NAMESPACE, body, "kubectl")
@@ -171,7 +171,7 @@ class Stage:
         except Refused:
             self.server.store.create(kind, "", {"metadata": {"name": "standard"}, "allowVolumeExpansion": expandable})
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ objects
     def get(self, plural: str, name: str) -> Json | None:
         try:
             return self.server.get(plural, name, NAMESPACE)
@@ -187,7 +187,7 @@ class Stage:
         return {str(it["metadata"]["name"]) for it in self.server.list(plural, NAMESPACE)}
 
     def pods(self) -> set[str]:
-        """Those whose end has not begun."""
+        """The pods that are not being deleted."""
         return {
             str(it["metadata"]["name"])
             for it in self.server.list("pods", NAMESPACE)
@@ -195,7 +195,7 @@ class Stage:
         }
 
     def condition(self, kind: str, name: str = "shop") -> Json:
-        """Empty: there is none yet."""
+        """The condition of this kind; empty if there is none yet."""
         found = self.get("delayclusters", name) or {}
         conditions: list[Json] = found.get("status", {}).get("conditions", [])
         return next((it for it in conditions if it["type"] == kind), {})
@@ -230,7 +230,7 @@ class Stage:
             time.sleep(0.02)
 
     def describe(self, name: str = "shop") -> str:
-        """What `kubectl describe` would say."""
+        """The words that `kubectl describe` would print."""
         body = self.get("delayclusters", name)
         if body is None:
             return f"there is no DelayCluster {name}"

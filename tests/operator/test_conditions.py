@@ -1,4 +1,4 @@
-"""What the status says, as tables of cases: the reason that scripts match, and the names and numbers in the message."""
+"""The status's conditions, as tables of cases: the reason that scripts match, and the message's names and numbers."""
 
 from __future__ import annotations
 

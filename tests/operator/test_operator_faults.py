@@ -125,7 +125,7 @@ def test_two_operators_at_once_come_to_the_same_and_then_to_rest(stage: Stage) -
     restarted = [name for name in stage.kubelet.restarts if name != "shop-3"]
     assert sorted(restarted) == ["shop-0", "shop-1", "shop-2"], "each once"
     assert len(stage.names("delayshards")) == 6
-    # What a new node gets is moved after ten calm seconds; then two that disagree would write for ever.
+    # Shards move to a new node after ten calm seconds; two operators that disagreed would then write for ever.
     stage.until(lambda: "n3" in {node for it in stage.server.list("delayshards") for node in it["spec"]["replicas"]})
     stage.settled()
 

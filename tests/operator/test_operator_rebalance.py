@@ -193,7 +193,7 @@ def test_a_paused_cluster_is_not_rebalanced_and_the_plan_outlasts_the_pause(stag
 
 
 def test_the_clusters_approval_holds_for_a_rebalance_that_was_there_before(stage: Stage) -> None:
-    """As `delayctl rebalance` makes one, without spec of its own."""
+    """`delayctl rebalance` makes such an object, without a spec of its own."""
     stage.operator()
     settled(stage, replicas=1, rebalance={})
     ask(stage, "shop-rebalance")

@@ -75,7 +75,7 @@ def test_the_restart_waits_for_copies_that_are_not_in_sync(stage: Stage) -> None
 
 
 def _in_sync(stage: Stage, name: str, entries: list[str]) -> None:
-    """Somebody's hand, in place of the master's."""
+    """Write the in-sync set by hand, in the master's place."""
     kind = fakekinds.find("delayshards")
     stage.server.store.patch(kind, "default", name, {"status": {"inSync": entries}}, "somebody", "status")
 
@@ -225,7 +225,7 @@ def test_volumes_that_cannot_grow_are_said(stage: Stage) -> None:
 
 
 def test_volumes_grow_when_the_class_comes_to_allow_it(stage: Stage) -> None:
-    """As docs/operations.md#volumescannotgrow says."""
+    """docs/operations.md#volumescannotgrow promises this."""
     stage.storage_class(expandable=False)
     stage.operator(resync_s=1.0)
     stage.create(storage={"size": "1Gi"})

@@ -1,4 +1,4 @@
-"""What waits in the shards of a plan by hand, and what falls due on the nodes, is asked of these over real gRPC."""
+"""The operator asks nodes over real gRPC how much waits in a plan's shards, and how much falls due on each node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A cluster small enough to hold in the head: what nodes do about what the planner writes, a step at a time.
+"""A cluster small enough to hold in the head: nodes act on the planner's writes, a step at a time.
 
-Logs are lists of frames. A frame is acknowledged once every in-sync copy has it; whoever begins a term must have all
-of those. Masters follow docs/protocol.md in the order of its writes, but with the world standing still meanwhile.
+Logs are lists of frames. A frame is acknowledged once every in-sync copy has it; a copy that begins a term must have
+all acknowledged frames. Masters write in the order of docs/protocol.md, but the world stands still meanwhile.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Cluster:
         self.copies: dict[tuple[str, str], Copy] = {}
         self.acknowledged: dict[str, list[tuple[int, int]]] = {}
         self.terms: dict[tuple[str, int], tuple[str | None, str | None]] = {}
-        self.ended: set[str] = set()  # incarnations that were seen to end
+        self.ended: set[str] = set()  # incarnations that a supervisor saw end
         self.zones: dict[str, str] = {}  # by node: where its next process runs
         self.moved = 0  # copies made by fetching
         self._numbers = 0
 
-    # What people and fate do.
+    # Actions of people, and failures.
 
     def start(self, node: str) -> None:
         self.nodes[node] = Node(f"process-{self._number()}", zone=self.zones.get(node, ""))
@@ -76,12 +76,12 @@ class Cluster:
         self.nodes[node] = replace(self.nodes[node], runs=False, seen=Liveness.DEAD)
 
     def end(self, node: str) -> None:
-        """It dies, and somebody sees that: its lease may be fresh still, or be another process's soon."""
+        """The process dies, and its supervisor sees it: its lease may still be fresh, or soon be another process's."""
         self.ended.add(self.nodes[node].incarnation)
         self.nodes[node] = replace(self.nodes[node], runs=False)
 
     def write(self, name: str) -> None:
-        """A client's message, answered when every in-sync copy has it."""
+        """A client sends a message; the master acknowledges it when every in-sync copy has it."""
         shard = self.shards.get(name)
         if shard is None or shard.status is None or not self._serves(shard) or shard.status.handover is not None:
             return
@@ -94,7 +94,7 @@ class Cluster:
                 copy.log.append(frame)
         self.acknowledged.setdefault(name, []).append(frame)
 
-    # What the operator sees and does.
+    # The operator's view, and its actions.
 
     def observed(self) -> Observed:
         views = {
@@ -108,7 +108,7 @@ class Cluster:
         return Observed(tuple(self.shards.values()), views, copies, heard, ended=frozenset(self.ended))
 
     def apply(self, action: Action) -> bool:
-        """As a registry: refused at another version. Fails where an invariant would break."""
+        """Write as a registry does: False at another version. Fails where an invariant would break."""
         if isinstance(action, CreateShard):
             spec = ShardSpec(self._number(), action.topic, action.queue, action.replicas)
             assert len(set(spec.replicas)) == len(spec.replicas) > 0
@@ -142,7 +142,7 @@ class Cluster:
             assert shard.status is not None
             assert shard.status.serving_epoch == old.epoch, "whoever served before may still do so"
             assert all(it.incarnation != old.incarnation or not it.runs for it in self.nodes.values()), "it runs still"
-        assert (shard.name, new.epoch) not in self.terms  # one process per epoch, and that for ever
+        assert (shard.name, new.epoch) not in self.terms  # an epoch belongs to one process for ever
         self.terms[shard.name, new.epoch] = new.master, new.incarnation
         copy = self.copies.get((shard.name, new.master))
         if shard.status is not None and len(old.replicas) > 1:
@@ -165,10 +165,10 @@ class Cluster:
             copy = self.copies.get((shard.name, node))
             assert copy is None or copy.entry not in in_sync, "a member of the in-sync set is dropped"
 
-    # What nodes do.
+    # Actions of nodes.
 
     def nodes_act(self) -> bool:
-        """Each shard's present master does one thing, as does each node that keeps a copy for nothing."""
+        """Each shard's present master takes one step, and each node drops its copies that no spec or status names."""
         before = dict(self.shards), len(self.copies)
         for shard in list(self.shards.values()):
             master = self.nodes.get(shard.spec.master or "")
@@ -216,7 +216,7 @@ class Cluster:
             self._put(replace(shard, status=replace(status, handover=Handover(spec.epoch, len(own.log)))))
 
     def _followers(self, shard: ShardObject, own: Copy) -> list[Copy]:
-        """The other replicas' copies that can be in sync; one that is missing is fetched."""
+        """The other replicas' copies that can be in sync; a missing one is fetched."""
         found = []
         for node in shard.spec.replicas:
             if node == shard.spec.master or node in shard.spec.leaving:
@@ -243,10 +243,10 @@ class Cluster:
         self._numbers += 1
         return self._numbers
 
-    # What is to come out in the end.
+    # The state that must come out in the end.
 
     def faults(self) -> list[str]:
-        """What keeps the cluster from being as it is wished, when every node is well; a sentence each."""
+        """The differences from the wished cluster, once every node is well; a sentence each."""
         found = []
         usable = [node for node in self.spec.node_ids if node not in self.spec.drained]
         for topic in self.spec.topics:
@@ -275,7 +275,7 @@ class Cluster:
         return found
 
     def shares_a_zone(self, replicas: tuple[str, ...]) -> bool:
-        """Two copies are in one zone, and a node that may have one in a zone without a copy. All have said theirs."""
+        """Whether two copies share a zone while a usable zone has none. All nodes must have told their zones."""
         zones = [self.nodes[node].zone for node in replicas if self.nodes[node].zone]
         usable = {self.nodes[node].zone for node in self.spec.node_ids if node not in self.spec.drained}
         return len(set(zones)) < len(zones) and "" not in usable and not usable <= set(zones)

@@ -1,4 +1,4 @@
-"""Shards, nodes and copies for the tables of who may start a term, and what the planner makes of them."""
+"""Shards, nodes and copies for the tables of which node may start a term, and the planner's actions for them."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def unsure(incarnation: str | None = None) -> ObservedNode:
 
 
 def copy(entry: str, log_epoch: int, log_end: int, **more: Any) -> CopyView:
-    """As the node's present process would answer; `planned` fills in which that is."""
+    """A copy as the node's present process would report it; planned() fills in the incarnation."""
     return CopyView(entry, more.pop("incarnation", ""), more.pop("epoch", log_epoch), log_epoch, log_end, **more)
 
 
 def shard(spec: ShardSpec, *in_sync: str, conditions: tuple[Condition, ...] = (), **status: Any) -> ShardObject:
-    """With in-sync entries: served by the process that the spec names."""
+    """A shard. With in-sync entries, the process that the spec names serves it."""
     served = ShardStatus(status.pop("serving_epoch", spec.epoch), spec.incarnation or "", in_sync, **status)
     return ShardObject(spec.name, Version("1"), spec, served if in_sync else None, conditions)
 
@@ -69,7 +69,7 @@ def planned(
     late: NotBegun | None = None,
     cluster: ClusterSpec | None = None,
 ) -> StartTerm | SetConditions | ChangeSpec | None:
-    """The one action for the shard, or none. Whoever has a copy has answered, as the process that its lease names."""
+    """The one action for the shard, or None. Each node with a copy has answered, as the process of its lease."""
     by_shard = {
         (it.name, node): replace(view, incarnation=view.incarnation or nodes[node].incarnation or "")
         for node, view in copies.items()

@@ -61,7 +61,7 @@ class World:
         self.pass_time(500, *NODES)
         self.asked.clear()
 
-    # As a Prober.
+    # The Prober's methods.
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         self.asked.append((self.now_ms, tuple(lease.node for lease in leases)))
@@ -88,7 +88,7 @@ class World:
             not_serving="it was told of epoch 7" if over else "", damaged=self.damaged.get((shard.name, node)),
         )  # fmt: skip
 
-    # What nodes do.
+    # Actions of nodes.
 
     def start(self, node: str, incarnation: str) -> None:
         self.leases[node] = NodeLease(node, incarnation, f"{node}:1", f"{node}:2")
@@ -306,7 +306,7 @@ def test_a_node_lost_for_good_is_replaced_and_a_restarted_loop_counts_anew(world
 
 
 def test_a_thousand_terms_begin_in_one_round(tmp_path: Path) -> None:
-    """As many compare-and-swaps as a lost node of a large cluster costs; about a second where fsync takes 5 ms."""
+    """A lost node of a large cluster costs as many compare-and-swaps; about a second where fsync takes 5 ms."""
     registry = SqliteRegistry(tmp_path / "registry.db", create=True)
     registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1_000),)), None)
     uids = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Who is dead is decided on the watcher's own clock, and only while it could see (attack A4)."""
+"""The watcher declares a node dead by its own clock alone, and only while it could see the leases (attack A4)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ LEAST_MS = MIN_LEASE_SECONDS * 1_000
 
 
 def watched(last_renewal_ms: int, until_ms: int, phase_ms: int) -> list[Liveness]:
-    """What a watch with the shortest lease that may be asked for sees of a node, look by look. phase_ms: of the looks
-    against the renewals."""
+    """A node's liveness at each look of a watch with the shortest allowed lease. phase_ms: the looks' offset against
+    the renewals."""
     watch = LeaseWatch(LEAST_MS, max_gap_ms=LEAST_MS // 2)
     looks = range(phase_ms, until_ms, LOOKS_MS)
     renewals = [min(now_ms, last_renewal_ms) // RENEWALS_MS for now_ms in looks]

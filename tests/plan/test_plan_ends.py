@@ -1,4 +1,4 @@
-"""What follows from knowing that a process has ended: its masters are taken over at once, and nothing else changes."""
+"""Once a process is known to have ended, others take its shards over at once, and nothing else changes."""
 
 from __future__ import annotations
 

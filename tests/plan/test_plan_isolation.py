@@ -89,7 +89,7 @@ def test_a_shard_without_nodes_can_not_be_made_or_read(field: str, nodes: tuple[
 
 @pytest.mark.parametrize("field", ["replicas", "target"])
 def test_copies_on_nodes_that_the_cluster_does_not_have_are_made_elsewhere(field: str) -> None:
-    """Somebody has mistyped a name. It held the shard at one copy, or at a move that never ended, without a word."""
+    """A person mistyped a node's name. It once held the shard at one copy, or in an endless move, without a word."""
     world = cluster(nodes=3, queues=2, replicas=2)
     if field == "replicas":
         master = world.shards["t-0"].spec.master

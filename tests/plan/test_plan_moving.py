@@ -79,7 +79,7 @@ def step(
     drained: tuple[str, ...] = (),
     replicas: int = 2,
 ) -> ChangeSpec | str | None:
-    """What is planned for the shard whose copies on n0, n1, ... are c0, c1, ...; a condition by its reason."""
+    """The plan for a shard whose copies on n0, n1, ... are c0, c1, ...; a condition by its reason."""
     nodes = {
         node: ObservedNode(Liveness.DEAD if node in dead else Liveness.ALIVE, "p") for node in ("n0", "n1", "n2", "n3")
     }
@@ -254,7 +254,7 @@ def test_a_new_node_takes_the_first_place_of_a_shard_that_its_donor_leads() -> N
 
 
 def test_a_node_that_leads_less_than_its_share_leads_where_it_is_first_whoever_led_there() -> None:
-    """As after a start of all nodes: the masters are those that answered first, not those in the first places."""
+    """A start of all nodes ends so: the nodes that answered first lead, not the nodes in the first places."""
     led = {0: ("n3", "n0", "n0"), 1: ("n0", "n1", "n1"), 2: ("n1", "n2", "n2"), 3: ("n2", "n1", "n1")}
     shards = []
     for queue, (first, second, master) in led.items():

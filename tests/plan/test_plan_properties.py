@@ -146,7 +146,7 @@ def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, Shar
 
 
 def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
-    """What no single action may do, whatever the world looks like."""
+    """Check the rules that no single action may break, whatever the world looks like."""
     assert action.reason
     if isinstance(action, CreateShard):
         assert len(set(action.replicas)) == len(action.replicas) > 0

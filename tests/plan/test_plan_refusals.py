@@ -32,7 +32,7 @@ from tests.plan.terms import (
     unsure,
 )
 
-# Nobody is chosen, and why not.
+# No node is chosen, and the condition says why.
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_served_shard_whose_registry_is_behind_is_said_too() -> None:
     assert "delayctl adopt" in action.reason
 
 
-# What is chosen at a risk is said before.
+# A choice at a risk is announced by a condition first.
 
 
 def risked(it: ShardObject, action: StartTerm | SetConditions | ChangeSpec | None) -> tuple[str, ShardObject]:

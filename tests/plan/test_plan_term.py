@@ -1,4 +1,4 @@
-"""Who may start a term: the tables of the dangerous choice (docs/protocol.md 4, attacks B2, B6, A10)."""
+"""Which node may start a term: the tables of the dangerous choice (docs/protocol.md 4, attacks B2, B6, A10)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_blocked_shard_whose_node_returns_gets_its_term_first() -> None:
     assert term(planned(blocked, {"n1": alive("second")})) == ("n1", 5, "second")
 
 
-# What nobody asks for any more.
+# Shards that the spec does not ask for any more.
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_failover_takes_the_in_sync_replica_that_lives() -> None:
         (copy("c0", 4, 900, role=ObservedRole.OPENING), copy("c2", 4, 100), "n2"),  # its log's end is not known yet
         (copy("cX", 4, 900), copy("c2", 4, 100), "n2"),  # not in sync
         (copy("", 0, 0, role=ObservedRole.FETCHING), copy("c2", 4, 100), "n2"),
-        # What a copy has persisted is no measure of its log: only the term that wrote its end is.
+        # The epoch that a copy persisted says nothing of its log: only the term that wrote the log's end counts.
         (copy("c0", 3, 900, epoch=4), copy("c2", 4, 100), "n2"),
     ],
 )

@@ -28,7 +28,7 @@ def placed(nodes: dict[str, ObservedNode], replicas: int, queues: int = 6) -> li
 
 
 def aim(nodes: dict[str, ObservedNode], *replicas: str, master: str = "", **overrides: object) -> ChangeSpec | None:
-    """What is planned for a shard that is served, with its copies on these nodes."""
+    """The plan for a served shard with its copies on these nodes."""
     spec = ShardSpec(1, "t", 0, replicas, master=master or replicas[0], epoch=1, incarnation="p")
     shard = ShardObject(spec.name, Version("1"), spec, ShardStatus(1, "p", tuple(f"c-{node}" for node in replicas)))
     cluster = ClusterSpec("local", len(nodes), (TopicSpec("t", 1),), replicas=len(replicas))
@@ -201,7 +201,7 @@ def test_zones_that_become_known_bring_copies_apart_a_few_at_a_time_and_never_wi
 
 
 def test_copies_stay_where_they_are_while_a_node_has_not_said_its_zone() -> None:
-    """As in the middle of a restart of all: those that have would get a copy of everything."""
+    """In the middle of a restart of all nodes, those that have said their zone would get a copy of everything."""
     world = cluster("", "", "", queues=6)
     put(world, "a", "a", "")
     assert settle(world) == []

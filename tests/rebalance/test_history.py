@@ -1,4 +1,4 @@
-"""What the wheels said, kept as Parquet."""
+"""The wheels' loads, kept as Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where Spark can't run."""
+"""The messages for machines on which Spark can't run."""
 
 from __future__ import annotations
 

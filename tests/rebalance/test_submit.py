@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine a JVM alone may take 
 
 @pytest.mark.skipif(bool(java_missing()), reason="Spark needs Java")
 def test_spark_submit_runs_the_job_with_its_own_master(hot: LocalCluster, tmp_path: Path) -> None:
-    """What Python says on stderr is on spark-submit's stdout too; the plan is the last line."""
+    """spark-submit's stdout has Python's stderr too; the plan is the last line."""
     python = Path(sys.executable)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     done = subprocess.run(

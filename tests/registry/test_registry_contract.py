@@ -1,4 +1,4 @@
-"""What every Registry adapter promises, shown on each of them."""
+"""The promises of every Registry adapter, tested on each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special to the registry over Kubernetes objects: answers that are lost, and what the objects say."""
+"""The special parts of the registry over Kubernetes objects: lost answers, and the objects' contents."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_conditions_are_those_of_kubernetes(world: KubeWorld, registry: KubeRegi
 
 
 def change(world: KubeWorld, patch: dict[str, Any], sub: str = "", name: str = NAME) -> None:
-    """As somebody with kubectl."""
+    """Change a shard as a person with kubectl would."""
     world.server.store.patch(SHARDS, NAMESPACE, name, patch, "somebody", sub)
 
 

@@ -32,7 +32,7 @@ def world() -> Iterator[KubeWorld]:
 
 @pytest.fixture
 def writer(world: KubeWorld) -> WritingRegistry:
-    """Whose writes the watching node hears of by its watch alone."""
+    """A second registry client: the watching node hears of its writes by the watch alone."""
     return world.open()
 
 

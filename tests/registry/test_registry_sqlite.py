@@ -1,4 +1,4 @@
-"""What is special to the registry in a SQLite file, in one process."""
+"""The special parts of the registry in a SQLite file, in one process."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=1.0, hello=0.3, a
 
 
 class Recorder:
-    """A Handler that writes down what it is told."""
+    """A Handler that records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -117,7 +117,7 @@ async def until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> N
 
 
 def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make an ordinary test of a coroutine."""
+    """Make an ordinary test from a coroutine."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ async def stranger(address: Address) -> tuple[asyncio.StreamReader, asyncio.Stre
 
 
 async def all_read(reader: asyncio.StreamReader) -> bytes:
-    """Everything until the other side closes."""
+    """Read everything until the other side closes."""
     data = b""
     with contextlib.suppress(ConnectionError):
         while more := await asyncio.wait_for(reader.read(65536), 10):

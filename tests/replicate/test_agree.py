@@ -1,4 +1,4 @@
-"""Whose clock counts: most peers', once there are enough of them, and never on a guess."""
+"""The clock of most peers counts, once there are enough of them, and never on a guess."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_step_of_this_nodes_own_time_is_seen_at_once() -> None:
 
 
 def test_machines_that_are_all_set_ahead_come_to_believe_it_one_after_the_other() -> None:
-    """As heartbeats would have it: each tells its wall clock as it stands, judges, and accepts when it may."""
+    """The machines act as with heartbeats: each tells its wall clock as it stands, judges, and accepts when it may."""
     boot, ahead = [BOOT], [0, 0, 0]
     clocks = [GuardedClock(lambda n=n: NOW + boot[0] - BOOT + ahead[n], lambda: boot[0]) for n in range(3)]  # type: ignore[misc]
     judges = [ClockAgreement() for _ in clocks]

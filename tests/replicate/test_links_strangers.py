@@ -1,4 +1,4 @@
-"""Whoever connects and is no peer, or speaks as none does, is cut off, is logged once, and costs little."""
+"""A client that is no peer, or speaks as no peer does, is cut off, is logged once, and costs little."""
 
 from __future__ import annotations
 

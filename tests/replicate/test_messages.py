@@ -1,4 +1,4 @@
-"""What nodes say to each other comes out as it went in, and nothing else is taken for a message."""
+"""Messages between nodes come out as they went in, and nothing else is taken for a message."""
 
 from __future__ import annotations
 

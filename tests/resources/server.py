@@ -1,5 +1,5 @@
-"""What an API server (1.34's core types) hands back for an object that was applied: defaults filled in, quantities in
-canonical form, empty fields dropped, its own metadata added.
+"""An applied object as an API server (1.34's core types) returns it: defaults filled in, quantities in canonical form,
+empty fields dropped, the server's own metadata added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def served(applied: Json) -> Json:
 
 
 def as_listed(live: Json) -> Json:
-    """An item of a list: without its kind."""
+    """The object as an item of a list, which does not name its kind."""
     return {key: value for key, value in live.items() if key not in ("apiVersion", "kind")}
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's objects promise."""
+"""The promises of a cluster's objects."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_settings_are_read_back_as_they_were_wished() -> None:
 
 # ---------------------------------------------------------------- access
 def allowed(view: ClusterView, verb: str, group: str, resource: str, name: str) -> bool:
-    """As the API server's RBAC decides about one object."""
+    """Decide as the API server's RBAC does about one object."""
     return any(
         verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
         and (not rule.get("resourceNames") or name in rule["resourceNames"])

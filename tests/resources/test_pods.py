@@ -231,7 +231,7 @@ def test_the_table_is_tested_as_a_whole() -> None:
 
 
 def test_the_table_knows_every_field_that_people_can_write() -> None:
-    """Of some the parts are named, since they differ in effect."""
+    """The table names the parts of some fields, since they differ in effect."""
     parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.StorageModel}
     for name in written(DelayClusterSpec):
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()

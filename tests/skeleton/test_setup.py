@@ -55,7 +55,7 @@ class Machine:
         )
 
     def log(self) -> list[str]:
-        """What was done since the last call."""
+        """The commands that ran since the last call."""
         path = self.state / "log"
         lines = path.read_text().splitlines() if path.exists() else []
         path.write_text("")

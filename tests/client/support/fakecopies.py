@@ -15,7 +15,7 @@ from tests.client.support.fakes import FakeNode, Refusal
 
 @dataclass
 class Copy:
-    """What one node has of the queue."""
+    """One node's copy of the queue."""
 
     node: FakeNode
     bodies: list[bytes]

@@ -78,7 +78,7 @@ class Groups:
         self.serve_at(node)
 
     def serve_at(self, node: FakeNode) -> None:
-        """The node answers for these groups; not while it is frozen, nor for what it was asked before."""
+        """Let the node answer for these groups, but not while it is frozen, and not for earlier calls."""
         node.unary.update(Receive=partial(self.receive, node), Ack=self.ack, Nack=self.nack)
 
     def all_acked(self) -> bool:

@@ -1,6 +1,6 @@
 """An API server that knows pods and port-forward only, and pods that are gRPC servers on this machine.
 
-A pod's address is one of 198.18.0.0/15, where nothing is: who reaches it has come through port-forward.
+A pod's address is one of 198.18.0.0/15, where nothing listens: a client that reaches it has come through port-forward.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class PodNode(FakeNode):
 
 
 class FakeKubelet:
-    """What is between the API server's port-forward and the pods. `pods`: by name, the port on this machine."""
+    """Stands between the API server's port-forward and the pods. pods: each pod's port on this machine, by name."""
 
     def __init__(self) -> None:
         self.pods: dict[str, int] = {}
         self.refuse = 0
-        """A status to answer with instead."""
+        """An HTTP status to refuse with; 0: none."""
         self.delay_s = 0.0
-        """Before a connection is opened."""
+        """Delay before a connection is opened."""
         self.opened: list[tuple[str, int]] = []
         """Pod and port of each connection so far."""
         self.authorized: set[str] = set()
@@ -65,7 +65,7 @@ class FakeKubelet:
         await self._runner.cleanup()
 
     async def cut(self) -> None:
-        """All connections end, as when the API server is restarted."""
+        """End all connections, as a restart of the API server does."""
         for socket in list(self._sockets):
             await socket.close()
 
@@ -113,7 +113,7 @@ async def _down(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 
 
 class FakeAccess:
-    """As kube.KubeAccess; `listed` are the pods that a list shows, by name."""
+    """Stands in for kube.KubeAccess. listed: the addresses of the pods that a list shows, by name."""
 
     namespace = NAMESPACE
 

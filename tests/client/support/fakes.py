@@ -108,7 +108,7 @@ class FakeShard:
         return answer
 
     def lose(self, batches: int) -> None:
-        """Forgets the newest batches of each producer, as a failover does with what was not committed."""
+        """Forgets the newest batches of each producer, as a failover loses uncommitted frames."""
         for producer, (_, answers) in list(self.producers.items()):
             for _ in range(min(batches, len(answers))):
                 _, answer = answers.pop()
@@ -137,7 +137,7 @@ class FakeCluster:
         """An address to name in routes instead of the masters' own."""
 
     def elect(self, master: FakeNode | None) -> None:
-        """Every shard has a new master, in a new term; or none at all, for now."""
+        """Give every shard a new master, in a new term; None: no master for now."""
         self.masters = [master] * len(self.shards)
         self.epoch += master is not None
 
@@ -181,12 +181,12 @@ class FakeNode:
         self.answering = 0
         """Calls at work: those of a node that has stopped end a moment later."""
         self.cut_off: delay_pb2.QueryRouteResponse | None = None
-        """What the node says of routes when it hears nothing from the registry."""
+        """The node's answer about routes while it hears nothing from the registry; None: it hears from the registry."""
         self.awake = asyncio.Event()
-        """Cleared: a frozen process, its connections stay."""
+        """Cleared while the process is frozen; its connections stay."""
         self.awake.set()
         self.streams = 0
-        """Opened so far."""
+        """Number of streams opened so far."""
         self.call_streams = 0
         self.open_call_streams = 0
         self.streams_calls = True

@@ -28,7 +28,7 @@ UID = 100
 
 
 class _Api(FakeApiServer):
-    """With port-forward, which goes to the kubelet."""
+    """A fake API server with port-forward, which goes to the fake kubelet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class KubeWorld:
         self._thread.join(10)
         self.api.close()
 
-    # What is there.
+    # Objects, for tests to read.
 
     def delaycluster(self) -> dict[str, Any]:
         return self.api.get("delayclusters", NAME, NAMESPACE)
@@ -73,7 +73,7 @@ class KubeWorld:
         spec: dict[str, Any] = self.api.get("delayshards", f"{NAME}.t-0", NAMESPACE)["spec"]
         return spec
 
-    # What others do.
+    # Actions of other clients, of the operator and of nodes.
 
     def delete(self, plural: str) -> None:
         for obj in self.api.list(plural, NAMESPACE):
@@ -83,7 +83,7 @@ class KubeWorld:
         self.api.store.patch(find("delayclusters"), NAMESPACE, NAME, {"spec": spec})
 
     def led_by(self, node: str) -> None:
-        """As the operator and the new master would have written it."""
+        """Make `node` the master, by the writes that the operator and the new master would make."""
         incarnation, epoch = f"i{node[1:]}", self.shard.epoch + 1
         self.shard = replace(self.shard, master=node, epoch=epoch, incarnation=incarnation)
         self.api.store.patch(find("delayshards"), NAMESPACE, f"{NAME}.t-0", objects.spec_patch(self.shard))

@@ -1,5 +1,5 @@
-"""A driver of the rebalance over the small cluster of tests/plan/cluster.py, on a clock of its own: what
-RebalanceDriver does, with a crash wherever it is asked for."""
+"""A driver of the rebalance over the small cluster of tests/plan/cluster.py, on a clock of its own: it does what
+RebalanceDriver does, and crashes wherever a test asks for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 def cluster(nodes: int = 3, queues: int = 6, replicas: int = 1) -> Cluster:
-    """Settled: all shards served, all copies in sync."""
+    """A settled cluster: all shards served, all copies in sync."""
     world = Cluster(ClusterSpec("local", nodes, (TopicSpec("t", queues),), replicas=replicas))
     for node in world.spec.node_ids:
         world.start(node)
@@ -48,7 +48,7 @@ def settle(world: Cluster) -> None:
 
 
 def a_move(world: Cluster, shard: str, to: str, origin: str | None = None, **costs: Any) -> PlannedMove:
-    """As the job finds it: from the shard's master, unless told otherwise."""
+    """A move as the job proposes it: from the shard's first replica, unless `origin` is given."""
     nodes = desired_replicas(world.shards[shard].spec)
     said = {"shard": shard, "from": origin or nodes[0], "to": to, "replicas": list(nodes), "bytes": 1_000, **costs}
     return PlannedMove.model_validate(said)
@@ -60,7 +60,7 @@ def a_plan(moves: Sequence[PlannedMove], **more: Any) -> PlanModel:
 
 
 class Driver:
-    """status: as it was kept last. A status goes through JSON in each round, as if the process were a new one."""
+    """status: the one kept last. Each round reads it from JSON, as a new process would."""
 
     def __init__(self, world: Cluster, status: DelayRebalanceStatus | None = None, **spec: Any) -> None:
         self.world = world
@@ -68,9 +68,9 @@ class Driver:
         self.generation = 1
         self.status = status
         self.now_ms = START_MS
-        self.around = World(world.spec)  # all but the map
+        self.around = World(world.spec)  # everything but the shards and nodes
         self.said: list[str] = []
-        self.begun: list[tuple[int, str]] = []  # when a move's edit was written, and whose
+        self.begun: list[tuple[int, str]] = []  # (time of a move's edit, its shard)
         self.last: StepOutcome | None = None
 
     def ready(self, plan: PlanModel) -> None:
@@ -78,7 +78,7 @@ class Driver:
         self.look()
 
     def look(self, approve: str | None = None, verb: str | None = None, *, crash: bool = False) -> StepOutcome:
-        """One step. crash: the status is written, and nothing else of it."""
+        """Take one step. crash: it writes the status and nothing else."""
         kept = None if self.status is None else self.status.model_dump_json(by_alias=True, exclude_none=True)
         status = None if kept is None else DelayRebalanceStatus.model_validate_json(kept)
         seen = self.world.observed()
