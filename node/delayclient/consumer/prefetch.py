@@ -17,7 +17,7 @@ class Prefetch:
     """The number of messages to hold, for a consumer of some queues."""
 
     def __init__(self, max_messages: int, invisible_s: float) -> None:
-        """`most`: never hold more than about this many."""
+        """max_messages: it never holds more than about this many."""
         self.held = 0
         self._max_messages = max(1, max_messages)
         self._limit = min(_FIRST, self._max_messages)

@@ -13,7 +13,7 @@ from delayclient.routing.routing import Cluster, QueueRoute
 class Exchange:
     """A stream to one endpoint on which each request has one answer, in order. Broken once, it stays closed.
 
-    An answer may take long; when the endpoint is found dead meanwhile, ask() fails at once.
+    An answer may take long; when the endpoint is found dead meanwhile, send() fails at once.
     """
 
     def __init__(self, cluster: Cluster, endpoint: str, method: str, route: QueueRoute | None) -> None:
@@ -58,7 +58,7 @@ class Exchange:
         raise error from None
 
     def abandon(self, error: DelayError) -> None:
-        """Gives up: ask() raises `error`, now or when it is called next."""
+        """Gives up: send() raises `error`, now or when it is called next."""
         if self._abandoned_by is None:
             self._abandoned_by = error
             self._call.cancel()

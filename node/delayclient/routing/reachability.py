@@ -36,7 +36,7 @@ Leave = Callable[[DelayError], None]
 
 @dataclass(slots=True)
 class _UnreachableEndpoint:
-    """A node that could not be reached. `by`: another one that has passed a call on to it since."""
+    """A node that could not be reached. forwarder: another one that has passed a call on to it since."""
 
     probe: asyncio.Task[None]
     trial_at_s: float = 0.0

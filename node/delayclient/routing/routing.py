@@ -102,7 +102,7 @@ class RetryGate:
             await asyncio.wait([other], timeout=min(_RETRY_WAIT_S, max(0.0, deadline_s - time.monotonic())))
 
     def may_retry(self, error: DelayError) -> bool:
-        """It has failed. False: another one tries again, and turn() waits for that one."""
+        """It has failed. False: another one tries again, and wait_turn() waits for that one."""
         if not _is_not_served(error):
             self.release()  # a master that says anything else is there
             return True

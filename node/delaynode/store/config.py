@@ -22,7 +22,7 @@ class ShardConfig:
     horizon_ms: int = 40 * DAY_MS
     max_delay_ms: int | None = None  # the topic's own limit, below the horizon
     max_attempts: int = 16
-    max_unacked: int = 100_000  # queue offsets above a group's floor
+    max_unacked: int = 100_000  # queue offsets from a group's first open one
     max_dead_letters: int = 100_000  # of a group, those that were redriven included
     dlq_retention_ms: int = 7 * DAY_MS  # a dead letter is kept for so long after it died or was redriven
     max_tick: int = 131_072  # messages a tick releases at most

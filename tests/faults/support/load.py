@@ -73,7 +73,7 @@ class Batch:
 
 
 class Load:
-    """`async with`-like, from a thread of its own: start(), then stop_producing(), drain() and stop()."""
+    """Producers and consumers in a thread of their own: start(), then finish()."""
 
     def __init__(self, endpoints: Sequence[str], traffic: Traffic, seed: int = 1) -> None:
         self.ledger = Ledger()

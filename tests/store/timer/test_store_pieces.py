@@ -165,7 +165,7 @@ def test_messages_that_are_released_before_their_flush_are_in_none_of_its_pieces
 
 # ---------------------------------------------------------------- applying a log in steps
 def test_a_log_that_is_applied_in_light_steps_holds_a_bounded_number_of_units() -> None:
-    """A chosen copy applies its log so. Above `most_unflushed` units it makes a checkpoint before it goes on."""
+    """A chosen copy applies its log so. Above `max_unflushed` units it makes a checkpoint before it goes on."""
     config = replace(SMALL, flush_units=6)
     world = World(1, config)
     for _ in range(20):

@@ -218,7 +218,7 @@ class ShardHost(CopyHost):
             self.check_serving()
 
     async def wait_replicated(self, offset: int) -> None:
-        """The same as committed(), by as many copies as the cluster's minInSync asks for."""
+        """The same as wait_committed(), by as many copies as the cluster's minInSync asks for."""
         await self.wait_committed(offset)
         self.check_in_sync()
 
@@ -232,7 +232,7 @@ class ShardHost(CopyHost):
             )
 
     async def wait_log_committed(self, offset: int) -> None:
-        """The same as committed(), also while the shard is stopping or may not answer."""
+        """The same as wait_committed(), also while the shard is stopping or may not answer."""
         if offset <= self.shard.committed_offset:
             return
         if self.failure is not None or self._ended is not None:
@@ -327,7 +327,7 @@ class ShardHost(CopyHost):
 
     # ------------------------------------------------------------ what callers ask for
     def enqueue(self, batch: IncomingBatch) -> Appended:
-        """Append; the caller waits for stored(log_end) before it answers."""
+        """Append; the caller waits for wait_replicated(log_end) before it answers."""
         self.check_serving()
         self.check_in_sync()
         now = self.resources.clock.now_ms()

@@ -1,6 +1,6 @@
 """What of the CommitLog is on its way to the file: frames proposed here, or a master's frames as they came.
 
-    CommitLog.take()  ->  batch.run(), on the thread that writes  ->  CommitLog.finish()
+    CommitLog.next_batch()  ->  batch.run(), on the thread that writes  ->  CommitLog.finish()
 
 One batch of a log is under way at a time.
 """
@@ -27,7 +27,7 @@ SegmentWrite = tuple[list[Buffer], int, bool]
 
 @dataclass(slots=True)
 class WriteBatch:
-    """Frames proposed here; made by CommitLog.take(), run on any one thread at a time.
+    """Frames proposed here; made by CommitLog.next_batch(), run on any one thread at a time.
 
     on_sealed: told with the bytes of the whole batch, in order, before they are written; on the thread that runs it.
     """

@@ -67,7 +67,7 @@ class ExpiredAttempts:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    max_unacked: int  # queue offsets above a group's floor
+    max_unacked: int  # queue offsets from a group's first open one
     max_attempts: int
     max_dead: int  # dead letters of a group, those at work again included
     dlq_retention_ms: int  # how long a dead letter is kept after it died or was redriven
@@ -420,10 +420,10 @@ class Consumers:
         """The groups of a snapshot."""
         for at, of_group in enumerate(fields):
             tags = tuple(str(tag) for tag in of_group["tags"])  # type: ignore[attr-defined]
-            floor, fresh = int(of_group["floor"]), int(of_group["fresh"])  # type: ignore[call-overload]
-            group = Group(str(of_group["name"]), tags, _hashes(tags), floor, self.limits.max_unacked)
+            first_unacked, window_end = int(of_group["floor"]), int(of_group["fresh"])  # type: ignore[call-overload]
+            group = Group(str(of_group["name"]), tags, _hashes(tags), first_unacked, self.limits.max_unacked)
             prefix = f"g{at}."
-            group.restore(fresh, {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)})
+            group.restore(window_end, {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)})
             self._add(group)
 
 

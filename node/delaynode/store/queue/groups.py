@@ -1,7 +1,7 @@
 """A share group's progress through one shard's ConsumeQueue.
 
     done below      a window of at most max_unacked offsets           not looked at yet
-    ---------- floor ------------------------------------ fresh --------------------- queue end
+    ---------- first_unacked -------------------------- window_end -------------------- queue end
 
 Inside the window each offset is FREE (to be handed out once visible), OUT (handed out, until its deadline) or DONE.
 What frames say (DONE, attempts, retry times, dead letters) is the same on every replica; OUT is memory of the master.
@@ -55,7 +55,7 @@ class CommitDependency:
 
     last_change: int = 0  # log offset: the end of the last one that does more than move the window on
     _moves: deque[tuple[int, int]] = field(default_factory=deque)
-    """ACKs and TRIMs under way, in their order: the log offset of the end, the group's floor before it."""
+    """ACKs and TRIMs under way, in their order: the log offset of the end, the group's first_unacked before it."""
 
     def add_window_move(self, first_unacked: int, end: int, committed_offset: int) -> None:
         """An ACK or a TRIM was proposed that ends at log offset `end`; `first_unacked`: the group's before it."""
@@ -69,10 +69,10 @@ class CommitDependency:
         return max(self.last_change, self._moves[-1][0] if self._moves else 0)
 
     def depends_on(self, first_unacked: int) -> int:
-        """The log offset before which all frames are that a delivery rests on which needs the group's floor at
-        `first_unacked`.
+        """The log offset by which all frames end that a delivery rests on.
 
-        That is its highest queue offset + 1, less the window's size.
+        first_unacked: the lowest that the group may have if the delivery is to lie within its window, which is the
+        delivery's highest queue offset + 1, less the window's size.
         """
         if not self._moves or self._moves[0][1] >= first_unacked:
             return self.last_change
@@ -94,11 +94,11 @@ class Group:
         self._attempt = np.ones(1024, np.uint16)
         self._visible = np.zeros(1024, np.int64)  # ms: to be handed out from then on
         self._until = np.zeros(1024, np.int64)  # ms: OUT until then
-        self._next_visible = NEVER  # no FREE row below `fresh` is visible before this
+        self._next_visible = NEVER  # no FREE row of the window is visible before this
         self._next_expiry = NEVER  # no OUT row expires before this
         self.dead_letters = DeadLetters()
         self.commit_dependency = CommitDependency()
-        self._counted = first_unacked  # under a filter: [fresh, _counted) was read for counts() ...
+        self._counted = first_unacked  # under a filter: [window_end, _counted) was read for counts() ...
         self._matches = 0  # ... and has so many messages that the filter takes
 
     # ------------------------------------------------------------ the window's rows
@@ -109,9 +109,9 @@ class Group:
             self._next_visible = 0
 
     def skip_filtered(self, queue: ConsumeQueue, max_units: int) -> bool:
-        """Raise the floor over what the filter leaves out, as far as deliver() may have done on another master.
+        """Raise first_unacked over what the filter leaves out, as far as deliver() may have done on another master.
 
-        Looks at about `most` units; True when there are more to look at.
+        Looks at about `max_units` units; True when there are more to look at.
         """
         last = min(queue.visible, self.window_end + max_units)
         while len(self.tag_hashes) and self.first_unacked == self.window_end < last:
@@ -152,7 +152,7 @@ class Group:
         return sum(int(np.count_nonzero(np.isin(tags, self.tag_hashes))) for tags in parts)
 
     def _on_window_extended(self, end: int, matches: int) -> None:
-        """`fresh` goes up to `end`, over so many messages that the filter takes."""
+        """The window goes up to `end`, over so many messages that the filter takes."""
         if end < self._counted:
             self._matches -= matches
         else:
@@ -173,7 +173,7 @@ class Group:
 
     # ------------------------------------------------------------ handing out (memory of the master)
     def deliver(self, queue: ConsumeQueue, now_ms: int, until_ms: int, max_messages: int) -> DeliveryAttempts:
-        """Up to `most` visible messages, now OUT until `until_ms`; redriven ones first, then retries."""
+        """Up to `max_messages` visible messages, now OUT until `until_ms`; redriven ones first, then retries."""
         again, attempts = self.dead_letters.deliver(now_ms, until_ms, max_messages)
         chosen = self._choose(queue, now_ms, max_messages - len(again))
         rows = self._rows(chosen)
@@ -290,7 +290,7 @@ class Group:
         return done + len(again)
 
     def _skip_window_to(self, end: int, queue: ConsumeQueue) -> int:
-        """Floor and window go to `end`, above the window; how many messages that skips unseen."""
+        """The whole window goes to `end`, above where it ends; how many messages that skips unseen."""
         skipped = self._count_matching(self.window_end, end, queue)
         self._on_window_extended(end, skipped)
         self.first_unacked = self.window_end = self._origin = end
@@ -402,11 +402,11 @@ class Group:
         }
         return fields, arrays
 
-    def restore(self, fresh: int, arrays: dict[str, Array]) -> None:
-        """Into a new group at its floor, from a snapshot."""
-        count = fresh - self.first_unacked
-        self._make_room(fresh)
-        self.window_end = self._counted = fresh
+    def restore(self, window_end: int, arrays: dict[str, Array]) -> None:
+        """Into a new group, from a snapshot."""
+        count = window_end - self.first_unacked
+        self._make_room(window_end)
+        self.window_end = self._counted = window_end
         done = np.unpackbits(arrays["done"].astype(np.uint8), count=count)
         self._state[:count] = np.where(done == 1, DONE, FREE)
         self._attempt[:count] = 1

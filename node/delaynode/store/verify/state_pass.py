@@ -158,15 +158,15 @@ def check_ends(directory: str, state: SmallFiles, timer: TimerLog, queue: Consum
         found = f"[{checkpoint.queue_start}, {checkpoint.queue_end})"
         report.add(path, -1, "queue_start lies outside the queue", found=found)
     for group in checkpoint.groups:
-        first_unacked, fresh = group.get("floor"), group.get("fresh")
+        first_unacked, window_end = group.get("floor"), group.get("fresh")
         if (
             not isinstance(first_unacked, int)
-            or not isinstance(fresh, int)
-            or not 0 <= first_unacked <= fresh <= checkpoint.queue_end
+            or not isinstance(window_end, int)
+            or not 0 <= first_unacked <= window_end <= checkpoint.queue_end
         ):
             report.add(
                 path, -1, f"group {group.get('name')!r} lies outside the queue",
-                expected=f"[0, {checkpoint.queue_end}]", found=f"[{first_unacked}, {fresh})",
+                expected=f"[0, {checkpoint.queue_end}]", found=f"[{first_unacked}, {window_end})",
             )  # fmt: skip
 
 
