@@ -15,13 +15,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from delaynode.node.data_lock import DataInUse
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.maintenance import marker
 from delaynode.store.verify import ReadOnlyFiles, repair
 from delaynode.store.verify.repair import Diagnosis, RepairPlan, at_ms
-from delaynode.verify import lock_above, shards_below
+from delaynode.verify import lock_shards
 
 DONE, NEEDED, USAGE = 0, 1, 2
 
@@ -43,16 +42,9 @@ def main(argv: list[str]) -> int:
         parser.error("--confirm goes with --skip or --cut")
     with ExitStack() as stack:
         try:
-            shards = shards_below(args.directory)
-            held: set[Path] = set()
-            for shard in shards:
-                lock_above(shard, stack, held)
-        except DataInUse as error:
-            return _refuse(f"{error}: stop the node first")
-        except OSError as error:
+            shards = lock_shards(args.directory, stack)
+        except (OSError, ValueError) as error:
             return _refuse(str(error))
-        if not shards:
-            return _refuse(f"{args.directory}: no shard here")
         if chosen and len(shards) > 1:
             return _refuse(f"{args.directory}: {len(shards)} shards here; name the directory of one")
         if chosen:

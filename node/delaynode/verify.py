@@ -46,12 +46,21 @@ def shards_below(directory: Path) -> list[Path]:
     return found
 
 
-def lock_above(shard: Path, stack: ExitStack, held: set[Path]) -> None:
-    """Take the lock of the node whose data the shard is part of, if any. Raises DataInUse, OSError."""
-    for directory in list(shard.resolve().parents)[:2]:
-        if directory not in held and (directory / "lock").is_file():
-            held.add(directory)
-            stack.enter_context(lock_data(str(directory)))
+def lock_shards(directory: Path, stack: ExitStack) -> list[Path]:
+    """The shards at or below this directory, with the locks of the nodes whose data they are part of.
+
+    Raises OSError, ValueError with a sentence for whoever named the directory.
+    """
+    shards = shards_below(directory)
+    if not shards:
+        raise ValueError(f"{directory}: no shard here")
+    nodes = {parent for shard in shards for parent in list(shard.resolve().parents)[:2] if (parent / "lock").is_file()}
+    try:
+        for node in sorted(nodes):
+            stack.enter_context(lock_data(str(node)))
+    except DataInUse as error:
+        raise ValueError(f"{error}: stop the node first") from error
+    return shards
 
 
 def main(argv: list[str]) -> int:
@@ -67,16 +76,9 @@ def main(argv: list[str]) -> int:
     report = _json_line if args.json else _text
     with ExitStack() as stack:
         try:
-            shards = shards_below(args.directory)
-            held: set[Path] = set()
-            for shard in shards:
-                lock_above(shard, stack, held)
-        except DataInUse as error:
-            return _refuse(f"{error}: stop the node first")
-        except OSError as error:
+            shards = lock_shards(args.directory, stack)
+        except (OSError, ValueError) as error:
             return _refuse(str(error))
-        if not shards:
-            return _refuse(f"{args.directory}: no shard here")
         damaged = [shard for shard in shards if not verify(shard, report, clear_damaged=args.clear_damaged)]
     report("total", {"shards": len(shards), "damaged": [str(shard) for shard in damaged]})
     return DAMAGED if damaged else HEALTHY

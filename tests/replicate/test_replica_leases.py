@@ -105,7 +105,7 @@ def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
     assert lease_file.adopt(files, "data", 3_000) == 0
     assert lease_file.adopt(files, "data", 1_000) == 3_000
     assert lease_file.adopt(files, "data", 500) == 3_000, "the one between may not have outlasted it"
-    lease_file.lower(files, "data", 500)
+    lease_file.write(files, "data", 500)
     assert lease_file.adopt(files, "data", 700) == 500
     assert lease_file.adopt(files, "data", 700) == 700
     files.replace("data/lease", b"{rubbish")

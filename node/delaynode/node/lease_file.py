@@ -23,20 +23,16 @@ def adopt(files: Files, data: str, lease_ms: int) -> int:
     size = files.size(path)
     former_ms = _read(files.read(path, 0, size)) if size else 0
     if lease_ms > former_ms:
-        _write(files, data, lease_ms)
+        write(files, data, lease_ms)
     return former_ms
-
-
-def lower(files: Files, data: str, lease_ms: int) -> None:
-    """This process has outlasted every lease that was granted before it. Raises OSError."""
-    _write(files, data, lease_ms)
 
 
 def _path(data: str) -> str:
     return f"{data}/lease"
 
 
-def _write(files: Files, data: str, lease_ms: int) -> None:
+def write(files: Files, data: str, lease_ms: int) -> None:
+    """Raises OSError."""
     files.replace(_path(data), json.dumps({"leaseMs": lease_ms}).encode())
 
 

@@ -97,7 +97,7 @@ class Peering:
 
     def _lower_lease(self) -> None:
         try:
-            lease_file.lower(self._files, self._config.data, self._lease_ms)
+            lease_file.write(self._files, self._config.data, self._lease_ms)
         except OSError as error:  # the longer one harms nobody but who waits for it after a restart
             self._log("lease-not-lowered", reason=str(error))
 

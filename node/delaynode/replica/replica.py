@@ -28,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from contextlib import suppress
 
 from delayregistry.model import ShardObject
 from delayregistry.port import RegistryError
@@ -43,6 +42,7 @@ from delaynode.replica.role import ReplicaRole
 from delaynode.replication.protocol import Message
 from delaynode.replication.term.leader import Leader
 from delaynode.replication.transport.peers import Origin
+from delaynode.replication.transport.until import wait_event
 from delaynode.store.shard import Shard
 
 RETRY_SECONDS = 1.0
@@ -184,20 +184,10 @@ class Replica:
                     await self.local.open()
             except OSError as error:
                 self.log_event("copy-not-discarded", reason=str(error))
-            await self._wait(RETRY_SECONDS)
+            if not self.discarded:
+                await wait_event(self._wakeup, RETRY_SECONDS)
         else:
-            await self._wait(None)
-
-    async def _wait(self, seconds: float | None) -> None:
-        """For news."""
-        if self.discarded:
-            return
-        if seconds is None:
-            await self._wakeup.wait()
-        else:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._wakeup.wait()
+            await wait_event(self._wakeup, None)
 
     def _is_removed(self) -> bool:
         """The registry seems to want no replica here."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from delaynode.replica.hosts import maintenance
 from delaynode.replica.hosts.maintenance import Intervals
 from delaynode.replica.hosts.master import ShardHost
+from delaynode.replication.transport.until import wait_event
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.lookup import CANCELLED
 from delaynode.store.maintenance.reclaim import KeepConfig
@@ -162,7 +162,7 @@ def test_a_background_task_that_is_stopped_just_as_it_is_woken_ends(turns: int) 
 
         async def loop() -> None:
             while True:
-                await maintenance._wait(wanted, 60.0)
+                await wait_event(wanted, 60.0)
 
         task = asyncio.create_task(loop())
         await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delaynode.memory import give_back
-from delaynode.replication.transport.until import all_done
+from delaynode.replication.transport.until import all_done, wait_event
 from delaynode.store.errors import Damaged, Impossible, Trimmed
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.queue.ledger import COLUMN_BYTES
@@ -103,7 +103,7 @@ class Maintenance:
                 async with self._loading:
                     await self.load()
             else:
-                await _wait(self._load_wakeup, self._intervals.check)
+                await wait_event(self._load_wakeup, self._intervals.check)
 
     async def load(self) -> None:
         """Load the due window further."""
@@ -155,7 +155,7 @@ class Maintenance:
             shard.index.window.flush_arrivals()  # now, not when a herd is due
             quiet = shard.applied == seen and not self._resources.disk_tight()
             seen, pause = shard.applied, min(2 * pause, self._intervals.quiet) if quiet else self._intervals.maintain
-            await _wait(self._wakeup, pause)
+            await wait_event(self._wakeup, pause)
 
     def _cascade_due(self) -> bool:
         return self._shard.index.cascade_due(self._resources.clock.now_ms())
@@ -370,14 +370,3 @@ class Maintenance:
                 raise
             shard.index.finish_clean(job)
         return True
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until somebody sets it, at most `seconds`; clear from then on."""
-    try:
-        async with asyncio.timeout(seconds):  # wait_for() may swallow the cancellation of stop()
-            await event.wait()
-    except TimeoutError:
-        return
-    finally:
-        event.clear()

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from delaynode.replica.hosts.host import CopyHost, NodeResources
-from delaynode.replication.transport.until import wait_until
+from delaynode.replication.transport.until import wait_event, wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.incoming_batch import IncomingBatch
@@ -312,9 +312,7 @@ class ShardHost(CopyHost):
 
     async def _sleep(self, seconds: float) -> None:
         self._tick_wakeup.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, 60.0)):  # wait_for() may swallow the cancellation of stop()
-                await self._tick_wakeup.wait()
+        await wait_event(self._tick_wakeup, min(seconds, 60.0))
 
     def _wake_by(self, due_ms: int) -> None:
         """Something is due at `due_ms`: the tick loop must not sleep longer."""

@@ -1,9 +1,10 @@
-"""Waiting for what nobody tells: time that passes, another thread's bookkeeping."""
+"""Waiting: for time that passes, for another thread's bookkeeping, for futures and events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 
@@ -23,3 +24,13 @@ async def all_done(futures: Iterable[asyncio.Future[Any]]) -> None:
     """
     if pending := [one for one in futures if not one.done()]:
         await asyncio.wait(pending)
+
+
+async def wait_event(event: asyncio.Event, seconds: float | None) -> None:
+    """Return once somebody sets it, or after `seconds`; it is clear from then on."""
+    with suppress(TimeoutError):
+        try:
+            async with asyncio.timeout(seconds):  # wait_for() may swallow the cancellation of stop()
+                await event.wait()
+        finally:
+            event.clear()
