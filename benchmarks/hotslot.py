@@ -23,10 +23,11 @@ from delayclient.consumer.consumer import Consumer
 from delayclient.consumer.received import ReceivedBatch
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster
-from delayctl.bench import machine
-from delayctl.bench.load import FILL_BATCH, LoadGenerator, batches, in_flight, now_ms
-from delayctl.bench.machine import MemoryWatch
-from delayctl.bench.target import Target, own_node
+
+from benchmarks.workloads import machine
+from benchmarks.workloads.load import FILL_BATCH, LoadGenerator, batches, in_flight, now_ms
+from benchmarks.workloads.machine import MemoryWatch
+from benchmarks.workloads.target import Target, own_node
 
 STORED_PER_S = 200_000  # what is counted on while the herd is gathered
 MIB = 1 << 20

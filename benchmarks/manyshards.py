@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 import click
-from delayctl.bench import w3
-from delayctl.bench.ledger import Verdict
-from delayctl.bench.target import Target
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
+
+from benchmarks.workloads import w3
+from benchmarks.workloads.ledger import Verdict
+from benchmarks.workloads.target import Target
 
 DEADLINE_S = 120.0
 

@@ -26,13 +26,14 @@ from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 from delayclient.routing.routing import Cluster
-from delayctl.bench import machine
-from delayctl.bench.ledger import DeliveryRecord
-from delayctl.bench.load import FILL_BATCH, LoadGenerator, batches, in_flight, now_ms
-from delayctl.bench.machine import MemoryWatch
-from delayctl.bench.receive import receiving
-from delayctl.bench.target import Target, own_node
 from numpy.typing import NDArray
+
+from benchmarks.workloads import machine
+from benchmarks.workloads.ledger import DeliveryRecord
+from benchmarks.workloads.load import FILL_BATCH, LoadGenerator, batches, in_flight, now_ms
+from benchmarks.workloads.machine import MemoryWatch
+from benchmarks.workloads.receive import receiving
+from benchmarks.workloads.target import Target, own_node
 
 SPREADS = {"40d": 40 * DAY_MS - 6 * HOUR_MS, "24h": DAY_MS, "30m": 30 * MINUTE_MS}
 FILL_PER_S = 60_000  # what is counted on, on a busy machine

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from delayctl.bench import machine
+from benchmarks.workloads import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 DELAYCTL = Path(sys.executable).with_name("delayctl")

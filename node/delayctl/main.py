@@ -11,20 +11,20 @@ from delayctl.common import endpoint_options
 from delayctl.targets.kube_target import KubeTarget
 
 _COMMANDS: Final = {
-    "local": ("cluster.local:local", "Run a cluster on this machine."),
-    "produce": ("messages.produce:produce", "Send messages to be delivered later."),
-    "consume": ("messages.consume:consume", "Receive due messages as a member of a group."),
-    "cancel": ("messages.cancel:cancel", "Cancel pending messages, by handle or by key."),
-    "pending": ("messages.pending:pending", "List messages that are not yet due."),
-    "wheel": ("cluster.wheel:wheel", "Show the load to come as a heat map."),
-    "shards": ("cluster.shards:shards", "List shards, move their copies, choose their masters."),
-    "nodes": ("cluster.nodes:nodes", "List, drain and restart nodes, accept a corrected clock."),
-    "rebalance": ("cluster.rebalance:rebalance", "Spread the load to come over the nodes."),
-    "adopt": ("cluster.adopt:adopt", "Rebuild a restored registry from the shards' copies."),
-    "groups": ("messages.groups:groups", "List, describe and delete consumer groups."),
-    "dlq": ("messages.dlq:dlq", "List, redrive and drop dead letters."),
-    "verify": ("cluster.verify:verify", "Check the files of a stopped node or shard."),
-    "bench": ("bench.commands:bench", "Measure the workloads W1 to W5."),
+    "local": ("delayctl.cluster.local:local", "Run a cluster on this machine."),
+    "produce": ("delayctl.messages.produce:produce", "Send messages to be delivered later."),
+    "consume": ("delayctl.messages.consume:consume", "Receive due messages as a member of a group."),
+    "cancel": ("delayctl.messages.cancel:cancel", "Cancel pending messages, by handle or by key."),
+    "pending": ("delayctl.messages.pending:pending", "List messages that are not yet due."),
+    "wheel": ("delayctl.cluster.wheel:wheel", "Show the load to come as a heat map."),
+    "shards": ("delayctl.cluster.shards:shards", "List shards, move their copies, choose their masters."),
+    "nodes": ("delayctl.cluster.nodes:nodes", "List, drain and restart nodes, accept a corrected clock."),
+    "rebalance": ("delayctl.cluster.rebalance:rebalance", "Spread the load to come over the nodes."),
+    "adopt": ("delayctl.cluster.adopt:adopt", "Rebuild a restored registry from the shards' copies."),
+    "groups": ("delayctl.messages.groups:groups", "List, describe and delete consumer groups."),
+    "dlq": ("delayctl.messages.dlq:dlq", "List, redrive and drop dead letters."),
+    "verify": ("delayctl.cluster.verify:verify", "Check the files of a stopped node or shard."),
+    "bench": ("benchmarks.workloads.commands:bench", "Measure the workloads W1 to W5."),
 }
 
 
@@ -36,7 +36,14 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"delayctl.{module}"), name)
+        try:
+            command: click.Command = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name != "benchmarks":
+                raise
+            raise click.UsageError(
+                f"{cmd_name} is not installed: it comes with a checkout of the project, whose `make setup` installs it"
+            ) from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

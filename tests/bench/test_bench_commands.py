@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from click.testing import CliRunner
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient.routing.routing import Cluster
-from delayctl.bench import w2, w5
-from delayctl.bench.commands import bench
-from delayctl.bench.ledger import Lateness, Verdict
-from delayctl.bench.target import Target, own_node
+from delayctl.main import main
+
+from benchmarks.workloads import w2, w5
+from benchmarks.workloads.commands import bench
+from benchmarks.workloads.ledger import Lateness, Verdict
+from benchmarks.workloads.target import Target, own_node
 
 NOTHING_WRONG = {"early": 0, "missing": 0, "duplicates": 0}
 
@@ -133,3 +136,12 @@ def test_a_cluster_that_runs_already_is_used_and_keeps_no_group(running: Target)
             return [group.group for group in answer.groups]
 
     assert asyncio.run(groups()) == []
+
+
+def test_without_a_checkout_delayctl_says_where_bench_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "benchmarks").is_dir()])
+    result = CliRunner().invoke(main, ["bench", "w1"])
+    assert result.exit_code == 2
+    assert "bench is not installed: it comes with a checkout of the project" in result.stderr

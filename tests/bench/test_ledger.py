@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 from delayclient.producer.results import BatchPart, BatchResult
-from delayctl.bench.ledger import DeliveryRecord, NothingDelivered
-from delayctl.bench.receive import delivered
+
+from benchmarks.workloads.ledger import DeliveryRecord, NothingDelivered
+from benchmarks.workloads.receive import delivered
 
 DUE_MS = 1_000_000
 

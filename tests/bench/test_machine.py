@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from delayctl.bench import machine
+
+from benchmarks.workloads import machine
 
 
 def test_the_sequential_write_leaves_nothing_behind(tmp_path: Path) -> None:

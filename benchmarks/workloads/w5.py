@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from delayclient.producer.producer import Producer
 
-from delayctl.bench import machine
-from delayctl.bench.load import FILL_BATCH, FILL_PER_S, LoadGenerator, Progress, fill
-from delayctl.bench.target import OwnNode, Target
+from benchmarks.workloads import machine
+from benchmarks.workloads.load import FILL_BATCH, FILL_PER_S, LoadGenerator, Progress, fill
+from benchmarks.workloads.target import OwnNode, Target
 
 POLL_S = 1.0
 

@@ -16,11 +16,11 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster
 
-from delayctl.bench import machine
-from delayctl.bench.ledger import DeliveryRecord
-from delayctl.bench.load import FILL_BATCH, LoadGenerator, Progress, fill, now_ms
-from delayctl.bench.receive import receiving
-from delayctl.bench.target import NODE, Target
+from benchmarks.workloads import machine
+from benchmarks.workloads.ledger import DeliveryRecord
+from benchmarks.workloads.load import FILL_BATCH, LoadGenerator, Progress, fill, now_ms
+from benchmarks.workloads.receive import receiving
+from benchmarks.workloads.target import NODE, Target
 
 PROBE_AHEAD_MS = 500  # after the last acknowledgement before the kill, and sooner than a process starts
 

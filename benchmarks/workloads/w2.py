@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from delayclient.producer.producer import Producer
 
-from delayctl.bench.ledger import DeliveryRecord, Verdict
-from delayctl.bench.load import FILL_BATCH, LoadGenerator, Progress, batches, in_flight, now_ms
-from delayctl.bench.receive import delivered, receiving
-from delayctl.bench.target import Target
+from benchmarks.workloads.ledger import DeliveryRecord, Verdict
+from benchmarks.workloads.load import FILL_BATCH, LoadGenerator, Progress, batches, in_flight, now_ms
+from benchmarks.workloads.receive import delivered, receiving
+from benchmarks.workloads.target import Target
 
 MIN_LEAD_S = 3.0
 STORED_PER_S = 100_000  # what we count on while the herd is gathered

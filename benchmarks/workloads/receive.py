@@ -15,9 +15,9 @@ from delayclient.consumer.consumer import Consumer
 from delayclient.errors import NotFound
 from delayclient.routing.routing import Cluster
 
-from delayctl.bench.ledger import DeliveryRecord
-from delayctl.bench.load import Progress, now_ms
-from delayctl.bench.target import Target
+from benchmarks.workloads.ledger import DeliveryRecord
+from benchmarks.workloads.load import Progress, now_ms
+from benchmarks.workloads.target import Target
 
 POLL_S = 0.1
 Receiver: TypeAlias = asyncio.Task[None]

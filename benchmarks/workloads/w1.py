@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 
-from delayctl.bench import machine
-from delayctl.bench.load import LoadGenerator, Progress, batches, in_flight, now_ms
-from delayctl.bench.target import OwnNode, Target
+from benchmarks.workloads import machine
+from benchmarks.workloads.load import LoadGenerator, Progress, batches, in_flight, now_ms
+from benchmarks.workloads.target import OwnNode, Target
 
 WARM_UP_SHARE = 20  # one in so many, before the clock starts: connections, first segments, caches
 YIELD_EVERY = 256  # messages sent one at a time between two turns of the event loop

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import click
-
 from delayctl.common import FAILED, UNREACHABLE, fail, put_json
 
 if TYPE_CHECKING:
-    from delayctl.bench.load import Progress
-    from delayctl.bench.target import Target
+    from benchmarks.workloads.load import Progress
+    from benchmarks.workloads.target import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Fields: TypeAlias = Mapping[str, Any]
@@ -79,7 +78,7 @@ def _options(
 @click.option("--send", "one_by_one", is_flag=True, help="One Producer.send() a message instead of send_batch().")
 def w1(batch: int, at_once: int | None, one_by_one: bool, **options: Any) -> None:
     """Enqueue messages that are due within half an hour."""
-    from delayctl.bench import w1 as workload
+    from benchmarks.workloads import w1 as workload
 
     settings = workload.W1Settings(
         messages=options["messages"],
@@ -97,7 +96,7 @@ def w1(batch: int, at_once: int | None, one_by_one: bool, **options: Any) -> Non
 @_TIMEOUT
 def w2(each: bool, timeout: float, **options: Any) -> None:
     """Herd: all due at one instant, delivered to this process."""
-    from delayctl.bench import w2 as workload
+    from benchmarks.workloads import w2 as workload
 
     settings = workload.W2Settings(
         messages=options["messages"],
@@ -115,7 +114,7 @@ def w2(each: bool, timeout: float, **options: Any) -> None:
 @click.option("--rate", type=click.IntRange(1), default=1_000, help="Messages a second.")
 def w3(seconds: float, rate: int, **options: Any) -> None:
     """Steady flow with due times random to the millisecond: lateness. --messages: instead of --seconds."""
-    from delayctl.bench import w3 as workload
+    from benchmarks.workloads import w3 as workload
 
     messages = options["messages"] or round(rate * seconds)
     settings = workload.W3Settings(
@@ -133,7 +132,7 @@ def w3(seconds: float, rate: int, **options: Any) -> None:
 @_TIMEOUT
 def w4(settle: float, timeout: float, **options: Any) -> None:
     """Restart after kill -9 with many messages pending."""
-    from delayctl.bench import w4 as workload
+    from benchmarks.workloads import w4 as workload
 
     settings = workload.W4Settings(
         messages=options["messages"],
@@ -152,7 +151,7 @@ def w4(settle: float, timeout: float, **options: Any) -> None:
 )
 def w5(settle: float, **options: Any) -> None:
     """Footprint: disk and memory with many pending. --messages may be repeated: measured at each, ascending."""
-    from delayctl.bench import w5 as workload
+    from benchmarks.workloads import w5 as workload
 
     steps = tuple(sorted(set(options["messages"])))
     settings = workload.W5Settings(messages=steps, body_bytes=options["body_bytes"], settle_seconds=settle)
@@ -180,8 +179,8 @@ def _run(
     from delayclient.errors import DelayError, Unavailable
     from delaylocal import LocalClusterError
 
-    from delayctl.bench import machine
-    from delayctl.bench.target import elsewhere, own_node
+    from benchmarks.workloads import machine
+    from benchmarks.workloads.target import elsewhere, own_node
 
     given = click.get_current_context().obj or {}
     as_json = options["as_json"] or given.get("json", False)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import SendResult
 
-from delayctl.bench.ledger import DeliveryRecord, Verdict
-from delayctl.bench.load import LoadGenerator, Progress, now_ms
-from delayctl.bench.receive import delivered, receiving
-from delayctl.bench.target import Target
+from benchmarks.workloads.ledger import DeliveryRecord, Verdict
+from benchmarks.workloads.load import LoadGenerator, Progress, now_ms
+from benchmarks.workloads.receive import delivered, receiving
+from benchmarks.workloads.target import Target
 
 DELAY_MS = (1_000, 2_000)
 PACE_S = 0.01
