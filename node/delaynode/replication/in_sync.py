@@ -1,10 +1,11 @@
-"""Which members a commit waits for while the registry is being told (docs/protocol.md 3, attack B1).
+"""The counted members: those that a commit waits for while the registry is being told (docs/protocol.md 3; why so:
+attack B1 there).
 
     written    the set that is known to be in the registry
-    tried      sets whose write got no answer: each may be there, or may even come to be there later
-    joining    members that have caught up and are not in the registry yet
+    tried      sets whose write is under way or got no answer: each may be there, or may even come to be there later
+    joining    members that have nearly caught up, and that the registry does not name yet
 
-A commit waits for all of them. To shrink, the smaller set is written first; to grow, commits wait first.
+The counted members are all of these. To shrink, the smaller set is written first; to grow, commits wait first.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class InSync:
     joining: set[str] = field(default_factory=set)
 
     def counted(self) -> ReplicaIds:
-        """Whom a commit waits for, this copy included."""
+        """The counted members, by copy id, this copy included."""
         return self.written.union(self.joining, *self.tried) if self.joining or self.tried else self.written
 
     def join(self, replica_id: str) -> None:
-        """The member has everything that is committed; from now on commits wait for it."""
+        """The member has nearly caught up; from now on commits wait for it. It may lack some that came before."""
         self.joining.add(replica_id)
 
     def trying(self, replica_ids: ReplicaIds) -> None:

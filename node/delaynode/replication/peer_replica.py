@@ -28,7 +28,7 @@ class PeerReplica:
     phase: Phase = Phase.DOWN
     replica_id: str = ""  # its copy's name in the in-sync set
     next: int = 0  # of the next frame to send
-    durable: int = 0
+    durable: int = 0  # it has stored everything before, as the cluster's durability asks
     applied: int = 0
     sent_commit: int = 0  # the commit offset
     session: int = 0  # moves whenever it starts anew: what was begun before is dropped

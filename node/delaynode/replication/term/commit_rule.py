@@ -1,7 +1,10 @@
-"""The commit rule of a term (docs/protocol.md 1-3).
+"""The commit rule of a term (docs/protocol.md 1-3; tests/replicate/test_commit_rule.py).
 
-commit = the lowest durable log offset of this copy and of every counted member (replication/in_sync.py)
-serves   only while it holds a live lease of every counted member
+    committed     below the lowest durable log offset of this copy and of every counted member (replication/in_sync.py)
+    answered      once committed, while a live lease of every counted member is held
+
+ShardHost.advance() commits: when this copy or a slave has stored more, and when the counted members are others.
+ShardHost.wait_replicated() holds the producer's answer back, by minInSync as well.
 """
 
 from __future__ import annotations

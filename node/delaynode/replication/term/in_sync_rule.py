@@ -38,7 +38,7 @@ class InSyncRule:
         boot_ms: Callable[[], int],
         log_event: Callable[..., None],
     ) -> None:
-        self.leaving: frozenset[str] = frozenset()  # nodes whose copy is to go
+        self.leaving: frozenset[str] = frozenset()  # nodes whose copies are to go, as the spec has them
         self._term, self._state, self._log, self._shipping, self._in_sync = term, state, log, shipping, in_sync
         self._replica_leases, self._own_durable = replica_leases, own_durable
         self._boot_ms, self._log_event = boot_ms, log_event
