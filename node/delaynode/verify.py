@@ -35,14 +35,14 @@ def shards_below(directory: Path) -> list[Path]:
     """The shards' directories at or below this one, by name."""
     found: list[Path] = []
 
-    def look(at: Path, depth: int) -> None:
+    def search(at: Path, depth: int) -> None:
         if any((at / name).exists() for name in ("shard.json", "checkpoint")) or (at / "log").is_dir():
             found.append(at)
         elif depth:
             for below in sorted(p for p in at.iterdir() if p.is_dir() and not p.name.startswith(".")):
-                look(below, depth - 1)
+                search(below, depth - 1)
 
-    look(directory, DEPTH)
+    search(directory, DEPTH)
     return found
 
 
@@ -105,7 +105,7 @@ def verify(shard: Path, report: Report, *, clear_damaged: bool) -> bool:
     def found(finding: Finding) -> None:
         report("finding", {"text": str(finding), **asdict(finding)})
 
-    def look() -> Summary:
+    def check() -> Summary:
         try:
             return verify_shard(files, directory, found, progress)
         except OSError as error:
@@ -114,12 +114,12 @@ def verify(shard: Path, report: Report, *, clear_damaged: bool) -> bool:
         finally:
             files.close()
 
-    summary = look()
+    summary = check()
     if clear_damaged and summary.marked and summary.damage > 1:
         mended = repair_timer_log(DiskFiles(), directory)
         if mended:
             report("mended", {"directory": directory, "positions": mended})
-            summary = look()
+            summary = check()
     if clear_damaged and summary.marked and summary.damage == 1:
         persist.clear_damaged(DiskFiles(), directory)
         summary.damage = 0

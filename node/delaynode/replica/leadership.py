@@ -217,7 +217,7 @@ class Leadership:
 
     def _count_missing(self, spec: ShardSpec, others: int, *, ended: int) -> int:
         """How many of the `others` of the former in-sync set certainly have no process, or one that is about to end,
-        which follows nobody any more. Which node has which entry is not known; some may not have been in that set."""
+        which follows nobody any more. Which copy is on which node is not known; some may not have been in that set."""
         context = self._context
         nodes = [node for node in spec.replicas if node != context.node]
         return max(ended, sum(map(context.stopping, nodes)) - max(0, len(nodes) - others))

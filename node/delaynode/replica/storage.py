@@ -27,14 +27,14 @@ T = TypeVar("T")
 class _CountedSnapshot:
     """A snapshot that counts among the transfers under way."""
 
-    def __init__(self, taken: SnapshotSource, transfers: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
-        self._taken, self._transfers, self._loop = taken, transfers, loop
-        self.manifest, self.log_offset = taken.manifest, taken.log_offset
-        self.read = taken.read
+    def __init__(self, source: SnapshotSource, transfers: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
+        self._source, self._transfers, self._loop = source, transfers, loop
+        self.manifest, self.log_offset = source.manifest, source.log_offset
+        self.read = source.read
 
     def release(self) -> None:
         try:
-            self._taken.release()
+            self._source.release()
         finally:
             self._loop.call_soon_threadsafe(self._transfers.release)
 
@@ -42,7 +42,7 @@ class _CountedSnapshot:
 class ReplicaStorage:
     """Owned by the replica's worker: one call at a time. `shard` is None while there is no sound copy here.
 
-    entry: its name in the in-sync set; "" when there is none, or it can't be read. damage: why it is of no use.
+    replica_id: its name in the in-sync set; "" when there is none, or it can't be read. damage: why it is of no use.
     """
 
     def __init__(self, spec: ShardSpec, context: ReplicaContext, log_event: Callable[..., None]) -> None:
@@ -163,10 +163,10 @@ class ReplicaStorage:
         transfers = self.context.transfers.permit(self.shard.log_end if self.shard is not None else 0)
         await transfers.acquire()
         try:
-            take = partial(snapshot.hold_checkpoint, self._files, self.directory, f"{self.context.boot_ms()}")
+            hold = partial(snapshot.hold_checkpoint, self._files, self.directory, f"{self.context.boot_ms()}")
             async with self.context.resources.checkpoints:  # files come and go with checkpoints
-                taken: SnapshotSource = await (master.off_loop(take) if master is not None else self.off_loop(take))
+                source: SnapshotSource = await (master.off_loop(hold) if master is not None else self.off_loop(hold))
         except BaseException:
             transfers.release()
             raise
-        return _CountedSnapshot(taken, transfers, asyncio.get_running_loop())
+        return _CountedSnapshot(source, transfers, asyncio.get_running_loop())

@@ -17,7 +17,7 @@ ReplicaIds = frozenset[str]
 
 @dataclass(slots=True)
 class InSync:
-    """Entries name copies, see docs/protocol.md 3. `own_id` is always in."""
+    """By replica id, see docs/protocol.md 3. `own_id` is always in."""
 
     own_id: str
     written: ReplicaIds

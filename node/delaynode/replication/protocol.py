@@ -108,7 +108,7 @@ class Release(ShardMessage):
 
 @dataclass(frozen=True, slots=True)
 class FollowerState(ShardMessage):
-    """What a slave has: its in-sync entry ("" without a copy), its log. epochs: (epoch, start offset), ascending."""
+    """What a slave has: its replica id ("" without a copy), its log. epochs: (epoch, start offset), ascending."""
 
     replica_id: str
     log_end: int

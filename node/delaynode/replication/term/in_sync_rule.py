@@ -45,7 +45,7 @@ class InSyncRule:
         self._ends = log.end, log.end  # of the log at the last two looks, the earlier one first
         self._commits = shipping.committed_offset, shipping.committed_offset  # the commit offset, likewise
 
-    def look(self) -> None:
+    def remember_ends(self) -> None:
         """Remember where the log and its commits end, to be compared with what members have a look later."""
         self._ends = self._ends[1], self._log.end
         self._commits = self._commits[1], self._shipping.committed_offset

@@ -86,7 +86,7 @@ class Leader:
 
     def poll(self) -> None:
         """A member may have fallen silent or behind, or a lease have come: to be called a few times a second."""
-        self.in_sync_rule.look()
+        self.in_sync_rule.remember_ends()
         self.writer.update()
         self.switchover.poll()
 
