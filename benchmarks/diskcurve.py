@@ -91,8 +91,8 @@ class Life:
                 cascade.run()
                 shard.index.finish_cascade(cascade)
         while True:
-            while shard.wants_load(self.now):
-                load = shard.index.begin_load(shard.load_target(self.now), shard.config.window_budget)
+            while shard.loader.is_due(self.now):
+                load = shard.index.begin_load(shard.loader.target_ms(self.now), shard.config.window_budget)
                 if load is None:
                     break
                 load.run()

@@ -121,10 +121,10 @@ class Bench:
             return [
                 ("cascade", lambda: cascade(self.shard, now)),
                 ("flush", self.checkpoint),
-                ("load", lambda: self.shard.load_through(mark)),
+                ("load", lambda: self.shard.loader.load_past(mark)),
             ]
         if path == "slave":
-            return [("cascade and load", lambda: self.shard.load_through(mark)), ("flush", self.checkpoint)]
+            return [("cascade and load", lambda: self.shard.loader.load_past(mark)), ("flush", self.checkpoint)]
         tick = Tick(mark.due, mark.seq, 0, self.shard.queue.end)  # of a master whose clock is at the hour's start
         self.shard.log.propose(FrameKind.TICK, self.shard.epoch, 0, 0, mark.due, tick.payload())
         self.write()

@@ -75,8 +75,8 @@ def use(shard: Shard, disk: MemoryFiles, now: int) -> None:
             if cascade is not None:
                 cascade.run()
                 shard.index.finish_cascade(cascade)
-        if shard.wants_load(now):
-            load = shard.index.begin_load(shard.load_target(now), 100)
+        if shard.loader.is_due(now):
+            load = shard.index.begin_load(shard.loader.target_ms(now), 100)
             assert load is not None
             load.run()
             shard.index.finish_load(load)

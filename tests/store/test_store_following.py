@@ -476,7 +476,7 @@ def test_a_tick_beyond_the_loaded_window_is_known_before_it_is_applied() -> None
     shard, _ = persist.recover(world.disk.copy(), ROOT, SMALL, replay=False)
     asked = 0
     for frame in frames_of(shard.log, shard.applied, shard.log.end):
-        needs = shard.needs_load(frame)
+        needs = shard.loader.is_needed_by(frame)
         asked += needs
         with patch.object(shard.index, "begin_load", wraps=shard.index.begin_load) as load:
             shard.apply_committed([frame])
@@ -486,8 +486,8 @@ def test_a_tick_beyond_the_loaded_window_is_known_before_it_is_applied() -> None
     for mark, needs in ((bound, True), (before(bound), False)):
         payload = b"".join(bytes(part) for part in Tick(mark.due, mark.seq, 0, 0).payload())
         frame = Frame(FrameKind.TICK, 0, 1, 0, 0, 0, shard.applied, 0, memoryview(payload))
-        assert shard.needs_load(frame) == needs
-        assert not shard.needs_load(replace(frame, kind=FrameKind.ACK))
+        assert shard.loader.is_needed_by(frame) == needs
+        assert not shard.loader.is_needed_by(replace(frame, kind=FrameKind.ACK))
 
 
 def test_the_list_of_terms_is_as_long_as_the_log_or_the_last_few() -> None:

@@ -3,9 +3,9 @@
 The master proposes a frame and applies it at once in memory; the same `_apply_*` run when frames are replayed. A frame
 that the master could not apply is taken back, so that no disk and no slave gets it; the copy has failed then. Nothing
 that rests on a frame which ends at log offset E may be answered before `committed_offset` >= E (deliveries: see
-groups.Rests). Files that are derived from the log (TimerLog, ConsumeQueue, checkpoint) take committed frames only. A
-slave applies committed frames only: its log can be cut without undoing anything, and it can be led from where it
-stands.
+CommitDependency in queue/groups.py). Files that are derived from the log (TimerLog, ConsumeQueue, checkpoint) take
+committed frames only. A slave applies committed frames only: its log can be cut without undoing anything, and it can be
+led from where it stands.
 
 Invariants kept here: release follows (due, seq) within a tick and never precedes due by the `now_ms` passed in;
 watermark and epoch only grow; seq is never reused.
@@ -61,6 +61,7 @@ from delaynode.store.queue.producers import FirstAnswer, Producers
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
 from delaynode.store.timer.due_window import before
 from delaynode.store.timer.index import TimerIndex
+from delaynode.store.timer.loader import WindowLoader
 from delaynode.store.timer.scan import SlotSnapshotCache
 from delaynode.store.timer.units import DEFAULT, UNIT, units
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
@@ -112,6 +113,7 @@ class Shard:
         self.config = config
         self.log = log
         self.index = index
+        self.loader = WindowLoader(index, config)
         self.queue = queue
         self.consumers = Consumers(queue, self._propose, self._get_committed_offset, config.group_limits)
         self.producers = Producers(config.max_producers)
@@ -125,10 +127,8 @@ class Shard:
         self.skipped: list[int] = []  # log offsets of frames that a person has had skipped, see repair.py
         self.damaged: str | None = None  # why nothing more is written
         self.on_failed: Callable[[str, Exception], None] | None = None  # told when the effect of a proposal has failed
-        self.known_status: tuple[int, tuple[str, ...]] = (
-            0,
-            (),
-        )  # the registry's status, as last seen: epoch, in-sync set
+        # The registry's status, as it was seen last: epoch, in-sync set.
+        self.known_status: tuple[int, tuple[str, ...]] = (0, ())
 
     # ------------------------------------------------------------ the log
     @property
@@ -283,19 +283,6 @@ class Shard:
             self.space.on_release(wall_ms)
             self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
 
-    def wants_load(self, now_ms: int) -> bool:
-        """Whether the due window should be loaded further."""
-        window = self.index.window
-        runs_low = window.bound.due < now_ms + self.config.lookahead_ms // 2
-        return (
-            runs_low and len(window) <= self.config.window_budget // 2 and window.bound.due < self.index.minute_bound_ms
-        )
-
-    def load_target(self, now_ms: int) -> int:
-        """Whole minutes, so that the wheel's slots are read once."""
-        target = max(now_ms, self.index.window.bound.due) + self.config.lookahead_ms
-        return self.config.geometry.minute_end(target)
-
     # ------------------------------------------------------------ a topic's limits
     def reconfigure(self, desired: ShardConfig) -> None:
         """Take up what may change while the shard is used. On the owner's thread."""
@@ -393,7 +380,7 @@ class Shard:
     def apply_committed(self, frames: Iterable[Frame]) -> list[ReleasedRows]:
         """Apply frames that are committed and written here, in order from `applied` on; what became visible, by frame.
 
-        Loads the due window on this thread where needs_load() is true. Raises Damaged.
+        Loads the due window on this thread where a frame needs it. Raises Damaged.
         """
         released: list[ReleasedRows] = []
         for frame in frames:
@@ -466,7 +453,7 @@ class Shard:
             raise Damaged(f"frame at {frame.offset}: its watermark {mark.due} is after its own time {frame.wall_ms}")
         if mark < self.index.watermark:
             raise Impossible(f"its watermark {mark} is below {self.index.watermark}")
-        self.load_through(mark)
+        self.loader.load_past(mark)
         taken = self.index.release(mark, MAX_SEQ)
         self._release(taken, frame.wall_ms, frame.end)
         if len(taken) != tick.released or self.queue.end != tick.queue_end:
@@ -474,33 +461,6 @@ class Shard:
                 f"it releases {tick.released} messages up to queue offset {tick.queue_end}, "
                 f"this copy has {len(taken)} up to {self.queue.end}"
             )
-
-    def needs_load(self, frame: Frame) -> bool:
-        """Whether apply() would have to load the due window first: a TICK, above what is loaded."""
-        if frame.kind is not FrameKind.TICK:
-            return False
-        tick = parse_tick(frame)
-        return self.index.window.bound <= Pair(tick.due, tick.seq)
-
-    def needs_cascade(self, frame: Frame) -> bool:
-        """Whether apply() would have to bring an hour down to minutes first."""
-        return self.needs_load(frame) and self.index.minute_bound_ms <= parse_tick(frame).due
-
-    def load_through(self, mark: Pair) -> None:
-        """Load the window past `mark`, on this thread; not while a flush, a cascade or a cleaning is under way."""
-        index = self.index
-        while index.window.bound <= mark:
-            while index.minute_bound_ms <= mark.due:
-                cascade = index.begin_cascade()
-                if cascade is not None:
-                    cascade.run()
-                    index.finish_cascade(cascade)
-            end = self.config.geometry.minute_end(mark.due)
-            load = index.begin_load(end, self.config.window_budget)
-            if load is None:
-                raise Damaged(f"can't load the due window past {mark}: its bound is {index.window.bound}")
-            load.run()
-            index.finish_load(load)
 
     # ------------------------------------------------------------ views
     def read_cached(self, rows: Records) -> Buffers | None:

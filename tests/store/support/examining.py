@@ -285,8 +285,8 @@ class Examination:
                 if cascade is not None:
                     cascade.run()
                     shard.index.finish_cascade(cascade)
-            if shard.wants_load(self.now):
-                load = shard.index.begin_load(shard.load_target(self.now), shard.config.window_budget)
+            if shard.loader.is_due(self.now):
+                load = shard.index.begin_load(shard.loader.target_ms(self.now), shard.config.window_budget)
                 if load is not None:
                     load.run()
                     shard.index.finish_load(load)

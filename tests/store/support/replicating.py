@@ -261,7 +261,7 @@ class Copy(World):
                     persist.replay(shard, limit, (None, 1, 500)[draw(0, 2)])
             else:
                 ready = [frame for frame in self.frames if frame.end <= limit][: draw(1, 9)]
-                if not any(map(shard.needs_load, ready)) or self.quiet():
+                if not any(map(shard.loader.is_needed_by, ready)) or self.quiet():
                     shard.apply_committed(ready)
         if self.recoveries == life:
             self.note_released()

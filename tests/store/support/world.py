@@ -237,8 +237,8 @@ class WorldBase:
 
     # ------------------------------------------------------------ jobs
     def begin_load(self) -> None:
-        if self.loading is None and self.shard.wants_load(self.now):
-            target = self.shard.load_target(self.now)
+        if self.loading is None and self.shard.loader.is_due(self.now):
+            target = self.shard.loader.target_ms(self.now)
             self.loading = self.shard.index.begin_load(target, self.config.window_budget)
 
     def run_load(self) -> None:

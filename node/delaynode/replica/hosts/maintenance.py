@@ -82,7 +82,7 @@ class Maintenance:
 
     def check(self, now_ms: int) -> None:
         """The watermark has moved, or messages have come: is there something to do?"""
-        if self._shard.wants_load(now_ms):
+        if self._shard.loader.is_due(now_ms):
             self._load_wakeup.set()
         if self._shard.index.cascade_due(now_ms):
             self._wakeup.set()
@@ -99,7 +99,7 @@ class Maintenance:
     # ------------------------------------------------------------ the due window
     async def _load_loop(self) -> None:
         while True:
-            if self._shard.wants_load(self._resources.clock.now_ms()):
+            if self._shard.loader.is_due(self._resources.clock.now_ms()):
                 async with self._loading:
                     await self.load()
             else:
@@ -109,7 +109,7 @@ class Maintenance:
         """Load the due window further."""
         shard = self._shard
         room = max(1, shard.config.window_budget - len(shard.index.window))
-        job = shard.index.begin_load(shard.load_target(self._resources.clock.now_ms()), room)
+        job = shard.index.begin_load(shard.loader.target_ms(self._resources.clock.now_ms()), room)
         if job is None:
             return
         await self._run_load(job)

@@ -195,13 +195,13 @@ class SlaveHost(CopyHost):
             self._forget_frames()
             await self._read_back()
         taken, first = 0, self._frames[0]
-        if first.end <= limit and shard.needs_load(first):
+        if first.end <= limit and shard.loader.is_needed_by(first):
             tick = parse_tick(first)
             await self.maintenance.load_past(Pair(tick.due, tick.seq))
         async with self.resources.apply_turn:
             while self._frames and self._frames[0].end <= limit and taken < APPLY_BYTES and not self.maintenance.full:
                 frame = self._frames[0]
-                if shard.needs_load(frame):
+                if shard.loader.is_needed_by(frame):
                     break  # not with everybody's turn
                 self._frames.popleft()
                 size = frame.end - frame.offset

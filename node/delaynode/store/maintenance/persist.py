@@ -223,7 +223,7 @@ def replay(shard: Shard, through: int, max_bytes: int | None = None, *, light: b
     """
     begin, frames = shard.applied, 0
     for frame in frames_of(shard.log, begin, through):
-        if light and (_has_too_many_unflushed(shard) or shard.needs_cascade(frame)):
+        if light and (_has_too_many_unflushed(shard) or shard.loader.needs_cascade(frame)):
             break
         _apply(shard, frame)
         frames += 1
