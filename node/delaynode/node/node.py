@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import delayregistry
-from delayregistry.model import ConditionType, Durability, NodeLease, ShardObject, ShardSpec
+from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec
 from delayregistry.port import Registry, RegistryError
 
 from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms
 from delaynode.config import NodeConfig
 from delaynode.limits.flow import Flow
-from delaynode.metrics import NodeMetrics, TopicLoad
+from delaynode.metrics import NodeMetrics
 from delaynode.node.clock_watch import ClockWatch, boot_id
 from delaynode.node.conditions import ConditionLog, conditions
 from delaynode.node.data_lock import lock_data
@@ -23,15 +23,14 @@ from delaynode.node.disk import DiskSpace, needed_bytes
 from delaynode.node.membership import Membership
 from delaynode.node.node_clock import NodeClock
 from delaynode.node.peering import Peering
-from delaynode.node.routes import RemoteMaster, Routes
+from delaynode.node.routes import Routes
 from delaynode.node.settings import shard_config
+from delaynode.node.shard_finder import ShardFinder
 from delaynode.replica.context import ReplicaContext, TransferPermits
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.scrub import Scrubber
-from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.hosts.sync_threads import Syncer
-from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import Replicas
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
@@ -40,7 +39,6 @@ from delaynode.store.maintenance import snapshot
 
 CLOCK_SECONDS = 0.25
 HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over
-BLOCKED_MS = 60_000  # a shard whose Blocked condition is older is not waited for
 UNCHANGED_SECONDS = 2.0  # of them without any being taken: nobody will
 
 
@@ -69,6 +67,7 @@ class Node:
         self._tasks: list[asyncio.Task[None]] = []
         self._vital: list[asyncio.Task[None]] = []  # of them: without these the process is a node no more
         self._replicas: Replicas | None = None  # until prepare()
+        self.finder: ShardFinder  # from prepare() on
         self._peering: Peering | None = None  # likewise
 
     @property
@@ -107,6 +106,7 @@ class Node:
             release_rate=self.routes.release_rate, stopping=self.routes.stopping,
         )  # fmt: skip
         replicas = self._replicas = Replicas(context)
+        self.finder = ShardFinder(self.config.node, self.routes, replicas)
         await call(lambda: snapshot.remove_leftovers(self._files, f"{self.config.data}/shards"))
         await peering.listen(replicas, self._clock.heard)
 
@@ -264,34 +264,6 @@ class Node:
         return self.config.durability or (cluster.durability if cluster is not None else Durability.FSYNC)
 
     # ------------------------------------------------------------ who serves what
-    def find(self, topic: str, queue: int) -> ShardHost | RemoteMaster:
-        """The host of a shard served here, or where it is served. Raises Refused."""
-        shard = self.routes.shard(topic, queue)
-        replica = self.replicas.get(shard.spec.uid)
-        ours = shard.spec.master == self.config.node
-        if replica is not None and replica.master is not None:
-            master = replica.master
-            if ours or master.serving:
-                master.check_serving()
-                return master
-        if replica is not None and ours and (why := replica.unusable_reason()) is not None:
-            reason = "NOT_SERVING" if len(shard.spec.replicas) > 1 else "SHARD_DAMAGED"
-            raise Refused(reason, f"shard {shard.name} can't be served: {why}")
-        endpoint = self.routes.endpoint(shard)
-        if not endpoint or ours:
-            raise Refused(
-                "NOT_SERVING", f"shard {shard.name} has no serving master at the moment", epoch=shard.spec.epoch
-            )
-        return RemoteMaster(endpoint, shard.spec.epoch)
-
-    def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | RemoteMaster:
-        """The same as find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""
-        if self.routes.slaves_deliver:
-            replica = self.replicas.get(self.routes.shard(topic, queue).spec.uid)
-            if replica is not None and replica.local.host is not None and replica.local.unreadable_reason() is None:
-                return replica.local.host
-        return self.find(topic, queue)
-
     def ineligible(self) -> str | None:
         """Why no master should be chosen here; None when one may be."""
         if (clock := self._clock.ineligible()) is not None:
@@ -320,36 +292,8 @@ class Node:
             return f"waiting for the registry: {self.membership.waiting_for}"
         if not self.routes.was_read:
             return "the registry has not answered yet"
-        led = (shard for shard in self.routes.objects.values() if shard.spec.master == self.config.node)
-        waiting = [shard.name for shard in led if not self._serves(shard.spec.uid) and not self._is_blocked(shard)]
-        return f"{len(waiting)} shards are not served yet: {', '.join(sorted(waiting)[:5])}" if waiting else None
-
-    def _serves(self, uid: int) -> bool:
-        replica: Replica | None = self.replicas.get(uid)
-        return replica is not None and replica.master is not None and replica.master.serving
-
-    def _is_blocked(self, shard: ShardObject) -> bool:
-        """Nobody may serve it, and hasn't for a while: that this node gets no traffic for the others helps nobody, and
-        would stop a rolling restart and every drain of a machine."""
-        since_ms = self.clock.now_ms() - BLOCKED_MS
-        return any(it.type is ConditionType.BLOCKED and it.since_ms < since_ms for it in shard.conditions)
-
-    async def loads(self) -> dict[str, TopicLoad]:
-        """Per topic: what is pending and due soon, from the wheels of the shards served here."""
-        found: dict[str, list[int]] = {}
-        dead: dict[str, tuple[int, bool]] = {}
-        now = self.clock.now_ms()
-        for host in self.hosts():
-            start, width, count = await host.off_loop(host.shard.index.begin_count())
-            sums = found.setdefault(host.topic, [0, 0, 0, 0])
-            sums[0] += host.shard.index.pending
-            kept, full = host.shard.consumers.dead_letter_usage()
-            before, was_full = dead.get(host.topic, (0, False))
-            dead[host.topic] = before + kept, was_full or full
-            for at, seconds in enumerate((60, 300, 3600)):
-                part = ((now + seconds * 1000 - start) / width).clip(0.0, 1.0)  # slots are taken to be even
-                sums[at + 1] += int((part * count).sum())
-        return {topic: TopicLoad(s[0], (s[1], s[2], s[3]), *dead[topic]) for topic, s in found.items()}
+        waiting = self.finder.unserved(self.clock.now_ms())
+        return f"{len(waiting)} shards are not served yet: {', '.join(waiting[:5])}" if waiting else None
 
 
 def open_registry(name: str) -> Registry:

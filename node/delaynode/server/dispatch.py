@@ -92,7 +92,7 @@ class Dispatch:
 
     def find_host(self, topic: str, queue: int, context: Context, *, reads: bool = False) -> Any:
         """The host, or where the shard is served; a call that was forwarded already goes no further."""
-        found = self.node.find_readable(topic, queue) if reads else self.node.find(topic, queue)
+        found = self.node.finder.find_readable(topic, queue) if reads else self.node.finder.find(topic, queue)
         if isinstance(found, RemoteMaster) and FORWARDED in dict(context.invocation_metadata() or ()):
             raise Refused(
                 "NOT_MASTER",

@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delaynode.metrics import NodeCollector, registry_of
 from delaynode.node.conditions import conditions, state
+from delaynode.node.loads import topic_loads
 from delaynode.node.node import Node
 
 
@@ -29,7 +30,7 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
     registry = registry_of(collector)
 
     async def metrics(_: web.Request) -> web.Response:
-        collector.loads = await node.loads()
+        collector.loads = await topic_loads(node.hosts(), node.clock.now_ms())
         collector.state = state(node)
         collector.flow = await node.flow.figures()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -52,7 +52,8 @@ def test_a_slave_that_finds_damage_while_it_answers_a_client_gives_its_copy_up()
     """It answered SHARD_DAMAGED and stayed in the in-sync set, from which a failover could choose it."""
     failed: list[str] = []
     copy = SimpleNamespace(fail=lambda why, error: failed.append(why))  # as find_readable() gives it, a SlaveHost
-    node = SimpleNamespace(flow=None, find_readable=lambda topic, queue: copy, find=lambda topic, queue: None)
+    finder = SimpleNamespace(find_readable=lambda topic, queue: copy, find=lambda topic, queue: None)
+    node = SimpleNamespace(flow=None, finder=finder)
 
     async def fetch(request: object, place: object, answers: object) -> pb.MessageBatch:
         raise Damaged("queue: the check of the unit at queue offset 41 differs")
