@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from delayclient.admin import admin as _admin
 from delayclient.admin.views import CancelledByKey, DeletedGroup, GroupQueue, Outcome, Pending, Rescheduled, Wheel
@@ -33,11 +33,8 @@ class _LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name="delayclient", daemon=True)
         self._thread.start()
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.submit(coroutine).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -62,6 +59,12 @@ class _SyncFacade(Generic[A]):
             self._thread.stop()
             raise
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Closes it and ends its thread."""
         if not self._closed:
@@ -77,12 +80,6 @@ class SyncProducer(_SyncFacade[_producer.Producer]):
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _producer.Producer(endpoint, **options))
-
-    def __enter__(self) -> SyncProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def send(self, topic: str, body: bytes | str, **options: Any) -> SendResult:
         """Sends one message and waits until it is committed."""
@@ -115,12 +112,6 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
         """With `auto_ack` the iteration acknowledges a message when the next one is asked for."""
         self._auto_ack = bool(options.pop("auto_ack", False))
         super().__init__(lambda: _consumer.Consumer(endpoint, topic, group, **options))
-
-    def __enter__(self) -> SyncConsumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         # A batch at a time: a turn through the loop's thread costs more than many messages.
@@ -164,12 +155,6 @@ class SyncReader(_SyncFacade[_reader.Reader]):
         self._follow = bool(options.get("follow", True))
         super().__init__(lambda: _reader.Reader(endpoint, topic, queue, **options))
 
-    def __enter__(self) -> SyncReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while len(batch := self.read(wait=1_000 if self._follow else 0)) or self._follow:
             yield from batch
@@ -184,12 +169,6 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _admin.Admin(endpoint, **options))
-
-    def __enter__(self) -> SyncAdmin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def route(self, topic: str) -> TopicRoute:
         return self._thread.run(self._inner.route(topic))
