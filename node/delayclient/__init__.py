@@ -21,15 +21,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from delayclient.admin.admin import Admin
-    from delayclient.consumer.consumer import Consumer
-    from delayclient.consumer.reader import Reader
-    from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
-    from delayclient.errors import DelayError
-    from delayclient.handle import BadHandle, Handle
-    from delayclient.producer.producer import Producer
-    from delayclient.producer.results import BatchResult, SendResult
-    from delayclient.routing.routing import Cluster
+    from delayclient.admin.admin import Admin as Admin
+    from delayclient.consumer.consumer import Consumer as Consumer
+    from delayclient.consumer.reader import Reader as Reader
+    from delayclient.consumer.received import ReceivedBatch as ReceivedBatch
+    from delayclient.consumer.received import ReceivedMessage as ReceivedMessage
+    from delayclient.errors import DelayError as DelayError
+    from delayclient.handle import BadHandle as BadHandle
+    from delayclient.handle import Handle as Handle
+    from delayclient.producer.producer import Producer as Producer
+    from delayclient.producer.results import BatchResult as BatchResult
+    from delayclient.producer.results import SendResult as SendResult
+    from delayclient.routing.routing import Cluster as Cluster
 
 _HOME = {
     "Admin": "admin.admin",
@@ -46,20 +49,7 @@ _HOME = {
     "SendResult": "producer.results",
 }
 
-__all__ = [
-    "Admin",
-    "BadHandle",
-    "BatchResult",
-    "Cluster",
-    "Consumer",
-    "DelayError",
-    "Handle",
-    "Producer",
-    "Reader",
-    "ReceivedBatch",
-    "ReceivedMessage",
-    "SendResult",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
