@@ -37,22 +37,6 @@ _Raw: TypeAlias = bytes | memoryview
 _EMPTY: Final = memoryview(b"")
 
 
-__all__ = [
-    "Buffer",
-    "EnqueueRequestView",
-    "EnqueueResponseView",
-    "MessageBatchView",
-    "WireError",
-    "decode_enqueue_request",
-    "decode_enqueue_response",
-    "decode_message_batch",
-    "encode_enqueue_request",
-    "encode_enqueue_response",
-    "encode_message_batch",
-    "encode_varint",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class EnqueueRequestView:
     """delay.v1.EnqueueRequest; the columns are views over the bytes that were decoded."""

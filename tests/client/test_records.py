@@ -4,8 +4,8 @@ import zlib
 
 import numpy as np
 import pytest
-from delayapi.codec import WireError
 from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.wirefields import WireError
 from delayclient.records import EncodedRecords, decode_record, encode_records, hash_text, record_head, record_tail
 from hypothesis import given
 from hypothesis import strategies as st

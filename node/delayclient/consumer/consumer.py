@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
 
-from delayapi.codec import WireError, decode_message_batch
+from delayapi.codec import decode_message_batch
 from delayapi.durations import duration_ms
 from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.wirefields import WireError
 
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.prefetch import Prefetch

@@ -15,9 +15,10 @@ from datetime import timedelta
 from typing import Final
 
 import numpy as np
-from delayapi.codec import MessageBatchView, WireError, decode_message_batch
+from delayapi.codec import MessageBatchView, decode_message_batch
 from delayapi.durations import duration_ms
 from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.wirefields import WireError
 
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from delayapi.codec import Buffer, EnqueueResponseView, decode_enqueue_request, encode_enqueue_request, encode_varint
+from delayapi.codec import Buffer, EnqueueResponseView, decode_enqueue_request, encode_enqueue_request
+from delayapi.wirefields import encode_varint
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError, DelayTooLong, WrongTopicType

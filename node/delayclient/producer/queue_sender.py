@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from delayapi.codec import WireError, decode_enqueue_response
+from delayapi.codec import decode_enqueue_response
+from delayapi.wirefields import WireError
 
 from delayclient.errors import Busy, Closed, DelayError, Unavailable, from_rpc, from_stream
 from delayclient.producer.batch import ShardBatch

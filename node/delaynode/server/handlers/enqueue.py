@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
-from delayapi.codec import EnqueueRequestView, WireError, decode_enqueue_request, encode_enqueue_response
+from delayapi.codec import EnqueueRequestView, decode_enqueue_request, encode_enqueue_response
+from delayapi.wirefields import WireError
 
 from delaynode.limits.budget import Answers, Hold
 from delaynode.node.routes import RemoteMaster
