@@ -13,11 +13,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from delayapi.address import family_of, join
 
-from delaynode.replication.protocol import BadMessage, Heartbeat, HeartbeatReply, decode_heartbeat, encode_heartbeat
+from delaynode.replication.protocol import BadMessage, HeartbeatReply, decode_heartbeat, encode_heartbeat
+from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.links import is_ip, is_same_ip
 
 RECEIVE_BYTES = 4 << 20  # of the kernel's queue: what comes while this thread does not run
@@ -26,26 +26,12 @@ DRAIN = 2_000  # datagrams that are taken before time is looked at again, so tha
 QUIET_SECONDS = 60.0  # before the same trouble is logged again
 
 
-class HeartbeatSource(Protocol):
-    """What the thread works for; safe to be called from it."""
-
-    def heartbeats(self) -> list[tuple[str, Heartbeat]]:
-        """What is to be sent now, and to which node."""
-
-    def answer(self, heartbeat: Heartbeat) -> HeartbeatReply | None: ...
-
-    def on_reply(self, reply: HeartbeatReply) -> None: ...
-
-    def check_silence(self) -> None:
-        """Judge who is silent: all that had come was taken."""
-
-
 class HeartbeatThread:
     """bind(), start(), stop(). nudge() from any thread."""
 
     def __init__(
         self,
-        replica_leases: HeartbeatSource,
+        replica_leases: ReplicaLeases,
         address: Callable[[str], tuple[str, int] | None],
         log: Callable[..., None],
         interval_ms: int = 250,
@@ -157,8 +143,8 @@ class HeartbeatThread:
             self._log_failure("peer-stranger", sender[0], reason)
         elif isinstance(message, HeartbeatReply):
             self._replica_leases.on_reply(message)
-        elif (reply := self._replica_leases.answer(message)) is not None:
-            self._send(sock, encode_heartbeat(reply), sender, message.node)
+        else:
+            self._send(sock, encode_heartbeat(self._replica_leases.answer(message)), sender, message.node)
 
     def _send(self, sock: socket.socket, data: bytes, to: tuple[str, int], node: str) -> None:
         try:
