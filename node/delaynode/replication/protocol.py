@@ -3,12 +3,13 @@
 stream message, little-endian
     length u32 (of all that follows) | kind u8 | 3 zero bytes | shard uid u64 | epoch u32 | body
 
-    master -> slave   FOLLOW, START, FRAMES, COMMIT, BOOTSTRAP, CHUNK, RELEASE
-    slave -> master   STATE, ACK, REFUSED, CHUNK_REQUEST
+    master -> slave   Follow, Start, Frames, Commit, Bootstrap, SnapshotChunk, Release
+    slave -> master   FollowerState, Ack, FollowRefused, ChunkRequest
 
 heartbeat, one datagram   magic u32 | kind u8 | 3 zero bytes | heartbeat id u64 | sender's wall time i64 ms | body
 
-Every message names the shard's uid and the epoch it is said in: a receiver that knows a higher epoch refuses it.
+Every message names the shard's uid and the epoch it is said in: a receiver that knows a higher epoch refuses it. FORMS
+has the kind of each and how its body looks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 from delaynode.store.types import Buffer
@@ -54,7 +54,7 @@ class Follow(ShardMessage):
 
 @dataclass(frozen=True, slots=True)
 class Start(ShardMessage):
-    """Cut your log at log offset `cut`; FRAMES go on from there. All before `commit` is committed."""
+    """Cut your log at log offset `cut`; Frames go on from there. All before `commit` is committed."""
 
     cut: int
     commit: int
@@ -158,39 +158,23 @@ Message = (
 )
 
 
-class MessageKind(IntEnum):
-    """What the byte `kind` says."""
-
-    FOLLOW = 1
-    START = 2
-    FRAMES = 3
-    COMMIT = 4
-    BOOTSTRAP = 5
-    CHUNK = 6
-    RELEASE = 7
-    STATE = 8
-    ACK = 9
-    REFUSED = 10
-    CHUNK_REQUEST = 11
-
-
 class MessageForm(NamedTuple):
     """How one class of messages looks on the wire."""
 
-    kind: MessageKind
+    kind: int
     message: type[Message]
     pack: Callable[[Any], list[Buffer]]  # the body
     unpack: Callable[[memoryview], tuple[Any, ...]]  # the fields that follow uid and epoch, in the class's order
 
 
-def _fixed(kind: MessageKind, message: type[Message], layout: str) -> MessageForm:
+def _fixed(kind: int, message: type[Message], layout: str) -> MessageForm:
     """The body is the fields in their order."""
     body, names = struct.Struct(layout), [field.name for field in fields(message)][2:]
     return MessageForm(kind, message, lambda said: [body.pack(*[getattr(said, name) for name in names])], body.unpack)
 
 
 def _open(
-    kind: MessageKind,
+    kind: int,
     message: type[Message],
     layout: str,
     pack_last: Callable[[Any], Iterable[Buffer]],
@@ -223,21 +207,19 @@ def _unpack_state(body: memoryview) -> tuple[Any, ...]:
 
 
 FORMS = (
-    _fixed(MessageKind.FOLLOW, Follow, "<?"),
-    _fixed(MessageKind.START, Start, "<qq"),
-    _open(MessageKind.FRAMES, Frames, "<qq", lambda data: data, lambda rest: (rest,)),
-    _fixed(MessageKind.COMMIT, Commit, "<q"),
-    MessageForm(MessageKind.BOOTSTRAP, Bootstrap, lambda said: [said.manifest], lambda body: (bytes(body),)),
-    _open(MessageKind.CHUNK, SnapshotChunk, "<qq", lambda data: (data,), lambda rest: rest),
-    _fixed(MessageKind.RELEASE, Release, "<q"),
-    MessageForm(MessageKind.STATE, FollowerState, _pack_state, _unpack_state),
-    _fixed(MessageKind.ACK, Ack, "<qq"),
-    _open(
-        MessageKind.REFUSED, FollowRefused, "<I?", lambda reason: (reason.encode(),), lambda rest: bytes(rest).decode()
-    ),
-    _fixed(MessageKind.CHUNK_REQUEST, ChunkRequest, "<qqq"),
+    _fixed(1, Follow, "<?"),
+    _fixed(2, Start, "<qq"),
+    _open(3, Frames, "<qq", lambda data: data, lambda rest: (rest,)),
+    _fixed(4, Commit, "<q"),
+    MessageForm(5, Bootstrap, lambda said: [said.manifest], lambda body: (bytes(body),)),
+    _open(6, SnapshotChunk, "<qq", lambda data: (data,), lambda rest: rest),
+    _fixed(7, Release, "<q"),
+    MessageForm(8, FollowerState, _pack_state, _unpack_state),
+    _fixed(9, Ack, "<qq"),
+    _open(10, FollowRefused, "<I?", lambda reason: (reason.encode(),), lambda rest: bytes(rest).decode()),
+    _fixed(11, ChunkRequest, "<qqq"),
 )
-_FORM_OF_KIND = {int(form.kind): form for form in FORMS}
+_FORM_OF_KIND = {form.kind: form for form in FORMS}
 _FORM_OF_CLASS: dict[type[Message], MessageForm] = {form.message: form for form in FORMS}
 
 
