@@ -26,16 +26,18 @@ AHEAD_MS = 200  # between words that a shard's heartbeats name an epoch that is 
 PAUSE_MS = 500  # this process did not run for so long: what it has not heard is its own fault
 
 
+Asker = tuple[str, int, int]
+"""The term that a heartbeat asks for: node, incarnation, epoch."""
+
+
 @dataclass(slots=True)
 class GrantedLease:
     """A slave's last lease on a shard."""
 
-    node: str
-    incarnation: int
-    epoch: int
-    heartbeat: int
-    at_ms: int
-    until_ms: int
+    asker: Asker
+    heartbeat: int = 0
+    at_ms: int = 0
+    until_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class ReplicaLeases:
         self._min_epochs: dict[int, int] = {}  # uid -> the highest epoch known
         self._ahead_reported_ms: dict[int, int] = {}  # uid -> when on_ahead was called last
         self._granted: dict[int, GrantedLease] = {}
-        self._released: dict[int, tuple[str, int, int, int]] = {}  # uid -> node, incarnation, epoch, heartbeat
+        self._released: dict[int, tuple[Asker, int]] = {}  # uid -> who gave back, and up to which heartbeat
         self._requests: dict[int, LeaseRequest] = {}
         self._held: dict[tuple[int, str], int] = {}  # (uid, node) -> until
         self._peers: dict[str, LeasePeer] = {}
@@ -130,27 +132,15 @@ class ReplicaLeases:
                 self._ahead_reported_ms[uid] = now
                 ahead.append(uid)
             return uid, min_epoch, False
+        asker = (heartbeat.node, heartbeat.incarnation, epoch)
         released = self._released.get(uid)
-        given_back = released is not None and released[:3] == (heartbeat.node, heartbeat.incarnation, epoch)
-        if given_back and released is not None and heartbeat.heartbeat_id <= released[3]:
+        if released is not None and released[0] == asker and heartbeat.heartbeat_id <= released[1]:
             return uid, epoch, False
         granted = self._granted.get(uid)
-        until = now + self.lease_ms
-        if granted is None:
-            self._granted[uid] = GrantedLease(
-                heartbeat.node, heartbeat.incarnation, epoch, heartbeat.heartbeat_id, now, until
-            )
-        else:
-            if (
-                granted.node == heartbeat.node
-                and granted.incarnation == heartbeat.incarnation
-                and granted.epoch == epoch
-            ):
-                granted.heartbeat = max(granted.heartbeat, heartbeat.heartbeat_id)
-            else:
-                granted.node, granted.incarnation, granted.epoch = heartbeat.node, heartbeat.incarnation, epoch
-                granted.heartbeat = heartbeat.heartbeat_id
-            granted.at_ms, granted.until_ms = now, until
+        if granted is None or granted.asker != asker:
+            granted = self._granted[uid] = GrantedLease(asker)
+        granted.heartbeat = max(granted.heartbeat, heartbeat.heartbeat_id)
+        granted.at_ms, granted.until_ms = now, now + self.lease_ms
         return uid, epoch, True
 
     def raise_min_epoch(self, uid: int, epoch: int) -> None:
@@ -178,11 +168,10 @@ class ReplicaLeases:
         with self._lock:
             if uid not in self._min_epochs:
                 return
-            self._released[uid] = (node, incarnation, epoch, heartbeat)
+            asker = (node, incarnation, epoch)
+            self._released[uid] = (asker, heartbeat)
             granted = self._granted.get(uid)
-            if granted is None or granted.heartbeat > heartbeat:
-                return
-            if (granted.node, granted.incarnation, granted.epoch) == (node, incarnation, epoch):
+            if granted is not None and granted.asker == asker and granted.heartbeat <= heartbeat:
                 granted.until_ms = 0
 
     def heard_ms(self, uid: int) -> int | None:
