@@ -9,7 +9,7 @@ ALONE, WITH_B, WITH_C = frozenset((ME,)), frozenset((ME, B)), frozenset((ME, C))
 
 
 def test_a_refused_write_says_nothing_about_one_before_it_that_got_no_answer() -> None:
-    in_sync = InSync(ME, ALONE)
+    in_sync = InSync(ALONE)
     in_sync.join(B)
     in_sync.trying(WITH_B)  # no answer: it may be in the registry
     in_sync.drop(B)
@@ -20,7 +20,7 @@ def test_a_refused_write_says_nothing_about_one_before_it_that_got_no_answer() -
 
 
 def test_a_refused_write_leaves_an_equal_one_that_got_no_answer() -> None:
-    in_sync = InSync(ME, ALONE)
+    in_sync = InSync(ALONE)
     for _ in range(2):
         in_sync.trying(WITH_B)
     in_sync.refused(WITH_B)
@@ -28,14 +28,14 @@ def test_a_refused_write_leaves_an_equal_one_that_got_no_answer() -> None:
 
 
 def test_a_refused_write_alone_leaves_nothing_to_wait_for() -> None:
-    in_sync = InSync(ME, WITH_B)
+    in_sync = InSync(WITH_B)
     in_sync.trying(ALONE)
     in_sync.refused(ALONE)
     assert (in_sync.counted(), in_sync.is_resolved) == (WITH_B, True)
 
 
 def test_a_write_that_succeeded_ends_all_that_were_sent_before_it() -> None:
-    in_sync = InSync(ME, ALONE)
+    in_sync = InSync(ALONE)
     in_sync.trying(WITH_B)
     in_sync.trying(WITH_C)
     assert in_sync.counted() == {ME, B, C}

@@ -17,9 +17,8 @@ ReplicaIds = frozenset[str]
 
 @dataclass(slots=True)
 class InSync:
-    """By replica id, see docs/protocol.md 3. `own_id` is always in."""
+    """By replica id, see docs/protocol.md 3. The master's own is always in."""
 
-    own_id: str
     written: ReplicaIds
     tried: list[ReplicaIds] = field(default_factory=list)
     joining: set[str] = field(default_factory=set)

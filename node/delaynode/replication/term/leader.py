@@ -46,7 +46,7 @@ class Leader:
         log_event: Callable[..., None],
     ) -> None:
         state = TermState()
-        in_sync = InSync(term.replica_id, frozenset((term.replica_id,)))
+        in_sync = InSync(frozenset((term.replica_id,)))
         self.term, self.state, self.shipping, self.in_sync = term, state, shipping, in_sync
         self.on_ended: Callable[[str], None] = lambda why: None
         self._log, self._replica_leases, self._boot_ms = log, replica_leases, boot_ms
