@@ -118,7 +118,7 @@ def names_as_in_sync_who_does_not_follow_the_new_master(put: Put) -> None:  # A7
 @mutation("b1_master_dies_between_the_larger_set_and_its_answer", LACKS)
 def acknowledges_before_the_disk_has_it(put: Put) -> None:
     put(CopyHost, "durable", property(lambda self: self.shard.log.end))
-    put(CommitRule, "own_durable", lambda self: self._log.end)
+    put(CommitRule, "own_durable", lambda self: self.log.end)
 
 
 @mutation("b1_master_dies_between_the_larger_set_and_its_answer", r"no master, takes \d+ for committed")
@@ -236,10 +236,10 @@ def goes_on_serving_while_it_hands_over(put: Put) -> None:
     live = CommitRule.live
 
     def busy(self: CommitRule) -> bool:
-        handover, self._state.handover = self._state.handover, None
+        handover, self.state.handover = self.state.handover, None
         try:
             return live(self)
         finally:
-            self._state.handover = handover
+            self.state.handover = handover
 
     put(CommitRule, "live", busy)

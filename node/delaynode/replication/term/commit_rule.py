@@ -9,6 +9,8 @@ ShardHost.wait_replicated() holds the producer's answer back, by minInSync as we
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from delaynode.replication.in_sync import InSync
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.shipping import Shipping
@@ -16,38 +18,34 @@ from delaynode.replication.term.state import Term, TermState
 from delaynode.store.log.commit_log import CommitLog
 
 
+@dataclass(frozen=True, slots=True)
 class CommitRule:
     """Owned by the event loop. Has no state of its own."""
 
-    def __init__(
-        self,
-        term: Term,
-        state: TermState,
-        log: CommitLog,
-        shipping: Shipping,
-        in_sync: InSync,
-        replica_leases: ReplicaLeases,
-    ) -> None:
-        self._term, self._state, self._log = term, state, log
-        self._shipping, self._in_sync, self._replica_leases = shipping, in_sync, replica_leases
+    term: Term
+    state: TermState
+    log: CommitLog
+    shipping: Shipping
+    in_sync: InSync
+    replica_leases: ReplicaLeases
 
     def own_durable(self) -> int:
-        return self._log.synced if self._term.fsync else self._log.written
+        return self.log.synced if self.term.fsync else self.log.written
 
     def commit_limit(self) -> int:
         """Every frame before this log offset is stored by every counted member."""
         limit = self.own_durable()
-        for replica_id in self._in_sync.counted():
-            if replica_id != self._term.replica_id:
-                member = self._shipping.member_of(replica_id)
+        for replica_id in self.in_sync.counted():
+            if replica_id != self.term.replica_id:
+                member = self.shipping.member_of(replica_id)
                 limit = min(limit, member.durable if member is not None else 0)
         return limit
 
     def live(self) -> bool:
         """Whether what is read here may be answered: no other process can be serving this shard now."""
-        if not self._state.leads:
+        if not self.state.leads:
             return False
-        others = self._in_sync.counted() - {self._term.replica_id}
-        members = [self._shipping.member_of(replica_id) for replica_id in others]
+        others = self.in_sync.counted() - {self.term.replica_id}
+        members = [self.shipping.member_of(replica_id) for replica_id in others]
         nodes = [member.node if member is not None else "" for member in members]  # nobody holds a lease of ""
-        return not nodes or self._replica_leases.live(self._term.uid, nodes)
+        return not nodes or self.replica_leases.live(self.term.uid, nodes)
