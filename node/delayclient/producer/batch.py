@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
@@ -25,7 +25,6 @@ MAX_BATCH_MESSAGES: Final = 65_536
 class EnqueueColumns:
     """An EnqueueRequest's columns (delay.proto has shapes and units); empty buffers are left out."""
 
-    count: int
     time: Buffer
     relative: Buffer
     size: Buffer
@@ -34,40 +33,31 @@ class EnqueueColumns:
     records: Buffer
 
 
+@dataclass(slots=True, eq=False)
 class ShardBatch(ABC):
     """Messages for one shard. `release` is called once when they are acknowledged or failed."""
 
-    __slots__ = ("_columns", "_encoded", "_encoded_as", "count", "deadline_s", "nbytes", "queue", "release", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        queue: int,
-        columns: EnqueueColumns,
-        nbytes: int,
-        deadline_s: float,
-        release: Callable[[ShardBatch], None],
-    ) -> None:
-        self.topic = topic
-        self.queue = queue
-        self.count = columns.count
-        self.nbytes = nbytes
-        self.deadline_s = deadline_s
-        self.release = release
-        self._columns: EnqueueColumns | None = columns
-        self._encoded = b""
-        self._encoded_as = (0, 0)
+    topic: str
+    queue: int
+    columns: EnqueueColumns | None
+    """None once they are encoded."""
+    count: int
+    nbytes: int
+    deadline_s: float
+    release: Callable[[ShardBatch], None]
+    _encoded: bytes = field(default=b"", init=False)
+    _encoded_as: tuple[int, int] = field(default=(0, 0), init=False)
 
     def wire(self, producer_id: int, number: int) -> bytes:
         """The encoded EnqueueRequest."""
-        columns = self._columns
+        columns = self.columns
         if columns is not None:
-            self._columns = None  # the encoded request has it all
+            self.columns = None  # the encoded request has it all
             self._encoded_as = (producer_id, number)
             self._encoded = encode_enqueue_request(
                 self.topic,
                 self.queue,
-                columns.count,
+                self.count,
                 columns.time,
                 columns.size,
                 columns.records,
@@ -119,24 +109,12 @@ class ShardBatch(ABC):
         return np.frombuffer(request.time, "<i8")
 
 
+@dataclass(slots=True, eq=False)
 class ExplicitBatch(ShardBatch):
     """A part of a send_batch(): `rows` i64[n] says which of its messages."""
 
-    __slots__ = ("future", "rows")
-
-    def __init__(
-        self,
-        topic: str,
-        queue: int,
-        columns: EnqueueColumns,
-        nbytes: int,
-        deadline_s: float,
-        release: Callable[[ShardBatch], None],
-        rows: NDArray[np.int64],
-    ) -> None:
-        super().__init__(topic, queue, columns, nbytes, deadline_s, release)
-        self.rows = rows
-        self.future: asyncio.Future[BatchPart] = asyncio.get_running_loop().create_future()
+    rows: NDArray[np.int64]
+    future: asyncio.Future[BatchPart]
 
     def _resolve(self, answer: EnqueueResponseView, due: NDArray[np.int64]) -> None:
         if not self.future.done():
@@ -148,23 +126,11 @@ class ExplicitBatch(ShardBatch):
             self.future.set_exception(error)
 
 
+@dataclass(slots=True, eq=False)
 class PendingBatch(ShardBatch):
     """Messages that were sent one at a time, each with its own future."""
 
-    __slots__ = ("futures",)
-
-    def __init__(
-        self,
-        topic: str,
-        queue: int,
-        columns: EnqueueColumns,
-        nbytes: int,
-        deadline_s: float,
-        release: Callable[[ShardBatch], None],
-        futures: Sequence[asyncio.Future[SendResult]],
-    ) -> None:
-        super().__init__(topic, queue, columns, nbytes, deadline_s, release)
-        self.futures = futures
+    futures: Sequence[asyncio.Future[SendResult]]
 
     def _resolve(self, answer: EnqueueResponseView, due: NDArray[np.int64]) -> None:
         topic, queue, uid, seq = self.topic, self.queue, answer.uid, answer.first_seq
@@ -190,7 +156,6 @@ class PendingBatch(ShardBatch):
         ends = np.concatenate(([0], np.cumsum(np.frombuffer(request.size, "<u4"), dtype=np.int64)))
         first, last = int(ends[start]), int(ends[stop])
         columns = EnqueueColumns(
-            stop - start,
             request.time[8 * start : 8 * stop],
             request.relative[start:stop],
             request.size[4 * start : 4 * stop],
@@ -198,8 +163,7 @@ class PendingBatch(ShardBatch):
             request.tag_hash[4 * start : 4 * stop],
             request.records[first:last],
         )
-        futures = self.futures[start:stop]
-        return type(self)(self.topic, self.queue, columns, last - first, self.deadline_s, self.release, futures)
+        return replace(self, columns=columns, count=stop - start, nbytes=last - first, futures=self.futures[start:stop])
 
 
 class Collector:
@@ -220,7 +184,6 @@ class Collector:
         """The batch of all that was gathered."""
         time, relative, size, key_hash, tag_hash, futures = zip(*self.messages, strict=True)
         columns = EnqueueColumns(
-            len(time),
             np.array(time, "<i8"),
             bytes(relative) if any(relative) else b"",
             np.array(size, "<u4"),
@@ -228,4 +191,4 @@ class Collector:
             np.array(tag_hash, "<u4") if any(tag_hash) else b"",
             b"".join(self.records),
         )
-        return PendingBatch(topic, queue, columns, self.nbytes, self.deadline_s, release, futures)
+        return PendingBatch(topic, queue, columns, len(futures), self.nbytes, self.deadline_s, release, futures)

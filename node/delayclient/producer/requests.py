@@ -93,7 +93,6 @@ class Messages:
         bodies = _rows_of(self.bodies, rows) if isinstance(self.bodies, np.ndarray) else _pick(self.bodies, rows)
         records = encode_records(bodies, born_ms, keys, tags)
         columns = EnqueueColumns(
-            len(rows),
             _rows_of(self.time, rows),
             b"\x01" * len(rows) if self.relative else b"",
             records.size,

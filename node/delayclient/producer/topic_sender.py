@@ -19,7 +19,7 @@ from delayclient.errors import DelayError, SendTimeout
 from delayclient.producer.batch import Collector, ExplicitBatch, ShardBatch
 from delayclient.producer.queue_sender import QueueSender
 from delayclient.producer.requests import Messages
-from delayclient.producer.results import SendResult
+from delayclient.producer.results import BatchPart, SendResult
 from delayclient.routing.routing import Cluster, TopicRoute, backoff_s
 
 BATCH_MESSAGES: Final = 4096
@@ -205,7 +205,10 @@ class TopicSender:
             self._sticky = queue = self._next_queue(self._sticky)
         columns, nbytes = messages.columns(rows, int(time.time() * 1000))
         deadline_s = self._loop.time() + self._timeout_s
-        part = ExplicitBatch(self.topic, queue, columns, nbytes, deadline_s, self._release, rows)
+        future: asyncio.Future[BatchPart] = self._loop.create_future()
+        part = ExplicitBatch(
+            self.topic, queue, columns, len(rows), nbytes, deadline_s, self._release, rows=rows, future=future
+        )
         self._budget.buffered_bytes += nbytes
         self._budget.unresolved += part.count
         self.queue_senders[queue].add(part)
