@@ -25,7 +25,7 @@ class Acknowledger(Protocol):
 
 
 class NoAcks:
-    """The count of messages that were not delivered."""
+    """For messages that cannot be acknowledged."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -55,25 +55,6 @@ DONE: Final[Awaitable[None]] = _Done()
 
 class ReceivedBatch:
     """n messages of one queue, in columns; iterating gives them one by one."""
-
-    __slots__ = (
-        "_acks",
-        "_due",
-        "_ends",
-        "_offsets",
-        "_seqs",
-        "attempt",
-        "due_ms",
-        "expires_s",
-        "offset",
-        "queue",
-        "received_ms",
-        "records",
-        "seq",
-        "size",
-        "topic",
-        "uid",
-    )
 
     def __init__(
         self,
