@@ -98,7 +98,7 @@ class Admin:
             request = delay_pb2.CancelRequest(
                 topic=topic, queue=queue.queue, key=key, from_ms=instant_ms(from_), to_ms=instant_ms(to)
             )
-            answer = await self._call("Cancel", topic, queue.queue, request, delay_pb2.CancelResponse.FromString)
+            answer = await self._call("Cancel", request, delay_pb2.CancelResponse.FromString)
             n = len(answer.outcome)
             due, seq = column(answer.due, "<i8", n), column(answer.seq, "<i8", n)
             for outcome, due_ms, number in zip(answer.outcome, due.tolist(), seq.tolist(), strict=True):
@@ -155,7 +155,7 @@ class Admin:
                     limit=page,
                     with_records=with_records,
                 )
-                batch = await self._call("ListPending", topic, number, request, delay_pb2.PendingBatch.FromString)
+                batch = await self._call("ListPending", request, delay_pb2.PendingBatch.FromString)
                 rows = pending_rows(topic, number, batch)
                 for row in rows:
                     yield row
@@ -178,7 +178,7 @@ class Admin:
 
         async def one(shard: tuple[str, int]) -> list[Wheel]:
             request = delay_pb2.GetWheelRequest(topic=shard[0], queue=shard[1], from_ms=from_ms, to_ms=to_ms)
-            answer = await self._call("GetWheel", *shard, request, delay_pb2.GetWheelResponse.FromString)
+            answer = await self._call("GetWheel", request, delay_pb2.GetWheelResponse.FromString)
             return [wheel_of(wheel, answer.now_ms) for wheel in answer.shards]
 
         return [wheel for wheels in await together(map(one, shards)) for wheel in wheels]
@@ -190,15 +190,8 @@ class Admin:
 
         async def one(queue: int) -> list[GroupQueue]:
             request = delay_pb2.DescribeGroupRequest(topic=topic, queue=queue, group=group)
-            try:
-                answer = await self._call(
-                    "DescribeGroup", topic, queue, request, delay_pb2.DescribeGroupResponse.FromString
-                )
-            except NotFound as error:
-                if error.reason != "UNKNOWN_GROUP":
-                    raise
-                return []
-            return [group_of(topic, queue, state, answer.now_ms) for state in answer.groups]
+            answer = await self._ask_group("DescribeGroup", request, delay_pb2.DescribeGroupResponse.FromString)
+            return [] if answer is None else [group_of(topic, queue, it, answer.now_ms) for it in answer.groups]
 
         return [state for states in await self._each_queue(topic, one) for state in states]
 
@@ -220,14 +213,11 @@ class Admin:
         async def one(queue: int) -> DeletedGroup:
             request = delay_pb2.DeleteGroupRequest(topic=topic, queue=queue, group=group)
             try:
-                answer = await self._call(
-                    "DeleteGroup", topic, queue, request, delay_pb2.DeleteGroupResponse.FromString
-                )
+                answer = await self._ask_group("DeleteGroup", request, delay_pb2.DeleteGroupResponse.FromString)
             except DelayError as error:
-                if error.reason != "UNKNOWN_GROUP":
-                    failures.append(error)
-                return DeletedGroup(0, 0, 0)
-            return DeletedGroup(1, answer.unfinished, answer.dead)
+                failures.append(error)
+                answer = None
+            return DeletedGroup(0, 0, 0) if answer is None else DeletedGroup(1, answer.unfinished, answer.dead)
 
         found = await self._each_queue(topic, one)
         if failures:
@@ -247,11 +237,8 @@ class Admin:
                 request = delay_pb2.ListDeadLettersRequest(
                     topic=topic, queue=number, group=group, after_offset=after, limit=page
                 )
-                try:
-                    view = await self._call("ListDeadLetters", topic, number, request, decode_message_batch)
-                except NotFound as error:
-                    if error.reason != "UNKNOWN_GROUP":
-                        raise
+                view = await self._ask_group("ListDeadLetters", request, decode_message_batch)
+                if view is None:
                     break
                 batch = ReceivedBatch(topic, number, view, 0, _NO_ACKS)
                 for message in batch:
@@ -276,15 +263,9 @@ class Admin:
             request = delay_pb2.ResolveDeadLettersRequest(
                 topic=topic, queue=number, group=group, action=action, offset=np.array(offsets, "<i8").tobytes()
             )
-            try:
-                answer = await self._call(
-                    "ResolveDeadLetters", topic, number, request, delay_pb2.ResolveDeadLettersResponse.FromString
-                )
-            except NotFound as error:
-                if error.reason != "UNKNOWN_GROUP":
-                    raise
-                return 0
-            return int(answer.resolved)
+            decode = delay_pb2.ResolveDeadLettersResponse.FromString
+            answer = await self._ask_group("ResolveDeadLetters", request, decode)
+            return 0 if answer is None else int(answer.resolved)
 
         return sum([await one(queue)] if queue is not None else await self._each_queue(topic, one))
 
@@ -328,8 +309,18 @@ class Admin:
 
     # ----------------------------------------------------------------------------------------- helpers
 
-    async def _call(self, method: str, topic: str, queue: int, request: Any, decode: Any) -> Any:
-        return await self.cluster.call(method, topic, queue, request, decode, timeout_s=self._timeout_s)
+    async def _call(self, method: str, request: Any, decode: Any) -> Any:
+        """Asks the master of the queue that the request names."""
+        return await self.cluster.call(method, request.topic, request.queue, request, decode, timeout_s=self._timeout_s)
+
+    async def _ask_group(self, method: str, request: Any, decode: Any) -> Any:
+        """_call() for a group; None where the queue does not know it."""
+        try:
+            return await self._call(method, request, decode)
+        except NotFound as error:
+            if error.reason != "UNKNOWN_GROUP":
+                raise
+            return None
 
     async def _each_queue(self, topic: str, one: Any) -> list[Any]:
         route = await self.cluster.route(topic)

@@ -44,7 +44,7 @@ class HandleChanges:
             topic, queue, uid = shard
             due, seq = self._due_seq(rows)
             request = delay_pb2.CancelRequest(topic=topic, queue=queue, uid=uid, due=due.tobytes(), seq=seq.tobytes())
-            answer, doubted = await self._call("Cancel", shard, request, delay_pb2.CancelResponse.FromString)
+            answer, doubted = await self._call("Cancel", request, delay_pb2.CancelResponse.FromString)
             found = column(answer.outcome, "u1", len(rows))
             if doubted:
                 found = np.where(found == Outcome.ALREADY_CANCELLED, np.uint8(Outcome.CANCELLED), found)
@@ -69,7 +69,7 @@ class HandleChanges:
                 time=np.full(len(rows), time_ms, "<i8").tobytes(),
                 relative=b"\x01" * len(rows) if relative else b"",
             )
-            answer, doubted = await self._call("Reschedule", shard, request, delay_pb2.RescheduleResponse.FromString)
+            answer, doubted = await self._call("Reschedule", request, delay_pb2.RescheduleResponse.FromString)
             new_due = column(answer.due, "<i8", len(rows)).tolist()
             outcomes = column(answer.outcome, "u1", len(rows)).tolist()
             for row, outcome, due_ms in zip(rows.tolist(), outcomes, new_due, strict=True):
@@ -86,29 +86,19 @@ class HandleChanges:
 
     async def _pending(self, shard: Shard, due_ms: int, seq: int) -> bool:
         """The message is pending with this due."""
+        topic, queue, uid = shard
         request = delay_pb2.ListPendingRequest(
-            topic=shard[0],
-            queue=shard[1],
-            from_ms=due_ms,
-            to_ms=due_ms + 1,
-            after_due=due_ms,
-            after_seq=seq - 1,
-            limit=1,
+            topic=topic, queue=queue, from_ms=due_ms, to_ms=due_ms + 1, after_due=due_ms, after_seq=seq - 1, limit=1
         )
-        batch, _ = await self._call("ListPending", shard, request, delay_pb2.PendingBatch.FromString)
-        return batch.uid == shard[2] and batch.count == 1 and int(column(batch.seq, "<i8", 1)[0]) == seq
+        batch, _ = await self._call("ListPending", request, delay_pb2.PendingBatch.FromString)
+        return batch.uid == uid and batch.count == 1 and int(column(batch.seq, "<i8", 1)[0]) == seq
 
-    async def _call(self, method: str, shard: Shard, request: Any, decode: Any) -> tuple[Any, bool]:
+    async def _call(self, method: str, request: Any, decode: Any) -> tuple[Any, bool]:
         """The answer; whether an attempt before it may have done the same."""
         doubts: list[None] = []
+        topic, queue, timeout_s = request.topic, request.queue, self._timeout_s
         answer = await self._cluster.call(
-            method,
-            shard[0],
-            shard[1],
-            request,
-            decode,
-            timeout_s=self._timeout_s,
-            on_doubt=lambda: doubts.append(None),
+            method, topic, queue, request, decode, timeout_s=timeout_s, on_doubt=lambda: doubts.append(None)
         )
         return answer, bool(doubts)
 
