@@ -12,14 +12,6 @@ from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 
 REPLICATION_SERVICE = "delay.v1.ReplicationService"
-_ROLES = {
-    ReplicaRole.OPENING: pb.ReplicaState.OPENING,
-    ReplicaRole.SLAVE: pb.ReplicaState.SLAVE,
-    ReplicaRole.FETCHING: pb.ReplicaState.FETCHING,
-    ReplicaRole.CANDIDATE: pb.ReplicaState.CANDIDATE,
-    ReplicaRole.MASTER: pb.ReplicaState.MASTER,
-    ReplicaRole.DAMAGED: pb.ReplicaState.DAMAGED,
-}
 
 
 def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
@@ -27,7 +19,7 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
     local, spec, shard = replica.local, replica.local.object.spec, replica.shard
     failure = replica.master.failure if replica.master is not None else replica.leadership.overdue_reason()
     state = pb.ReplicaState(
-        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=local.storage.replica_id, role=_ROLES[local.role],
+        topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=local.storage.replica_id, role=local.role.name,
         damaged=replica.damaged() or failure or "", beacon_age_ms=-1 if heartbeat_age_ms is None else heartbeat_age_ms,
     )  # fmt: skip
     if shard is not None:
