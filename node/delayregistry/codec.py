@@ -19,6 +19,9 @@ class BadRecord(ValueError):
     """Stored JSON that is not the value it should be; says which field."""
 
 
+_EXPECTED = {int: "a whole number", bool: "true or false", str: "text"}
+
+
 def to_json(value: Any) -> dict[str, Any]:
     """A dataclass of `model.py` as JSON-ready dicts, lists, strings and numbers."""
     out: dict[str, Any] = {}
@@ -92,16 +95,10 @@ def _value(hint: Any, item: Any, as_string: bool) -> Any:
         return tuple(_value(get_args(hint)[0], part, as_string) for part in item)
     if dataclasses.is_dataclass(hint):
         return from_json(hint, item)  # type: ignore[arg-type]
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
+    if as_string or issubclass(hint, StrEnum):
         return hint(item)
-    if as_string:
-        return hint(item)
-    if hint is int and (not isinstance(item, int) or isinstance(item, bool)):
-        raise ValueError(f"a whole number was expected, found {item!r}")
-    if hint is bool and not isinstance(item, bool):
-        raise ValueError(f"true or false was expected, found {item!r}")
-    if hint is str and not isinstance(item, str):
-        raise ValueError(f"text was expected, found {item!r}")
+    if type(item) is not hint:  # a bool is no int
+        raise ValueError(f"{_EXPECTED[hint]} was expected, found {item!r}")
     return item
 
 
