@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
+import numpy as np
 from delayapi.codec import EnqueueRequestView, decode_enqueue_request, encode_enqueue_response
 from delayapi.wirefields import WireError
+from delayregistry.model import TopicType
+from numpy.typing import NDArray
 
 from delaynode.limits.budget import Answers, Hold
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Body, Context, Dispatch
 from delaynode.server.forward import ForwardedError
-from delaynode.server.handlers.topic_type import check_type
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch, columns_of
@@ -64,7 +66,7 @@ class EnqueueCalls:
         """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
         batch = _batch(view)
         node = self._dispatch.node
-        check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
+        _check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
         node.disk.check(size)
         started = time.monotonic()
         await host.maintenance.wait_room()
@@ -179,6 +181,27 @@ def _view(data: Body) -> EnqueueRequestView:
         return decode_enqueue_request(data)
     except WireError as error:
         raise Refused("BAD_REQUEST", str(error)) from error
+
+
+def _check_type(topic: str, kind: TopicType, batch: IncomingBatch, now_ms: int) -> None:
+    """Raises Refused WRONG_TOPIC_TYPE for a batch with a message that the topic does not take, so that a delay that was
+    forgotten, or a wrong topic, is noticed.
+
+    Delay: what has neither delay nor due (time 0). A due that has passed meanwhile is one still, so a late retry is
+    taken as it was the first time. Normal: what is not due at once.
+    """
+    if kind is TopicType.MIXED:
+        return
+    if kind is TopicType.DELAY:
+        _refuse_wrong(batch.time == 0, f"has neither delay nor due time, and topic {topic!r} is of type Delay")
+    else:
+        relative = batch.relative == 1 if len(batch.relative) else np.zeros(len(batch.time), np.bool_)
+        _refuse_wrong(batch.time > np.where(relative, 0, now_ms), f"is delayed, and topic {topic!r} is of type Normal")
+
+
+def _refuse_wrong(wrong: NDArray[np.bool_], why: str) -> None:
+    if wrong.any():
+        raise Refused("WRONG_TOPIC_TYPE", f"message {int(np.argmax(wrong))} {why}")
 
 
 def _batch(view: EnqueueRequestView) -> IncomingBatch:
