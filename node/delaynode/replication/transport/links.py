@@ -92,7 +92,7 @@ class Links:
         self._links: dict[str, _Link] = {}
         self._logged: dict[str, float] = {}  # reason -> when
         self._ending: set[asyncio.Task[None]] = set()
-        self._accepted: set[PeerOrigin] = set()
+        self.accepted: set[PeerOrigin] = set()
         self._listener: socket.socket | None = None
         self._looking: asyncio.TimerHandle | None = None
 
@@ -115,7 +115,7 @@ class Links:
         if self._looking is not None:
             self._looking.cancel()
         self.want(())
-        for origin in self._accepted:
+        for origin in self.accepted:
             origin.wire.close("this node stops")
         await asyncio.gather(*self._ending, return_exceptions=True)
         await asyncio.sleep(0)  # what the wires have yet to say
@@ -180,14 +180,11 @@ class Links:
                 continue
             tune(sock, self.times)
             origin = PeerOrigin(self, sock, join(peer[0], peer[1]))
-            self._accepted.add(origin)
+            self.accepted.add(origin)
 
     def _accept_again(self) -> None:
         if self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
-
-    def forget(self, origin: PeerOrigin) -> None:
-        self._accepted.discard(origin)
 
     # ------------------------------------------------------------ for the ends of the connections
     def log_once(self, event: str, reason: str, **fields: object) -> None:
@@ -274,7 +271,7 @@ class PeerOrigin:
 
     def closed(self, reason: str, fault: str) -> None:
         links = self._links
-        links.forget(self)
+        links.accepted.discard(self)
         if fault:
             links.log_once(fault, peer=self.node, address=self._peer, reason=reason)
         if not self.node:
