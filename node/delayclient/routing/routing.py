@@ -147,11 +147,12 @@ class Cluster:
         self._retrying: Retrying = {}
         self._without_call_stream: set[str] = set()
         # Endpoints of nodes of an older release, which know no CallStream.
-        self._closed = False
+        self.closed = False
+        """close() was called."""
 
     async def close(self) -> None:
         """Closes all channels; calls in progress fail."""
-        self._closed = True
+        self.closed = True
         self.route_table.close()
         self.reachability.close()
         for call_stream in self._call_streams.values():
@@ -232,16 +233,11 @@ class Cluster:
         """A connection to an endpoint with room for a call, made at first use."""
         connections = self._connections.get(endpoint)
         if connections is None:
-            if self._closed:
+            if self.closed:
                 raise Closed("cluster connection")
             address = self._dial(endpoint) if self._dial is not None else endpoint
             connections = self._connections[endpoint] = Connections(address, CHANNEL_OPTIONS)
         return connections.pick()
-
-    @property
-    def closed(self) -> bool:
-        """close() was called."""
-        return self._closed
 
     def stream(self, endpoint: str, method: str) -> Any:
         """Opens a bidirectional stream of raw bytes."""
@@ -306,7 +302,7 @@ class Cluster:
         except asyncio.CancelledError:
             # Closing a channel cancels its calls, not the task that awaits them.
             task = asyncio.current_task()
-            if self._closed and task is not None and not task.cancelling():
+            if self.closed and task is not None and not task.cancelling():
                 raise Closed("cluster connection") from None
             raise
 
