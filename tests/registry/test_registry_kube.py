@@ -324,7 +324,7 @@ def test_a_token_that_is_replaced_in_its_file_is_read_again_at_once(world: KubeW
         loader.host, loader.ssl_ca_cert = world.server.url, None  # the fake one has no TLS
         loader._set_config(configuration)
 
-    client = KubeClient(Credentials(Configuration(), load))
+    client = KubeClient(Credentials(Configuration(), load), agent="test")
     registry = KubeRegistry(client, NAMESPACE, CLUSTER, OWNER)
     world.server.tokens = {"first"}
     version = registry.create_shard(SPEC)

@@ -109,7 +109,21 @@ class KubeTransport:
         self, method: str, url: str, body: Any = None, content: str = JSON, read_s: float = READ_S, stream: bool = False
     ) -> urllib3.BaseHTTPResponse:
         """Raises urllib3.exceptions.HTTPError or OSError when there was no answer in time, and ApiRejected."""
-        response = self._send(method, url, body, content, read_s, stream)
+
+        def send() -> urllib3.BaseHTTPResponse:
+            headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._agent}
+            return self._pool.request(
+                method,
+                self._host + url,
+                body=None if body is None else json.dumps(body).encode(),
+                headers={**headers, **self._credentials.header()},
+                timeout=urllib3.Timeout(connect=min(self._connect_s, read_s), read=read_s),
+                # A write that is sent again after its connection broke would meet its own first success as a conflict.
+                retries=False,
+                preload_content=not stream,
+            )
+
+        response = send()
         if response.status == 401:
             # Nothing was done. The token has run out, say: its file may have a new one.
             response.drain_conn()
@@ -117,62 +131,35 @@ class KubeTransport:
                 self._credentials.reload()
             except Exception as error:  # whatever is wrong with the files
                 raise ApiRejected(401, "Unauthorized", f"and there are no other credentials: {error}") from error
-            response = self._send(method, url, body, content, read_s, stream)
+            response = send()
         return response
 
-    def _send(
-        self, method: str, url: str, body: Any, content: str, read_s: float, stream: bool
-    ) -> urllib3.BaseHTTPResponse:
-        return self._pool.request(
-            method,
-            self._host + url,
-            body=None if body is None else json.dumps(body).encode(),
-            headers={"Accept": JSON, "Content-Type": content, "User-Agent": self._agent, **self._credentials.header()},
-            timeout=urllib3.Timeout(connect=min(self._connect_s, read_s), read=read_s),
-            # A write that is sent again after its connection broke would meet its own first success as a conflict.
-            retries=False,
-            preload_content=not stream,
-        )
 
-
-class KubeClient:
+class KubeClient(KubeTransport):
     """What registry and CLI ask of the API server. Safe to use from any thread."""
-
-    def __init__(
-        self,
-        credentials: Credentials,
-        agent: str = "delaycluster",
-        connections: int = CONNECTIONS,
-        connect_s: float = CONNECT_S,
-    ) -> None:
-        self._transport = KubeTransport(credentials, agent, connections, connect_s)
-
-    def close(self) -> None:
-        self._transport.close()
 
     def get(self, path: str, query: Mapping[str, str] | None = None, read_s: float = READ_S) -> dict[str, Any]:
         """Raises RequestUnanswered, ApiRejected."""
-        return self._answer("GET", path, query, None, JSON, read_s)
+        return self._answer("GET", path, query or {}, read_s=read_s)
 
     def post(self, path: str, body: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
-        return self._answer("POST", path, query, body, JSON, read_s)
+        return self._answer("POST", path, query, body=body, read_s=read_s)
 
     def merge(self, path: str, patch: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
         """A JSON merge patch; conditional if it has a metadata.resourceVersion."""
-        return self._answer("PATCH", path, query, patch, MERGE_PATCH, read_s)
+        return self._answer("PATCH", path, query, body=patch, content=MERGE_PATCH, read_s=read_s)
 
     def watch(self, path: str, query: Mapping[str, str], read_s: float) -> WatchStream:
         """read_s: the watch may be silent for so long. Raises RequestUnanswered, ApiRejected."""
-        response = self._request("GET", path, {**query, "watch": "1"}, None, JSON, read_s, stream=True)
+        response = self._send("GET", path, {**query, "watch": "1"}, read_s=read_s, stream=True)
         if response.status != 200:
             with response:
                 raise _rejected(response.status, self._read(response))
         return WatchStream(response)
 
-    def _answer(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str, read_s: float
-    ) -> dict[str, Any]:
-        response = self._request(method, path, query or {}, body, content, read_s)
+    def _answer(self, method: str, path: str, query: Mapping[str, str], **options: Any) -> dict[str, Any]:
+        """The answer's JSON. options: of request()."""
+        response = self._send(method, path, query, **options)
         data = self._read(response)
         if response.status >= 300:
             raise _rejected(response.status, data)
@@ -184,19 +171,9 @@ class KubeClient:
             raise RequestUnanswered(f"{method} {path}: the answer is no object")
         return answer
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Any,
-        content: str,
-        read_s: float,
-        stream: bool = False,
-    ) -> urllib3.BaseHTTPResponse:
+    def _send(self, method: str, path: str, query: Mapping[str, str], **options: Any) -> urllib3.BaseHTTPResponse:
         try:
-            url = f"{path}?{urlencode(query)}" if query else path
-            return self._transport.request(method, url, body, content, read_s, stream)
+            return self.request(method, f"{path}?{urlencode(query)}" if query else path, **options)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise RequestUnanswered(f"{method} {path}: {error}") from error
 
