@@ -97,8 +97,9 @@ def encode_records(
     if keys is None and (tags is None or one_tag is not None):
         rows = _equal_rows(bodies)
         if rows is not None:
-            return _from_template(rows, record_head(rows.shape[1], None, one_tag), tail, key_hash, tag_hash)
-    return _one_by_one(bodies, tail, keys, tags, key_hash, tag_hash)
+            size, blob = _from_template(rows, record_head(rows.shape[1], None, one_tag), tail)
+            return EncodedRecords(size, blob, key_hash, tag_hash)
+    return EncodedRecords(*_one_by_one(bodies, tail, keys, tags), key_hash, tag_hash)
 
 
 def _equal_rows(bodies: Bodies) -> NDArray[np.uint8] | None:
@@ -112,26 +113,19 @@ def _equal_rows(bodies: Bodies) -> NDArray[np.uint8] | None:
     return np.frombuffer(b"".join(bodies), np.uint8).reshape(len(bodies), len(bodies[0]))
 
 
-def _from_template(
-    rows: NDArray[np.uint8], head: bytes, tail: bytes, key_hash: NDArray[np.uint32], tag_hash: NDArray[np.uint32]
-) -> EncodedRecords:
+def _from_template(rows: NDArray[np.uint8], head: bytes, tail: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     n, size = rows.shape
     width = len(head) + size + len(tail)
     blob = np.empty((n, width), np.uint8)
     blob[:, : len(head)] = np.frombuffer(head, np.uint8)
     blob[:, len(head) : len(head) + size] = rows
     blob[:, len(head) + size :] = np.frombuffer(tail, np.uint8)
-    return EncodedRecords(np.full(n, width, np.uint32), blob, key_hash, tag_hash)
+    return np.full(n, width, np.uint32), blob
 
 
 def _one_by_one(
-    bodies: Bodies,
-    tail: bytes,
-    keys: Sequence[str] | None,
-    tags: Sequence[str] | str | None,
-    key_hash: NDArray[np.uint32],
-    tag_hash: NDArray[np.uint32],
-) -> EncodedRecords:
+    bodies: Bodies, tail: bytes, keys: Sequence[str] | None, tags: Sequence[str] | str | None
+) -> tuple[NDArray[np.uint32], bytes]:
     # Built by C loops (map, join): a list of bodies is Python objects already, but nothing here runs bytecode a message
     # unless keys or tags vary.
     items: Sequence[bytes] = list(map(bytes, bodies)) if isinstance(bodies, np.ndarray) else bodies
@@ -148,7 +142,7 @@ def _one_by_one(
     parts[0::3] = heads
     parts[1::3] = items
     size = np.fromiter(map(len, heads), np.uint32, n) + np.array(sizes, np.uint32) + np.uint32(len(tail))
-    return EncodedRecords(size, b"".join(parts), key_hash, tag_hash)
+    return size, b"".join(parts)
 
 
 def _hashes(texts: Iterable[str]) -> NDArray[np.uint32]:
