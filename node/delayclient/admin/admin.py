@@ -31,7 +31,7 @@ from delayclient.admin.views import (
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable
 from delayclient.handle import Handle
-from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, TopicRoute
+from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, ClusterUser, TopicRoute
 
 _MAX_MS: Final = (1 << 63) - 1
 _NO_ACKS: Final = NoAcks("a dead letter cannot be acknowledged: redrive or drop it")
@@ -39,27 +39,15 @@ _NODE_S: Final = 3.0
 """How long a node is asked for while there are others."""
 
 
-class Admin:
+class Admin(ClusterUser):
     """Administration over one cluster. An async context manager; belongs to one event loop."""
 
     def __init__(
         self, endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT, *, timeout: int | str = "30s"
     ) -> None:
         """`timeout` bounds each call, its retries included; it should outlast a failover, some 5 s."""
-        self._owns_cluster = not isinstance(endpoint, Cluster)
-        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        super().__init__(endpoint)
         self._timeout_s = duration_ms(timeout) / 1000
-
-    async def __aenter__(self) -> Admin:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connection, unless it was given."""
-        if self._owns_cluster:
-            await self.cluster.close()
 
     async def route(self, topic: str) -> TopicRoute:
         """A topic's limits, queues and masters, asked anew."""

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from delayapi.codec import decode_message_batch
 from delayapi.durations import duration_ms
@@ -25,7 +25,7 @@ from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, Unavailable
 from delayclient.routing.exchange import Exchange
-from delayclient.routing.routing import Cluster, TopicRoute, backoff_s
+from delayclient.routing.routing import Cluster, ClusterUser, TopicRoute, backoff_s
 
 _log: Final = logging.getLogger("delayclient")
 
@@ -42,7 +42,7 @@ _POLL_BYTES: Final = 4 << 20
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 
 
-class Consumer:
+class Consumer(ClusterUser):
     """One consumer of a group. An async context manager and async iterator; belongs to one event loop."""
 
     def __init__(
@@ -62,8 +62,7 @@ class Consumer:
         `auto_ack`: a message is acknowledged when the next one is asked for. `from_end`: a new group starts with what
         is released from now on. `prefetch`: how many messages are held at most; a slow consumer holds fewer by itself.
         """
-        self._owns_cluster = not isinstance(endpoint, Cluster)
-        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        super().__init__(endpoint)
         self.topic = topic
         self.group = group
         self._invisible_ms = duration_ms(invisible)
@@ -95,12 +94,9 @@ class Consumer:
         self._stopped = False
         self._runners: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Self:
         self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def start(self) -> None:
         """Starts to receive; the first use does it too."""
@@ -349,8 +345,7 @@ class Consumer:
             stream.close()
         self._give_back()
         await asyncio.gather(*(acks.close(_CLOSE_S) for acks in self._acks))
-        if self._owns_cluster:
-            await self.cluster.close()
+        await super().close()
 
     def _give_back(self) -> None:
         """Gives back the messages that the application never got: another consumer gets them now, not after their

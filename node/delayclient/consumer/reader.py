@@ -22,14 +22,14 @@ from delayapi.wirefields import WireError
 
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable
-from delayclient.routing.routing import Cluster, backoff_s
+from delayclient.routing.routing import Cluster, ClusterUser, backoff_s
 
 _ANSWER_S: Final = 2.0
 """Over the wait that was asked for: then the copy is frozen or cut off."""
 _NO_ACKS: Final = NoAcks("a message that is read by offset cannot be acknowledged: receive it as a group's consumer")
 
 
-class Reader:
+class Reader(ClusterUser):
     """Reads one queue of a topic. An async context manager and async iterator; belongs to one event loop.
 
     It is not a consumer group: messages that all groups are done with may be gone before it is read here
@@ -53,8 +53,7 @@ class Reader:
         `from_slaves`: read from any copy, slaves first, where the cluster delivers from slaves. `max_staleness`: how
         old a slave's knowledge of the queue's end may be. `timeout`: how long read() looks for a copy that answers.
         """
-        self._owns_cluster = not isinstance(endpoint, Cluster)
-        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        super().__init__(endpoint)
         self.topic = topic
         self.queue = queue
         self.offset = offset
@@ -72,17 +71,6 @@ class Reader:
         """Copies that failed, or were stale, since one was neither."""
         self._batch: ReceivedBatch | None = None
         self._row = 0
-
-    async def __aenter__(self) -> Reader:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connection, unless it was given."""
-        if self._owns_cluster:
-            await self.cluster.close()
 
     def __aiter__(self) -> Reader:
         return self

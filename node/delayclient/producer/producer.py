@@ -26,12 +26,12 @@ from delayclient.producer.requests import Messages, Times, too_large, too_long
 from delayclient.producer.results import BatchFailed, BatchPart, BatchResult, SendResult
 from delayclient.producer.topic_sender import SendBudget, TopicSender
 from delayclient.records import Bodies, record_head, record_tail
-from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster
+from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, ClusterUser
 
 _TICK_S: Final = 0.1
 
 
-class Producer:
+class Producer(ClusterUser):
     """Sends messages to be delivered later. An async context manager; belongs to one event loop."""
 
     def __init__(
@@ -46,8 +46,7 @@ class Producer:
 
         `linger_ms`: how long messages for a shard with batches under way are gathered; an idle shard's go at once.
         """
-        self._owns_cluster = not isinstance(endpoint, Cluster)
-        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        super().__init__(endpoint)
         self._timeout_s = duration_ms(timeout) / 1000
         self._linger_s = linger_ms / 1000
         self._budget = SendBudget(max_buffered_bytes, self._drain_waiting)
@@ -57,12 +56,6 @@ class Producer:
         self._closed = False
         self._born_ms = 0
         self._tail = b""
-
-    async def __aenter__(self) -> Producer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def send(
         self,
@@ -194,8 +187,7 @@ class Producer:
                 sender.fail_waiting(Closed("producer"))
             await asyncio.gather(*(sender.close() for sender in self._topics.values()))
             self._budget.progress.set()
-            if self._owns_cluster:
-                await self.cluster.close()
+            await super().close()
 
     def _open_topic(self, topic: str) -> TopicSender:
         if self._closed:

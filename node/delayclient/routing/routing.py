@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,7 +23,7 @@ from delayclient.routing.calls import MAX_REQUEST_BYTES, STREAMED_METHODS, CallM
 from delayclient.routing.reachability import PATIENCE_S, RECHECK_S, Reachability
 from delayclient.routing.route_table import QueueRoute, RouteTable, TopicRoute, unknown
 
-__all__ = ["DEFAULT_ENDPOINT", "Cluster", "QueueRoute", "TopicRoute", "backoff_s", "split_endpoints"]
+__all__ = ["DEFAULT_ENDPOINT", "Cluster", "ClusterUser", "QueueRoute", "TopicRoute", "backoff_s", "split_endpoints"]
 
 SERVICE: Final = "/delay.v1.DelayService/"
 DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
@@ -393,3 +393,22 @@ class Cluster:
         left_s = until_s - time.monotonic()
         if left_s > 0 and self.route_table.at(topic, queue) == since:
             await self.route_table.wait_changed(topic, queue, left_s)
+
+
+class ClusterUser:
+    """Calls a cluster through a connection that it was given, or through one of its own, which it closes."""
+
+    def __init__(self, endpoint: str | Iterable[str] | Cluster) -> None:
+        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+        self._owns_cluster = self.cluster is not endpoint
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection, unless it was given."""
+        if self._owns_cluster:
+            await self.cluster.close()
