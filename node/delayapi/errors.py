@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+"""Of the trailing metadata: a google.rpc.Status with the reason in an ErrorInfo."""
 
 _REASONS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: (
@@ -22,3 +26,17 @@ _REASONS: Final = {
 
 CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
 """The gRPC code of each reason."""
+
+
+def error_info(error: grpc.RpcError) -> Any:
+    """The google.rpc.ErrorInfo of a failed call; None without one."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            status, info = status_pb2.Status(), error_details_pb2.ErrorInfo()
+            try:
+                status.ParseFromString(value)
+            except Exception:  # a proxy may put anything there; the code and message still say what happened
+                return None
+            if any(detail.Is(info.DESCRIPTOR) and detail.Unpack(info) for detail in status.details):
+                return info
+    return None

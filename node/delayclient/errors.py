@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import grpc
-from delayapi.errors import CODES
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-
-_DETAILS_KEY: Final = "grpc-status-details-bin"
+from delayapi.errors import CODES, error_info
+from google.rpc import code_pb2
 
 
 class DelayError(Exception):
@@ -179,24 +177,5 @@ def from_stream(error: Any) -> DelayError:
 
 def from_rpc(error: grpc.RpcError) -> DelayError:
     """The typed error of a failed call."""
-    code = error.code().name
-    message = error.details() or ""
-    for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS_KEY and isinstance(value, bytes):
-            info = _error_info(value)
-            if info is not None:
-                return make_error(code, info.reason, message, info.metadata)
-    return make_error(code, "", message)
-
-
-def _error_info(details: bytes) -> Any:
-    status = status_pb2.Status()
-    try:
-        status.ParseFromString(details)
-    except Exception:  # a proxy may put anything there; the code and message still say what happened
-        return None
-    for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
-            return info
-    return None
+    code, message, info = error.code().name, error.details() or "", error_info(error)
+    return make_error(code, "", message) if info is None else make_error(code, info.reason, message, info.metadata)

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import grpc
 from delayapi.connections import Connections
+from delayapi.errors import DETAILS_KEY, error_info
 from delayapi.proto.delay.v1 import delay_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from delaynode.server.rpc import abort
 from delaynode.store.errors import Refused
@@ -26,7 +26,6 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
 )
 UNUSED_SECONDS = 600.0  # connections unused for so long are closed: nodes come and go
-DETAILS = "grpc-status-details-bin"
 
 
 class ForwardedError(Exception):
@@ -37,7 +36,7 @@ class ForwardedError(Exception):
         self.error = error
 
     async def abort(self, context: grpc.aio.ServicerContext) -> NoReturn:
-        details = tuple((key, value) for key, value in self.error.trailing_metadata() or () if key == DETAILS)
+        details = tuple((key, value) for key, value in self.error.trailing_metadata() or () if key == DETAILS_KEY)
         if not details and self.error.code() is grpc.StatusCode.UNAVAILABLE:
             # Without a reason it would say that this node is the one that cannot be reached.
             await abort(context, Refused("NOT_SERVING", f"the master cannot be reached: {self.error.details()}"))
@@ -45,18 +44,10 @@ class ForwardedError(Exception):
         raise AssertionError("abort returned")
 
     def as_error(self) -> delay_pb2.Error:
-        answer = delay_pb2.Error(
-            code=self.error.code().value[0], reason="NOT_SERVING", message=self.error.details() or ""
-        )
-        for key, value in self.error.trailing_metadata() or ():
-            if key == DETAILS:
-                status = status_pb2.Status.FromString(value)
-                for detail in status.details:
-                    info = error_details_pb2.ErrorInfo()
-                    if detail.Unpack(info):
-                        answer.reason = info.reason
-                        answer.metadata.update(info.metadata)
-        return answer
+        code, message, info = self.error.code().value[0], self.error.details() or "", error_info(self.error)
+        if info is None:
+            return delay_pb2.Error(code=code, reason="NOT_SERVING", message=message)
+        return delay_pb2.Error(code=code, reason=info.reason, message=message, metadata=info.metadata)
 
 
 @dataclass(slots=True)

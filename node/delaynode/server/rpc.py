@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import grpc
 import numpy as np
-from delayapi.errors import CODES
+from delayapi.errors import CODES, DETAILS_KEY
 from delayapi.proto.delay.v1 import delay_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -26,7 +26,7 @@ async def abort(context: grpc.aio.ServicerContext, refused: Refused) -> NoReturn
     detail = any_pb2.Any()
     detail.Pack(info)
     status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    await context.abort(code, message, (("grpc-status-details-bin", status.SerializeToString()),))
+    await context.abort(code, message, ((DETAILS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returned")
 
 
