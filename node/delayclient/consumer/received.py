@@ -30,14 +30,10 @@ class NoAcks:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def ack(self, offset: int) -> None:
+    def ack(self, *_: object, **__: object) -> None:
         raise TypeError(self._why)
 
-    def ack_many(self, offsets: NDArray[np.int64]) -> None:
-        raise TypeError(self._why)
-
-    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
-        raise TypeError(self._why)
+    ack_many = nack = ack
 
 
 class _Done:
