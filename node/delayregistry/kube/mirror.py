@@ -78,9 +78,8 @@ class Mirror(Generic[T]):
                 self._heard = max((int(version_of(obj)) for obj in found.values()), default=0)
             known = [it.version for it in self._entries.values()]
             at = int(version) if version is not None else max([self._heard, *known])
-            for name in [name for name, it in self._entries.items() if name not in found and it.version <= at]:
-                del self._entries[name]
-                self._changed()
+            for name in self._entries.keys() - found:
+                self._remove(name, at)
             for obj in found.values():
                 self._store(obj)
             if version is not None:
@@ -91,10 +90,7 @@ class Mirror(Generic[T]):
         version = int(version_of(obj)) if kind != "BOOKMARK" else int(obj["metadata"]["resourceVersion"])
         with self._lock:
             if kind == "DELETED":
-                known = self._entries.get(name_of(obj))
-                if known is not None and known.version <= version:
-                    del self._entries[name_of(obj)]
-                    self._changed()
+                self._remove(name_of(obj), version)
             elif kind != "BOOKMARK":
                 self._store(obj)
             self._heard = max(self._heard, version)
@@ -109,10 +105,14 @@ class Mirror(Generic[T]):
     def on_missing(self, name: str, version: str) -> None:
         """The API server answered a write at `version` that there is no such object."""
         with self._lock:
-            known = self._entries.get(name)
-            if known is not None and known.version <= int(version):
-                del self._entries[name]
-                self._changed()
+            self._remove(name, int(version))
+
+    def _remove(self, name: str, version: int) -> None:
+        """It was gone at `version`."""
+        known = self._entries.get(name)
+        if known is not None and known.version <= version:
+            del self._entries[name]
+            self._changed()
 
     def _store(self, obj: Json) -> None:
         name, version = name_of(obj), version_of(obj)
