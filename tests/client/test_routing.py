@@ -118,12 +118,12 @@ def test_newer_master_is_learned_from_an_answer() -> None:
                 assert isinstance(error, errors.NotMaster)
                 return error
 
-            assert cluster.learn("t", 1, not_master(endpoint="10.0.0.1:70", epoch="5"))
+            assert cluster.route_table.learn("t", 1, not_master(endpoint="10.0.0.1:70", epoch="5"))
             assert await cluster.address("t", 1) == "10.0.0.1:70"
             assert await cluster.address("t", 0) == node.endpoint
-            assert not cluster.learn("t", 1, not_master(endpoint="10.0.0.2:70", epoch="4"))
-            assert not cluster.learn("t", 1, not_master())
-            assert not cluster.learn("t", 9, not_master(endpoint="10.0.0.2:70", epoch="9"))
+            assert not cluster.route_table.learn("t", 1, not_master(endpoint="10.0.0.2:70", epoch="4"))
+            assert not cluster.route_table.learn("t", 1, not_master())
+            assert not cluster.route_table.learn("t", 9, not_master(endpoint="10.0.0.2:70", epoch="9"))
 
     asyncio.run(main())
 

@@ -184,10 +184,6 @@ class Cluster:
         """All topics, asked anew. Raises Unreachable."""
         return await self.route_table.query("")
 
-    def learn(self, topic: str, queue: int, error: NotMaster) -> bool:
-        """Takes over the master that a NOT_MASTER answer names; false when it names none or a known one."""
-        return self.route_table.learn(topic, queue, error)
-
     async def address(self, topic: str, queue: int) -> str:
         """Where to send a call for this queue. Raises NotFound, Unavailable (no master) or Unreachable."""
         route = await self.route(topic)
