@@ -17,8 +17,6 @@ from delayclient.errors import DelayError, DelayTooLong, WrongTopicType
 from delayclient.producer.results import BatchPart, SendResult
 
 MAX_RECORD_BYTES: Final = 4 << 20
-MAX_BATCH_BYTES: Final = 8 << 20
-MAX_BATCH_MESSAGES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)

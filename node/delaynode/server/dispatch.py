@@ -19,7 +19,6 @@ from delaynode.store.errors import Damaged, Impossible, Refused
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
 Body: TypeAlias = bytes
-Handler: TypeAlias = Callable[[Body, Context], Awaitable[Body]]
 Serve: TypeAlias = Callable[[Body, Context, Answers], Awaitable[Body]]
 """Serves a call. Raises Refused or Passed. Asks `Answers` for room before it has a large answer in memory."""
 ServeShard: TypeAlias = Callable[[Any, ShardHost, Answers], Awaitable[Message | Body]]
