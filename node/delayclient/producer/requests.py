@@ -83,7 +83,8 @@ class Messages:
         hashes = np.array(list(map(zlib.crc32, map(str.encode, self.keys))), np.int64)
         queue = np.where(hashes == 0, -1, hashes % queues)  # an empty key is none
         order = np.argsort(queue, kind="stable")
-        for number, rows in zip(*_groups(queue[order], order), strict=True):
+        numbers, starts = np.unique(queue[order], return_index=True)
+        for number, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
             yield from ((None if number < 0 else number, part) for part in _cut(rows, sizes[rows]))
 
     def columns(self, rows: NDArray[np.int64], born_ms: int) -> tuple[EnqueueColumns, int]:
@@ -138,11 +139,6 @@ def _cut(rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[NDArray[
         stop = min(max(by_bytes, start + 1), start + PART_MESSAGES)
         yield rows[start:stop]
         start = stop
-
-
-def _groups(sorted_queue: NDArray[np.int64], order: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
-    queues, starts = np.unique(sorted_queue, return_index=True)
-    return queues.tolist(), np.split(order, starts[1:])
 
 
 def _is_run(rows: NDArray[np.int64]) -> bool:
