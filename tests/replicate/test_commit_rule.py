@@ -37,7 +37,7 @@ def in_sync(written: str, *, joining: str = "", tried: str = "") -> InSync:
     def named(letters: str) -> frozenset[str]:
         return frozenset(f"copy-{letter}" for letter in letters)
 
-    return InSync(ME, named(written), [named(tried)] if tried else [], set(named(joining)))
+    return InSync(named(written), [named(tried)] if tried else [], set(named(joining)))
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_a_member_without_a_link_has_granted_nothing() -> None:
 def test_a_term_that_is_over_or_given_away_answers_nothing(over: dict[str, Any]) -> None:
     found = rule(in_sync("a"), {})
     for name, value in over.items():
-        setattr(found._state, name, value)
+        setattr(found.state, name, value)
     assert not found.live()
