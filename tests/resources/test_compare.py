@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.resources import ClusterView, Json, build, differences, restarting
+from delayoperator.resources import ClusterView, Json, build, differences
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, one, stateful_set
+from tests.resources.effects import restarting
 from tests.resources.server import as_listed, served
 
 

@@ -11,12 +11,13 @@ from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
-from delayoperator.resources import EFFECTS, ClusterView, Effect, PodSpec, VolumeRequest, effect
+from delayoperator.resources import ClusterView, PodSpec, VolumeRequest
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
 from delayregistry.model import Durability
 from pydantic import BaseModel
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, container, pod_spec, stateful_set
+from tests.resources.effects import EFFECTS, Effect, effect
 
 BOTH = pytest.mark.parametrize("view", [MINIMAL, PRODUCTION], ids=["minimal", "production"])
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}

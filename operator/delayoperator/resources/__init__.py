@@ -7,26 +7,21 @@ from delayoperator.resources.build import build
 from delayoperator.resources.compare import Difference, differences, foreign
 from delayoperator.resources.names import MANAGER
 from delayoperator.resources.normal import BadQuantity, quantity, whole_bytes
-from delayoperator.resources.restarts import EFFECTS, Effect, effect, restarting
 from delayoperator.resources.statefulset import grown
 from delayoperator.resources.view import ClusterView, Json, PodSpec, VolumeRequest
 
 __all__ = [
-    "EFFECTS",
     "MANAGER",
     "BadQuantity",
     "ClusterView",
     "Difference",
-    "Effect",
     "Json",
     "PodSpec",
     "VolumeRequest",
     "build",
     "differences",
-    "effect",
     "foreign",
     "grown",
     "quantity",
-    "restarting",
     "whole_bytes",
 ]

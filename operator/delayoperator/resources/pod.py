@@ -1,6 +1,7 @@
 """The template of the node pods: what runs, as whom, where, and how it is told to be well.
 
-Whatever is in here restarts every node when it changes (`restarts.py`), so nothing is that needs not be.
+Whatever is in here restarts every node when it changes, so nothing is that needs not be: the fields of a DelayCluster
+that do so are in `tests/resources/effects.py`.
 
 The node's id comes from the pods' label `apps.kubernetes.io/pod-index`, which every Kubernetes has that takes the
 definitions (`crds.definitions.OLDEST_KUBERNETES`). Without the label POD_INDEX is empty, and the process is `n`: no
