@@ -5,7 +5,7 @@ search.py     the assignment search and its lower bound over NumPy arrays: pure
 source.py     `delaycluster.slots`, a PySpark data source over the nodes' GetWheel; wheels.py asks one node
 history.py    the same rows as Parquet, by the time at which they were taken
 loads.py      the wide work, in Spark: per node and slot, per candidate shard
-job.py        propose(): all of it together
+job.py        study(): all of it together
 maps.py       the cluster's map from its registry; publish.py writes a plan into Kubernetes
 session.py    a SparkSession whose workers run this interpreter
 __main__.py   python -m delayrebalance

@@ -1,8 +1,8 @@
 """study(): from the wheels' slots and the cluster's map to the moves that lower the highest load, or to none.
 
     study(spark, slots, cluster, settings, now_ms=...) -> Study
-    propose(spark, slots, cluster, settings, now_ms=...) -> Plan | None   the same, as DelayRebalance.status.plan
-    run.look(place, settings) -> Study    with session, map and data source made from a registry
+    run.study_cluster(cluster, settings) -> Study    with a session, and slots from the nodes
+    proposal.to_plan(study, cluster, settings, now_ms=...)    the same, as DelayRebalance.status.plan
 
 `slots` is a DataFrame of `delaycluster.slots`' schema, from source.py or history.py. Spark does all that grows with
 shards x slots; here are nodes x slots, and the loads of at most `settings.candidates` shards, in the slots that can
@@ -23,7 +23,6 @@ from delayrebalance.decision.search import SearchProblem, destinations, lower_bo
 from delayrebalance.model import F64, I64, Bool, ClusterMap, RebalanceError, SearchSettings, Span, Study
 
 if TYPE_CHECKING:
-    from delayoperator.crds.rebalance import PlanModel
     from pyspark.sql import DataFrame, SparkSession
 
     from delayrebalance.forecast.loads import ShardLoads
@@ -35,16 +34,6 @@ MIN_COPIES_SHARE = (
     0.34  # of the mean: a node with fewer copies gets none taken away; the planner would give it some back
 )
 MAX_CELLS = 1 << 24  # nodes x slots, 128 MiB
-
-
-def propose(
-    spark: SparkSession, slots: DataFrame, cluster: ClusterMap, settings: SearchSettings, *, now_ms: int
-) -> PlanModel | None:
-    """None: the cluster is to be left alone. Raises RebalanceError."""
-    from delayrebalance.proposal import to_plan
-
-    found = study(spark, slots, cluster, settings, now_ms=now_ms)
-    return to_plan(found, cluster, settings, now_ms=now_ms) if found.moves else None
 
 
 def study(
@@ -113,21 +102,15 @@ class _Places:
         )
 
 
-@dataclass(slots=True)
-class _Known:
-    """What is known of the shards that were candidates so far, by number."""
-
-    pending: dict[int, int]
-    pending_bytes: dict[int, int]
-
-
 class _Job:
     def __init__(
         self, loads: ShardLoads, span: Span, cluster: ClusterMap, places: _Places, settings: SearchSettings
     ) -> None:
         self._loads, self._span, self._cluster = loads, span, cluster
         self._places, self._settings = places, settings
-        self._known = _Known({}, {})
+        # By number, of the shards that were candidates so far.
+        self._pending: dict[int, int] = {}
+        self._pending_bytes: dict[int, int] = {}
         self._at: dict[int, int] = {}  # the node of each shard that is to move
 
     def run(self, now_ms: int, silent: tuple[str, ...]) -> Study:
@@ -151,8 +134,8 @@ class _Job:
                 )
                 self._at, after, vectors = {}, sums.messages, vectors[:0]
         moves = found_moves(
-            self._cluster, sorted(self._at.items()), places.holds, vectors, self._known.pending,
-            self._known.pending_bytes, sums.messages, counted, self._span, settings, now_ms,
+            self._cluster, sorted(self._at.items()), places.holds, vectors, self._pending,
+            self._pending_bytes, sums.messages, counted, self._span, settings, now_ms,
         )  # fmt: skip
         if not why:
             why = (
@@ -232,7 +215,7 @@ class _Job:
             at=node_of[chosen],
             allowed=destinations(home, holds, places.usable, places.zones, places.onto),
             holds=holds,
-            bytes=np.array([self._known.pending_bytes[it] for it in chosen.tolist()], dtype=np.int64),
+            bytes=np.array([self._pending_bytes[it] for it in chosen.tolist()], dtype=np.int64),
             copies=copies,
             min_copies=int(MIN_COPIES_SHARE * copies.sum() / max(1, len(copies))),
             target=target,
@@ -253,6 +236,6 @@ class _Job:
         most = np.full(len(now), max(1, room // (2 * len(now))), dtype=np.int64)
         most[hot] += max(1, room // 2 // max(1, int(hot.sum())))
         found = self._loads.candidates(node_of, weights, self._places.movable, most)
-        self._known.pending.update(zip(found.shard.tolist(), found.pending.tolist(), strict=True))
-        self._known.pending_bytes.update(zip(found.shard.tolist(), found.pending_bytes.tolist(), strict=True))
+        self._pending.update(zip(found.shard.tolist(), found.pending.tolist(), strict=True))
+        self._pending_bytes.update(zip(found.shard.tolist(), found.pending_bytes.tolist(), strict=True))
         return np.union1d(found.shard, np.array(sorted(self._at), dtype=np.int64))

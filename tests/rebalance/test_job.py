@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from delayapi.units import HOUR_MS, MINUTE_MS
+from delayoperator.crds.rebalance import PlanModel
 from delayrebalance import job
 from delayrebalance.forecast.loads import ShardLoads
 from delayrebalance.model import ClusterMap, MapNode, MapShard, RebalanceError, SearchSettings, Span, Study
+from delayrebalance.proposal import to_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,6 +52,12 @@ def slots_of(spark: SparkSession, load: dict[str, Sequence[int]], *more: tuple[s
         }
     )
     return spark.createDataFrame(table)
+
+
+def proposed(spark: SparkSession, slots: DataFrame, where: ClusterMap, now_ms: int = START_MS) -> PlanModel | None:
+    """As a DelayRebalance gets it; None: the cluster is to be left alone."""
+    found = job.study(spark, slots, where, SETTINGS, now_ms=now_ms)
+    return to_plan(found, where, SETTINGS, now_ms=now_ms) if found.moves else None
 
 
 def cluster(placed: dict[str, tuple[str, ...]], nodes: int = 3, **changed: MapNode) -> ClusterMap:
@@ -93,16 +101,16 @@ def test_busy_shards_have_their_hot_slot_in_the_plan_and_idle_ones_none(spark: S
 
 def test_the_plan_has_its_hash_its_costs_and_the_clusters_generation(spark: SparkSession) -> None:
     slots = slots_of(spark, HOT)
-    plan = job.propose(spark, slots, cluster(AT_N0), SETTINGS, now_ms=START_MS)
+    plan = proposed(spark, slots, cluster(AT_N0))
     assert plan is not None
     assert plan.before is not None
     assert plan.after is not None
     assert (plan.cluster_generation, plan.made_for) == (4, "0123456789ab")
     assert (plan.moved_bytes, plan.slot_seconds) == (12_000, 300)
     assert (plan.before.peak_messages, plan.after.peak_messages) == (180, 65)
-    assert plan == job.propose(spark, slots, cluster(AT_N0), SETTINGS, now_ms=START_MS)
+    assert plan == proposed(spark, slots, cluster(AT_N0))
     assert plan.hash
-    later = job.propose(spark, slots, cluster(AT_N0), SETTINGS, now_ms=START_MS + 1)
+    later = proposed(spark, slots, cluster(AT_N0), START_MS + 1)
     assert later is not None
     assert later.hash != plan.hash
 
@@ -123,7 +131,7 @@ def test_what_is_even_or_can_be_no_better_is_left_alone(
     spark: SparkSession, load: dict[str, list[int]], placed: dict[str, tuple[str, ...]], why: str
 ) -> None:
     where = cluster(placed)
-    assert job.propose(spark, slots_of(spark, load), where, SETTINGS, now_ms=START_MS) is None
+    assert proposed(spark, slots_of(spark, load), where) is None
     found = studied(spark, slots_of(spark, load), where)
     assert why in found.why
     assert (found.node_loads == found.node_loads_after).all()
