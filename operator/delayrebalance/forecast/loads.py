@@ -46,8 +46,8 @@ class ShardLoads:
         from pyspark import StorageLevel
 
         self._spark, self._span, self._shards = spark, span, len(shards)
-        names = pa.table({"shard": pa.array(shards, pa.string()), "id": pa.array(range(len(shards)), pa.int32())})
-        rows = _rows(slots, span, self._frame(names))
+        names = self._frame(shard=pa.array(shards, pa.string()), id=pa.array(range(len(shards)), pa.int32()))
+        rows = _rows(slots, span, names)
         self._rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         self._newest = self._rows
 
@@ -100,18 +100,12 @@ class ShardLoads:
 
         node, slot = np.nonzero(weights > 0)
         weight = self._frame(
-            pa.table(
-                {
-                    "node": pa.array(node, pa.int32()),
-                    "slot": pa.array(slot, pa.int32()),
-                    "weight": pa.array(weights[node, slot], pa.float64()),
-                }
-            )
+            node=pa.array(node, pa.int32()),
+            slot=pa.array(slot, pa.int32()),
+            weight=pa.array(weights[node, slot], pa.float64()),
         )
         rank = Window.partitionBy("node").orderBy(F.desc("score"), F.asc("id"))
-        limit = self._frame(
-            pa.table({"node": pa.array(range(len(most)), pa.int32()), "most": pa.array(most, pa.int64())})
-        )
+        limit = self._frame(node=pa.array(range(len(most)), pa.int32()), most=pa.array(most, pa.int64()))
         best = (
             self._placed(node_of, movable)
             .join(F.broadcast(weight), ["node", "slot"])
@@ -126,18 +120,15 @@ class ShardLoads:
             .where(F.col("rank") <= F.col("most"))
             .select("id", "pending", "pending_bytes")
         )
-        return self._candidates(best)
+        found = best.toArrow().sort_by("id")
+        return Candidates(*(_column(found, name).astype(np.int64) for name in ("id", "pending", "pending_bytes")))
 
     def vectors(self, shards: I64, slots: I64) -> F64:
         """f64[k, s]: the messages of some shards in some slots, both by number."""
         from pyspark.sql import functions as F
 
-        row = self._frame(
-            pa.table({"id": pa.array(shards, pa.int32()), "row": pa.array(range(len(shards)), pa.int32())})
-        )
-        column = self._frame(
-            pa.table({"slot": pa.array(slots, pa.int32()), "column": pa.array(range(len(slots)), pa.int32())})
-        )
+        row = self._frame(id=pa.array(shards, pa.int32()), row=pa.array(range(len(shards)), pa.int32()))
+        column = self._frame(slot=pa.array(slots, pa.int32()), column=pa.array(range(len(slots)), pa.int32()))
         found = (
             self._newest.join(F.broadcast(row), "id")
             .join(F.broadcast(column), "slot")
@@ -155,7 +146,7 @@ class ShardLoads:
         epochs = self._rows.groupBy("id").agg(F.min("epoch").alias("oldest"), F.max("epoch").alias("epoch"))
         changed = epochs.where("oldest < epoch").select("id", F.col("epoch").alias("newest")).toArrow()
         if changed.num_rows:
-            newest = self._frame(changed)
+            newest = self._spark.createDataFrame(changed)
             self._newest = (
                 self._rows.join(F.broadcast(newest), "id", "left")
                 .where("newest is null or newest = epoch")
@@ -166,15 +157,11 @@ class ShardLoads:
         from pyspark.sql import functions as F
 
         chosen = np.arange(self._shards) if only is None else only
-        table = pa.table({"id": pa.array(chosen, pa.int32()), "node": pa.array(node_of[chosen], pa.int32())})
-        return self._newest.join(F.broadcast(self._frame(table)), "id")
+        places = self._frame(id=pa.array(chosen, pa.int32()), node=pa.array(node_of[chosen], pa.int32()))
+        return self._newest.join(F.broadcast(places), "id")
 
-    def _candidates(self, rows: DataFrame) -> Candidates:
-        found = rows.toArrow().sort_by("id")
-        return Candidates(*(_column(found, name).astype(np.int64) for name in ("id", "pending", "pending_bytes")))
-
-    def _frame(self, table: pa.Table) -> DataFrame:
-        return self._spark.createDataFrame(table)
+    def _frame(self, **columns: pa.Array) -> DataFrame:
+        return self._spark.createDataFrame(pa.table(columns))
 
 
 def _rows(slots: DataFrame, span: Span, names: DataFrame) -> DataFrame:
