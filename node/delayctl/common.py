@@ -18,6 +18,7 @@ from delayapi.options import Parsed
 from delayctl.targets.kube_target import KubeTarget, parse_target
 
 if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
     from delayclient.routing.routing import Cluster
 
 DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
@@ -141,6 +142,20 @@ def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | Non
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+def run_admin(
+    settings: CommandSettings, main: Callable[[Admin], Awaitable[int | None]], timeout: str = "30s"
+) -> NoReturn:
+    """As run(), for a command that looks at the cluster or changes it. timeout: of each call, retries included."""
+
+    async def administered(cluster: Cluster) -> int | None:
+        from delayclient.admin.admin import Admin
+
+        async with Admin(cluster, timeout=timeout) as admin:
+            return await main(admin)
+
+    run(settings, administered)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json, run
+from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json, run_admin
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
     from delayclient.admin.views import NodeView
-    from delayclient.routing.routing import Cluster
 
     from delayctl.targets.registry import RegistryEditor
 
@@ -32,18 +32,15 @@ def nodes() -> None:
 def list_(settings: CommandSettings) -> None:
     """List the nodes that have registered."""
 
-    async def listed(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            found = await admin.nodes()
+    async def listed(admin: Admin) -> None:
+        found = await admin.nodes()
         if settings.as_json:
             for node in found:
                 put_json(asdict(node))
         else:
             _print_table(found)
 
-    run(settings, listed)
+    run_admin(settings, listed)
 
 
 @nodes.command()
@@ -128,27 +125,24 @@ def accept_clock(settings: CommandSettings, node: str, yes: bool) -> None:
     wrong when the clock itself is wrong: everything would be early.
     """
 
-    async def accepted(cluster: Cluster) -> int:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            seen = await admin.node(node)
-            ahead_ms = seen.clock_disbelieved_ms
-            if not ahead_ms:
-                click.echo(f"{node} believes its clock", err=True)
-                return FAILED
-            says = datetime.fromtimestamp((seen.now_ms + ahead_ms) / 1000, UTC).isoformat(timespec="seconds")
-            click.echo(f"{node}: its clock says {says}, {ahead_ms / 1000:,.1f} s ahead of what it believes", err=True)
-            if not yes and not _agreed():
-                return FAILED
-            moved_ms = await admin.accept_clock(node, ahead_ms)
+    async def accepted(admin: Admin) -> int:
+        seen = await admin.node(node)
+        ahead_ms = seen.clock_disbelieved_ms
+        if not ahead_ms:
+            click.echo(f"{node} believes its clock", err=True)
+            return FAILED
+        says = datetime.fromtimestamp((seen.now_ms + ahead_ms) / 1000, UTC).isoformat(timespec="seconds")
+        click.echo(f"{node}: its clock says {says}, {ahead_ms / 1000:,.1f} s ahead of what it believes", err=True)
+        if not yes and not _agreed():
+            return FAILED
+        moved_ms = await admin.accept_clock(node, ahead_ms)
         if settings.as_json:
             put_json({"node": node, "moved_ms": moved_ms})
         else:
             click.echo(f"{node} went on by {moved_ms / 1000:,.1f} s")
         return 0
 
-    run(settings, accepted)
+    run_admin(settings, accepted)
 
 
 def _agreed() -> bool:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, CommandSettings, common_options, fail, put_json, run
+from delayctl.common import FAILED, CommandSettings, common_options, fail, put_json, run_admin
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
     from delayclient.admin.views import Wheel
-    from delayclient.routing.routing import Cluster, QueueRoute
+    from delayclient.routing.routing import QueueRoute
 
     from delayctl.cluster.copies import ReplicaRow, ShardCopies
     from delayctl.targets.registry import RegistryEditor
@@ -58,29 +58,27 @@ def shards() -> None:
 def list_(settings: CommandSettings, topic: str | None) -> None:
     """List the shards of TOPIC, or of all topics: who has them, how far each copy is, and what they hold."""
 
-    async def listed(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
+    seconds = NEAR_S if settings.kube is None else FAR_S
 
+    async def listed(admin: Admin) -> None:
         from delayctl.cluster.copies import ShardCopies, all_copies
 
-        seconds = NEAR_S if settings.kube is None else FAR_S
-        async with Admin(cluster, timeout=int(seconds * 1000)) as admin:
-            routes = [await admin.route(topic)] if topic else await admin.topics()
-            copies = await all_copies(admin, seconds)
-            found = await asyncio.gather(
-                *(
-                    _fetch_shard(admin, route.topic, queue, copies.get(queue.uid, ShardCopies()))
-                    for route in routes
-                    for queue in route.queues
-                )
+        routes = [await admin.route(topic)] if topic else await admin.topics()
+        copies = await all_copies(admin, seconds)
+        found = await asyncio.gather(
+            *(
+                _fetch_shard(admin, route.topic, queue, copies.get(queue.uid, ShardCopies()))
+                for route in routes
+                for queue in route.queues
             )
+        )
         if settings.as_json:
             for shard in found:
                 _print_json(shard)
         else:
             _print_table(found)
 
-    run(settings, listed)
+    run_admin(settings, listed, timeout=f"{seconds:g}s")
 
 
 @shards.command()

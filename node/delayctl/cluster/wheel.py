@@ -15,13 +15,13 @@ from delayapi.slots import spread_slots
 from delayapi.units import DAY_MS
 from numpy.typing import NDArray
 
-from delayctl.common import USAGE, CommandSettings, common_options, fail, put_json, run
+from delayctl.common import USAGE, CommandSettings, common_options, fail, put_json, run_admin
 from delayctl.heat_map import cells
 from delayctl.targets.options import data_option
 
 if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
     from delayclient.admin.views import Wheel
-    from delayclient.routing.routing import Cluster
 
     from delayctl.cluster.wheel_nodes import CopyMove
 
@@ -73,18 +73,15 @@ def wheel(
 
 
 def _show_shards(settings: CommandSettings, topic: str | None, from_ms: int | None, to_ms: int | None) -> None:
-    async def shown(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            wheels = await admin.wheel(topic or "", from_=from_ms or 0, to=to_ms or 0)
+    async def shown(admin: Admin) -> None:
+        wheels = await admin.wheel(topic or "", from_=from_ms or 0, to=to_ms or 0)
         if settings.as_json:
             for one in wheels:
                 _print_json(one)
         else:
             _print_map(wheels, from_ms, to_ms)
 
-    run(settings, shown)
+    run_admin(settings, shown)
 
 
 def _planned(settings: CommandSettings, data: Path, plan: Path | None, proposed: bool) -> tuple[CopyMove, ...] | None:
@@ -118,18 +115,15 @@ def _show_nodes(
     if end_ms <= start_ms:
         raise click.UsageError("--to is not later than --from")
 
-    async def shown(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            known = [node.node for node in await admin.nodes()]
-            wheels = await admin.wheel(topic or "", from_=start_ms, to=end_ms)
+    async def shown(admin: Admin) -> None:
+        known = [node.node for node in await admin.nodes()]
+        wheels = await admin.wheel(topic or "", from_=start_ms, to=end_ms)
         try:
             print_nodes(loads_of(wheels, known, start_ms, end_ms, slot_ms), moves, settings.as_json)
         except BadPlan as error:
             fail(str(error), USAGE)
 
-    run(settings, shown)
+    run_admin(settings, shown)
 
 
 def _print_json(one: Wheel) -> None:

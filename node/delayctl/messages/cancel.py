@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import INSTANT
 
-from delayctl.common import CommandSettings, common_options, progress, put_json, run
+from delayctl.common import CommandSettings, common_options, progress, put_json, run_admin
 
 if TYPE_CHECKING:
-    from delayclient.routing.routing import Cluster
+    from delayclient.admin.admin import Admin
 
 _CHUNK = 20_000
 _FOREVER_MS = (1 << 63) - 1
@@ -45,7 +45,7 @@ def cancel(
             raise click.UsageError("give handles or --key, not both")
         if not key or topic is None:
             raise click.UsageError("--key needs a key and its --topic")
-        run(settings, lambda cluster: _by_key(settings, cluster, topic, key, from_ms or 0, to_ms or _FOREVER_MS))
+        run_admin(settings, lambda admin: _by_key(settings, admin, topic, key, from_ms or 0, to_ms or _FOREVER_MS))
     if topic is not None or from_ms is not None or to_ms is not None:
         raise click.UsageError("--topic, --from and --to go with --key")
     texts = list(handles)
@@ -53,31 +53,26 @@ def cancel(
         texts += [line.strip() for line in file.read_text("utf-8", "replace").splitlines() if line.strip()]
     if not texts and file is None:
         raise click.UsageError("give handles, --handles FILE or --key")
-    run(settings, lambda cluster: _by_handle(settings, cluster, texts))
+    run_admin(settings, lambda admin: _by_handle(settings, admin, texts))
 
 
-async def _by_handle(settings: CommandSettings, cluster: Cluster, texts: list[str]) -> None:
-    from delayclient.admin.admin import Admin
+async def _by_handle(settings: CommandSettings, admin: Admin, texts: list[str]) -> None:
     from delayclient.handle import Handle
 
     decoded = [Handle.decode(text) for text in texts]  # all of them, before anything is cancelled
     if decoded:
-        await cluster.route(decoded[0].topic)  # not retried: a person waits
-    async with Admin(cluster) as admin:
-        with progress("cancel", len(texts), settings) as advance:
-            for start in range(0, len(texts), _CHUNK):
-                outcomes = await admin.cancel(decoded[start : start + _CHUNK])
-                for text, outcome in zip(texts[start:], outcomes, strict=False):
-                    _print(settings, outcome.name, text)
-                advance(len(outcomes))
+        await admin.cluster.route(decoded[0].topic)  # not retried: a person waits
+    with progress("cancel", len(texts), settings) as advance:
+        for start in range(0, len(texts), _CHUNK):
+            outcomes = await admin.cancel(decoded[start : start + _CHUNK])
+            for text, outcome in zip(texts[start:], outcomes, strict=False):
+                _print(settings, outcome.name, text)
+            advance(len(outcomes))
 
 
-async def _by_key(settings: CommandSettings, cluster: Cluster, topic: str, key: str, from_ms: int, to_ms: int) -> None:
-    from delayclient.admin.admin import Admin
-
-    async with Admin(cluster) as admin:
-        for found in await admin.cancel_by_key(topic, key, from_ms, to_ms):
-            _print(settings, found.outcome.name, found.handle)
+async def _by_key(settings: CommandSettings, admin: Admin, topic: str, key: str, from_ms: int, to_ms: int) -> None:
+    for found in await admin.cancel_by_key(topic, key, from_ms, to_ms):
+        _print(settings, found.outcome.name, found.handle)
 
 
 def _print(settings: CommandSettings, outcome: str, handle: str) -> None:

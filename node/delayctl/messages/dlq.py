@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from delayapi.durations import format_instant
 
-from delayctl.common import CommandSettings, common_options, put_json, run, text_of
+from delayctl.common import CommandSettings, common_options, put_json, run_admin, text_of
 
 if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
     from delayclient.consumer.received import ReceivedMessage
-    from delayclient.routing.routing import Cluster
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -31,18 +28,15 @@ def dlq() -> None:
 def list_(settings: CommandSettings, topic: str, group: str, queue: int | None, limit: int) -> None:
     """List a group's dead letters in TOPIC."""
 
-    async def listed(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
+    async def listed(admin: Admin) -> None:
         left = limit
-        async with Admin(cluster) as admin:
-            async for message in admin.dead_letters(topic, group, queue=queue, page=min(limit or 1000, 1000)):
-                _print(settings, message)
-                left -= 1
-                if left == 0:
-                    break
+        async for message in admin.dead_letters(topic, group, queue=queue, page=min(limit or 1000, 1000)):
+            _print(settings, message)
+            left -= 1
+            if left == 0:
+                break
 
-    run(settings, listed)
+    run_admin(settings, listed)
 
 
 @dlq.command()
@@ -73,19 +67,16 @@ def _resolve(
     if offsets and queue is None:
         raise click.UsageError("--offset needs its --queue")
 
-    async def resolved(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            await admin.describe_group(topic, group)  # a mistyped group has no dead letters either
-            act = admin.redrive if what == "redriven" else admin.drop
-            count = await act(topic, group, queue=queue, offsets=offsets)
+    async def resolved(admin: Admin) -> None:
+        await admin.describe_group(topic, group)  # a mistyped group has no dead letters either
+        act = admin.redrive if what == "redriven" else admin.drop
+        count = await act(topic, group, queue=queue, offsets=offsets)
         if settings.as_json:
             put_json({"topic": topic, "group": group, what: count})
         else:
             click.echo(f"{what} {count:,} dead letters of group {group} in {topic}")
 
-    run(settings, resolved)
+    run_admin(settings, resolved)
 
 
 def _print(settings: CommandSettings, message: ReceivedMessage) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.durations import format_ms
 
-from delayctl.common import CommandSettings, common_options, put_json, run
+from delayctl.common import CommandSettings, common_options, put_json, run_admin
 
 if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
     from delayclient.admin.views import GroupQueue
-    from delayclient.routing.routing import Cluster
 
 _COUNTS = ("available", "in_flight", "waiting_retry", "dead", "redriven")
 _LAG = ("lag", "oldest_ms")
@@ -29,11 +29,8 @@ def groups() -> None:
 def list_(settings: CommandSettings, topic: str) -> None:
     """List the groups of TOPIC, their queues added up."""
 
-    async def listed(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            states = await admin.groups(topic)
+    async def listed(admin: Admin) -> None:
+        states = await admin.groups(topic)
         by_group: dict[str, list[GroupQueue]] = {}
         for state in states:
             by_group.setdefault(state.group, []).append(state)
@@ -54,7 +51,7 @@ def list_(settings: CommandSettings, topic: str) -> None:
         _print(settings, rows, ("group", "tags", "queues", *_LAG, *_COUNTS))
         _warn(settings, states)
 
-    run(settings, listed)
+    run_admin(settings, listed)
 
 
 @groups.command()
@@ -64,11 +61,8 @@ def list_(settings: CommandSettings, topic: str) -> None:
 def describe(settings: CommandSettings, topic: str, group: str) -> None:
     """Show a group's progress on each queue of TOPIC."""
 
-    async def described(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            states = await admin.describe_group(topic, group)
+    async def described(admin: Admin) -> None:
+        states = await admin.describe_group(topic, group)
         rows = [
             {
                 "topic": topic,
@@ -86,7 +80,7 @@ def describe(settings: CommandSettings, topic: str, group: str) -> None:
         _print(settings, rows, ("queue", "floor", "end_offset", *_LAG, *_COUNTS))
         _warn(settings, states)
 
-    run(settings, described)
+    run_admin(settings, described)
 
 
 @groups.command()
@@ -100,11 +94,8 @@ def delete(settings: CommandSettings, topic: str, group: str) -> None:
     receiving makes the group anew, from the first message that is kept.
     """
 
-    async def deleted(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
-        async with Admin(cluster) as admin:
-            gone = await admin.delete_group(topic, group)
+    async def deleted(admin: Admin) -> None:
+        gone = await admin.delete_group(topic, group)
         if settings.as_json:
             counts = {"queues": gone.queues, "unfinished": gone.unfinished, "dead": gone.dead}
             put_json({"topic": topic, "group": group, "deleted": gone.queues > 0, **counts})
@@ -116,7 +107,7 @@ def delete(settings: CommandSettings, topic: str, group: str) -> None:
         else:
             click.echo(f"no queue of {topic} has a group {group}: nothing to delete")
 
-    run(settings, deleted)
+    run_admin(settings, deleted)
 
 
 def _lag(states: Sequence[GroupQueue]) -> dict[str, object]:

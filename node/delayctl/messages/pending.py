@@ -9,11 +9,11 @@ import click
 from delayapi.durations import format_instant, format_ms
 from delayapi.options import INSTANT
 
-from delayctl.common import CommandSettings, common_options, put_json, run, text_of
+from delayctl.common import CommandSettings, common_options, put_json, run_admin, text_of
 
 if TYPE_CHECKING:
+    from delayclient.admin.admin import Admin
     from delayclient.admin.views import Pending
-    from delayclient.routing.routing import Cluster
 
 
 @click.command()
@@ -35,26 +35,23 @@ def pending(
 ) -> None:
     """List messages of TOPIC that are not yet due, queue by queue, in the order in which they will be."""
 
-    async def listed(cluster: Cluster) -> None:
-        from delayclient.admin.admin import Admin
-
+    async def listed(admin: Admin) -> None:
         left = limit
-        async with Admin(cluster) as admin:
-            rows = admin.list_pending(
-                topic,
-                queue=queue,
-                from_=from_ms or 0,
-                to=to_ms or 0,
-                with_records=bodies,
-                page=min(limit or 10_000, 1_000 if bodies else 10_000),
-            )
-            async for row in rows:
-                _print(settings, row, bodies)
-                left -= 1
-                if left == 0:
-                    break
+        rows = admin.list_pending(
+            topic,
+            queue=queue,
+            from_=from_ms or 0,
+            to=to_ms or 0,
+            with_records=bodies,
+            page=min(limit or 10_000, 1_000 if bodies else 10_000),
+        )
+        async for row in rows:
+            _print(settings, row, bodies)
+            left -= 1
+            if left == 0:
+                break
 
-    run(settings, listed)
+    run_admin(settings, listed)
 
 
 def _print(settings: CommandSettings, row: Pending, bodies: bool) -> None:
