@@ -96,13 +96,14 @@ class KubeAccess:
         with _translated("get delayclusters", self):
             return self.client.get(self._path(CLUSTERS, self.cluster), read_s=READ_S)
 
-    def patch_delaycluster(self, patch: dict[str, Any]) -> bool:
-        """A JSON merge patch; False when it named a metadata.resourceVersion that is not the object's any more.
+    def patch(self, plural: str, name: str, patch: dict[str, Any]) -> bool:
+        """A JSON merge patch of a DelayCluster (CLUSTERS) or DelayRebalance (REBALANCES); False when it named a
+        metadata.resourceVersion that is not the object's any more.
 
         Raises KubeError, and KubeInvalid with the rule that forbids it.
         """
-        with _translated("patch delayclusters", self):
-            return _unless_refused(lambda: self.client.merge(self._path(CLUSTERS, self.cluster), patch, {}, READ_S))
+        with _translated(f"patch {plural}", self):
+            return _unless_refused(lambda: self.client.merge(self._path(plural, name), patch, {}, READ_S))
 
     def delayrebalance(self, name: str) -> dict[str, Any] | None:
         """The DelayRebalance object; None when there is none. Raises KubeError."""
@@ -119,11 +120,6 @@ class KubeAccess:
         body = {"apiVersion": GROUP_VERSION, "kind": "DelayRebalance", "metadata": {"name": name}, "spec": spec}
         with _translated("create delayrebalances", self):
             return _unless_refused(lambda: self.client.post(self._path(REBALANCES), body, {}, READ_S))
-
-    def patch_delayrebalance(self, name: str, patch: dict[str, Any]) -> bool:
-        """A JSON merge patch; False, KubeInvalid and KubeError as with patch_delaycluster()."""
-        with _translated("patch delayrebalances", self):
-            return _unless_refused(lambda: self.client.merge(self._path(REBALANCES, name), patch, {}, READ_S))
 
     def _path(self, plural: str, name: str = "") -> str:
         path = f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/{plural}"

@@ -8,7 +8,7 @@ from typing import Any
 from delayoperator.crds import VERB
 
 from delayctl.targets.errors import TargetRefused
-from delayctl.targets.kube import KubeAccess, KubeInvalid
+from delayctl.targets.kube import REBALANCES, KubeAccess, KubeInvalid
 from delayctl.targets.rebalances import MOVING, RebalanceOptions, RebalanceTarget, RebalanceView
 
 
@@ -51,13 +51,13 @@ class KubeRebalanceTarget(RebalanceTarget):
             patch: dict[str, Any] = {"metadata": {"annotations": {VERB: "refresh"}}}
             if wanted:
                 patch["spec"] = wanted
-            self._access.patch_delayrebalance(self._name, patch)
+            self._access.patch(REBALANCES, self._name, patch)
         except KubeInvalid as error:
             raise TargetRefused(str(error)) from error
         return True, ""
 
     def annotate(self, annotations: Mapping[str, str]) -> None:
-        self._access.patch_delayrebalance(self._name, {"metadata": {"annotations": dict(annotations)}})
+        self._access.patch(REBALANCES, self._name, {"metadata": {"annotations": dict(annotations)}})
 
     def _found(self) -> dict[str, Any] | None:
         found = self._access.delayrebalance(self._name)

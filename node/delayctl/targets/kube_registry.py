@@ -18,7 +18,7 @@ from delayregistry.kube.client import Credentials, KubeClient
 from delayregistry.port import RegistryError
 
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
-from delayctl.targets.kube import KubeAccess, KubeInvalid
+from delayctl.targets.kube import CLUSTERS, KubeAccess, KubeInvalid
 from delayctl.targets.kube_route import accessed
 from delayctl.targets.kube_target import KubeTarget
 from delayctl.targets.port_forward import Forwards
@@ -66,7 +66,8 @@ class KubeRegistryEditor(RegistryEditor):
         """False: somebody else has written it meanwhile. Raises Refused where a rule of the schema forbids it."""
         version = found["metadata"]["resourceVersion"]
         try:
-            return self._access.patch_delaycluster({"metadata": {"resourceVersion": version}, "spec": spec})
+            patch = {"metadata": {"resourceVersion": version}, "spec": spec}
+            return self._access.patch(CLUSTERS, self._access.cluster, patch)
         except KubeInvalid as error:
             raise TargetRefused(str(error)) from error
 
