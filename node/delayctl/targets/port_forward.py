@@ -19,11 +19,11 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import aiohttp
 
-from delayctl.targets.kube import KubeError, Pod
+from delayctl.targets.kube import KubeAccess, KubeError, Pod
 
 PROTOCOL: Final = "v4.channel.k8s.io"
 _DATA: Final = 0
@@ -31,18 +31,6 @@ _PIECE_BYTES: Final = 64 << 10
 _OPEN_S: Final = 10.0
 _AGAIN_S: Final = 0.5
 """After a failure connections are refused for so long: whoever waits is to look elsewhere, not to wait for us."""
-
-
-class Access(Protocol):
-    """The part of `kube.KubeAccess` that Forwards needs."""
-
-    namespace: str
-
-    def pods(self) -> list[Pod]: ...
-    def url(self, path: str) -> str: ...
-    def headers(self) -> dict[str, str]: ...
-    def tls(self) -> object: ...
-    def proxy(self) -> str | None: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +47,7 @@ class _Listener:
 class Forwards:
     """Owns a thread with an event loop; dial() and close() may be called from any other."""
 
-    def __init__(self, access: Access, pods: Sequence[Pod]) -> None:
+    def __init__(self, access: KubeAccess, pods: Sequence[Pod]) -> None:
         self.trouble = ""
         """Why the last connection that failed did."""
         self._access = access
@@ -159,8 +147,7 @@ class Forwards:
         path = f"/api/v1/namespaces/{access.namespace}/pods/{pod}/portforward"
         headers = await asyncio.to_thread(access.headers)
         if self._session is None:
-            tls = access.tls()
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls))  # type: ignore[arg-type]
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=access.tls()))
         async with asyncio.timeout(_OPEN_S):
             return await self._session.ws_connect(
                 access.url(path), params={"ports": str(port)}, protocols=(PROTOCOL,), headers=headers,
