@@ -6,14 +6,13 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import click
-from delayctl.common import FAILED, UNREACHABLE, fail, put_json
+from delayctl.common import FAILED, UNREACHABLE, fail, progress, put_json
 
 if TYPE_CHECKING:
     from benchmarks.workloads.load import Progress
@@ -193,8 +192,9 @@ def _run(
         raise click.UsageError(f"{name} runs against a node of its own: it takes no --endpoint")
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        shown = sys.stderr.isatty() and not as_json
-        with machine.StallWatch() as stalls, _progress(name, settings["messages"], shown=shown) as done:
+        # The bar is drawn seldom, unlike those of other commands: by the process that is measured.
+        bar = progress(name, settings["messages"], as_json=as_json, draws_per_second=2)
+        with machine.StallWatch() as stalls, bar as done:
             if endpoint:
                 target = asyncio.run(elsewhere(endpoint, options["topic"]))
                 result = asyncio.run(workload(target, done))
@@ -227,21 +227,6 @@ def _run(
 
 def _terminated(*_: object) -> NoReturn:
     sys.exit(143)  # unwinds: the node and its directory go
-
-
-@contextmanager
-def _progress(name: str, total: int, *, shown: bool) -> Iterator[Progress]:
-    """A bar on stderr. Drawn seldom, unlike those of other commands: by the process that is measured."""
-    if not shown:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda n: bar.advance(task, n)
 
 
 def _lines(fields: Fields, indent: str = "") -> Iterator[str]:

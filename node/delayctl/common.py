@@ -175,9 +175,11 @@ def text_of(body: bytes) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int | None, settings: CommandSettings) -> Iterator[Callable[[int], None]]:
+def progress(
+    what: str, total: int | None, *, as_json: bool, draws_per_second: float = 10
+) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr when that is a terminal; gives the function that moves it on."""
-    if settings.as_json or not sys.stderr.isatty():
+    if as_json or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console
@@ -185,7 +187,7 @@ def progress(what: str, total: int | None, settings: CommandSettings) -> Iterato
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, refresh_per_second=draws_per_second, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)
 

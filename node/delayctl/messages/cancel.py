@@ -62,7 +62,7 @@ async def _by_handle(settings: CommandSettings, admin: Admin, texts: list[str]) 
     decoded = [Handle.decode(text) for text in texts]  # all of them, before anything is cancelled
     if decoded:
         await admin.cluster.route(decoded[0].topic)  # not retried: a person waits
-    with progress("cancel", len(texts), settings) as advance:
+    with progress("cancel", len(texts), as_json=settings.as_json) as advance:
         for start in range(0, len(texts), _CHUNK):
             outcomes = await admin.cancel(decoded[start : start + _CHUNK])
             for text, outcome in zip(texts[start:], outcomes, strict=False):

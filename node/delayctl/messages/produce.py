@@ -112,7 +112,7 @@ async def _produce(
     tally = _Tally()
     started = time.perf_counter()
     bad: BadLine | None = None
-    with progress(f"produce {topic}", total, settings) as advance:
+    with progress(f"produce {topic}", total, as_json=settings.as_json) as advance:
         async with Producer(cluster) as producer:
             try:
                 async for handles in _send_all(producer, topic, chunks, tally, advance, out is not None):
