@@ -20,18 +20,18 @@ METHOD = "/delay.v1.ReplicationService/ReplicaStatus"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
+    """A copy of `node`. role: master, slave, candidate, opening, fetching, damaged, leaving."""
+
     node: str
-    role: str  # master, slave, candidate, opening, fetching, damaged, leaving
-    replica_id: str
-    epoch: int
-    serving_epoch: int
-    log_end: int
-    committed_offset: int
-    damaged: str
-    heartbeat_age_ms: int | None
-    transfer_done: int
-    transfer_total: int
-    kept_in_sync: tuple[str, ...]
+    state: delay_pb2.ReplicaState
+
+    @property
+    def role(self) -> str:
+        return delay_pb2.ReplicaState.Role.Name(self.state.role).lower()
+
+    @property
+    def heartbeat_age_ms(self) -> int | None:
+        return None if self.state.beacon_age_ms < 0 else self.state.beacon_age_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,16 @@ class ShardCopies:
 
     @property
     def master(self) -> ReplicaRow | None:
-        serving = (copy for copy in self.copies if copy.role == "master" and copy.serving_epoch)
-        return max(serving, key=lambda copy: copy.serving_epoch, default=None)
+        serving = (copy for copy in self.copies if copy.role == "master" and copy.state.serving_epoch)
+        return max(serving, key=lambda copy: copy.state.serving_epoch, default=None)
 
     @property
     def in_sync(self) -> tuple[str, ...] | None:
-        if self.master is None or not self.master.kept_in_sync:
-            return None
-        return tuple(
-            copy.node for copy in self.copies if copy.replica_id and copy.replica_id in self.master.kept_in_sync
-        )
+        kept = () if self.master is None else self.master.state.kept_in_sync
+        return tuple(it.node for it in self.copies if it.state.entry and it.state.entry in kept) if kept else None
 
     def lag_bytes(self, copy: ReplicaRow) -> int | None:
-        return None if self.master is None else max(0, self.master.log_end - copy.log_end)
+        return None if self.master is None else max(0, self.master.state.log_end - copy.state.log_end)
 
 
 async def all_copies(admin: Admin, seconds: float) -> Mapping[int, ShardCopies]:
@@ -67,7 +64,7 @@ async def all_copies(admin: Admin, seconds: float) -> Mapping[int, ShardCopies]:
     found: dict[int, list[ReplicaRow]] = {}
     for node, answer in zip(endpoints, answers, strict=True):
         for state in answer.copies if answer is not None else ():
-            found.setdefault(state.uid, []).append(_copy(node, state))
+            found.setdefault(state.uid, []).append(ReplicaRow(node, state))
     return {uid: ShardCopies(tuple(copies)) for uid, copies in found.items()}
 
 
@@ -77,20 +74,3 @@ async def _ask(cluster: Cluster, endpoint: str, seconds: float) -> delay_pb2.Rep
         return delay_pb2.ReplicaStatusResponse.FromString(await cluster.unary(endpoint, METHOD, request, seconds))
     except grpc.RpcError:
         return None
-
-
-def _copy(node: str, state: delay_pb2.ReplicaState) -> ReplicaRow:
-    return ReplicaRow(
-        node=node,
-        role=delay_pb2.ReplicaState.Role.Name(state.role).lower(),
-        replica_id=state.entry,
-        epoch=state.epoch,
-        serving_epoch=state.serving_epoch,
-        log_end=state.log_end,
-        committed_offset=state.committed,
-        damaged=state.damaged,
-        heartbeat_age_ms=None if state.beacon_age_ms < 0 else state.beacon_age_ms,
-        transfer_done=state.transfer_done,
-        transfer_total=state.transfer_total,
-        kept_in_sync=tuple(state.kept_in_sync),
-    )

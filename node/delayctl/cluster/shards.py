@@ -215,17 +215,17 @@ def _print_json(shard: _Shard) -> None:
 
 
 def _copy_json(copies: ShardCopies, copy: ReplicaRow) -> dict[str, Any]:
-    fetching = copy.role == "fetching"
+    state, fetching = copy.state, copy.role == "fetching"
     return {
         "node": copy.node,
         "role": copy.role,
-        "epoch": copy.epoch,
-        "log_end": copy.log_end,
-        "committed": copy.committed_offset,
+        "epoch": state.epoch,
+        "log_end": state.log_end,
+        "committed": state.committed,
         "lag_bytes": copies.lag_bytes(copy),
         "beacon_age_ms": copy.heartbeat_age_ms,
-        "damaged": copy.damaged or None,
-        "transfer": {"done": copy.transfer_done, "total": copy.transfer_total} if fetching else None,
+        "damaged": state.damaged or None,
+        "transfer": {"done": state.transfer_done, "total": state.transfer_total} if fetching else None,
     }
 
 
@@ -244,7 +244,7 @@ def _print_table(found: list[_Shard]) -> None:
         slaves = [copy for copy in copies.copies if copy.node != route.node]
         lags = [lag for copy in slaves if (lag := copies.lag_bytes(copy)) is not None and copy.role == "slave"]
         counts = (f"{wheel.pending:,}", f"{wheel.released:,}") if wheel is not None else ("?", "?")
-        log_end = f"{copies.master.log_end:,}" if copies.master is not None else "?"
+        log_end = f"{copies.master.state.log_end:,}" if copies.master is not None else "?"
         remarks = [*([shard.problem] if shard.problem else []), *map(_remark, copies.copies)]
         table.add_row(
             f"{shard.topic}-{route.queue}",
@@ -261,9 +261,10 @@ def _print_table(found: list[_Shard]) -> None:
 
 
 def _remark(copy: ReplicaRow) -> str:
-    if copy.damaged:
-        return f"{copy.node} is damaged: {copy.damaged}"
+    state = copy.state
+    if state.damaged:
+        return f"{copy.node} is damaged: {state.damaged}"
     if copy.role == "fetching":
-        share = f" {copy.transfer_done * 100 // copy.transfer_total} %" if copy.transfer_total else ""
+        share = f" {state.transfer_done * 100 // state.transfer_total} %" if state.transfer_total else ""
         return f"{copy.node} is fetching{share}"
     return "" if copy.role in ("master", "slave") else f"{copy.node} is {copy.role}"
