@@ -25,6 +25,7 @@ from typing import IO
 
 from delayapi.events import EventLog
 from delaynode.node.data_lock import DataInUse, lock_data
+from delayoperator.cluster.ended_processes import EndedProcesses
 from delayoperator.control_loop.loop import ControlLoop, Log
 from delayoperator.control_loop.probe import GrpcProber
 from delayoperator.plan import ObservedNode
@@ -41,7 +42,6 @@ EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row wo
 LOG_TAIL_BYTES = 2_000
 REBALANCE = "rebalance.json"
 REBALANCE_POLL_S, REBALANCE_FAILED_S = 0.5, 10.0
-ENDS_KEPT = 1_000  # of processes: a term that names an older one is an old story
 
 
 class LocalClusterError(Exception):
@@ -89,7 +89,7 @@ class LocalCluster:
         self._on_event: Log = on_event or (lambda event: None)
         self._node_command = tuple(node_command)
         self._former: dict[str, str] = {}  # what each node's lease named before its present process started
-        self._ends: tuple[str, ...] = ()  # incarnations, the latest last
+        self._ends = EndedProcesses()
         self._started = False
 
     def __enter__(self) -> LocalCluster:
@@ -291,14 +291,14 @@ class LocalCluster:
             lock_data(str(self._data / node)).close()
         except DataInUse:
             return
-        self._ends = (*self._ends, found)[-ENDS_KEPT:]
+        self._ends.add([found])
 
     def _leased_by(self, node: str) -> str | None:
         return next((lease.incarnation for lease in self.registry.list_leases() if lease.node == node), None)
 
     def ended(self) -> frozenset[str]:
         """The incarnations of node processes that have ended while this object watched over them."""
-        return frozenset(self._ends)
+        return self._ends.known()
 
     def _run_loop(self) -> None:
         while not self._stop_loop.is_set():
