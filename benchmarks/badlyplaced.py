@@ -28,7 +28,7 @@ from delayapi.units import MINUTE_MS
 from delayclient import Admin, Producer
 from delayctl.cluster.wheel_nodes import SlotLoads, loads_of, peak_of
 from delaylocal import LocalCluster
-from delaylocal.cluster import new_uid
+from delayoperator.control_loop.loop import new_uid
 from delayregistry.model import ClusterSpec, ShardSpec, TopicSpec
 from delayregistry.sqlite import SqliteRegistry
 from numpy.typing import NDArray

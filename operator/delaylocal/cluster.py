@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -26,7 +25,7 @@ from typing import IO
 from delayapi.events import EventLog
 from delaynode.node.data_lock import DataInUse, lock_data
 from delayoperator.cluster.ended_processes import EndedProcesses
-from delayoperator.control_loop.loop import ControlLoop, Log
+from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayoperator.plan import ObservedNode
 from delayregistry.model import Delivery, Durability, TopicSpec
@@ -37,7 +36,6 @@ from delaylocal import ports, spec
 from delaylocal.supervise import STOP_TIMEOUT_S, Supervisor
 
 NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
-WRITERS = 32  # compare-and-swaps at a time: they share the registry's transactions, thus its fsyncs
 EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row won't
 LOG_TAIL_BYTES = 2_000
 REBALANCE = "rebalance.json"
@@ -335,7 +333,3 @@ class LocalCluster:
         path = self._supervisor.log_path(node)
         text = path.read_bytes()[-LOG_TAIL_BYTES:] if path.exists() else b""
         return text.decode("utf-8", "replace").strip() or "(empty)"
-
-
-def new_uid() -> int:
-    return secrets.randbelow(2**64 - 1) + 1

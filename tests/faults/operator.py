@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 
 from delayapi.events import EventLog
-from delaylocal.cluster import WRITERS, new_uid
-from delayoperator.control_loop.loop import ControlLoop
+from delayoperator.control_loop.loop import WRITERS, ControlLoop, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.sqlite import SqliteRegistry
 

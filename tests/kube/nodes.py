@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from delaylocal import LocalCluster
-from delaylocal.cluster import WRITERS, new_uid
-from delayoperator.control_loop.loop import ControlLoop
+from delayoperator.control_loop.loop import WRITERS, ControlLoop, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.kube import Credentials, KubeClient
 from delayregistry.model import ShardObject

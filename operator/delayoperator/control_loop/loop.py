@@ -8,6 +8,7 @@ wasteful, not dangerous.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from delayoperator.plan import (
 POLL_MS = 50
 PROBE_MS = 500
 REFUSED_DOUBLINGS = 3  # of the pause, while the registry takes nothing: 400 ms, so that leases are still looked at
+WRITERS = 32  # compare-and-swaps at a time: they share the transactions of a registry in a file, thus its fsyncs
 WRITING_MS = 500  # of a round: then the leases have to be looked at again, and the rest is planned anew
 
 Log = Callable[[Mapping[str, object]], None]
@@ -249,6 +251,11 @@ class ControlLoop:
                 self._registry.write_conditions(action.shard.name, conditions, action.shard.version)
             case _:
                 assert_never(action)
+
+
+def new_uid() -> int:
+    """A shard's: a random u64, not 0."""
+    return secrets.randbelow(2**64 - 1) + 1
 
 
 def _stamped(action: SetConditions, now_ms: int) -> tuple[Condition, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from delayregistry.port import Registry
 
 from delayoperator.cluster.ended_processes import EndedProcesses
 from delayoperator.cluster.shard_summary import counted_of, some
-from delayoperator.control_loop.loop import ControlLoop, Log, LoopClock
+from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, LoopClock, new_uid
 from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.plan import ObservedNode
 
 REFRESH_MS = 500  # between consistent lists of the leases
-WRITERS = 32  # compare-and-swaps at a time
 AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
 
 
@@ -90,7 +88,7 @@ class ShardsThread:
         while not self._stop.is_set():
             self._loop = ControlLoop(
                 self._registry,
-                _new_uid,
+                new_uid,
                 self._log_event,
                 clock=self._clock,
                 prober=self._prober(),
@@ -119,7 +117,3 @@ class ShardsThread:
             reasons = (*done.reasons, f"{event.get('shard')}: {event.get('reason')}")[:3] if terms else done.reasons
             self._done = LoopCounts(done.created + created, done.terms + terms, reasons)
         self._on_action()
-
-
-def _new_uid() -> int:
-    return secrets.randbelow(2**64 - 1) + 1
