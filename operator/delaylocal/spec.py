@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from delayregistry.model import (
     MIN_LEASE_SECONDS,
@@ -57,17 +57,8 @@ def merge(found: ClusterSpec | None, requested: LocalSpec) -> ClusterSpec:
         if topic.name in merged:
             _not_less(f"queues of topic {topic.name}", topic.queues, merged[topic.name].queues)
         merged[topic.name] = topic
-    return replace(
-        found,
-        nodes=requested.nodes or found.nodes,
-        topics=tuple(merged.values()),
-        durability=requested.durability or found.durability,
-        horizon_days=requested.horizon_days or found.horizon_days,
-        replicas=requested.replicas or found.replicas,
-        min_in_sync=requested.min_in_sync or found.min_in_sync,
-        delivery=requested.delivery or found.delivery,
-        lease_seconds=requested.lease_seconds or found.lease_seconds,
-    )
+    given = {name: value for name, value in asdict(requested).items() if value and name != "topics"}
+    return replace(found, **given, topics=tuple(merged.values()))
 
 
 def unmet(
