@@ -72,7 +72,7 @@ class LocalCluster:
         on_event: Log | None = None,
         node_command: Sequence[str] = NODE_COMMAND,
     ) -> None:
-        self._data = data.resolve()
+        self.data = data.resolve()
         self._requested = spec.LocalSpec(
             nodes=nodes,
             topics=tuple(topics),
@@ -105,12 +105,12 @@ class LocalCluster:
         Raises LocalClusterError: another one runs on this directory, a port is in use, an option that can't be granted.
         """
         try:
-            self._data.mkdir(parents=True, exist_ok=True)
+            self.data.mkdir(parents=True, exist_ok=True)
             self._lock = self._locked()
         except OSError as error:
-            raise LocalClusterError(f"cannot keep a cluster in {self._data}: {error.strerror}") from error
+            raise LocalClusterError(f"cannot keep a cluster in {self.data}: {error.strerror}") from error
         try:
-            self.registry = SqliteRegistry(self._data / "registry.db", create=True)
+            self.registry = SqliteRegistry(self.data / "registry.db", create=True)
             try:
                 self._prepare()
             except BaseException:
@@ -132,7 +132,7 @@ class LocalCluster:
         ports.await_unused(self._ports.all, timeout_s=1.0)
         if found is None or found.spec != self.desired:
             self.registry.put_cluster(self.desired, None if found is None else found.version)
-        logs = self._data / "logs"
+        logs = self.data / "logs"
         logs.mkdir(exist_ok=True)
         self._operator_events = EventLog(logs / "operator.log")
         commands = {node: self._command(number, node) for number, node in enumerate(self.desired.node_ids)}
@@ -157,10 +157,6 @@ class LocalCluster:
         self._lock.close()
         self._started = False
         return killed
-
-    @property
-    def data(self) -> Path:
-        return self._data
 
     @property
     def endpoints(self) -> list[str]:
@@ -239,11 +235,11 @@ class LocalCluster:
         while (faults := self.unready()) and not given_up():
             if time.monotonic() > deadline_s:
                 shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
-                raise LocalClusterError(f"not ready after {timeout_s:.0f} s: {shown}. Logs: {self._data / 'logs'}")
+                raise LocalClusterError(f"not ready after {timeout_s:.0f} s: {shown}. Logs: {self.data / 'logs'}")
             time.sleep(0.03)
 
     def _locked(self) -> IO[str]:
-        lock = (self._data / "lock").open("a+", encoding="utf-8")
+        lock = (self.data / "lock").open("a+", encoding="utf-8")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -251,7 +247,7 @@ class LocalCluster:
             holder = lock.read().strip() or "unknown"
             lock.close()
             raise LocalClusterError(
-                f"a local cluster runs on {self._data} already (pid {holder}); stop it, or give another --data"
+                f"a local cluster runs on {self.data} already (pid {holder}); stop it, or give another --data"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -261,8 +257,8 @@ class LocalCluster:
     def _command(self, number: int, node: str) -> tuple[str, ...]:
         options = {
             "--node-id": node,
-            "--data": str(self._data / node),
-            "--registry": f"sqlite:{self._data / 'registry.db'}",
+            "--data": str(self.data / node),
+            "--registry": f"sqlite:{self.data / 'registry.db'}",
             "--listen": self.endpoints[number],
             "--http": self.http[number],
             "--peer": self.peers[number],
@@ -286,7 +282,7 @@ class LocalCluster:
         if found is None or found == self._former.get(node):
             return
         try:
-            lock_data(str(self._data / node)).close()
+            lock_data(str(self.data / node)).close()
         except DataInUse:
             return
         self._ends.add([found])
@@ -312,14 +308,14 @@ class LocalCluster:
 
     def _run_rebalancer(self) -> None:
         # Its models need a package that most clusters can do without.
-        while not (self._data / REBALANCE).exists():
+        while not (self.data / REBALANCE).exists():
             if self._stop_loop.wait(REBALANCE_POLL_S):
                 return
         while not self._stop_loop.is_set():
             try:
                 from delaylocal.rebalance import Rebalancer
 
-                Rebalancer(self._data, self.registry, self._nodes, GrpcProber, self._operator_events).run(
+                Rebalancer(self.data, self.registry, self._nodes, GrpcProber, self._operator_events).run(
                     self._stop_loop
                 )
             except Exception as error:  # nor is a rebalance to stand still unheard of
