@@ -97,13 +97,6 @@ class NullProber:
         pass
 
 
-@dataclass(slots=True)
-class _Call:
-    endpoint: str
-    started_s: float
-    future: Any  # grpc.Future: of a ReplicaStatusResponse
-
-
 class GrpcProber:
     """One channel and at most one outstanding call per node; gRPC's own threads do the waiting.
 
@@ -113,23 +106,23 @@ class GrpcProber:
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
         self._clients: dict[str, tuple[str, NodeClient]] = {}
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, tuple[str, Any]] = {}  # by node: its endpoint, and the grpc.Future of its answer
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         now_s = self._monotonic_s()
         waited_for = []
         for lease in leases:
-            call = self._calls.get(lease.node)
-            if call is None or call.endpoint != lease.endpoint or call.future.done():
-                self._calls[lease.node] = self._called(lease, now_s)
+            endpoint, call = self._calls.get(lease.node, ("", None))
+            if call is None or endpoint != lease.endpoint or call.done():
+                self._calls[lease.node] = lease.endpoint, self._called(lease)
                 waited_for.append(lease.node)
         until_s = now_s + PATIENCE_S
         answers: dict[str, NodeAnswer] = {}
         for lease in leases:
-            call = self._calls[lease.node]
+            _, call = self._calls[lease.node]
             left_s = max(0.0, until_s - self._monotonic_s()) if lease.node in waited_for else 0.0
             try:
-                answers[lease.node] = read_answer(call.future.result(timeout=left_s))
+                answers[lease.node] = read_answer(call.result(timeout=left_s))
             except grpc.FutureTimeoutError:
                 continue  # it may still answer
             except grpc.RpcError:
@@ -143,15 +136,14 @@ class GrpcProber:
         self._clients.clear()
         self._calls.clear()
 
-    def _called(self, lease: NodeLease, now_s: float) -> _Call:
+    def _called(self, lease: NodeLease) -> Any:
         endpoint, client = self._clients.get(lease.node, ("", None))
         if client is None or endpoint != lease.endpoint:
             if client is not None:
                 client.close()
             client = NodeClient(lease.endpoint, RECONNECT_AT_ONCE)
             self._clients[lease.node] = (lease.endpoint, client)
-        future = client.replica_status.future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
-        return _Call(lease.endpoint, now_s, future)
+        return client.replica_status.future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
 
 
 class PatientProber:
