@@ -26,15 +26,7 @@ RECONNECT_AT_ONCE = (
     ("grpc.max_reconnect_backoff_ms", 200),
 )
 
-_ROLES = {
-    delay_pb2.ReplicaState.OPENING: ObservedRole.OPENING,
-    delay_pb2.ReplicaState.SLAVE: ObservedRole.SLAVE,
-    delay_pb2.ReplicaState.CANDIDATE: ObservedRole.CANDIDATE,
-    delay_pb2.ReplicaState.MASTER: ObservedRole.MASTER,
-    delay_pb2.ReplicaState.FETCHING: ObservedRole.FETCHING,
-    delay_pb2.ReplicaState.DAMAGED: ObservedRole.DAMAGED,
-    delay_pb2.ReplicaState.LEAVING: ObservedRole.LEAVING,
-}
+_ROLES = {delay_pb2.ReplicaState.Role.Value(role.name): role for role in ObservedRole}
 
 
 @dataclass(frozen=True, slots=True)
