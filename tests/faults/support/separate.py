@@ -19,7 +19,7 @@ class Separate(FaultCluster):
 
     def __init__(self, data: Path, **desired: Any) -> None:
         mine, theirs = multiprocessing.Pipe()
-        self._pipe, self._data = mine, data
+        self._pipe = mine
         self._turn = threading.Lock()
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=_serve, args=(theirs, data, desired), daemon=False)
