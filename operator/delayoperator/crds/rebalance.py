@@ -24,7 +24,7 @@ from delayoperator.crds.base import (
     rules,
 )
 from delayoperator.crds.rebalancing import Approval, AutomaticBelow
-from delayoperator.crds.status import ConditionModel
+from delayoperator.crds.status import ConditionModel, Timestamp
 
 MAX_MOVES = 1_000
 MAX_IN_FLIGHT = 8
@@ -117,10 +117,8 @@ class PlannedMove(MoveModel):
     )
     state: MoveState | None = Field(None, description="How far it is; absent: Waiting.")
     reason: Text | None = Field(None, description="Why it was refused: the map changed since the plan.")
-    started_at: str | None = Field(None, description="When it began.", json_schema_extra={"format": "date-time"})
-    ended_at: str | None = Field(
-        None, description="When it was done or refused.", json_schema_extra={"format": "date-time"}
-    )
+    started_at: Timestamp | None = Field(None, description="When it began.")
+    ended_at: Timestamp | None = Field(None, description="When it was done or refused.")
 
 
 class NodeLoad(Model):
@@ -143,10 +141,8 @@ class PlanModel(Model):
     hash: Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
         None, description="Names the plan; approval names it: delaycluster.io/approve=HASH."
     )
-    made_at: str | None = Field(None, description="When it was made.", json_schema_extra={"format": "date-time"})
-    expires_at: str | None = Field(
-        None, description="After this it can't be approved.", json_schema_extra={"format": "date-time"}
-    )
+    made_at: Timestamp | None = Field(None, description="When it was made.")
+    expires_at: Timestamp | None = Field(None, description="After this it can't be approved.")
     cluster_generation: Int | None = Field(
         None, ge=0, description="The DelayCluster's metadata.generation when it was made; `madeFor` says what counts."
     )
@@ -212,10 +208,8 @@ class DelayRebalanceSpec(Model):
     excluded_topics: list[Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)]] | None = Field(
         None, max_length=limits.MAX_TOPICS, description="Topics whose shards stay.", json_schema_extra=LIST_SET
     )
-    not_before: str | None = Field(
-        None, description="No move starts earlier.", json_schema_extra={"format": "date-time"}
-    )
-    not_after: str | None = Field(None, description="No move starts later.", json_schema_extra={"format": "date-time"})
+    not_before: Timestamp | None = Field(None, description="No move starts earlier.")
+    not_after: Timestamp | None = Field(None, description="No move starts later.")
     lead_time: Duration | None = Field(
         None,
         description="How long before a shard's hot slot it must be in place: a move that could end later waits until "
@@ -252,24 +246,16 @@ class DelayRebalanceStatus(Model):
         None, max_length=32, description="The state with its reason.", json_schema_extra=list_map("type")
     )
     plan: PlanModel | None = Field(None, description="What is proposed, or was carried out.")
-    requested_at: str | None = Field(
-        None, description="When a proposal was asked for last.", json_schema_extra={"format": "date-time"}
-    )
+    requested_at: Timestamp | None = Field(None, description="When a proposal was asked for last.")
     plan_seen: Text | None = Field(None, description="The hash of the plan that `state` is about.")
     approved: Text | None = Field(None, description="The hash of the plan that was approved.")
-    approved_at: str | None = Field(
-        None, description="When it was approved.", json_schema_extra={"format": "date-time"}
-    )
+    approved_at: Timestamp | None = Field(None, description="When it was approved.")
     ending: Ending | None = Field(
         None, description="Stop or Refresh was asked for: no move starts, and those under way are waited for."
     )
     paused_from: RebalanceState | None = Field(None, description="While ReconciliationPaused: the state to go on from.")
     progress: ProgressModel | None = Field(None, description="How far the moves are.")
-    cool_down_until: str | None = Field(
-        None,
-        description="Until then no plan is carried out unasked.",
-        json_schema_extra={"format": "date-time"},
-    )
+    cool_down_until: Timestamp | None = Field(None, description="Until then no plan is carried out unasked.")
 
 
 class DelayRebalance(Model):

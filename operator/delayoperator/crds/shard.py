@@ -12,7 +12,7 @@ from delayregistry.model import MAX_QUEUES
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds.base import ATOMIC, OPEN, TOPIC_NAME, Bool, Int, Model, NodeId, Text, list_map, rule, rules
-from delayoperator.crds.status import ConditionStatus
+from delayoperator.crds.status import ConditionStatus, Timestamp
 
 COPIES = 64
 """Most entries of a list of copies or nodes: far above the 7 replicas and those that come and go while shards move.
@@ -95,9 +95,7 @@ class ShardCondition(Model):
     reason: Text = Field("", description="Why, in one CamelCase word; docs/operations.md says what to do.")
     message: str = Field("", description="Why, for people.")
     epoch: Int | None = Field(None, ge=0, description="The term that it speaks of; 0: none in particular.")
-    last_transition_time: str | None = Field(
-        None, description="When it was set, by the operator's clock.", json_schema_extra={"format": "date-time"}
-    )
+    last_transition_time: Timestamp | None = Field(None, description="When it was set, by the operator's clock.")
 
 
 class DelayShardStatus(Model):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
 from delayoperator.crds.base import Int, Model, Text, list_map
+
+Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
 class ConditionStatus(StrEnum):
@@ -22,9 +25,7 @@ class ConditionModel(Model):
     status: ConditionStatus = Field(description="True, False or Unknown.")
     reason: Text = Field("", description="Why, in one CamelCase word that stays the same over releases.")
     message: str = Field("", description="Why, for people: what is waited for, which limit.")
-    last_transition_time: str | None = Field(
-        None, description="When `status` changed last.", json_schema_extra={"format": "date-time"}
-    )
+    last_transition_time: Timestamp | None = Field(None, description="When `status` changed last.")
     observed_generation: Int | None = Field(
         None, ge=0, description="The metadata.generation that the condition is about."
     )
