@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from delayoperator.resources import names
 from delayoperator.resources.normal import normal
-from delayoperator.resources.pod import USER
+from delayoperator.resources.pod import identity_and_place, restricted
 from delayoperator.resources.view import ClusterView, Json, RebalanceJobSpec
 
 CONTAINER = "rebalance"
@@ -101,7 +101,7 @@ def _job(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) -> Json:
                 "restartPolicy": "Never",
                 "containers": [_container(view, job_spec, rebalance)],
                 "volumes": _volumes(job_spec),
-                **_like_the_nodes(view),
+                **identity_and_place(view.pod),
             },
         },
     }
@@ -130,37 +130,7 @@ def _container(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) ->
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
         "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *_history_mounts(job_spec), *more],
-        "securityContext": _restricted(),
-    }
-
-
-def _restricted() -> Json:
-    """A container's security context."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-        "runAsNonRoot": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def _like_the_nodes(view: ClusterView) -> Json:
-    """The part of a pod's spec that the driver's and the executors' share: as whom, where, and with which image pull
-    secrets it runs.
-    """
-    return {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "nodeSelector": dict(view.pod.node_selector),
-        "tolerations": [dict(toleration) for toleration in view.pod.tolerations],
-        "imagePullSecrets": [{"name": name} for name in view.pod.image_pull_secrets],
+        "securityContext": restricted(),
     }
 
 
@@ -215,11 +185,11 @@ def _history_mounts(job_spec: RebalanceJobSpec) -> list[Json]:
 def _executor_pod(view: ClusterView, job_spec: RebalanceJobSpec) -> str:
     """Like the job's own pod; Spark adds the rest, /tmp as a volume among it. Executors write the history's files, and
     the driver puts them in their place: all of them mount it."""
-    container = {"name": "executor", "securityContext": _restricted(), "volumeMounts": _history_mounts(job_spec)}
+    container = {"name": "executor", "securityContext": restricted(), "volumeMounts": _history_mounts(job_spec)}
     spec = {
         "enableServiceLinks": False,
         "containers": [container],
         "volumes": _history_volumes(job_spec),
-        **_like_the_nodes(view),
+        **identity_and_place(view.pod),
     }
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec}, sort_keys=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from delayoperator.resources import names
 from delayoperator.resources.memory import memory_args
-from delayoperator.resources.view import ClusterView, Json
+from delayoperator.resources.view import ClusterView, Json, PodSpec
 
 USER = 10_001
 DATA, TMP = "/data", "/tmp"
@@ -47,23 +47,41 @@ def template(view: ClusterView) -> Json:
             "terminationGracePeriodSeconds": GRACE_SECONDS
             if pod_spec.grace_seconds is None
             else pod_spec.grace_seconds,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
-                "fsGroupChangePolicy": "OnRootMismatch",  # not file by file with each start
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
             "containers": [_container(view)],
             "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
-            "nodeSelector": dict(pod_spec.node_selector),
             "affinity": _affinity(view),
-            "tolerations": [dict(toleration) for toleration in pod_spec.tolerations],
             "topologySpreadConstraints": _spread(view),
             "priorityClassName": pod_spec.priority_class,
-            "imagePullSecrets": [{"name": name} for name in pod_spec.image_pull_secrets],
+            **identity_and_place(pod_spec),
         },
+    }
+
+
+def identity_and_place(pod_spec: PodSpec) -> Json:
+    """As whom, where, and with which image pull secrets a pod runs: the nodes', and those of the rebalance job."""
+    return {
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",  # not file by file with each start
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": dict(pod_spec.node_selector),
+        "tolerations": [dict(toleration) for toleration in pod_spec.tolerations],
+        "imagePullSecrets": [{"name": name} for name in pod_spec.image_pull_secrets],
+    }
+
+
+def restricted() -> Json:
+    """The security context of every container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
@@ -97,13 +115,7 @@ def _container(view: ClusterView) -> Json:
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
         "volumeMounts": [{"name": names.VOLUME, "mountPath": DATA}, {"name": "tmp", "mountPath": TMP}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted(),
         **_probes(),
     }
 
