@@ -10,7 +10,6 @@ import json
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import urllib3
@@ -77,7 +76,16 @@ class Api:
             raise
 
     def list(self, kind: ObjectKind, namespace: str, selector: str = "") -> list[Json]:
-        return list(self._pages(kind, namespace, selector))
+        found: list[Json] = []
+        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        while True:
+            path = f"{kind.path(namespace)}?{urllib.parse.urlencode(query)}"
+            page = self._call("list", "GET", path, f"{kind.name}s of {namespace}")
+            found += page.get("items") or ()
+            more = page.get("metadata", {}).get("continue")
+            if not more:
+                return found
+            query["continue"] = more
 
     def apply(self, kind: ObjectKind, body: Json) -> Json:
         """Server-side apply: our fields become so, whoever changed them; nobody else's are touched."""
@@ -114,17 +122,6 @@ class Api:
         except ApiError as error:
             if not error.not_found and not error.conflict:
                 raise
-
-    def _pages(self, kind: ObjectKind, namespace: str, selector: str) -> Iterator[Json]:
-        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
-        while True:
-            path = f"{kind.path(namespace)}?{urllib.parse.urlencode(query)}"
-            page = self._call("list", "GET", path, f"{kind.name}s of {namespace}")
-            yield from page.get("items") or ()
-            more = page.get("metadata", {}).get("continue")
-            if not more:
-                return
-            query["continue"] = more
 
     def _call(
         self, verb: str, method: str, path: str, what: str, body: Json | None = None, content: str = "application/json"
