@@ -19,13 +19,10 @@ STABLE_AFTER_MS = 10_000  # a process this old has its copies open and its clien
 
 @dataclass(frozen=True, slots=True)
 class _ObservedLease:
-    incarnation: str
-    renewals: int
+    lease: NodeLease  # as it was when it was seen to change last
     since_ms: int  # this observer's monotonic clock: unchanged since then
     moved: bool  # seen to change: it was alive at `since_ms`
     started_ms: int  # when this process was first seen
-    stopping: bool
-    zone: str
 
 
 class LeaseWatch:
@@ -50,16 +47,14 @@ class LeaseWatch:
         current: dict[str, _ObservedLease] = {}
         for lease in leases:
             before = self._seen.get(lease.node)
-            same = before is not None and (before.incarnation, before.renewals) == (lease.incarnation, lease.renewals)
+            known = before is not None and before.lease.incarnation == lease.incarnation
+            same = before is not None and known and before.lease.renewals == lease.renewals
             if before is not None and same and not blind:
                 current[lease.node] = before
             else:
                 moved = before is not None and not same
-                known = before is not None and before.incarnation == lease.incarnation
                 started_ms = before.started_ms if before is not None and known else answered_ms
-                current[lease.node] = _ObservedLease(
-                    lease.incarnation, lease.renewals, answered_ms, moved, started_ms, lease.stopping, lease.zone
-                )
+                current[lease.node] = _ObservedLease(lease, answered_ms, moved, started_ms)
         self._seen = current
         return {node: self._view(sight, asked_ms) for node, sight in current.items()}
 
@@ -72,11 +67,11 @@ class LeaseWatch:
         settled = asked_ms - sight.started_ms >= STABLE_AFTER_MS
         return ObservedNode(
             self._liveness(sight, asked_ms),
-            sight.incarnation,
-            stopping=sight.stopping,
+            sight.lease.incarnation,
+            stopping=sight.lease.stopping,
             replaceable=gone,
             stable=settled,
-            zone=sight.zone,
+            zone=sight.lease.zone,
         )
 
     def _liveness(self, sight: _ObservedLease, asked_ms: int) -> Liveness:
