@@ -106,16 +106,15 @@ class _Kube:
     def __init__(self, registry: str, name: str | None) -> None:
         try:
             from delayoperator.kube.api import Api, kube_transport
+            from delayoperator.resources import names
             from delayregistry.kube import Credentials
         except ImportError as error:
             raise RebalanceError(f"{registry} needs {error.name}: pip install 'delaycluster[operator]'") from None
-        from delayrebalance import publish
-
         self.registry = registry
         self.namespace, _, self.cluster = registry.removeprefix("kube:").partition("/")
         if not self.namespace or not self.cluster:
             raise RebalanceError(f"--registry {registry}: expected kube:NAMESPACE/CLUSTER")
-        self.name = name or publish.name_of(self.cluster)
+        self.name = name or names.rebalance(self.cluster)
         try:
             self.api = Api(kube_transport(Credentials.from_environment()))
         except OSError as error:

@@ -16,11 +16,6 @@ STOP = "stop"
 TRIES = 5  # against others who write the object meanwhile
 
 
-def name_of(cluster: str) -> str:
-    """The one that the CronJob's runs share."""
-    return f"{cluster}-rebalance"
-
-
 def why_it_stays(found: dict[str, Any] | None) -> str | None:
     """Why this DelayRebalance gets no other plan now; None: it may have one."""
     if found is None:

@@ -11,9 +11,10 @@ from delayoperator.crds.rebalance import DelayRebalance, PlanModel
 from delayoperator.kube.api import ApiError
 from delayoperator.kube.kinds import DELAY_REBALANCE, ObjectKind
 from delayoperator.rebalance_plan import digest
+from delayoperator.resources import names
 from delayrebalance.maps import ZONE, as_map, zones_of
 from delayrebalance.model import RebalanceError
-from delayrebalance.publish import name_of, publish
+from delayrebalance.publish import publish
 from delayrebalance.spec import settings_of
 from delayregistry.model import (
     ClusterSpec,
@@ -127,7 +128,7 @@ def written(api: FakeApi) -> PlanModel:
 
 def test_the_first_plan_makes_the_object_without_spec_of_its_own() -> None:
     api, proposed = FakeApi({}, conflicts=2), plan(("orders-0", "n0", "n1"))
-    said = publish(api, "ns", name_of("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
+    said = publish(api, "ns", names.rebalance("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
     made = api.objects[DELAY_REBALANCE.name, "shop-rebalance"]
     assert proposed.hash is not None
     assert proposed.hash in said
@@ -138,11 +139,11 @@ def test_the_first_plan_makes_the_object_without_spec_of_its_own() -> None:
 
 def test_nothing_to_propose_makes_no_object_but_answers_who_waits() -> None:
     api = FakeApi({})
-    assert "nothing to propose" in publish(api, "ns", name_of("shop"), CLUSTER, plan())  # type: ignore[arg-type]
+    assert "nothing to propose" in publish(api, "ns", names.rebalance("shop"), CLUSTER, plan())  # type: ignore[arg-type]
     assert api.objects == {}
     waits = {"metadata": {"name": "shop-rebalance", "resourceVersion": "1"}, "status": {"state": "PendingProposal"}}
     api = FakeApi({(DELAY_REBALANCE.name, "shop-rebalance"): waits})
-    publish(api, "ns", name_of("shop"), CLUSTER, plan())  # type: ignore[arg-type]
+    publish(api, "ns", names.rebalance("shop"), CLUSTER, plan())  # type: ignore[arg-type]
     assert written(api).moves == []
 
 
@@ -160,7 +161,7 @@ def test_a_plan_under_way_and_the_rest_of_a_stopped_one_stay(state: str, notes: 
     meta = {"name": "shop-rebalance", "resourceVersion": "1", "annotations": notes}
     busy: dict[str, Any] = {"metadata": meta, "status": {"state": state, "plan": kept}}
     api = FakeApi({(DELAY_REBALANCE.name, "shop-rebalance"): busy})
-    said = publish(api, "ns", name_of("shop"), CLUSTER, plan(("orders-0", "n0", "n1")))  # type: ignore[arg-type]
+    said = publish(api, "ns", names.rebalance("shop"), CLUSTER, plan(("orders-0", "n0", "n1")))  # type: ignore[arg-type]
     assert why in said
     assert busy["status"]["plan"] == kept
 
@@ -169,7 +170,7 @@ def test_a_plan_under_way_and_the_rest_of_a_stopped_one_stay(state: str, notes: 
 def test_whoever_waits_or_has_ended_gets_the_plan(state: str) -> None:
     found = {"metadata": {"name": "shop-rebalance", "resourceVersion": "1"}, "status": {"state": state}}
     api, proposed = FakeApi({(DELAY_REBALANCE.name, "shop-rebalance"): found}), plan(("orders-0", "n0", "n1"))
-    publish(api, "ns", name_of("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
+    publish(api, "ns", names.rebalance("shop"), CLUSTER, proposed)  # type: ignore[arg-type]
     assert written(api) == proposed
 
 
