@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from delayapi.units import DAY_MS
-from delayoperator.resources import ClusterView, Json, PodSpec, VolumeRequest, build
-from delayoperator.resources.view import RebalanceJobSpec
+from delayoperator.resources import ClusterView, build
+from delayoperator.resources.view import Json, PodSpec, RebalanceJobSpec, VolumeRequest
 from delayregistry.model import ClusterSpec, TopicSpec
 
 MINIMAL = ClusterView(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from delayoperator.resources import Json
+from delayoperator.resources.view import Json
 
 CANONICAL = {"1024Mi": "1Gi", "0.5": "500m", "2000m": "2", "1000Gi": "1000Gi", "1e3": "1k"}
 

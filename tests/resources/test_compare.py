@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.resources import ClusterView, Json, build, differences
+from delayoperator.resources import ClusterView, build, differences
+from delayoperator.resources.view import Json
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, one, stateful_set
 from tests.resources.effects import restarting

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from delayoperator.resources import BadQuantity, quantity, whole_bytes
-from delayoperator.resources.normal import normal
+from delayoperator.resources import whole_bytes
+from delayoperator.resources.normal import BadQuantity, normal, quantity
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delayoperator.resources import ClusterView, VolumeRequest, build, foreign, grown
+from delayoperator.resources import ClusterView, build, foreign, grown
+from delayoperator.resources.view import VolumeRequest
 from delayregistry.codec import from_json
 from delayregistry.model import ClusterSpec
 

@@ -11,8 +11,9 @@ from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
-from delayoperator.resources import ClusterView, PodSpec, VolumeRequest
+from delayoperator.resources import ClusterView
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
+from delayoperator.resources.view import PodSpec, VolumeRequest
 from delayregistry.model import Durability
 from pydantic import BaseModel
 

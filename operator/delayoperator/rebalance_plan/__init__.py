@@ -6,25 +6,20 @@ is there already, from the job: DelayRebalanceStatus(plan=plan), with `plan.hash
 The rest is the planner's: an edit sets a shard's `target` (or `switchover`), and the moves go on by themselves.
 """
 
-from delayoperator.rebalance_plan.driver import RebalanceConflict, RebalanceDriver, RebalanceRound, RebalanceStore
+from delayoperator.rebalance_plan.driver import RebalanceConflict, RebalanceDriver, RebalanceStore
 from delayoperator.rebalance_plan.plans import digest, made_for, moves_of
-from delayoperator.rebalance_plan.states import step
 from delayoperator.rebalance_plan.step_values import (
-    Edit,
     Job,
     JobState,
     LoadForecast,
     RebalanceEvent,
     RebalanceRequest,
     Size,
-    StepOutcome,
-    Why,
     World,
 )
-from delayoperator.rebalance_plan.times import instant, text_of
+from delayoperator.rebalance_plan.times import text_of
 
 __all__ = [
-    "Edit",
     "Job",
     "JobState",
     "LoadForecast",
@@ -32,16 +27,11 @@ __all__ = [
     "RebalanceDriver",
     "RebalanceEvent",
     "RebalanceRequest",
-    "RebalanceRound",
     "RebalanceStore",
     "Size",
-    "StepOutcome",
-    "Why",
     "World",
     "digest",
-    "instant",
     "made_for",
     "moves_of",
-    "step",
     "text_of",
 ]

@@ -4,24 +4,16 @@
 """
 
 from delayoperator.resources.build import build
-from delayoperator.resources.compare import Difference, differences, foreign
-from delayoperator.resources.names import MANAGER
-from delayoperator.resources.normal import BadQuantity, quantity, whole_bytes
+from delayoperator.resources.compare import differences, foreign
+from delayoperator.resources.normal import whole_bytes
 from delayoperator.resources.statefulset import grown
-from delayoperator.resources.view import ClusterView, Json, PodSpec, VolumeRequest
+from delayoperator.resources.view import ClusterView
 
 __all__ = [
-    "MANAGER",
-    "BadQuantity",
     "ClusterView",
-    "Difference",
-    "Json",
-    "PodSpec",
-    "VolumeRequest",
     "build",
     "differences",
     "foreign",
     "grown",
-    "quantity",
     "whole_bytes",
 ]

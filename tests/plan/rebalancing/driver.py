@@ -17,7 +17,9 @@ from delayoperator.crds.rebalance import (
 )
 from delayoperator.plan import ChangeSpec, plan
 from delayoperator.plan.placement import desired_replicas
-from delayoperator.rebalance_plan import Job, RebalanceRequest, StepOutcome, World, digest, step, text_of
+from delayoperator.rebalance_plan import Job, RebalanceRequest, World, digest, text_of
+from delayoperator.rebalance_plan.states import step
+from delayoperator.rebalance_plan.step_values import StepOutcome
 from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.plan.cluster import Cluster

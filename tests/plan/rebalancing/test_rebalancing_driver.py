@@ -14,9 +14,9 @@ from delayoperator.rebalance_plan import (
     RebalanceDriver,
     RebalanceEvent,
     RebalanceRequest,
-    RebalanceRound,
     World,
 )
+from delayoperator.rebalance_plan.driver import RebalanceRound
 from delayregistry.model import ClusterSpec, ShardSpec, ShardStatus, TopicSpec
 from delayregistry.sqlite import SqliteRegistry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from delayoperator.crds.rebalance import RebalanceState
-from delayoperator.rebalance_plan import Why
+from delayoperator.rebalance_plan.step_values import Why
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
