@@ -23,7 +23,6 @@ MAX_MESSAGE_CHARS = 1_000
 @dataclass(slots=True)
 class _RecordedEvent:
     name: str
-    first: str
     count: int
     recorded_ms: int
     written_ms: int
@@ -68,7 +67,7 @@ class EventRecorder:
         if not self._may_write(now_ms):
             return
         name = f"{about['name']}.{secrets.token_hex(8)}"
-        self._recorded[key] = _RecordedEvent(name, stamp, 1, now_ms, now_ms)
+        self._recorded[key] = _RecordedEvent(name, 1, now_ms, now_ms)
         involved = {"apiVersion": of.api_version, "kind": of.name, "namespace": namespace}
         body: Json = {
             "apiVersion": "v1",
