@@ -53,11 +53,9 @@ def next_restart(
 def afterwards(restarted: str, current: SetView, pods: Sequence[PodView], counted: ShardSummary) -> RestartWaits | None:
     """No pod of an old revision is left: what the last one that was restarted is waited for. None: all is as before."""
     whole = len(pods) == current.replicas and all(pod.ready for pod in pods) and counted.sound
-    return (
-        None
-        if whole
-        else RestartWaits(f"{restarted} was the last; waiting until every shard has all its copies in sync")
-    )
+    if whole:
+        return None
+    return RestartWaits(f"{restarted} was the last; waiting until every shard has all its copies in sync")
 
 
 def _waits(current: SetView, pods: Sequence[PodView], counted: ShardSummary, old: int) -> RestartWaits | None:

@@ -82,6 +82,7 @@ def view_of(
     rebalance_image: str = "",
 ) -> ClusterView:
     drained = tuple(dict.fromkeys((*desired.cluster.drained, *size.leaving)))
+    rebalance = desired.rebalance
     return ClusterView(
         namespace=namespace,
         uid=uid,
@@ -93,9 +94,7 @@ def view_of(
         pod_monitor=desired.pod_monitor,
         monitor_labels=desired.monitor_labels,
         shards=shards,
-        rebalance=None
-        if desired.rebalance is None
-        else _job_spec(desired.rebalance, desired.cluster.name, rebalance_image),
+        rebalance=None if rebalance is None else _job_spec(rebalance, desired.cluster.name, rebalance_image),
     )
 
 

@@ -19,6 +19,7 @@ def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
 
     live_set: the StatefulSet that is there; None: there is none. Each object is in normal form, to be applied as it is.
     """
+    cron = cronjob.cron_job(view)
     found = (
         *access.node_access(view),
         settings.settings_map(view),
@@ -28,15 +29,10 @@ def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
         services.disruption_budget(view),
         stateful_set(view, live_set),
         *([settings.pod_monitor(view)] if view.pod_monitor else []),
-        *(_rebalance(view) if view.rebalance is not None else []),
+        *(access.job_access(view) if view.rebalance is not None else ()),
+        *([] if cron is None else [cron]),  # without a schedule the job runs when a DelayRebalance asks for a plan
     )
     return tuple(_stamped(normal(one)) for one in found)
-
-
-def _rebalance(view: ClusterView) -> tuple[Json, ...]:
-    """What the job may do, and when it runs. Without a schedule it runs when a DelayRebalance asks for a plan."""
-    cron = cronjob.cron_job(view)
-    return access.job_access(view) if cron is None else (*access.job_access(view), cron)
 
 
 def _stamped(wanted: Json) -> Json:
