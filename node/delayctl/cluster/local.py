@@ -25,13 +25,8 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         name, _, rest = value.partition(":")
         queues, _, rate = rest.partition(":")
         try:
-            topics.append(
-                TopicSpec(
-                    name,
-                    int(queues) if queues else DEFAULT_QUEUES,
-                    max_release_per_second=int(rate) if rate else None,
-                )
-            )
+            limit = int(rate) if rate else None
+            topics.append(TopicSpec(name, int(queues or DEFAULT_QUEUES), max_release_per_second=limit))
         except ValueError as error:
             raise click.BadParameter(f"{value!r}: expected NAME:QUEUES[:RATE] ({error})", ctx, param) from error
     return tuple(topics)

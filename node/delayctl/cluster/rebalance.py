@@ -187,7 +187,8 @@ def _described(seen: RebalanceView) -> str:
 def _show(settings: CommandSettings, seen: RebalanceView, why: str, at: RebalanceTarget) -> None:
     reason, message = seen.said
     if settings.as_json:
-        put_json({"state": seen.status.get("state"), "reason": reason, "message": why or message, **_figures(seen)})
+        figures = {name: seen.status.get(name) for name in ("approved", "progress", "plan")}
+        put_json({"state": seen.status.get("state"), "reason": reason, "message": why or message, **figures})
         return
     if why:
         click.echo(why)
@@ -200,11 +201,6 @@ def _show(settings: CommandSettings, seen: RebalanceView, why: str, at: Rebalanc
         _print_progress(progress)
     if seen.state == READY:
         click.echo(f"`delayctl rebalance{at.place} --approve {seen.hash}` carries it out")
-
-
-def _figures(seen: RebalanceView) -> Mapping[str, Any]:
-    wanted = ("approved", "progress", "plan")
-    return {name: seen.status.get(name) for name in wanted}
 
 
 def _print_progress(progress: Mapping[str, Any]) -> None:
