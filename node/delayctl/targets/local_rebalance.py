@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,9 @@ class LocalRebalanceTarget(RebalanceTarget):
         except ImportError as error:
             raise TargetRefused(f"making a plan needs Spark ({error}): {EXTRA}") from error
         self._check_runs()
-        given: dict[str, Any] = {
-            "slot_ms": ask.slot_ms, "horizon_ms": ask.horizon_ms, "threshold": ask.threshold,
-            "max_moves": ask.max_moves,
-        }  # fmt: skip
+        given = {name: value for name, value in asdict(ask).items() if value is not None}
         try:
-            settings = replace(SearchSettings(), **{name: value for name, value in given.items() if value is not None})
+            settings = replace(SearchSettings(), **given)
             cluster = read_map(f"sqlite:{self._data / 'registry.db'}")
             with _errors_into(self._data / "logs" / "rebalance.log"):
                 found = study_cluster(cluster, settings)
