@@ -24,15 +24,17 @@ from delayrebalance.session import require
 @click.option("--dry-run", is_flag=True, help="Print what would be proposed, and write nothing")
 @click.option("--name", help="In Kubernetes, the DelayRebalance that gets the plan  [default: CLUSTER-rebalance]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-@click.option("--horizon", type=DURATION, help="How far ahead  [default: as the cluster says, else 24h]")
-@click.option("--slot", type=DURATION, help="The slots of time that loads are summed in  [default: likewise, else 5m]")
+@click.option("--horizon", "horizon_ms", type=DURATION, help="How far ahead  [default: as the cluster says, else 24h]")
+@click.option(
+    "--slot", "slot_ms", type=DURATION, help="The slots of time that loads are summed in  [default: likewise, else 5m]"
+)
 @click.option(
     "--threshold", type=float, help="A node is hot above so many times the mean  [default: likewise, else 1.5]"
 )
 @click.option("--max-moves", type=int, help="The most moves of a plan  [default: likewise, else 100]")
 @click.option("--tolerance", type=float, help="How far above the lower bound is good enough  [default: 0.05]")
 @click.option(
-    "--exclude", "excluded", multiple=True, metavar="TOPIC", help="A topic whose shards stay; may be repeated"
+    "--exclude", "excluded_topics", multiple=True, metavar="TOPIC", help="A topic whose shards stay; may be repeated"
 )
 @click.option("--history", metavar="DIRECTORY", help="Keep what the nodes said there, as Parquet")
 @click.option(
@@ -70,15 +72,9 @@ def main(
 
 
 def _settings(base: SearchSettings, wished: dict[str, Any]) -> SearchSettings:
-    changed = {
-        "horizon_ms": wished["horizon"],
-        "slot_ms": wished["slot"],
-        "threshold": wished["threshold"],
-        "max_moves": wished["max_moves"],
-        "tolerance": wished["tolerance"],
-        "excluded_topics": frozenset(wished["excluded"]) | base.excluded_topics,
-    }
-    return replace(base, **{key: value for key, value in changed.items() if value is not None})
+    excluded = frozenset(wished.pop("excluded_topics")) | base.excluded_topics
+    given = {name: value for name, value in wished.items() if value is not None}
+    return replace(base, excluded_topics=excluded, **given)
 
 
 def _put(
