@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Unpack
 
 from delayapi.events import EventLog
 from delaynode.node.data_lock import DataInUse, lock_data
@@ -27,7 +27,6 @@ from delayoperator.cluster.ended_processes import EndedProcesses
 from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayoperator.plan import ObservedNode
-from delayregistry.model import Delivery, Durability, TopicSpec
 from delayregistry.port import RegistryError, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
@@ -46,8 +45,9 @@ class LocalClusterError(Exception):
 
 
 class LocalCluster:
-    """See the module. An option that is None: as the directory has it, else the default.
+    """See the module.
 
+    requested: options of the cluster. One that is None: as the directory has it, else the default.
     port: gRPC at port, port + 1, ..., HTTP at port + 100, ..., among themselves at port + 200, ...; 0 = any free ones.
     zones: the nodes are in these in turn, n0 in the first; for this start only. Empty: not known.
     on_event: gets every event (node-started, node-died, node-restarted, ...), from other threads.
@@ -58,30 +58,14 @@ class LocalCluster:
         self,
         data: Path,
         *,
-        nodes: int | None = None,
-        topics: Sequence[TopicSpec] = (),
         port: int = 0,
-        durability: Durability | None = None,
-        horizon_days: int | None = None,
-        replicas: int | None = None,
-        min_in_sync: int | None = None,
-        delivery: Delivery | None = None,
-        lease_seconds: int | None = None,
         zones: Sequence[str] = (),
         on_event: Log | None = None,
         node_command: Sequence[str] = NODE_COMMAND,
+        **requested: Unpack[spec.LocalSpec],
     ) -> None:
         self.data = data.resolve()
-        self._requested = spec.LocalSpec(
-            nodes=nodes,
-            topics=tuple(topics),
-            durability=durability,
-            horizon_days=horizon_days,
-            replicas=replicas,
-            min_in_sync=min_in_sync,
-            delivery=delivery,
-            lease_seconds=lease_seconds,
-        )
+        self._requested = requested
         self._port, self._zones = port, tuple(zones)
         self._on_event: Log = on_event or (lambda event: None)
         self._node_command = tuple(node_command)

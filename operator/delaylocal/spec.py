@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from typing import Any, TypedDict
 
 from delayregistry.model import (
     MIN_LEASE_SECONDS,
@@ -21,18 +22,17 @@ DEFAULT_NODES = 3
 DEFAULT_HORIZON_DAYS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSpec:
-    """The options of one start. None: as found, else the default."""
+class LocalSpec(TypedDict, total=False):
+    """The options of one start. None, or left out: as found, else the default."""
 
-    nodes: int | None = None
-    topics: tuple[TopicSpec, ...] = ()
-    durability: Durability | None = None
-    horizon_days: int | None = None
-    replicas: int | None = None
-    min_in_sync: int | None = None
-    delivery: Delivery | None = None
-    lease_seconds: int | None = None
+    nodes: int | None
+    topics: Sequence[TopicSpec]
+    durability: Durability | None
+    horizon_days: int | None
+    replicas: int | None
+    min_in_sync: int | None
+    delivery: Delivery | None
+    lease_seconds: int | None
 
 
 def merge(found: ClusterSpec | None, requested: LocalSpec) -> ClusterSpec:
@@ -41,24 +41,22 @@ def merge(found: ClusterSpec | None, requested: LocalSpec) -> ClusterSpec:
     Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a
     lease that living nodes could not keep up.
     """
+    nodes, horizon_days = requested.get("nodes"), requested.get("horizon_days")
     if found is None:
-        found = ClusterSpec(
-            name="local",
-            nodes=requested.nodes or DEFAULT_NODES,
-            horizon_days=requested.horizon_days or DEFAULT_HORIZON_DAYS,
-        )
-    _not_less("nodes", requested.nodes, found.nodes)
-    _not_less("horizon days", requested.horizon_days, found.horizon_days)
-    if requested.lease_seconds is not None and requested.lease_seconds < MIN_LEASE_SECONDS:
+        found = ClusterSpec("local", nodes or DEFAULT_NODES, horizon_days=horizon_days or DEFAULT_HORIZON_DAYS)
+    _not_less("nodes", nodes, found.nodes)
+    _not_less("horizon days", horizon_days, found.horizon_days)
+    lease_seconds = requested.get("lease_seconds")
+    if lease_seconds is not None and lease_seconds < MIN_LEASE_SECONDS:
         allowed = f"allowed: at least {MIN_LEASE_SECONDS}, since a node renews its lease each second"
-        raise BadSpec(f"lease seconds: {requested.lease_seconds} asked for; {allowed}")
+        raise BadSpec(f"lease seconds: {lease_seconds} asked for; {allowed}")
     merged = {topic.name: topic for topic in found.topics}
-    for topic in requested.topics:
+    for topic in requested.get("topics", ()):
         if topic.name in merged:
             _not_less(f"queues of topic {topic.name}", topic.queues, merged[topic.name].queues)
         merged[topic.name] = topic
-    given = {name: value for name, value in asdict(requested).items() if value and name != "topics"}
-    return replace(found, **given, topics=tuple(merged.values()))
+    given: dict[str, Any] = {name: value for name, value in requested.items() if value}
+    return replace(found, **{**given, "topics": tuple(merged.values())})
 
 
 def unmet(

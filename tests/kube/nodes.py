@@ -50,7 +50,7 @@ class KubeCluster(LocalCluster):
         registry = WritingRegistry(
             self._client, NAMESPACE, CLUSTER, OWNER, log=lambda event: self.events.append(dict(event))
         )
-        registry.ensure_leases([f"n{number}" for number in range(self._requested.nodes or 3)])
+        registry.ensure_leases([f"n{number}" for number in range(self._requested.get("nodes") or 3)])
         self.registry = registry  # type: ignore[assignment]  # it needs no more than a Registry
         super()._prepare()
 
