@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import click
 from delayapi.events import EventLog
@@ -101,18 +102,12 @@ def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )
 @click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
 def local(
-    nodes: int | None,
     topics: tuple[TopicSpec, ...],
     data: Path,
-    port: int,
     durability: str | None,
-    horizon_days: int | None,
-    replicas: int | None,
-    min_in_sync: int | None,
     delivery: str | None,
-    lease_seconds: int | None,
-    zones: tuple[str, ...],
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
@@ -126,17 +121,11 @@ def local(
     events = EventLog()
     cluster = LocalCluster(
         data,
-        nodes=nodes,
         topics=topics,
-        port=port,
         durability=None if durability is None else Durability(durability.capitalize()),
-        horizon_days=horizon_days,
-        replicas=replicas,
-        min_in_sync=min_in_sync,
         delivery=None if delivery is None else _DELIVERIES[delivery],
-        lease_seconds=lease_seconds,
-        zones=zones,
         on_event=events,
+        **options,
     )
     try:
         with cluster:
