@@ -171,7 +171,7 @@ class _Job:
 
     def _search(self, before: F64, target: float) -> tuple[F64, F64]:
         """The loads f64[N, S] after the moves that it leaves in self._at, and those shards' vectors f64[k, S]."""
-        active = self._matter(before, target)
+        active = np.flatnonzero(before.max(axis=0) > MATTERS * target)
         best, vectors = before, np.zeros((0, self._span.count))
         best_at: dict[int, int] = {}
         now = before
@@ -191,10 +191,6 @@ class _Job:
             active = np.union1d(active, others)
         self._at = best_at
         return best, vectors
-
-    def _matter(self, loads: F64, target: float) -> I64:
-        """Slots in which a node could come to have the highest load: all in which one has a good part of it now."""
-        return np.flatnonzero(loads.max(axis=0) > MATTERS * target)
 
     def _searched(self, now: F64, active: I64, target: float) -> dict[int, int]:
         places, settings = self._places, self._settings

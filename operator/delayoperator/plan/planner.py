@@ -73,11 +73,12 @@ def _start_term(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, va
         leaving=tuple(node for node in shard.spec.leaving if node != choice.node),
         vacant=vacant,
     )
-    risks = _risks(choice, spec.epoch)
+    risk = choice.risk
+    risks = [] if risk is None else [Condition(ConditionType.RISKED, risk.reason, risk.message, epoch=spec.epoch)]
     if risks != [it for it in unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:
         # Said first: once the term has begun nothing shows any more what it may have cost.
         conditions = (*risks, *_surplus(desired, shard))
-        return SetConditions(shard, conditions, choice.risk.message if choice.risk else "nothing is risked after all")
+        return SetConditions(shard, conditions, risk.message if risk else "nothing is risked after all")
     return StartTerm(shard, spec, f"{choice.reason}; epoch {spec.epoch} begins")
 
 
@@ -155,11 +156,6 @@ def _condition_changes(
 def unstamped(shard: ShardObject) -> tuple[Condition, ...]:
     """Its conditions without the time, which a plan does not know."""
     return tuple(replace(condition, since_ms=0) for condition in shard.conditions)
-
-
-def _risks(choice: Promote, epoch: int) -> list[Condition]:
-    risk = choice.risk
-    return [] if risk is None else [Condition(ConditionType.RISKED, risk.reason, risk.message, epoch=epoch)]
 
 
 def _surplus(desired: ClusterSpec, shard: ShardObject) -> Iterator[Condition]:

@@ -212,9 +212,10 @@ def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None
     if late is None and (sole := _sole(shard, known, seen, fault)):
         return sole
     if away := _nodes(known, ReplicaHealth.UNREACHABLE):
+        are = "is" if len(away) == 1 else "are"
         return Refuse(
             "NodeAway",
-            f"{', '.join(away)} {_are(away)} away; the first term waits until all replicas have said that they have "
+            f"{', '.join(away)} {are} away; the first term waits until all replicas have said that they have "
             "no data of this shard",
         )
     if uncertain := _nodes(known, ReplicaHealth.UNCERTAIN):
@@ -389,7 +390,3 @@ def _answers(shard: ShardObject, seen: Observed) -> dict[str, CopyView]:
 
 def _nodes(known: Mapping[str, ReplicaHealth], health: ReplicaHealth) -> list[str]:
     return [node for node, it in known.items() if it is health]
-
-
-def _are(nodes: Sequence[str]) -> str:
-    return "is" if len(nodes) == 1 else "are"

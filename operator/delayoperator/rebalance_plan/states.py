@@ -11,7 +11,7 @@ from delayoperator.cluster.shard_summary import counted_of
 from delayoperator.crds.rebalance import DelayRebalanceStatus, Ending, PlanModel, RebalanceState
 from delayoperator.crds.rebalancing import Approval
 from delayoperator.crds.status import ConditionModel, ConditionStatus
-from delayoperator.rebalance_plan.execute import ExecutedMoves, execute, progress_of
+from delayoperator.rebalance_plan.execute import execute, progress_of
 from delayoperator.rebalance_plan.manual import manual_plan
 from delayoperator.rebalance_plan.plans import digest, made_for, moves_of, same_moves
 from delayoperator.rebalance_plan.step_values import (
@@ -319,7 +319,8 @@ class _Machine:
         elif self._status.ending is not None:
             self._become(RebalanceState.REBALANCING, Why.STOPPING, "what is under way is finished, and nothing begins")
         else:
-            self._become(RebalanceState.REBALANCING, Why.MOVES_UNDER_WAY, self._waiting(executed))
+            waits = executed.waits if executed.in_flight == 0 else ""
+            self._become(RebalanceState.REBALANCING, Why.MOVES_UNDER_WAY, waits or "the plan is carried out")
 
     def _held(self) -> WaitForMove | None:
         if self._status.ending is not None:
@@ -334,9 +335,6 @@ class _Machine:
     def _is_late(self) -> bool:
         end_ms = instant(self._spec.not_after)
         return end_ms is not None and self._now_ms >= end_ms
-
-    def _waiting(self, executed: ExecutedMoves) -> str:
-        return executed.waits if executed.in_flight == 0 and executed.waits else "the plan is carried out"
 
     def _finish(self, done: int, refused: int) -> None:
         self._keep(ending=None, cool_down_until=self._cool())

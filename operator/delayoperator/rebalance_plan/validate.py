@@ -77,7 +77,7 @@ def check_waiting(
     spec, nodes = shard.spec, desired_replicas(shard.spec)
     planned = nodes if move.replicas is None else tuple(move.replicas)
     if move.replicas is not None and nodes == goal(move, planned):
-        if _led_by_first(shard) and spec.target is None:
+        if spec.master == spec.replicas[0] and spec.target is None:
             return Finished()
         return WaitForMove(f"{move.shard} is on its way there already")
     if nodes != planned:
@@ -177,10 +177,6 @@ def _too_near(move: PlannedMove, pace: MovePace, now_ms: int) -> WaitForMove | N
     return WaitForMove(
         f"{move.shard} is hot from {text_of(first_ms)} to {text_of(until_ms)}: it moves after that", until_ms
     )
-
-
-def _led_by_first(shard: ShardObject) -> bool:
-    return shard.spec.master == shard.spec.replicas[0]
 
 
 def _all_in_sync(shard: ShardObject) -> bool:

@@ -124,7 +124,8 @@ class _State:
             changed = False
             moved = np.flatnonzero(self.at != problem.home)
             for shard in sorted(moved.tolist(), key=lambda it: (-self._cost(it, int(self.at[it])), it)):
-                free = np.flatnonzero(problem.holds[shard] & problem.allowed[shard] & (self.at[shard] != self._nodes))
+                elsewhere = self.at[shard] != np.arange(len(self.loads))
+                free = np.flatnonzero(problem.holds[shard] & problem.allowed[shard] & elsewhere)
                 for to in (int(problem.home[shard]), *free.tolist()):
                     cheaper = to == problem.home[shard] or self._cost(shard, to) < self._cost(
                         shard, int(self.at[shard])
@@ -133,10 +134,6 @@ class _State:
                         self._put(shard, to)
                         changed = True
                         break
-
-    @property
-    def _nodes(self) -> I64:
-        return np.arange(len(self.loads))
 
     def _cost(self, shard: int, to: int) -> int:
         return 0 if self.problem.holds[shard, to] else int(self.problem.bytes[shard])
