@@ -45,8 +45,8 @@ PENDING = "(the one that is proposed)"
 @click.option("--status", is_flag=True, help="Show what is proposed or under way.")
 @click.option("--wait", is_flag=True, help="With --approve, --stop or --status: until it is over.")
 @click.option("--timeout", type=DURATION, default="1h", show_default=True, help="How long to wait.")
-@click.option("--slot", type=DURATION, help="Slots of time in which the load is counted  [default: 5m]")
-@click.option("--horizon", type=DURATION, help="How far ahead it is looked at  [default: 24h]")
+@click.option("--slot", "slot_ms", type=DURATION, help="Slots of time in which the load is counted  [default: 5m]")
+@click.option("--horizon", "horizon_ms", type=DURATION, help="How far ahead it is looked at  [default: 24h]")
 @click.option(
     "--threshold",
     type=click.FloatRange(1, 100),
@@ -65,11 +65,8 @@ def rebalance(
     status: bool,
     wait: bool,
     timeout: int,
-    slot: int | None,
-    horizon: int | None,
-    threshold: float | None,
-    max_moves: int | None,
     name: str | None,
+    **asked: Any,
 ) -> None:
     """Propose moves that spread the load to come over the nodes.
 
@@ -79,7 +76,7 @@ def rebalance(
     """
     verbs = [flag for flag, given in (("--dry-run", dry_run), ("--approve", approve), ("--stop", stop)) if given]
     verbs += ["--status"] if status else []
-    ask = RebalanceOptions(slot, horizon, threshold, max_moves)
+    ask = RebalanceOptions(**asked)
     if len(verbs) > 1:
         raise click.UsageError(f"{' and '.join(verbs)}: one at a time")
     if verbs and not dry_run and ask != RebalanceOptions():
