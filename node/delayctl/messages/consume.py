@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from delayapi.durations import format_instant
@@ -36,9 +36,7 @@ def consume(
     count: int | None,
     timeout: float | None,
     no_ack: bool,
-    tags: tuple[str, ...],
-    from_end: bool,
-    invisible: int,
+    **options: Any,
 ) -> None:
     """Receive due messages of TOPIC, and acknowledge them.
 
@@ -51,16 +49,8 @@ def consume(
         await cluster.route(topic)
         left = count
         deadline = None if timeout is None else time.monotonic() + timeout
-        consumer = Consumer(
-            cluster,
-            topic,
-            group,
-            tags=tags,
-            invisible=invisible,
-            from_end=from_end,
-            prefetch=min(_PREFETCH, count or _PREFETCH),
-        )
-        async with consumer:
+        prefetch = min(_PREFETCH, count or _PREFETCH)
+        async with Consumer(cluster, topic, group, prefetch=prefetch, **options) as consumer:
             while left is None or left > 0:
                 wait = None if deadline is None else max(0.0, deadline - time.monotonic())
                 message = await consumer.receive(wait)
