@@ -164,6 +164,13 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def confirmed(question: str) -> bool:
+    """Asks the person at the terminal; ends the process where there is none."""
+    if not sys.stdin.isatty():
+        fail("nobody to ask: give --yes", USAGE)
+    return click.confirm(question, err=True)
+
+
 def put_json(value: Any) -> None:
     """One JSON line."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")

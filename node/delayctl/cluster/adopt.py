@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json
+from delayctl.common import FAILED, CommandSettings, common_options, confirmed, put_json
 from delayctl.targets.options import data_option, open_registry_editor
 
 
@@ -30,11 +30,8 @@ def adopt(settings: CommandSettings, data: Path, shards: tuple[str, ...], yes: b
         if not settings.as_json:
             for it in found:
                 click.echo(f"{it.shard.name}: {it.reason}", err=True)
-        if found and not yes:
-            if not sys.stdin.isatty():
-                fail("nobody to ask: give --yes", USAGE)
-            if not click.confirm(f"Go on from these copies ({len(found)} shards)?", err=True):
-                sys.exit(FAILED)
+        if found and not yes and not confirmed(f"Go on from these copies ({len(found)} shards)?"):
+            sys.exit(FAILED)
         for it in found:
             at.adopt(it)
             if settings.as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, USAGE, CommandSettings, common_options, fail, put_json, run_admin
+from delayctl.common import FAILED, CommandSettings, common_options, confirmed, fail, put_json, run_admin
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def accept_clock(settings: CommandSettings, node: str, yes: bool) -> None:
             return FAILED
         says = datetime.fromtimestamp((seen.now_ms + ahead_ms) / 1000, UTC).isoformat(timespec="seconds")
         click.echo(f"{node}: its clock says {says}, {ahead_ms / 1000:,.1f} s ahead of what it believes", err=True)
-        if not yes and not _agreed():
+        if not yes and not confirmed("Is that the right time? What is due until then is released at once"):
             return FAILED
         moved_ms = await admin.accept_clock(node, ahead_ms)
         if settings.as_json:
@@ -143,12 +142,6 @@ def accept_clock(settings: CommandSettings, node: str, yes: bool) -> None:
         return 0
 
     run_admin(settings, accepted)
-
-
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        fail("nobody to ask: give --yes", USAGE)
-    return click.confirm("Is that the right time? What is due until then is released at once", err=True)
 
 
 def _print_table(found: list[NodeView]) -> None:
