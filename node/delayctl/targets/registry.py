@@ -19,7 +19,7 @@ from pathlib import Path
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
 from delayoperator.plan import CopyView, ObservedRole
 from delayoperator.plan.zones import Zones
-from delayregistry.model import ClusterObject, ClusterSpec, NodeLease, ShardObject, ShardSpec, ShardStatus, Switchover
+from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delayregistry.sqlite import SqliteRegistry
 
@@ -185,7 +185,7 @@ class RegistryEditor(ABC):
             raise TargetUnreachable("the registry holds no cluster yet")
         return found
 
-    def _require_usable(self, node: str) -> NodeLease:
+    def _require_usable(self, node: str) -> None:
         spec = self.cluster()
         if node not in spec.node_ids:
             raise TargetRefused(f"no node {node!r}; there are {', '.join(spec.node_ids)}")
@@ -194,7 +194,6 @@ class RegistryEditor(ABC):
         lease = next((lease for lease in self._registry.list_leases() if lease.node == node), None)
         if lease is None or lease.stopping or node not in self.node_answers([node]):
             raise TargetRefused(f"{node} does not run, or gives no answer")
-        return lease
 
     def _check_zones(self, to: str, source: str, others: Sequence[str]) -> None:
         """Raises TargetRefused where two copies in one zone would result; the operator would undo that."""
