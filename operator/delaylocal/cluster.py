@@ -296,9 +296,8 @@ class LocalCluster:
             try:
                 from delaylocal.rebalance import Rebalancer
 
-                Rebalancer(self.data, self.registry, self._nodes, GrpcProber, self._operator_events).run(
-                    self._stop_loop
-                )
+                rebalancer = Rebalancer(self.data, self.registry, self._nodes, GrpcProber, self._operator_events)
+                rebalancer.run(self._stop_loop)
             except Exception as error:  # nor is a rebalance to stand still unheard of
                 self._on_event({"event": "rebalancer-failed", "error": f"{type(error).__name__}: {error}"})
                 self._stop_loop.wait(REBALANCE_FAILED_S)
