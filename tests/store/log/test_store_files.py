@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Refused, Unsynced
-from delaynode.store.log import commit_log, files
+from delaynode.store.log import commit_log, extents, files
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import DiskFiles, Files
@@ -252,7 +252,7 @@ def test_scattered_overlapping_and_repeated_records_are_read_back_in_the_order_a
         expected = b"".join(content[at : at + length] for at, length in zip(offset, size, strict=True))
         rows = rows_of(content, offset, size)
         with (
-            patch.object(commit_log, "GAP_BYTES", rng.choice([0, 5, 4096])),
+            patch.object(extents, "GAP_BYTES", rng.choice([0, 5, 4096])),
             patch.object(commit_log, "MAX_UNSORTED_RUNS", rng.choice([0, 3])),
             patch.object(commit_log, "LONG_RUN", rng.choice([1, 32])),
         ):

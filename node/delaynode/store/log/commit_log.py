@@ -24,6 +24,7 @@ from delaynode.store.log.checks import (
     position_shifts,
     record_checks,
 )
+from delaynode.store.log.extents import Runs, extents_of, runs_of
 from delaynode.store.log.files import Files
 from delaynode.store.log.frame_chunk import (
     FrameChunk,
@@ -46,10 +47,9 @@ from delaynode.store.log.frames import (
     parse,
 )
 from delaynode.store.log.segments import SegmentedFile
-from delaynode.store.types import U32, Buffer, Records
+from delaynode.store.types import I64, U32, Buffer, Records
 
 SCAN_BYTES = 8 << 20
-GAP_BYTES = 1024  # two records closer than this are read by one pread: less copying than the call would cost
 MAX_UNSORTED_RUNS = 64  # so many reads are cheaper than sorting
 LONG_RUN = 32  # records in a run, on average, that are worth a look at each run by itself
 
@@ -321,43 +321,38 @@ class CommitLog:
     def read_records(self, rows: Records) -> list[Buffer]:
         """The records of rows of dtype QUEUED or UNIT, in this order, as buffers to be joined.
 
-        One pread serves an extent of records that lie close together, whatever their order in the request. Raises
-        Damaged where a record is not what its row's check says.
+        One pread serves an extent (extents.py) of records that lie close together, whatever their order in the request.
+        Raises Damaged where a record is not what its row's check says.
         """
         if not len(rows):
             return []
         offset, size = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
-        stop = offset + size
-        # records that follow each other in the log are one run: a herd is a few runs, scattered dues are one each
-        breaks = np.flatnonzero(offset[1:] != stop[:-1])
-        first, last = np.concatenate(([0], breaks + 1)), np.append(breaks, len(stop) - 1)
-        begin, end = offset[first], stop[last]
-        if len(begin) <= MAX_UNSORTED_RUNS:
-            parts = [self.file.read(low, high - low) for low, high in zip(begin.tolist(), end.tolist(), strict=True)]
-            if len(rows) < LONG_RUN * len(parts):
-                which = np.repeat(np.arange(len(parts)), last - first + 1)
-                joined = join_padded(begin.tolist(), parts)
-                self._verify(rows, checks_in(joined, begin, end, which, offset, size, rows["seq"]))
-            else:  # in place: less to copy
-                for part, low, high in zip(parts, first.tolist(), (last + 1).tolist(), strict=True):
-                    of = slice(low, high)
-                    self._verify(rows[of], record_checks(part, int(offset[low]), size[of], rows["seq"][of]))
-            return list(parts)
-        order = np.argsort(begin, kind="stable")
-        start, reach = begin[order], np.maximum.accumulate(end[order])
-        segment = np.searchsorted(self.file.bases, start)  # what lies between two may have been dropped
-        apart = (start[1:] > reach[:-1] + GAP_BYTES) | (segment[1:] != segment[:-1])
-        opens = np.flatnonzero(np.concatenate(([True], apart)))
-        low, high = start[opens], reach[np.append(opens[1:], len(start)) - 1]
+        runs = runs_of(offset, size)
+        if len(runs.begin) <= MAX_UNSORTED_RUNS:
+            return self._read_runs(rows, runs, offset, size)
+        low, high, extent = extents_of(runs, self.file.bases)
         lows = low.tolist()
         joined = join_padded(lows, [self.file.read(at, to - at) for at, to in zip(lows, high.tolist(), strict=True)])
-        extent = np.empty(len(begin), np.int64)
-        extent[order] = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(start))))
-        which = np.repeat(extent, last - first + 1)
+        which = np.repeat(extent, runs.lengths)
         self._verify(rows, checks_in(joined, low, high, which, offset, size, rows["seq"]))
-        place = begin + position_shifts(low, high)[extent]
+        start = runs.begin + position_shifts(low, high)[extent]
+        stop = start + runs.end - runs.begin
         # C-level iteration: slice(a, b) and [] run without bytecode per message
-        return [b"".join(map(joined.__getitem__, map(slice, place.tolist(), (place + end - begin).tolist())))]
+        return [b"".join(map(joined.__getitem__, map(slice, start.tolist(), stop.tolist())))]
+
+    def _read_runs(self, rows: Records, runs: Runs, offset: I64, size: I64) -> list[Buffer]:
+        """The same for a few runs: a read each, in the order of the rows."""
+        ends = zip(runs.begin.tolist(), runs.end.tolist(), strict=True)
+        parts = [self.file.read(begin, end - begin) for begin, end in ends]
+        if len(rows) < LONG_RUN * len(parts):
+            which = np.repeat(np.arange(len(parts)), runs.lengths)
+            joined = join_padded(runs.begin.tolist(), parts)
+            self._verify(rows, checks_in(joined, runs.begin, runs.end, which, offset, size, rows["seq"]))
+        else:  # in place: less to copy
+            for part, first, last in zip(parts, runs.first.tolist(), runs.last.tolist(), strict=True):
+                of = slice(first, last + 1)
+                self._verify(rows[of], record_checks(part, int(offset[first]), size[of], rows["seq"][of]))
+        return list(parts)
 
     def _verify(self, rows: Records, found: U32) -> None:
         bad = first_difference(rows["check"], found)
