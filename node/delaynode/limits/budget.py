@@ -200,7 +200,8 @@ class ReadingGate:
     def __init__(self, permits: int = READERS, slow_permits: int = SLOW_READERS) -> None:
         self._permits = asyncio.Semaphore(permits)
         self._slow_permits = slow_permits
-        self._slow: dict[asyncio.Future[Any], float] = {}  # by when they began, time.monotonic()
+        self._slow: dict[asyncio.Future[Any], float] = {}  # when each began, time.monotonic()
+        self._refused: set[asyncio.Future[Any]] = set()  # cancelled to make room, not by their callers
 
     async def read(self, read: Callable[[], Awaitable[Any]]) -> Any:
         """Awaits `read` and returns its result. Raises Refused BUSY."""
@@ -218,7 +219,7 @@ class ReadingGate:
         try:
             return await reading
         except asyncio.CancelledError:
-            if reading in self._slow:
+            if reading not in self._refused:
                 reading.cancel()
                 raise
             seconds = int(time.monotonic() - began)
@@ -227,6 +228,7 @@ class ReadingGate:
             ) from None
         finally:
             self._slow.pop(reading, None)
+            self._refused.discard(reading)
 
     def _room_for_slow(self) -> bool:
         """Makes room, where a client has been slow for too long."""
@@ -235,5 +237,6 @@ class ReadingGate:
             if time.monotonic() - began < TOO_SLOW_SECONDS:
                 return False
             del self._slow[reading]
+            self._refused.add(reading)
             reading.cancel()
         return True
