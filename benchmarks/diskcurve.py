@@ -66,7 +66,7 @@ class Life:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def pump(self) -> None:
-        batch = self.shard.take_writes(sync=False)
+        batch = self.shard.next_batch(sync=False)
         if batch is not None:
             batch.run()
             self.shard.finish_writes(batch)

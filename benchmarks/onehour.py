@@ -94,7 +94,7 @@ class Bench:
             self.checkpoint()
 
     def write(self) -> None:
-        batch = self.shard.take_writes(sync=False)
+        batch = self.shard.next_batch(sync=False)
         if batch is not None:
             batch.run()
             self.shard.finish_writes(batch)

@@ -92,7 +92,7 @@ async def serve(config: NodeConfig) -> None:
     note_incarnation(node.incarnation)
     http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
     if await _unless(stopping, node.read_cluster()):
-        await _take_calls(node, stopping, leaving)
+        await _serve_calls(node, stopping, leaving)
     else:
         log("stopping")
         await node.stop()
@@ -100,7 +100,7 @@ async def serve(config: NodeConfig) -> None:
     log("stopped")
 
 
-async def _take_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event) -> None:
+async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event) -> None:
     config = node.config
     options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)

@@ -35,7 +35,7 @@ def poison(directory: Path) -> int:
     shard, _ = persist.recover(files, str(directory), ShardConfig())
     trim = Trim(shard.queue.start, np.array([77], np.int64))
     at = shard.log.propose(FrameKind.TRIM, shard.epoch, 1, 0, shard.wall_ms, trim.payload()).offset
-    batch = shard.take_writes(sync=True)
+    batch = shard.next_batch(sync=True)
     assert batch is not None
     batch.run()
     files.close()

@@ -322,7 +322,7 @@ def test_b10_files_are_on_disk_before_a_checkpoint_names_their_ends() -> None:
 def test_b10_with_async_durability_a_checkpoint_syncs_the_log_that_it_names() -> None:
     world = World(2, SMALL, fsync=False)
     world.enqueue([Item(0), Item(5 * MINUTE_MS)])
-    batch = world.shard.take_writes(sync=False)
+    batch = world.shard.next_batch(sync=False)
     assert batch is not None
     batch.run()
     world.shard.finish_writes(batch)

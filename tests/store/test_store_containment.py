@@ -91,7 +91,7 @@ def delete(world: World) -> object:
 
 def flush(world: World) -> None:
     """Write and commit what waits, without the model's knowledge."""
-    batch = world.shard.take_writes(sync=True)
+    batch = world.shard.next_batch(sync=True)
     assert batch is not None
     batch.run()
     world.shard.finish_writes(batch)
@@ -193,7 +193,7 @@ def test_a_frame_whose_effect_failed_on_its_master_is_never_written(
         with pytest.raises(Fault):
             operation(world)
     assert kind not in [frame.kind for frame in world.shard.log.pending if isinstance(frame, Unsealed)]
-    assert world.shard.take_writes(sync=True) is None
+    assert world.shard.next_batch(sync=True) is None
     assert told == [world.shard.damaged]
     assert kind.name in told[0]
     frames = [(frame.offset, frame.kind) for frame in read_log(world)]

@@ -81,7 +81,7 @@ def use(shard: Shard, disk: MemoryFiles, now: int) -> None:
             load.run()
             shard.index.finish_load(load)
         shard.tick(now)
-        batch = shard.take_writes(sync=True)
+        batch = shard.next_batch(sync=True)
         if batch is not None:
             batch.run()
             shard.finish_writes(batch)

@@ -363,7 +363,7 @@ def test_a_batch_is_told_when_sealed_and_before_it_is_written() -> None:
     for _ in range(8):  # across segments too
         for _ in range(6):
             world.enqueue([Item(1000, size=40)] * 5)
-        batch, writes = world.shard.take_writes(sync=True), world.disk.writes
+        batch, writes = world.shard.next_batch(sync=True), world.disk.writes
         assert batch is not None
         batch.on_sealed = sealed
         batch.run()

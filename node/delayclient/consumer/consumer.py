@@ -137,7 +137,7 @@ class Consumer(ClusterUser):
     async def _next_batch(self) -> ReceivedBatch | None:
         while True:
             if self._ready:
-                batch = self._take_batch()
+                batch = self._pop_ready()
                 if time.monotonic() < batch.expires_s:
                     return batch
                 # Another consumer may have them by now.
@@ -164,7 +164,7 @@ class Consumer(ClusterUser):
                 self._row = self._rows
                 self._prefetch.expired()
             elif self._ready:
-                self._current = self._take_batch()
+                self._current = self._pop_ready()
                 self._row, self._rows = 0, len(self._current)
             elif not await self._wait():
                 return None
@@ -184,7 +184,7 @@ class Consumer(ClusterUser):
             await self._arrived.wait()
         return True
 
-    def _take_batch(self) -> ReceivedBatch:
+    def _pop_ready(self) -> ReceivedBatch:
         self._measure()
         batch = self._ready.popleft()
         self._taken_s, self._taken_count = time.monotonic(), len(batch)

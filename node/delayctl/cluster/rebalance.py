@@ -66,7 +66,7 @@ def rebalance(
     wait: bool,
     timeout: int,
     name: str | None,
-    **asked: Any,
+    **given: Any,
 ) -> None:
     """Propose moves that spread the load to come over the nodes.
 
@@ -76,10 +76,10 @@ def rebalance(
     """
     verbs = [flag for flag, given in (("--dry-run", dry_run), ("--approve", approve), ("--stop", stop)) if given]
     verbs += ["--status"] if status else []
-    ask = RebalanceOptions(**asked)
+    options = RebalanceOptions(**given)
     if len(verbs) > 1:
         raise click.UsageError(f"{' and '.join(verbs)}: one at a time")
-    if verbs and not dry_run and ask != RebalanceOptions():
+    if verbs and not dry_run and options != RebalanceOptions():
         raise click.UsageError(f"{verbs[0]} makes no plan: --slot, --horizon, --threshold and --max-moves do nothing")
     if wait and (not verbs or dry_run):
         raise click.UsageError("--wait goes with --approve, --stop or --status")
@@ -88,7 +88,7 @@ def rebalance(
         if settings.kube is None and not settings.as_json and (dry_run or not verbs) and sys.stderr.isatty():
             click.echo("looking at the load to come; Spark takes a while to start ...", err=True)
         if dry_run:
-            plan, why = at.study(ask)
+            plan, why = at.study(options)
             _show(settings, RebalanceView({"plan": plan} if plan else {}), why, at)
         elif approve or stop or status:
             seen = _approved(at, approve) if approve else _stopped(at) if stop else _require_rebalance(at)
@@ -98,7 +98,7 @@ def rebalance(
             if wait and seen.state == "NotReady":
                 sys.exit(FAILED)
         else:
-            made, why = at.propose(ask)
+            made, why = at.propose(options)
             seen = _await_proposal(at, settings, until_s) if made else RebalanceView()
             _show(settings, seen, why, at)
             if seen.state == "NotReady":

@@ -24,19 +24,19 @@ class KubeRebalanceTarget(RebalanceTarget):
         found = self._found()
         return None if found is None else RebalanceView.of(found)
 
-    def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
+    def study(self, options: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
         raise TargetRefused(
             "--dry-run is for a local cluster: in Kubernetes the job runs beside the nodes, and what it proposes is "
             f"carried out only when approved; `delayctl rebalance{self.place}` has it made"
         )
 
-    def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
-        if ask.given:
+    def propose(self, options: RebalanceOptions) -> tuple[bool, str]:
+        if options.given:
             raise TargetRefused(
-                f"{', '.join(ask.given)}: in Kubernetes that is spec.rebalance of the DelayCluster "
+                f"{', '.join(options.given)}: in Kubernetes that is spec.rebalance of the DelayCluster "
                 f"{self._access.cluster!r}"
             )
-        wanted: dict[str, Any] = {} if ask.threshold is None else {"threshold": ask.threshold}
+        wanted: dict[str, Any] = {} if options.threshold is None else {"threshold": options.threshold}
         self._access.delaycluster()  # says so where there is none
         found = self._found()
         try:

@@ -31,13 +31,13 @@ class LocalRebalanceTarget(RebalanceTarget):
         stored = self._file.read()
         return None if stored is None else RebalanceView.of(stored.as_json())
 
-    def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
-        plan, why = self._search(ask)
+    def study(self, options: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
+        plan, why = self._search(options)
         return None if plan is None else plan.model_dump(mode="json", by_alias=True, exclude_none=True), why
 
-    def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
+    def propose(self, options: RebalanceOptions) -> tuple[bool, str]:
         self._check_not_moving(self._file.read())
-        plan, why = self._search(ask)
+        plan, why = self._search(options)
         if plan is None:
             return False, why
 
@@ -45,7 +45,7 @@ class LocalRebalanceTarget(RebalanceTarget):
             self._check_not_moving(stored)  # somebody else's plan may have been approved while the job ran
             # A proposal begins anew: what became of the last one ends here.
             body = {
-                "spec": {"cluster": "local", "threshold": ask.threshold},
+                "spec": {"cluster": "local", "threshold": options.threshold},
                 "status": {"plan": plan, "state": RebalanceState.PENDING_PROPOSAL},
             }
             return StoredRebalance(DelayRebalance.model_validate(body), 1 if stored is None else stored.generation + 1)
@@ -57,7 +57,7 @@ class LocalRebalanceTarget(RebalanceTarget):
         self._check_runs()
         self._file.edit(lambda it: it and replace(it, annotations={**it.annotations, **annotations}))
 
-    def _search(self, ask: RebalanceOptions) -> tuple[PlanModel | None, str]:
+    def _search(self, options: RebalanceOptions) -> tuple[PlanModel | None, str]:
         """A plan, or None where no move is worth its cost; and why."""
         try:
             from delayrebalance.maps import read_map
@@ -67,7 +67,7 @@ class LocalRebalanceTarget(RebalanceTarget):
         except ImportError as error:
             raise TargetRefused(f"making a plan needs Spark ({error}): {EXTRA}") from error
         self._check_runs()
-        given = {name: value for name, value in asdict(ask).items() if value is not None}
+        given = {name: value for name, value in asdict(options).items() if value is not None}
         try:
             settings = replace(SearchSettings(), **given)
             cluster = read_map(f"sqlite:{self._data / 'registry.db'}")

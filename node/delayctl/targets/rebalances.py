@@ -96,11 +96,11 @@ class RebalanceTarget(ABC):
         """None: nothing was proposed yet."""
 
     @abstractmethod
-    def study(self, ask: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
+    def study(self, options: RebalanceOptions) -> tuple[Mapping[str, Any] | None, str]:
         """A plan that is shown and forgotten, or None; and why."""
 
     @abstractmethod
-    def propose(self, ask: RebalanceOptions) -> tuple[bool, str]:
+    def propose(self, options: RebalanceOptions) -> tuple[bool, str]:
         """Makes a plan, or has it made, and why. False: there is nothing to do."""
 
     @abstractmethod

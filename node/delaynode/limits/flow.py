@@ -44,14 +44,14 @@ class Flow:
         """read(), and the bytes that the request holds of the budget for requests; the caller gives them back."""
         holds: list[Hold] = []
 
-        async def read_and_take() -> Any:  # the next one is received when this one has its part of the budget
+        async def read_within_budget() -> Any:  # the next one is received when this one has its part of the budget
             data = self._count(context, await context.read())
             if isinstance(data, bytes):
                 holds.append(await self.coming_in.acquire_soon(context.peer(), len(data)))
             return data
 
         try:
-            return await self._batches.read(read_and_take), holds
+            return await self._batches.read(read_within_budget), holds
         except BaseException:
             self.release(holds)
             raise

@@ -139,7 +139,7 @@ class Shard:
     def log_end(self) -> int:
         return self.log.end
 
-    def take_writes(self, *, sync: bool) -> WriteBatch | None:
+    def next_batch(self, *, sync: bool) -> WriteBatch | None:
         """The next batch to write. None when nothing waits, and once the copy is damaged."""
         return self.log.next_batch(sync=sync) if self.damaged is None else None
 

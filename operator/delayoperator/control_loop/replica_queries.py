@@ -36,13 +36,13 @@ class ReplicaQueries:
         self._questions: tuple[Observed, Questions] | None = None
         self._patrolled_ms: int | None = None
         self._given_up: Mapping[tuple[int, int], str] = {}  # as of the last patrol
-        self._take_ups = TermStarts()
+        self._term_starts = TermStarts()
 
     def query(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
         """The world with what its nodes answer. None: it has not changed, and no node need be asked yet."""
         before = self._given_up
         seen = self._patrolled(seen, leases, now_ms)
-        changed = changed or self._given_up != before or self._take_ups.due(now_ms)
+        changed = changed or self._given_up != before or self._term_starts.due(now_ms)
         wanted = self._questions_for(seen)
         pause_ms = self._pause_ms if wanted.now else KEPT_MS
         due = self._queried_ms is None or now_ms - self._queried_ms >= pause_ms
@@ -57,7 +57,7 @@ class ReplicaQueries:
         }
         self._query_nodes(wanted.now | stale, leases, now_ms)
         answered, answers = self._with_answers(seen, asked)
-        return self._take_ups.update(answered, answers, now_ms)
+        return self._term_starts.update(answered, answers, now_ms)
 
     def _patrolled(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
         """The world with the terms that their processes have given up, though the registry does not say so.

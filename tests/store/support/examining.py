@@ -300,7 +300,7 @@ class Examination:
         expect(got == due, f"at {self.now}: {got} released, expected {due}")
 
     def _pump(self) -> None:
-        batch = self.shard.take_writes(sync=True)
+        batch = self.shard.next_batch(sync=True)
         if batch is not None:
             batch.run()
             self.shard.finish_writes(batch)

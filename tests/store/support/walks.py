@@ -10,7 +10,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from delayapi.units import DAY_MS, HOUR_MS
-from delaynode.store.log import commit_log, offsets
+from delaynode.store.log import commit_log, extents, offsets
 from delaynode.store.maintenance import evacuation, reclaim
 from delaynode.store.queue import dead_letters, groups
 from delaynode.store.timer import cascade, index, timer_log
@@ -36,7 +36,7 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
         patch.object(timer_log, "FIRST_BLOCK", first),
         patch.object(timer_log, "LARGEST_BLOCK", largest),
         patch.object(commit_log, "SCAN_BYTES", rng.choice([100, 700, 8 << 20])),
-        patch.object(commit_log, "GAP_BYTES", rng.choice([0, 30, 4096])),
+        patch.object(extents, "GAP_BYTES", rng.choice([0, 30, 4096])),
         patch.object(commit_log, "MAX_UNSORTED_RUNS", rng.choice([0, 2, 8])),
         patch.object(cascade, "PART_UNITS", rng.choice([1, 2, 8_192])),
         patch.object(index, "STEP_UNITS", rng.choice([5, 262_144, 262_144])),

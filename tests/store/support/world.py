@@ -191,7 +191,7 @@ class WorldBase:
 
     def begin_write(self) -> None:
         if self.batch is None:
-            self.batch = self.shard.take_writes(sync=self.fsync or self.rng.random() < 0.2)
+            self.batch = self.shard.next_batch(sync=self.fsync or self.rng.random() < 0.2)
 
     def run_write(self) -> None:
         if self.batch is not None and "write" not in self.ran:

@@ -213,8 +213,8 @@ class CopyHost(ABC):
         return Refused("NOT_SERVING", f"shard {self.name} is not served here: {why}")
 
     # ------------------------------------------------------------ the log's writes
-    def take_writes(self) -> WriteBatch | None:
-        return None if self._closed else self.shard.take_writes(sync=self.resources.fsync)
+    def next_batch(self) -> WriteBatch | None:
+        return None if self._closed else self.shard.next_batch(sync=self.resources.fsync)
 
     @abstractmethod
     def on_written(self, batch: WriteBatch) -> None:

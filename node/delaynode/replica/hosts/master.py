@@ -173,8 +173,8 @@ class ShardHost(CopyHost):
         return min(self.shard.checkpointed, self.replication.needed_from())
 
     # ------------------------------------------------------------ commit
-    def take_writes(self) -> WriteBatch | None:
-        batch = super().take_writes()
+    def next_batch(self) -> WriteBatch | None:
+        batch = super().next_batch()
         if batch is not None and self.replication is not None and self.replication.ships:
             batch.on_sealed = self.replication.sealed
         return batch

@@ -14,7 +14,7 @@ from delaynode.store.log.commit_log import WriteBatch
 class Writer(Protocol):
     """A shard's host, as the syncer sees it."""
 
-    def take_writes(self) -> WriteBatch | None: ...
+    def next_batch(self) -> WriteBatch | None: ...
 
     def on_written(self, batch: WriteBatch) -> None:
         """The batch is on disk (or, with Async, in the page cache)."""
@@ -72,7 +72,7 @@ class Syncer:
             chosen, waiting = waiting[:share], waiting[share:]
             for writer in chosen:
                 del self._dirty[writer]
-            batches = [(writer, batch) for writer in chosen if (batch := writer.take_writes()) is not None]
+            batches = [(writer, batch) for writer in chosen if (batch := writer.next_batch()) is not None]
             if batches:
                 self._free -= 1
                 self._busy.update(dict.fromkeys((writer for writer, _ in batches), time.monotonic()))

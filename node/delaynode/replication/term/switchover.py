@@ -98,7 +98,7 @@ class SwitchoverDriver:
             )
             if state.ended is None and not member.damaged and self._has_all(member, end):
                 await self._offer(member, end, deadline)
-                await self._take_back(member)
+                await self._revoke_handover(member)
         finally:
             self._switching = None
             self._next_switch_ms = self._boot_ms() + SWITCH_AGAIN_MS
@@ -124,7 +124,7 @@ class SwitchoverDriver:
                     self._log_event("handed-over", to=member.node, log_end=end)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _take_back(self, member: PeerReplica) -> None:
+    async def _revoke_handover(self, member: PeerReplica) -> None:
         """Serve again: no other copy took the shard over, unless the term has ended."""
         while self._state.ended is None:
             if await self._writer.publish_handover(None) is WriteResult.WRITTEN:
