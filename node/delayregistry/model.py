@@ -91,7 +91,7 @@ class ClusterSpec:
     delivery: Delivery = Delivery.MASTER
     durability: Durability = Durability.FSYNC
     horizon_days: int = 40
-    lease_seconds: int = 3  # at least LEAST_LEASE_SECONDS, wherever it is asked for
+    lease_seconds: int = 3  # at least MIN_LEASE_SECONDS, wherever it is asked for
     lag_seconds: int = 10
     drained: tuple[str, ...] = ()  # node ids that must be emptied and get nothing new
     # What it costs: acknowledged messages may be lost, delivered again or delivered after they were cancelled, and a

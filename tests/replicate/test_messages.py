@@ -23,8 +23,8 @@ from delaynode.replication.protocol import (
     Frames,
     Heartbeat,
     HeartbeatReply,
+    LeaseRelease,
     Message,
-    Release,
     SnapshotChunk,
     Start,
     decode,
@@ -46,7 +46,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Commit, **HEAD, commit=I64),
     st.builds(Bootstrap, **HEAD, manifest=BLOB),
     st.builds(SnapshotChunk, **HEAD, file=I64, offset=I64, data=BLOB),
-    st.builds(Release, **HEAD, heartbeat=I64),
+    st.builds(LeaseRelease, **HEAD, heartbeat=I64),
     st.builds(
         FollowerState, **HEAD, replica_id=st.text(max_size=60), log_end=I64, committed=I64,
         epochs=st.lists(st.tuples(U32, I64), max_size=5).map(tuple),

@@ -58,9 +58,7 @@ EFFECTS: Mapping[str, Effect] = {
 
 
 def effect(field: str) -> Effect:
-    """The reason for a restart by a change of `field`, for example `topics.retention`. Raises KeyError for a field that
-    is not known.
-    """
+    """What a change of `field` does, for example of `topics.retention`. Raises KeyError for an unknown field."""
     at = field
     while at not in EFFECTS:
         at, dot, _ = at.rpartition(".")

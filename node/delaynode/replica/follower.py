@@ -1,4 +1,4 @@
-"""A slave's side of the protocol for one shard: FOLLOW -> STATE -> START -> FRAMES ... , or a whole copy first.
+"""A slave's side of the protocol for one shard: Follow -> FollowerState -> Start -> Frames ... , or a whole copy first.
 
 Whatever is said in a lower epoch than this copy knows is refused. An epoch is persisted before the copy answers in it.
 """
@@ -19,8 +19,8 @@ from delaynode.replication.protocol import (
     FollowerState,
     FollowRefused,
     Frames,
+    LeaseRelease,
     Message,
-    Release,
     SnapshotChunk,
     Start,
 )
@@ -41,7 +41,7 @@ class ReplicaFollower:
         self.epoch = 0  # the epoch in which it follows
         self.origin: Origin | None = None
         self.streaming = False  # frames come in as the master writes them
-        self._matched = False  # a START on this connection has been carried out: the log is a prefix of the master's
+        self._matched = False  # a Start on this connection has been carried out: the log is a prefix of the master's
         self._last_heard_ms: int | None = None  # when the master was heard last while it streamed, as far as was looked
         self._acked: Ack | None = None  # the last one
         self._missing_chunks: list[tuple[int, int, int]] = []  # to ask for: file, offset, length; the last one next
@@ -93,8 +93,8 @@ class ReplicaFollower:
                 await self._bootstrap(message)
             case SnapshotChunk():
                 await self._store_chunk(message)
-            case Release():
-                pass  # see Replica: it must not wait for what is before it
+            case LeaseRelease():
+                pass  # Replicas.from_master() has carried it out: it must not wait for what is before it
             case _:
                 self._log_event("bad-message", peer=origin.node, what=type(message).__name__)
 
@@ -140,8 +140,8 @@ class ReplicaFollower:
         if host is None or self.origin is None:
             return
         if self._matched and message.cut < host.shard.log.end:
-            # The answer to a STATE that was sent before an earlier START arrived. The frames that it would cut are the
-            # master's own, and acknowledged. A master that goes on there gets STATE anew: see _frames().
+            # The answer to a FollowerState that was sent before an earlier Start arrived. What it would cut are the
+            # master's own, and acknowledged. A master that goes on there gets FollowerState anew: see _frames().
             self._log_event("late-start", cut=message.cut, log_end=host.shard.log.end)
             return
         try:

@@ -1,6 +1,8 @@
 """Leadership: one copy as its shard's master, from being named in the spec to the end of its term.
 
-    chosen -> candidate -> master -> over         by a higher epoch, a resignation, damage, leases that ran out
+    chosen -> candidate -> master -> over         by a higher epoch, a resignation, damage, a node that stops
+
+A master whose replica leases ran out answers nothing, and is still master: it serves on when slaves grant them again.
 
 A term is (master, incarnation, epoch) in the shard's spec. This process takes up those that name its own incarnation
 and whose epoch is above the one persisted in the copy's directory; so it never resumes one.
@@ -168,11 +170,11 @@ class Leadership:
         try:
             if not set(former) - {storage.replica_id}:  # nobody else can have anything else
                 frames = await storage.apply_all()
-            previous_master_exited = status is not None and _previous_master_exited(status, spec)
+            previous_master_stopped = status is not None and _previous_master_stopped(status, spec)
             others = len(set(former) - {storage.replica_id})
-            missing = partial(self._count_missing, spec, others, ended=int(previous_master_exited and spec.vacant))
+            missing = partial(self._count_missing, spec, others, ended=int(previous_master_stopped and spec.vacant))
             if not await leader.begin(
-                former, spec.replicas, spec.leaving, previous_master_exited=previous_master_exited, missing=missing
+                former, spec.replicas, spec.leaving, previous_master_stopped=previous_master_stopped, missing=missing
             ):
                 await self.end_term(leader.ended or "another term has begun")
                 return
@@ -293,7 +295,7 @@ class Leadership:
         if leader is not None:
             leader.stop()
         if master is not None:
-            await master.step_down(why, stopping=self._context.stopping(self._context.node))
+            await master.wind_down(why, stopping=self._context.stopping(self._context.node))
         self.leader = self.master = self.ended = None
         if self._copy.storage.damage is not None:
             self._copy.storage.shard = None
@@ -315,7 +317,7 @@ class Leadership:
             self.leader.stop()
 
 
-def _previous_master_exited(status: ShardStatus, spec: ShardSpec) -> bool:
+def _previous_master_stopped(status: ShardStatus, spec: ShardSpec) -> bool:
     """Whether the master of the epoch before has served and serves no more: by its own word, or its process has ended.
 
     It stops before it writes so. To go on it would have to write again, which a later epoch in the spec makes

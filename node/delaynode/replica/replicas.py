@@ -11,7 +11,7 @@ from delaynode.replica.context import ReplicaContext
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
-from delaynode.replication.protocol import Follow, FollowRefused, Message, Release
+from delaynode.replication.protocol import Follow, FollowRefused, LeaseRelease, Message
 from delaynode.replication.transport.peers import Origin
 
 POLL_SECONDS = 0.25
@@ -159,7 +159,7 @@ class Replicas:
             replica.from_slave(node, message)
 
     def from_master(self, origin: Origin, message: Message) -> None:
-        if isinstance(message, Release):  # not in line: a candidate is waiting for it
+        if isinstance(message, LeaseRelease):  # not in line: a candidate is waiting for it
             number = int(origin.incarnation, 16)
             self._context.replica_leases.release(message.uid, origin.node, number, message.epoch, message.heartbeat)
             return

@@ -1,6 +1,6 @@
 """PeerReplica: how far another replica of a shard is, as the shard's master knows it.
 
-    DOWN -> ASKED (FOLLOW sent) -> STREAMING (frames go out, acks come back)
+    DOWN -> ASKED (Follow sent) -> STREAMING (frames go out, acks come back)
                                \\-> FETCHING (its copy can't be continued: it is sent this one's files)
 
 Shipping moves it from one phase to the next.
@@ -34,7 +34,7 @@ class PeerReplica:
     session: int = 0  # moves whenever it starts anew: what was begun before is dropped
     reading: int = 0  # bytes that are about to be read from the log for it
     budgeted: int = 0  # bytes of what is on its way to it that come out of the budget for catching up
-    acked: bool = False  # it has said how much it has stored, since START
+    acked: bool = False  # it has said how much it has stored, since Start
     damaged: bool = False
     near_end_ms: int | None = None  # since when it has been near the log's end: InSyncRule keeps it
     progress_ms: int = 0  # when it last had everything it was sent, or stored more of it

@@ -3,7 +3,7 @@
 stream message, little-endian
     length u32 (of all that follows) | kind u8 | 3 zero bytes | shard uid u64 | epoch u32 | body
 
-    master -> slave   Follow, Start, Frames, Commit, Bootstrap, SnapshotChunk, Release
+    master -> slave   Follow, Start, Frames, Commit, Bootstrap, SnapshotChunk, LeaseRelease
     slave -> master   FollowerState, Ack, FollowRefused, ChunkRequest
 
 heartbeat, one datagram   magic u32 | kind u8 | 3 zero bytes | heartbeat id u64 | sender's wall time i64 ms | body
@@ -98,7 +98,7 @@ class SnapshotChunk(ShardMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Release(ShardMessage):
+class LeaseRelease(ShardMessage):
     """Gives back the leases that the receiver granted for heartbeats up to the id `heartbeat`: the sender serves no
     more.
     """
@@ -150,7 +150,7 @@ Message = (
     | Commit
     | Bootstrap
     | SnapshotChunk
-    | Release
+    | LeaseRelease
     | FollowerState
     | Ack
     | FollowRefused
@@ -202,7 +202,7 @@ def _unpack_state(body: memoryview) -> tuple[Any, ...]:
     at = _STATE.size + size
     replica_id = bytes(body[_STATE.size : at]).decode()
     if len(body) != at + count * _EPOCH.size:
-        raise BadMessage(f"STATE of {len(body)} bytes does not hold {count} epochs")
+        raise BadMessage(f"FollowerState of {len(body)} bytes does not hold {count} epochs")
     return replica_id, log_end, committed, tuple(_EPOCH.iter_unpack(body[at:]))
 
 
@@ -213,7 +213,7 @@ FORMS = (
     _fixed(4, Commit, "<q"),
     MessageForm(5, Bootstrap, lambda said: [said.manifest], lambda body: (bytes(body),)),
     _open(6, SnapshotChunk, "<qq", lambda data: (data,), lambda rest: rest),
-    _fixed(7, Release, "<q"),
+    _fixed(7, LeaseRelease, "<q"),
     MessageForm(8, FollowerState, _pack_state, _unpack_state),
     _fixed(9, Ack, "<qq"),
     _open(10, FollowRefused, "<I?", lambda reason: (reason.encode(),), lambda rest: bytes(rest).decode()),

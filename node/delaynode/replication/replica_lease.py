@@ -2,7 +2,7 @@
 
     slave     "I will not become master before now + lease", said in the reply to a heartbeat
     master    counts 0.9 of the lease from before it SENT that heartbeat, and serves only while it holds a live lease
-              of every in-sync slave
+              of every counted member (replication/in_sync.py)
 
 The lease is a process's own, as of its start: the cluster's may have been changed since, and others may have started
 since. So a slave says with each lease how long it is, and a master counts the shorter one of that and its own.

@@ -23,8 +23,8 @@ from delaynode.replication.protocol import (
     FollowerState,
     FollowRefused,
     Frames,
+    LeaseRelease,
     Message,
-    Release,
     SnapshotChunk,
     Start,
 )
@@ -107,7 +107,7 @@ class Shipping:
             self.on_changed(member)
 
     def _request_follow(self, member: PeerReplica) -> None:
-        """A FOLLOW without a link is dropped; link_up() asks again."""
+        """A Follow without a link is dropped; link_up() asks again."""
         self._reset(member, Phase.ASKED)
         discardable = member.damaged and self.replaceable(member.replica_id)
         self._peers.send(member.node, Follow(self.uid, self.epoch, discardable))
@@ -313,7 +313,7 @@ class Shipping:
     def send_release(self, nodes: Iterable[str], heartbeat: int) -> None:
         """Give back the leases that these nodes granted for heartbeats up to this one: the term serves no more."""
         for node in nodes:
-            self._peers.send(node, Release(self.uid, self.epoch, heartbeat))
+            self._peers.send(node, LeaseRelease(self.uid, self.epoch, heartbeat))
 
     def needed_from(self) -> int:
         """The log offset below which no member that is on its way needs this log."""

@@ -33,7 +33,8 @@ _ROLES = {delay_pb2.ReplicaState.Role.Value(role.name): role for role in Observe
 class NodeAnswer:
     """The copies that a process says it has, by the shards' uids.
 
-    listed: a shard that is not named has no directory there. unfit: why no master should be chosen there.
+    listed: a shard that is not named has no directory there. ineligible: why no master should be chosen
+    there, or empty.
     """
 
     incarnation: str

@@ -24,7 +24,7 @@ MAX_NAME: Final = 40
 MIN_STORAGE: Final = "1Gi"
 MIN_MEMORY: Final = f"{SMALLEST_LIMIT_MIB}Mi"
 NODES_SUFFIX: Final = "-nodes"
-SLOT_MS: Final = 60_000, DAY_MS  # the rebalance job's own limits: rebalance.model.Settings
+SLOT_MS: Final = 60_000, DAY_MS  # the rebalance job's own limits: SearchSettings in delayrebalance.model
 LOOK_AHEAD_DAYS: Final = 366
 OURS: Final = ("delaycluster.io/", "app.kubernetes.io/")
 CLUSTER_NAME: Final = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z]([-a-z0-9]*[a-z0-9])?")

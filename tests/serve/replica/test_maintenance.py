@@ -96,7 +96,7 @@ def test_a_node_that_stops_while_a_term_ends_writes_no_second_checkpoint_beside_
             monkeypatch.setattr(CheckpointJob, "run", held)
             checkpoint = asyncio.create_task(host.maintenance.checkpoint(copy_wheels=False))
             await wait_until(begun.is_set, 0.01)
-            worker = asyncio.create_task(host.step_down("another term has begun"))
+            worker = asyncio.create_task(host.wind_down("another term has begun"))
             await asyncio.sleep(0.05)
             worker.cancel()
             await asyncio.wait([worker])

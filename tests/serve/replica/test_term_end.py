@@ -33,7 +33,7 @@ def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_term(
                 host.stop_serving("another is chosen")
             assert not checkpoint.done()
             try:
-                await asyncio.wait_for(host.step_down("another is chosen"), 10)
+                await asyncio.wait_for(host.wind_down("another is chosen"), 10)
             finally:
                 checkpoint.cancel()  # or the node's end would wait for it, too
             for waiting in (checkpoint, sending, asyncio.create_task(host.wait_log_committed(host.shard.log_end))):

@@ -157,7 +157,7 @@ def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover 
         if leader is not None:
             leader.stop()
         if master is not None:
-            await master.step_down(why, stopping=False)
+            await master.wind_down(why, stopping=False)
         self.leader = self.master = self.ended = None
         if self._copy.storage.damage is not None:
             self._copy.storage.shard = None

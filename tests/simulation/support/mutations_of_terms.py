@@ -116,7 +116,7 @@ def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
 @mutation("chosen_master_that_ends_before_it_serves_leaves_a_lease_to_wait_out", TWO)
 def takes_a_term_that_nobody_took_up_for_vacant(put: Put) -> None:
     put(planner, "previous_master_exited", lambda shard, seen: shard.spec.incarnation in seen.ended)
-    put(leadership, "_previous_master_exited", lambda status, spec: spec.vacant)
+    put(leadership, "_previous_master_stopped", lambda status, spec: spec.vacant)
 
 
 @mutation("frozen_master_has_not_ended", DEPOSED + "|its term goes on")

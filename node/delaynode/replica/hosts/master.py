@@ -121,10 +121,10 @@ class ShardHost(CopyHost):
                 self.fail(f"checkpoint: {error}", error)
 
     def stop_serving(self, why: str) -> None:
-        """The term is over: nobody need wait for what may never be committed. step_down() comes later."""
+        """The term is over: nobody need wait for what may never be committed. wind_down() comes later."""
         self._end(why)
 
-    async def step_down(self, why: str, *, stopping: bool = False) -> None:
+    async def wind_down(self, why: str, *, stopping: bool = False) -> None:
         """The term is over. Nothing runs or is being written when this returns. stopping: the node is, too."""
         self._end(why)
         await self._wait_idle()
@@ -218,17 +218,18 @@ class ShardHost(CopyHost):
             self.check_serving()
 
     async def wait_replicated(self, offset: int) -> None:
-        """The same as wait_committed(), by as many copies as the cluster's minInSync asks for."""
+        """The same as wait_committed(), for producers; then raises Refused with fewer copies in sync than minInSync."""
         await self.wait_committed(offset)
-        self.check_in_sync()
+        self.check_in_sync(appended=True)
 
-    def check_in_sync(self) -> None:
-        """Raises Refused when fewer copies are in sync than minInSync."""
+    def check_in_sync(self, *, appended: bool = False) -> None:
+        """Raises Refused when fewer copies are in sync than minInSync. appended: the call's frame is in the log."""
         if self.replication is not None and self.replication.in_sync_size < self.min_in_sync:
+            outcome = "outcome unknown, a retry with the same number is safe" if appended else "nothing was stored"
             raise Refused(
                 "NOT_ENOUGH_REPLICAS",
                 f"shard {self.name} has {self.replication.in_sync_size} copies in sync, minInSync is "
-                f"{self.min_in_sync}; outcome unknown, a retry with the same number is safe",
+                f"{self.min_in_sync}; {outcome}",
             )
 
     async def wait_log_committed(self, offset: int) -> None:

@@ -1,6 +1,6 @@
 """Leader: one term of one shard on its master, from the epoch that is persisted to its end (docs/protocol.md 1-5).
 
-    commit_rule.py     what is committed, and when it serves     in_sync_writer.py   the status in the registry
+    commit_rule.py     what is committed, and when it answers    in_sync_writer.py   the status in the registry
     in_sync_rule.py    who should be in the in-sync set          switchover.py       how it is handed over
 
 It serves once nobody else can, and the registry names it. When it resigns, it serves no more before it says so.
@@ -133,20 +133,20 @@ class Leader:
         replicas: Iterable[str],
         leaving: Iterable[str],
         *,
-        previous_master_exited: bool,
+        previous_master_stopped: bool,
         missing: Callable[[], int] = lambda: 0,
     ) -> bool:
         """Wait out the leases that this node granted, find out who follows, write the status. False when another term
         has begun.
 
-        former: the in-sync set so far. previous_master_exited: the registry says that the master before serves no more,
-        so there is nothing to wait out. missing: how many of the former set won't follow, since their processes have
+        former: the in-sync set so far. previous_master_stopped: by the registry, the master before serves no more, so
+        there is nothing to wait out. missing: how many of the former set won't follow, since their processes have
         ended or are about to; one too many costs a copy its place in the first set, not its data. The log must be on
         disk as far as it goes. From here on all of it is committed: every member of the new set has it.
         """
         self.set_replicas(replicas, leaving)
         others = frozenset(former) - {self.term.replica_id}
-        if others and not previous_master_exited:
+        if others and not previous_master_stopped:
             # without others only this node can have been serving: its former process is dead
             await self._wait_out_leases()
         deadline = self._boot_ms() + CATCH_UP_GRACE_MS

@@ -60,7 +60,7 @@ class EnqueueCalls:
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
             return await forwarder.call(found.endpoint, "Enqueue", data, context.time_remaining())
-        return await self._wait_committed(await self._store(found, view, len(data)))
+        return await self._answer_replicated(await self._store(found, view, len(data)))
 
     async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> StoredBatch:
         """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
@@ -84,7 +84,7 @@ class EnqueueCalls:
             duplicate=appended.duplicate, due=appended.due if relative else None, started=started,
         )  # fmt: skip
 
-    async def _wait_committed(self, stored: StoredBatch) -> Body:
+    async def _answer_replicated(self, stored: StoredBatch) -> Body:
         """The answer, once it is true."""
         host = stored.host
         await host.wait_replicated(stored.log_end)
@@ -169,7 +169,7 @@ class EnqueueCalls:
     async def _stream_answer(self, stored: StoredBatch, hold: Hold) -> Body:
         """Runs by itself: a batch stops to count as soon as it is committed, whether or not its answer is read."""
         try:
-            return await self._wait_committed(stored)
+            return await self._answer_replicated(stored)
         except Refused as refused:
             return encode_enqueue_response(0, 0, 0, error=as_error(refused))
         finally:
