@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -82,6 +83,9 @@ def test_every_request_arrives() -> None:
     assert made.cluster == ClusterSpec(
         "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60
     )
+    defaults = desired_of(body()).cluster
+    same = [it.name for it in fields(ClusterSpec) if getattr(made.cluster, it.name) == getattr(defaults, it.name)]
+    assert same == ["name"], "one of them could be left out of convert.py, and nobody would see it"
     assert (made.image, made.paused, made.pod_monitor) == ("registry.example/delaycluster:1", True, True)
     assert made.monitor_labels == {"release": "prometheus"}
     assert (made.storage.size, made.storage.class_name, made.storage.delete_with_cluster) == ("100Gi", "fast", True)

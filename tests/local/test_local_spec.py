@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from click.testing import CliRunner
@@ -67,6 +67,11 @@ def test_a_lease_that_living_nodes_could_not_keep_up_is_refused() -> None:
     run = CliRunner().invoke(main, ["local", "--topic", "orders", "--lease-seconds", "1"])
     assert run.exit_code == 2
     assert "1 is not in the range 2<=x<=3600" in run.output
+
+
+def test_whoever_adds_a_field_decides_whether_a_local_cluster_has_it() -> None:
+    left_out = {"name", "lag_seconds", "drained", "allow_unclean_failover", "replace_after_seconds"}
+    assert {field.name for field in fields(ClusterSpec)} - left_out == LocalSpec.__annotations__.keys()
 
 
 DESIRED = ClusterSpec("local", 1, (TopicSpec("orders", 1),))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import pytest
 from delayregistry.codec import BadRecord, dumps, loads, loads_tuple
@@ -26,24 +28,38 @@ from delayregistry.model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+Value = TypeVar("Value")
+
+
+def drawn(kind: type[Value], **strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[Value]:
+    """Values of a dataclass; every field has to have a strategy, so that a new one is not left out."""
+    assert strategies.keys() == {field.name for field in fields(kind)}, kind
+    return st.builds(kind, **strategies)
+
+
 text = st.text(max_size=20)
 node = st.sampled_from(["n0", "n1", "n2"])
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
-topics = st.builds(
+topics = drawn(
     TopicSpec,
     name=names,
     queues=st.integers(1, 10_000),
     type=st.sampled_from(TopicType),
+    retention_ms=st.integers(1, 10**9),
+    dlq_retention_ms=st.integers(1, 10**9),
     max_attempts=st.integers(1, 1_000),
     max_delay_ms=st.none() | st.integers(1, 10**9),
     max_release_per_second=st.none() | st.integers(1, 10**9),
 )
-clusters = st.builds(
+clusters = drawn(
     ClusterSpec,
     name=text,
     nodes=st.integers(7, 1_000),
     topics=st.lists(topics, unique_by=lambda topic: topic.name, max_size=4).map(tuple),
-    replicas=st.integers(1, 7),
+    replicas=st.just(7),
+    min_in_sync=st.integers(1, 7),
+    lease_seconds=st.integers(1, 3_600),
+    lag_seconds=st.integers(1, 3_600),
     delivery=st.sampled_from(Delivery),
     durability=st.sampled_from(Durability),
     horizon_days=st.integers(1, 3_660),
@@ -51,7 +67,7 @@ clusters = st.builds(
     allow_unclean_failover=st.booleans(),
     replace_after_seconds=st.integers(1, 10**6),
 )
-specs = st.builds(
+specs = drawn(
     ShardSpec,
     uid=st.integers(1, 2**64 - 1),
     topic=names,
@@ -64,8 +80,9 @@ specs = st.builds(
     target=st.none() | st.lists(node, unique=True, min_size=1).map(tuple),
     leaving=st.lists(node, unique=True).map(tuple),
     vacant=st.booleans(),
+    by_load=st.lists(node, unique=True).map(tuple),
 )
-statuses = st.builds(
+statuses = drawn(
     ShardStatus,
     serving_epoch=st.integers(0, 2**63),
     incarnation=text,
@@ -73,7 +90,7 @@ statuses = st.builds(
     handover=st.none() | st.builds(Handover, epoch=st.integers(0), log_end=st.integers(0)),
     resigned=st.none() | text,
 )
-conditions = st.builds(
+conditions = drawn(
     Condition,
     type=st.sampled_from(ConditionType),
     reason=text,
@@ -81,7 +98,7 @@ conditions = st.builds(
     since_ms=st.integers(0, 2**50),
     epoch=st.integers(0, 2**50),
 )
-leases = st.builds(
+leases = drawn(
     NodeLease,
     node=node,
     incarnation=text,

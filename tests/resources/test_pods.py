@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,6 +240,14 @@ def test_the_table_knows_every_field_that_people_can_write() -> None:
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
         assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below
         assert below or effect(name)
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_the_page_for_people_says_what_a_change_of_each_field_does(field: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/upgrade.md").read_text()
+    section = page.split("## What else restarts the nodes")[1].split("\n## ")[0]
+    words = {"topics": "topics", "topics.queues": "queues"}
+    assert words.get(field, f"`{field.removeprefix('topics.')}`") in section
 
 
 def written(model: type[BaseModel]) -> list[str]:
