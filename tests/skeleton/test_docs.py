@@ -106,6 +106,13 @@ def options_of(group: click.Group, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
+def test_lines_of_prose_fit_a_screen(page: Path) -> None:
+    """Tables and pictures have no narrower form."""
+    lines = prose(page).splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", prose(page)):
         to = page.parent / target if target else page
