@@ -32,6 +32,12 @@ NEVER_MS = 1 << 40
 MAX_CHUNK_REQUESTS = 8  # pieces of a transfer that are asked for at once
 
 
+def refuse_unknown(origin: Origin, message: Message) -> None:
+    """Answers a master whose registry is ahead of this node's, so that it asks again; nothing else needs an answer."""
+    if isinstance(message, Follow):
+        origin.reply(FollowRefused(message.uid, message.epoch, 0, False, "this node does not know of the shard yet"))
+
+
 class ReplicaFollower:
     """Owned by the replica's worker: one message at a time."""
 

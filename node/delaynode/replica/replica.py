@@ -33,7 +33,7 @@ from delayregistry.model import ShardObject
 from delayregistry.port import RegistryError
 
 from delaynode.replica.context import ReplicaContext
-from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.follower import ReplicaFollower, refuse_unknown
 from delaynode.replica.hosts.host import CopyHost
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.leadership import Leadership
@@ -227,7 +227,9 @@ class Replica:
             return
         self._follower.stop()
         await self.local.discard("no replica is wanted here")
-        self.discarded = True
+        self.discarded = self.context.node not in self.local.object.spec.replicas  # by now one may be wanted again
+        while self.discarded and self._inbox:
+            refuse_unknown(*self._inbox.popleft())
 
     def withdraw(self) -> bool:
         """The node is stopping: follow nobody any more, so that the shard goes on without this copy, also once another

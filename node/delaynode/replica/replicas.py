@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from delayregistry.model import ClusterSpec, ShardObject
 
 from delaynode.replica.context import ReplicaContext
+from delaynode.replica.follower import refuse_unknown
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
-from delaynode.replication.protocol import Follow, FollowRefused, LeaseRelease, Message
+from delaynode.replication.protocol import LeaseRelease, Message
 from delaynode.replication.transport.peers import Origin
 
 POLL_SECONDS = 0.25
@@ -166,10 +167,8 @@ class Replicas:
         replica = self._by_uid.get(message.uid)
         if replica is not None and not replica.discarded:
             replica.from_master(origin, message)
-        elif isinstance(message, Follow):  # its registry is ahead of this one's
-            origin.reply(
-                FollowRefused(message.uid, message.epoch, 0, False, "this node does not know of the shard yet")
-            )
+        else:
+            refuse_unknown(origin, message)
 
     def origin_lost(self, origin: Origin) -> None:
         for replica in self:

@@ -14,6 +14,7 @@ import numpy as np
 from delaynode.replica.follower import ReplicaFollower
 from delaynode.replica.hosts.maintenance import Maintenance
 from delaynode.replica.leadership import Leadership
+from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 from delaynode.replication.shipping import Shipping
 from delaynode.store.maintenance import persist
@@ -200,3 +201,17 @@ def cuts_for_an_answer_to_what_it_said_earlier(put: Put) -> None:
         await start(self, message)
 
     put(ReplicaFollower, "_start", obedient)
+
+
+@mutation(None, "healthy again: .* target", (38245,))
+def gives_up_for_good_what_is_wanted_again(put: Put) -> None:
+    leave = Replica._leave
+
+    async def for_good(self: Replica) -> None:
+        had = self.local.storage.replica_id
+        await leave(self)
+        if had and not self.local.storage.replica_id:
+            self.discarded = True
+            self._inbox.clear()
+
+    put(Replica, "_leave", for_good)

@@ -1,0 +1,55 @@
+"""A copy that is given up, and what comes in meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from delaynode.replica.replica import Replica
+from delaynode.replication.protocol import Follow, FollowRefused, Message
+from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Version
+
+ELSEWHERE = ShardSpec(1, "orders", 0, ("n1", "n2"), master="n1", epoch=5, incarnation="p1")
+GONE = ShardObject("orders-0", Version("7"), ELSEWHERE, ShardStatus(5, "p1", ("c1", "c2")))
+WANTED_AGAIN = replace(GONE, version=Version("8"), spec=replace(ELSEWHERE, replicas=("n1", "n2", "n3")))
+
+
+class Master:
+    node, incarnation = "n1", "0001"
+
+    def __init__(self) -> None:
+        self.replies: list[Message] = []
+
+    def reply(self, message: Message) -> None:
+        self.replies.append(message)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_master_that_asks_while_the_copy_goes_is_not_left_without_an_answer(heard: bool) -> None:
+    """n3's copy is thrown away, and wanted again before it is gone: seed 38245 of the simulation. heard: n3 knows."""
+    master, follow = Master(), Follow(1, 5, discardable=False)
+    replica: Any = Replica.__new__(Replica)
+
+    async def discard(why: str) -> None:
+        replica._inbox.append((master, follow))
+        if heard:
+            replica.local.object = WANTED_AGAIN
+
+    async def get_shard(name: str) -> ShardObject:
+        return GONE
+
+    replica.uid, replica.name, replica.discarded, replica._inbox = 1, "orders-0", False, deque()
+    replica.context = SimpleNamespace(node="n3", registry=SimpleNamespace(get_shard=get_shard))
+    replica.local = SimpleNamespace(object=GONE, storage=SimpleNamespace(replica_id="c3"), discard=discard)
+    replica._follower = SimpleNamespace(stop=lambda: None)
+    asyncio.run(cast(Replica, replica)._leave())
+
+    if heard:  # it stays, without a copy, and takes the question up
+        assert (replica.discarded, list(replica._inbox), master.replies) == (False, [(master, follow)], [])
+    else:  # the master asks again; then the registry's news will have made another replica
+        assert replica.discarded
+        assert [type(reply) for reply in master.replies] == [FollowRefused]
