@@ -10,28 +10,20 @@ from typing import Any, cast
 
 import pytest
 from delaynode.replica.replica import Replica
-from delaynode.replication.protocol import Follow, FollowRefused, Message
+from delaynode.replication.protocol import Follow, FollowRefused
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Version
+
+from tests.serve.replica.test_follower import Connection
 
 ELSEWHERE = ShardSpec(1, "orders", 0, ("n1", "n2"), master="n1", epoch=5, incarnation="p1")
 GONE = ShardObject("orders-0", Version("7"), ELSEWHERE, ShardStatus(5, "p1", ("c1", "c2")))
 WANTED_AGAIN = replace(GONE, version=Version("8"), spec=replace(ELSEWHERE, replicas=("n1", "n2", "n3")))
 
 
-class Master:
-    node, incarnation = "n1", "0001"
-
-    def __init__(self) -> None:
-        self.replies: list[Message] = []
-
-    def reply(self, message: Message) -> None:
-        self.replies.append(message)
-
-
 @pytest.mark.parametrize("heard", [False, True])
 def test_a_master_that_asks_while_the_copy_goes_is_not_left_without_an_answer(heard: bool) -> None:
     """n3's copy is thrown away, and wanted again before it is gone: seed 38245 of the simulation. heard: n3 knows."""
-    master, follow = Master(), Follow(1, 5, discardable=False)
+    master, follow = Connection(), Follow(1, 5, discardable=False)
     replica: Any = Replica.__new__(Replica)
 
     async def discard(why: str) -> None:
