@@ -225,7 +225,8 @@ class ShardHost(CopyHost):
     def check_in_sync(self, *, appended: bool = False) -> None:
         """Raises Refused when fewer copies are in sync than minInSync. appended: the call's frame is in the log."""
         if self.replication is not None and self.replication.in_sync_size < self.min_in_sync:
-            outcome = "outcome unknown, a retry with the same number is safe" if appended else "nothing was stored"
+            unknown = "outcome unknown, a retry with the same number is safe"
+            outcome = unknown if appended else "this call stored nothing"
             raise Refused(
                 "NOT_ENOUGH_REPLICAS",
                 f"shard {self.name} has {self.replication.in_sync_size} copies in sync, minInSync is "
