@@ -15,8 +15,8 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 class NodeClient:
     """One channel to `endpoint`, which connects at the first call.
 
-    get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest): callables of gRPC, with `timeout` in seconds and
-    `.future()`. options: further ones of the channel.
+    get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest), purge_copy(PurgeCopyRequest): callables of gRPC,
+    with `timeout` in seconds and `.future()`. options: further ones of the channel.
     """
 
     def __init__(self, endpoint: str, options: tuple[tuple[str, int], ...] = ()) -> None:
@@ -26,6 +26,7 @@ class NodeClient:
         self.replica_status = self._method(
             "ReplicationService/ReplicaStatus", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse
         )
+        self.purge_copy = self._method("ReplicationService/PurgeCopy", pb.PurgeCopyRequest, pb.PurgeCopyResponse)
 
     def _method(self, name: str, request: Any, response: Any) -> Any:
         return self._channel.unary_unary(

@@ -74,6 +74,8 @@ class NodeState:
     disk_reserve_bytes: int = 0
     stopped_shards: int = 0
     oldest_write_seconds: float = 0.0
+    orphan_copies: int = 0
+    orphan_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -167,6 +169,8 @@ class NodeCollector(Collector):
             ("delay_disk_reserve_bytes", "New messages are refused when less is free", s.disk_reserve_bytes),
             ("delay_oldest_write_seconds", "How long the oldest write to a log takes already", s.oldest_write_seconds),
             ("delay_shards_stopped", "Copies that can't be used", s.stopped_shards),
+            ("delay_orphan_copies", "Copies on the disk that no shard of the registry has", s.orphan_copies),
+            ("delay_orphan_bytes", "Bytes of these copies", s.orphan_bytes),
             ("delay_connections", "Client connections", self.flow.connections),
         ]
         for name, what, figure in gauges:

@@ -34,7 +34,10 @@ def state(node: Node) -> NodeState:
     behind = clock_behind_ms(node)
     free, reserve = node.disk.poll()
     oldest = node.oldest_write_seconds()
-    return NodeState(node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest)
+    orphans, orphan_bytes = node.orphans()
+    return NodeState(
+        node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest, orphans, orphan_bytes
+    )  # fmt: skip
 
 
 def conditions(node: Node) -> list[NodeCondition]:

@@ -279,6 +279,11 @@ class Node:
         found = (replica.copy for replica in self._replicas or ())
         return [copy for copy in found if copy is not None]
 
+    def orphans(self) -> tuple[int, int]:
+        """Copies on the disk that no shard of the registry has: their number, and their bytes."""
+        stored = () if self._replicas is None else self._replicas.stored
+        return len(stored), sum(copy.disk_bytes for copy in stored)
+
     def unusable(self) -> dict[str, str]:
         """The copies here that can't be used, and why, by shard."""
         why = {replica.name: replica.unusable_reason() for replica in self._replicas or ()}

@@ -51,6 +51,11 @@ class LocalCopy:
     def shard(self) -> Shard | None:
         return self.storage.shard
 
+    def cluster_name(self) -> str | None:
+        """Whose copy it is; None: the spec has not been read."""
+        cluster = self._context.cluster()
+        return None if cluster is None else cluster.name
+
     def damaged(self) -> str | None:
         return self.storage.damage or (self.host.failure if self.host is not None else None)
 

@@ -62,6 +62,7 @@ class Replica:
         self._follower = ReplicaFollower(self.local, context, self.log_event)
         self._stopping = False
         self._withdrawn = False
+        self._kept_for = 0  # the epoch for which a copy is kept that the registry does not want here
         self._learning: asyncio.Task[None] | None = None
         self._worker = asyncio.get_running_loop().create_task(self._run())
         context.replica_leases.raise_min_epoch(self.uid, object_.spec.epoch)
@@ -225,11 +226,23 @@ class Replica:
         replica_id = self.local.storage.replica_id
         if replica_id and found.status is not None and replica_id in found.status.in_sync:
             return
+        if (epoch := self._known_epoch()) > found.spec.epoch:
+            # A registry that was restored from an older state: that copy may have what no other one has.
+            if self._kept_for != epoch:
+                self._kept_for = epoch
+                self.log_event("copy-kept", reason=f"it knows epoch {epoch}, the registry only {found.spec.epoch}")
+            return
         self._follower.stop()
         await self.local.discard("no replica is wanted here")
         self.discarded = self.context.node not in self.local.object.spec.replicas  # by now one may be wanted again
         while self.discarded and self._inbox:
             refuse_unknown(*self._inbox.popleft())
+
+    def _known_epoch(self) -> int:
+        """The highest that this copy, or this process, has heard of."""
+        shard = self.shard
+        persisted = shard.identity.epoch if shard is not None else self.local.storage.persisted_epoch
+        return max(persisted, self.context.replica_leases.min_epoch(self.uid))
 
     def withdraw(self) -> bool:
         """The node is stopping: follow nobody any more, so that the shard goes on without this copy, also once another

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from delayregistry.model import ClusterSpec, ShardObject
+from delayregistry.port import RegistryError
 
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.follower import refuse_unknown
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
+from delaynode.replica.stored_copies import StoredCopies
 from delaynode.replication.protocol import LeaseRelease, Message
 from delaynode.replication.transport.peers import Origin
+from delaynode.store.maintenance import persist
 
 POLL_SECONDS = 0.25
+LOOK_AGAIN_SECONDS = 1.0
+
+
+class NotPurged(Exception):
+    """The copy stays; says why."""
 
 
 class Replicas:
@@ -26,10 +35,13 @@ class Replicas:
         self._loop = asyncio.get_running_loop()
         self._by_uid: dict[int, Replica] = {}
         self._linked: dict[str, None] = {}
+        self.stored = StoredCopies(context)
         self._poller: asyncio.Task[None] | None = None
+        self._looker: asyncio.Task[None] | None = None
         self._linked_to: tuple[str, ...] | None = None
         self._cluster: ClusterSpec | None = None  # as of the last look
-        self.listed = False  # the registry has been read: whatever it wants here is known
+        # The registry has been read, and the disk looked through: each copy here is a Replica's, or in `stored`.
+        self.listed = False
         context.replica_leases.on_silent = lambda node, silent: self._call(self._silent, node, silent)
         context.replica_leases.on_ahead = lambda uid: self._call(self._ahead, uid)
         context.replica_leases.on_higher = lambda uid, epoch: self._call(self._higher, uid, epoch)
@@ -45,8 +57,9 @@ class Replicas:
 
     async def stop(self) -> None:
         """Stop serving and following; every copy is checkpointed."""
-        if self._poller is not None:
-            self._poller.cancel()
+        for task in (self._poller, self._looker):
+            if task is not None:
+                task.cancel()
         results = await asyncio.gather(*(replica.stop() for replica in self), return_exceptions=True)
         for replica, result in zip(self, results, strict=True):
             if isinstance(result, BaseException):
@@ -83,9 +96,22 @@ class Replicas:
             if replica is not None:
                 replica.refresh(object_)
             elif node in object_.spec.replicas:
+                self.stored.forget(object_.spec.uid)
                 self._by_uid[object_.spec.uid] = Replica(object_, self._context)
-        self.listed = True
+        if self._looker is None:
+            self._looker = self._loop.create_task(self._look())
         self._update_links()
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                await self.stored.look(self._by_uid)
+            except OSError as error:
+                self._context.resources.log("copies-not-listed", reason=str(error))
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            else:
+                self.listed = True
+                return
 
     def _update_links(self) -> None:
         """Links to every node that is to have a copy of what is led here."""
@@ -99,6 +125,36 @@ class Replicas:
         if tuple(nodes) != self._linked_to:
             self._linked_to = tuple(nodes)
             self._context.peers.want(tuple(nodes))
+
+    # ------------------------------------------------------------ copies that nobody wants
+    async def purge(self, uid: int, pending: int) -> None:
+        """Delete a copy of which no object knows. pending: as whoever wants it was told. Raises NotPurged."""
+        replica, stored = self._by_uid.get(uid), self.stored.get(uid)
+        if stored is not None:
+            name, directory, found = f"{stored.topic}-{stored.queue}", stored.directory, stored.pending
+        elif replica is not None and not replica.discarded:
+            name, directory = replica.name, replica.local.storage.directory
+            found = replica.shard.index.pending if replica.shard is not None else 0
+        else:
+            raise NotPurged(f"there is no copy with uid {uid:016x} here")
+        try:
+            wanted = await self._context.registry.get_shard(name)
+        except RegistryError as error:
+            raise NotPurged(f"the registry can't be asked whether {name} is wanted: {error}") from error
+        if wanted is not None and wanted.spec.uid == uid:
+            raise NotPurged(f"shard {name} has this copy: it is no orphan")
+        if found != pending:
+            raise NotPurged(f"{found:,} messages are pending in the copy of {name}, not {pending:,}: look again")
+        resources = self._context.resources
+        try:
+            if replica is not None:
+                await replica.stop()
+                del self._by_uid[uid]
+            await self._loop.run_in_executor(resources.pool, partial(persist.discard, resources.files, directory))
+        except OSError as error:
+            raise NotPurged(f"{directory}: {error}") from error
+        self.stored.forget(uid)
+        resources.log("copy-purged", shard=name, uid=f"{uid:016x}", pending=found)
 
     # ------------------------------------------------------------ now and then
     async def _poll_loop(self) -> None:

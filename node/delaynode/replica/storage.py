@@ -19,6 +19,7 @@ from delaynode.replication.protocol import SnapshotChunk
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.marker import is_permanent
+from delaynode.store.maintenance.stored_copy import write_cluster
 from delaynode.store.shard import Shard
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class ReplicaStorage:
         self.replica_id = ""
         self.damage: str | None = None
         self.lasting = False  # the damage that open() found would be found again
+        self.persisted_epoch = 0  # of a copy that can't be opened
         self.newer_format = False  # it is not damaged: a newer program wrote it, and will open it again
         self.fetching: snapshot.IncomingCopy | None = None
         self._files = context.resources.files
@@ -78,12 +80,14 @@ class ReplicaStorage:
             work = partial(persist.recover, files, directory, context.shard_config(spec), replay=False)
             shard, recovery = await self.off_loop(work)
         except (Damaged, NewerFormat, OSError) as error:
-            if copy_id := await self.off_loop(partial(persist.read_copy_id, files, directory)):
+            copy_id, self.persisted_epoch = await self.off_loop(partial(persist.read_copy_id, files, directory))
+            if copy_id:
                 self.replica_id = self._replica_id_of(copy_id)
             self.newer_format = isinstance(error, NewerFormat)
             self.damage, self.lasting = str(error), self.newer_format or is_permanent(error)
             return False
         self._set_shard(shard)
+        await self._write_cluster()
         self._log_event(
             "copy-opened", epoch=shard.identity.epoch, pending=shard.index.pending, units=recovery.units,
             log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes,
@@ -102,7 +106,18 @@ class ReplicaStorage:
         make = partial(persist.create, self._files, self.directory, *identity, config, now, spec.epoch)
         shard = await self.off_loop(make)
         self._set_shard(shard)
+        await self._write_cluster()
         return shard
+
+    async def _write_cluster(self) -> None:
+        """Whose copy this is: should all objects be lost, its cluster takes it up again by itself."""
+        cluster = self.context.cluster()
+        if cluster is None:
+            return
+        try:
+            await self.off_loop(partial(write_cluster, self._files, self.directory, cluster.name))
+        except OSError as error:  # a full disk, say: at the next opening
+            self._log_event("cluster-not-noted", reason=str(error))
 
     async def accept_epoch(self, epoch: int) -> None:
         """Persist it, where it is higher than what was. Raises OSError, Damaged."""

@@ -1,7 +1,8 @@
-"""ReplicaStatus: what this process keeps of each shard, answered from memory."""
+"""ReplicaStatus: what this process keeps of each shard, and what else is on its disk, answered from memory."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import grpc
@@ -9,7 +10,9 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from delaynode.node.node import Node
 from delaynode.replica.replica import Replica
+from delaynode.replica.replicas import NotPurged, Replicas
 from delaynode.replica.role import ReplicaRole
+from delaynode.store.maintenance.stored_copy import StoredCopy
 
 REPLICATION_SERVICE = "delay.v1.ReplicationService"
 
@@ -22,7 +25,10 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
         topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=local.storage.replica_id, role=local.role.name,
         damaged=replica.damaged() or failure or "", beacon_age_ms=-1 if heartbeat_age_ms is None else heartbeat_age_ms,
     )  # fmt: skip
+    if (cluster := local.cluster_name()) is not None:
+        state.cluster = cluster
     if shard is not None:
+        state.pending = shard.index.pending
         state.epoch, state.log_epoch = shard.identity.epoch, shard.log.last_epoch
         state.log_end, state.committed = shard.log.end, shard.committed_offset
         state.kept_epoch = shard.known_status[0]
@@ -37,6 +43,27 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
     return state
 
 
+def _stored_state(copy: StoredCopy) -> pb.ReplicaState:
+    return pb.ReplicaState(
+        topic=copy.topic, queue=copy.queue, uid=copy.uid, entry=copy.copy_id, role=pb.ReplicaState.STORED,
+        damaged=copy.damage or "", beacon_age_ms=-1, epoch=copy.epoch, log_epoch=copy.log_epoch, log_end=copy.log_end,
+        kept_epoch=copy.kept_epoch, kept_in_sync=copy.kept_in_sync, pending=copy.pending, cluster=copy.cluster,
+        disk_bytes=copy.disk_bytes,
+    )  # fmt: skip
+
+
+def answer_of(
+    replicas: Replicas, node: str, incarnation: str, ineligible: str, uids: Container[int] = ()
+) -> pb.ReplicaStatusResponse:
+    """What the node's process has, opened or on disk only. uids: of these shards alone; empty: of all."""
+    answer = pb.ReplicaStatusResponse(node=node, incarnation=incarnation, listed=replicas.listed, unfit=ineligible)
+    for replica in replicas:
+        if (not uids or replica.uid in uids) and replica.role is not ReplicaRole.ABSENT:
+            answer.copies.append(state_of(replica, replicas.heard_ms(replica.uid)))
+    answer.copies.extend(_stored_state(copy) for copy in replicas.stored if not uids or copy.uid in uids)
+    return answer
+
+
 class ReplicationService:
     """The calls that the cluster's own processes make to a node."""
 
@@ -44,23 +71,25 @@ class ReplicationService:
         self._node = node
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        call = grpc.unary_unary_rpc_method_handler(
-            self._status,
-            request_deserializer=pb.ReplicaStatusRequest.FromString,
-            response_serializer=pb.ReplicaStatusResponse.SerializeToString,
-        )
-        return grpc.method_handlers_generic_handler(REPLICATION_SERVICE, {"ReplicaStatus": call})
+        calls: dict[str, tuple[Any, Any, Any]] = {
+            "ReplicaStatus": (self._status, pb.ReplicaStatusRequest, pb.ReplicaStatusResponse),
+            "PurgeCopy": (self._purge, pb.PurgeCopyRequest, pb.PurgeCopyResponse),
+        }
+        rpcs = {
+            name: grpc.unary_unary_rpc_method_handler(
+                serve, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+            )
+            for name, (serve, request, response) in calls.items()
+        }
+        return grpc.method_handlers_generic_handler(REPLICATION_SERVICE, rpcs)
 
     async def _status(self, request: pb.ReplicaStatusRequest, _: Any) -> pb.ReplicaStatusResponse:
         node = self._node
-        uids = set(request.uid)
-        answer = pb.ReplicaStatusResponse(
-            node=node.config.node,
-            incarnation=node.incarnation,
-            listed=node.replicas.listed,
-            unfit=node.ineligible() or "",
-        )
-        for replica in node.replicas:
-            if (not uids or replica.uid in uids) and replica.role is not ReplicaRole.ABSENT:
-                answer.copies.append(state_of(replica, node.replicas.heard_ms(replica.uid)))
-        return answer
+        return answer_of(node.replicas, node.config.node, node.incarnation, node.ineligible() or "", set(request.uid))
+
+    async def _purge(self, request: pb.PurgeCopyRequest, context: Any) -> pb.PurgeCopyResponse:
+        try:
+            await self._node.replicas.purge(request.uid, request.pending)
+        except NotPurged as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._node.config.node}: {error}")
+        return pb.PurgeCopyResponse()

@@ -77,7 +77,7 @@ def test_a_copy_in_a_newer_format_is_not_opened_and_not_changed(what: str) -> No
     assert not is_permanent(caught.value), "it would be marked as damaged"
     for path in [*files_in(disk, "log/"), f"{ROOT}/checkpoint", f"{ROOT}/shard.json"]:
         assert disk.read(path, 0, 1 << 30) == before.read(path, 0, 1 << 30), "the newer program needs it"
-    assert persist.read_copy_id(disk, ROOT) == world.shard.identity.copy_id
+    assert persist.read_copy_id(disk, ROOT) == (world.shard.identity.copy_id, world.shard.identity.epoch)
 
 
 def test_a_copy_of_the_wheels_in_a_newer_format_is_left_aside() -> None:

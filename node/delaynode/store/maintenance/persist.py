@@ -87,12 +87,13 @@ def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
         raise Damaged(f"{path}: {error}") from error
 
 
-def read_copy_id(files: Files, directory: str) -> str:
-    """The copy's id, also where the copy can't be opened; "" where it can't be read."""
+def read_copy_id(files: Files, directory: str) -> tuple[str, int]:
+    """The copy's id and epoch, also where the copy can't be opened; "" and 0 where they can't be read."""
     try:
-        return str(_read_json(files, f"{directory}/shard.json")["copy_id"])
+        content = _read_json(files, f"{directory}/shard.json")
+        return str(content["copy_id"]), int(content["epoch"])
     except (OSError, Damaged, ValueError, TypeError, KeyError):
-        return ""
+        return "", 0
 
 
 def _read_json(files: Files, path: str) -> dict[str, Any]:

@@ -608,8 +608,20 @@ class ReplicaStatusResponse(_message.Message):
     copies: _containers.RepeatedCompositeFieldContainer[ReplicaState]
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., listed: _Optional[bool] = ..., unfit: _Optional[str] = ..., copies: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
 
+class PurgeCopyRequest(_message.Message):
+    __slots__ = ("uid", "pending")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    pending: int
+    def __init__(self, uid: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...
+
+class PurgeCopyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReplicaState(_message.Message):
-    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync", "over_epoch", "not_serving")
+    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync", "over_epoch", "not_serving", "pending", "cluster", "disk_bytes")
     class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ROLE_UNSPECIFIED: _ClassVar[ReplicaState.Role]
@@ -620,6 +632,7 @@ class ReplicaState(_message.Message):
         FETCHING: _ClassVar[ReplicaState.Role]
         DAMAGED: _ClassVar[ReplicaState.Role]
         LEAVING: _ClassVar[ReplicaState.Role]
+        STORED: _ClassVar[ReplicaState.Role]
     ROLE_UNSPECIFIED: ReplicaState.Role
     OPENING: ReplicaState.Role
     SLAVE: ReplicaState.Role
@@ -628,6 +641,7 @@ class ReplicaState(_message.Message):
     FETCHING: ReplicaState.Role
     DAMAGED: ReplicaState.Role
     LEAVING: ReplicaState.Role
+    STORED: ReplicaState.Role
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -646,6 +660,9 @@ class ReplicaState(_message.Message):
     KEPT_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
     OVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     NOT_SERVING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     uid: int
@@ -664,4 +681,7 @@ class ReplicaState(_message.Message):
     kept_in_sync: _containers.RepeatedScalarFieldContainer[str]
     over_epoch: int
     not_serving: str
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ..., over_epoch: _Optional[int] = ..., not_serving: _Optional[str] = ...) -> None: ...
+    pending: int
+    cluster: str
+    disk_bytes: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ..., over_epoch: _Optional[int] = ..., not_serving: _Optional[str] = ..., pending: _Optional[int] = ..., cluster: _Optional[str] = ..., disk_bytes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,58 @@
+"""The copies on this node's disk that no object of the registry has given to this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterator
+from functools import partial
+
+from delaynode.replica.context import ReplicaContext
+from delaynode.store.log.files import Files
+from delaynode.store.maintenance import stored_copy
+from delaynode.store.maintenance.stored_copy import StoredCopy
+
+
+class StoredCopies:
+    """Owned by the event loop. A shard's directory is in here, or a Replica has it, never both."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._by_uid: dict[int, StoredCopy] = {}
+
+    def __iter__(self) -> Iterator[StoredCopy]:
+        return iter(list(self._by_uid.values()))
+
+    def get(self, uid: int) -> StoredCopy | None:
+        return self._by_uid.get(uid)
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def forget(self, uid: int) -> None:
+        """A Replica has the directory from now on, or it is gone."""
+        self._by_uid.pop(uid, None)
+
+    async def look(self, opened: Container[int]) -> None:
+        """Look through the data directory, one copy after the other. opened: uids that replicas have, at any moment.
+
+        Raises OSError where the directory can't be listed; a copy that can't be read counts as damaged.
+        """
+        resources, root = self._context.resources, f"{self._context.data}/shards"
+        run = partial(asyncio.get_running_loop().run_in_executor, resources.pool)
+        for uid, directory in await run(lambda: list(stored_copy.directories(resources.files, root))):
+            if uid in opened:
+                continue
+            found = await run(partial(_read, resources.files, directory))
+            if uid not in opened:
+                self._by_uid[uid] = found
+                resources.log(
+                    "copy-found", shard=f"{found.topic}-{found.queue}", uid=f"{uid:016x}", cluster=found.cluster,
+                    epoch=found.epoch, log_end=found.log_end, pending=found.pending, damaged=found.damage,
+                )  # fmt: skip
+
+
+def _read(files: Files, directory: str) -> StoredCopy:
+    try:
+        return stored_copy.read_stored_copy(files, directory)
+    except OSError as error:
+        return stored_copy.unreadable(directory, str(error))

@@ -1,0 +1,110 @@
+"""A copy on disk that nobody has opened: of which shard it is and what it has, read without changing anything.
+
+<shards' root>/<topic>-<queue>-<uid, 16 hexadecimal digits>/     a copy, see persist.py
+<shard directory>/cluster     the name of the cluster that had the copy last, UTF-8
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from delaynode.store.config import ShardConfig
+from delaynode.store.errors import Damaged, NewerFormat
+from delaynode.store.log.commit_log import CommitLog
+from delaynode.store.log.files import Files
+from delaynode.store.log.frames import FrameKind
+from delaynode.store.maintenance import checkpoint as ck
+from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.marker import check_unmarked
+
+CLUSTER = "cluster"
+_NAME = re.compile(r"(.+)-([0-9]+)-([0-9a-f]{16})")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCopy:
+    """epoch: the highest that the copy has accepted. log_epoch, log_end: of its last whole frame. pending: at most so
+    many messages are not released yet: what came after the checkpoint is counted, released or not. damage: why the
+    copy is of no use, as far as this look shows; then what follows it may be 0.
+    """
+
+    directory: str
+    uid: int
+    topic: str
+    queue: int
+    cluster: str = ""
+    copy_id: str = ""
+    epoch: int = 0
+    damage: str | None = None
+    disk_bytes: int = 0
+    log_epoch: int = 0
+    log_end: int = 0
+    pending: int = 0
+    kept_epoch: int = 0
+    kept_in_sync: tuple[str, ...] = ()
+
+
+def directories(files: Files, root: str) -> Iterator[tuple[int, str]]:
+    """The uid and path of each shard directory that holds a copy, maybe a damaged one."""
+    for name in files.list(root):
+        match = _NAME.fullmatch(name)
+        if match is not None and persist.exists(files, f"{root}/{name}"):
+            yield int(match[3], 16), f"{root}/{name}"
+
+
+def unreadable(directory: str, why: str) -> StoredCopy:
+    """What the directory's name alone tells of the copy."""
+    match = _NAME.fullmatch(directory.rpartition("/")[2])
+    if match is None:
+        raise ValueError(f"{directory} is no shard's directory")
+    return StoredCopy(directory, int(match[3], 16), match[1], int(match[2]), damage=why)
+
+
+def read_stored_copy(files: Files, directory: str) -> StoredCopy:
+    """Reads the log after the checkpoint, so it may take a while. Raises OSError."""
+    found = replace(
+        unreadable(directory, ""), cluster=read_cluster(files, directory), damage=None,
+        disk_bytes=_disk_bytes(files, directory),
+    )  # fmt: skip
+    try:
+        identity, _ = persist.read_identity(files, directory)
+        if identity.uid != found.uid:
+            raise Damaged(f"{directory}/shard.json: of shard {identity.uid:016x}")
+        found = replace(found, copy_id=identity.copy_id, epoch=identity.epoch)
+        check_unmarked(files, directory)
+        read = ck.read(files, f"{directory}/checkpoint")
+        if read is None:
+            raise Damaged(f"{directory}/checkpoint: missing")
+        state = read[0]
+        log = CommitLog.open(files, f"{directory}/log", found.uid, ShardConfig().log_segment_bytes)
+        epoch, end, pending = state.epochs[-1][0] if state.epochs else 0, state.log_offset, state.pending
+        for frame in log.scan(state.log_offset):
+            epoch, end = frame.epoch, frame.end
+            pending += frame.count if frame.kind is FrameKind.APPEND else 0
+    except (Damaged, NewerFormat) as error:
+        return replace(found, damage=str(error))
+    return replace(
+        found, log_epoch=epoch, log_end=end, pending=pending, kept_epoch=state.kept_epoch,
+        kept_in_sync=tuple(state.kept_in_sync),
+    )  # fmt: skip
+
+
+def _disk_bytes(files: Files, directory: str) -> int:
+    paths = [f"{directory}/{name}" for name in files.list(directory)]
+    for part in ("log", "timerlog", "queue"):
+        paths += [f"{directory}/{part}/{name}" for name in files.list(f"{directory}/{part}")]
+    return sum(map(files.size, paths))
+
+
+def read_cluster(files: Files, directory: str) -> str:
+    """The cluster that had the copy last; "" where nothing says so."""
+    path = f"{directory}/{CLUSTER}"
+    return files.read(path, 0, files.size(path)).decode(errors="replace").strip() if files.size(path) else ""
+
+
+def write_cluster(files: Files, directory: str, name: str) -> None:
+    """Say whose the copy is from now on. Raises OSError."""
+    if read_cluster(files, directory) != name:
+        files.replace(f"{directory}/{CLUSTER}", name.encode() + b"\n")
