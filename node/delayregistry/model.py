@@ -50,6 +50,14 @@ class Delivery(StrEnum):
     MASTER_AND_SLAVE = "MasterAndSlave"
 
 
+class BootstrapVolumes(StrEnum):
+    """What becomes of copies on the nodes' disks when a topic's shard has no object."""
+
+    ADOPT = "Adopt"  # one history, of a cluster of our name, and whole: its object is made again
+    REFUSE = "Refuse"  # no shard is made: a person decides
+    IGNORE = "Ignore"  # an empty shard is made, the copies stay beside it
+
+
 class Durability(StrEnum):
     """When a frame counts as stored: on the disk, or in the page cache."""
 
@@ -98,6 +106,7 @@ class ClusterSpec:
     # former master that is only cut off, alone in its in-sync set, needs no lease and serves on beside the new one.
     allow_unclean_failover: bool = False
     replace_after_seconds: int = 600  # a node away for so long loses its replicas to others
+    bootstrap_volumes: BootstrapVolumes = BootstrapVolumes.ADOPT
 
     def __post_init__(self) -> None:
         _within("nodes", self.nodes, 1, 1_000)

@@ -12,7 +12,7 @@ from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of, is_paused
 from delayoperator.crds.definitions import CLUSTER
 from delayrebalance.model import RebalanceError, SearchSettings
-from delayregistry.model import ClusterSpec, Delivery, Durability, TopicSpec, TopicType
+from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +59,7 @@ def test_every_request_arrives() -> None:
                     "maxAttempts": 3, "maxDelay": "1d12h", "maxReleasePerSecond": 500,
                 }
             ],
+            bootstrap={"volumes": "Refuse"},
             failover={"leaseSeconds": 5, "lagSeconds": 7, "replaceAfterSeconds": 60, "allowUnclean": True},
             drained=["n4"],
             storage={"size": "100Gi", "storageClassName": "fast", "deleteWithCluster": True},
@@ -81,8 +82,9 @@ def test_every_request_arrives() -> None:
     )  # fmt: skip
     topic = TopicSpec("orders", 16, TopicType.DELAY, 12 * 3_600_000, 14 * 86_400_000, 3, 36 * 3_600_000, 500)
     assert made.cluster == ClusterSpec(
-        "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60
-    )
+        "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60,
+        BootstrapVolumes.REFUSE,
+    )  # fmt: skip
     defaults = desired_of(body()).cluster
     same = [it.name for it in fields(ClusterSpec) if getattr(made.cluster, it.name) == getattr(defaults, it.name)]
     assert same == ["name"], "one of them could be left out of convert.py, and nobody would see it"

@@ -26,7 +26,7 @@ from delayoperator.cluster.shard_summary import (
 )
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.kube.status import changed, status_of, transitions, was_ready
-from delayoperator.plan import Liveness, ObservedNode
+from delayoperator.plan import Liveness, ObservedNode, OrphanReport
 from delayregistry.model import (
     ClusterSpec,
     Condition,
@@ -287,3 +287,20 @@ def test_a_cluster_that_gets_its_first_copies_has_not_been_complete_yet() -> Non
     assert said(fresh, "Progressing").reason is Reason.COPIES_COMING
     assert said(fresh, "Degraded").reason is Reason.HEALTHY
     assert was_ready(_status(replace(WELL, was_ready=False), {}))
+
+
+def test_copies_without_an_object_are_said_with_their_messages() -> None:
+    orphans = OrphanReport(
+        orphans=("orders-0: 00000000000000ab on n0 (5 pending): no topic has this shard",), pending=5
+    )
+    degraded = said(replace(WELL, orphans=orphans), "Degraded")
+    assert (degraded.status, degraded.reason) == (True, Reason.ORPHANED_COPIES)
+    assert degraded.message.startswith("up to 5 messages in copies without a DelayShard: orders-0: ")
+    assert degraded.message.endswith("See docs/operations.md#orphanedcopies")
+
+
+def test_shards_that_wait_for_what_nodes_have_are_progress() -> None:
+    waiting = OrphanReport(waiting=("orders-0", "orders-1"), unheard=("n2",))
+    progressing = said(replace(WELL, orphans=waiting), "Progressing")
+    assert (progressing.status, progressing.reason) == (True, Reason.VOLUMES_UNREAD)
+    assert progressing.message == "2 shards wait until these nodes have said what their volumes have: n2"

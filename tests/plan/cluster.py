@@ -110,6 +110,7 @@ class Cluster:
     def apply(self, action: Action) -> bool:
         """Write as a registry does: False at another version. Fails where an invariant would break."""
         if isinstance(action, CreateShard):
+            assert action.uid is None, "no object of this world is ever deleted"
             spec = ShardSpec(self._number(), action.topic, action.queue, action.replicas)
             assert len(set(spec.replicas)) == len(spec.replicas) > 0
             if spec.name in self.shards:

@@ -12,9 +12,20 @@ from typing import Any
 
 import pytest
 from delayoperator.control_loop.loop import ControlLoop, LoopClock
-from delayregistry.model import ClusterSpec, NodeLease, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
+from delayregistry.model import (
+    BootstrapVolumes,
+    ClusterSpec,
+    NodeLease,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    TopicSpec,
+    Version,
+)
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
+
+SPEC = ClusterSpec("local", 2, (TopicSpec("orders", 2),), bootstrap_volumes=BootstrapVolumes.IGNORE)
 
 
 class Faulty:
@@ -62,7 +73,11 @@ class World:
 
     def request(self, **changes: Any) -> None:
         found = self.registry.read_cluster()
-        spec = found.spec if found else ClusterSpec("local", 2, (TopicSpec("orders", 2),))
+        spec = (
+            found.spec
+            if found
+            else ClusterSpec("local", 2, (TopicSpec("orders", 2),), bootstrap_volumes=BootstrapVolumes.IGNORE)
+        )
         self.registry.put_cluster(replace(spec, **changes), found.version if found else None)
 
     def start(self, node: str, incarnation: str) -> None:

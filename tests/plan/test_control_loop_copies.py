@@ -15,6 +15,7 @@ from delayoperator.control_loop.replica_queries import PATROL_MS
 from delayoperator.control_loop.term_starts import TAKE_UP_MS
 from delayoperator.plan import CopyView
 from delayregistry.model import (
+    BootstrapVolumes,
     ClusterSpec,
     ConditionType,
     Handover,
@@ -308,7 +309,8 @@ def test_a_node_lost_for_good_is_replaced_and_a_restarted_loop_counts_anew(world
 def test_a_thousand_terms_begin_in_one_round(tmp_path: Path) -> None:
     """A lost node of a large cluster costs as many compare-and-swaps; about a second where fsync takes 5 ms."""
     registry = SqliteRegistry(tmp_path / "registry.db", create=True)
-    registry.put_cluster(ClusterSpec("local", 2, (TopicSpec("t", 1_000),)), None)
+    topics = (TopicSpec("t", 1_000),)
+    registry.put_cluster(ClusterSpec("local", 2, topics, bootstrap_volumes=BootstrapVolumes.IGNORE), None)
     uids = itertools.count(1)
     loop = ControlLoop(registry, lambda: next(uids), lambda event: None, LoopClock(lambda: 0, lambda: 0), writers=32)
     registry.renew_lease(NodeLease("n0", "a", "n0:1", "h"))

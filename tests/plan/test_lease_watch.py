@@ -123,3 +123,12 @@ def test_a_node_is_where_its_present_process_says() -> None:
     for number, said in enumerate(["east", "east", "west"]):
         view = watch.update([NodeLease("n0", f"p{number}", "e", "h", zone=said)], number, number)["n0"]
         assert view.zone == said
+
+
+def test_a_node_that_never_had_a_lease_is_gone_after_the_whole_time() -> None:
+    watch = LeaseWatch(3_000, max_gap_ms=1_500, gone_ms=6_000)
+    for now_ms in range(0, 6_000, 500):
+        assert watch.update([], now_ms, now_ms, ["n0"]) == {}
+    assert watch.update([], 6_000, 6_000, ["n0"])["n0"].replaceable
+    watch.lost_contact()
+    assert watch.update([], 6_500, 6_500, ["n0"]) == {}, "what it did meanwhile is not known"

@@ -6,11 +6,16 @@ from collections import Counter
 from dataclasses import replace
 
 from delayoperator.plan import CreateShard, Liveness, Observed, ObservedNode, plan
-from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
+from delayregistry.model import BootstrapVolumes, ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ALIVE = ObservedNode(Liveness.ALIVE, "a")
+
+
+def cluster_of(nodes: int, *topics: TopicSpec, replicas: int = 1) -> ClusterSpec:
+    """A cluster whose shards are made without a word of what nodes have: see test_plan_bootstrap.py."""
+    return ClusterSpec("local", nodes, topics, replicas=replicas, bootstrap_volumes=BootstrapVolumes.IGNORE)
 
 
 def created(actions: list[object]) -> list[CreateShard]:
@@ -37,7 +42,7 @@ def test_replicas_and_masters_of_a_new_cluster_are_balanced_within_one(
     nodes: int, replicas: int, queues: list[int]
 ) -> None:
     topics = tuple(TopicSpec(f"t{number}", count) for number, count in enumerate(queues))
-    cluster = ClusterSpec("local", nodes, topics, replicas=min(replicas, nodes))
+    cluster = cluster_of(nodes, *topics, replicas=min(replicas, nodes))
     actions = created([*plan(cluster, Observed())])
     assert len(actions) == sum(queues)
     assert all(len(set(action.replicas)) == cluster.replicas for action in actions)
@@ -50,7 +55,7 @@ def test_replicas_and_masters_of_a_new_cluster_are_balanced_within_one(
 
 
 def test_more_queues_add_shards_and_leave_the_others_alone() -> None:
-    cluster = ClusterSpec("local", 3, (TopicSpec("orders", 5),))
+    cluster = cluster_of(3, TopicSpec("orders", 5))
     shards = tuple(existing(ShardSpec(queue + 1, "orders", queue, (f"n{queue}",))) for queue in range(3))
     actions = created([*plan(cluster, Observed(shards))])
     assert [(action.queue, action.replicas) for action in actions] == [(3, ("n0",)), (4, ("n1",))]
@@ -59,19 +64,19 @@ def test_more_queues_add_shards_and_leave_the_others_alone() -> None:
 
 def test_a_topic_is_spread_even_when_another_one_is_not() -> None:
     crowd = tuple(existing(ShardSpec(queue + 1, "old", queue, ("n0",))) for queue in range(9))
-    cluster = ClusterSpec("local", 3, (TopicSpec("old", 9), TopicSpec("new", 6)))
+    cluster = cluster_of(3, TopicSpec("old", 9), TopicSpec("new", 6))
     places = [action.replicas[0] for action in created([*plan(cluster, Observed(crowd))])]
     assert Counter(places) == {"n0": 2, "n1": 2, "n2": 2}
 
 
 def test_dead_nodes_get_no_new_shards_but_unseen_ones_do() -> None:
-    cluster = ClusterSpec("local", 3, (TopicSpec("orders", 4),))
+    cluster = cluster_of(3, TopicSpec("orders", 4))
     seen = Observed(nodes={"n0": ALIVE, "n1": ObservedNode(Liveness.DEAD, "b")})
     assert {action.replicas[0] for action in created([*plan(cluster, seen)])} == {"n0", "n2"}
 
 
 def test_dead_nodes_are_taken_when_there_are_too_few_others() -> None:
-    cluster = ClusterSpec("local", 3, (TopicSpec("orders", 1),), replicas=2)
+    cluster = cluster_of(3, TopicSpec("orders", 1), replicas=2)
     dead = ObservedNode(Liveness.DEAD, "b")
     seen = Observed(nodes={"n0": dead, "n1": dead, "n2": ALIVE})
     (action,) = created([*plan(cluster, seen)])
@@ -79,7 +84,7 @@ def test_dead_nodes_are_taken_when_there_are_too_few_others() -> None:
 
 
 def test_a_shard_on_a_node_that_is_no_longer_wanted_is_left_there() -> None:
-    cluster = ClusterSpec("local", 1, (TopicSpec("orders", 1),))
+    cluster = cluster_of(1, TopicSpec("orders", 1))
     spec = ShardSpec(1, "orders", 0, ("n7",), master="n7", epoch=1, incarnation="a")
     assert plan(cluster, Observed((existing(spec),), {"n7": ALIVE})) == []
     assert plan(replace(cluster, nodes=2), Observed((existing(spec),), {"n7": ALIVE})) == []

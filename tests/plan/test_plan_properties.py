@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from delayoperator.plan import (
     Action,
+    AdoptCopies,
     ChangeSpec,
     CopyView,
     CreateShard,
@@ -17,8 +18,10 @@ from delayoperator.plan import (
     ObservedRole,
     SetConditions,
     plan,
+    report_orphans,
 )
 from delayregistry.model import (
+    BootstrapVolumes,
     ClusterSpec,
     Condition,
     ConditionType,
@@ -37,6 +40,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.plan.cluster import Cluster
 
+NAMES = ("local", "local", "local", "other", "")  # of the clusters that copies on disks are of
+PARTIAL = (ObservedRole.FETCHING, ObservedRole.LEAVING)
 NODES = ("n0", "n1", "n2", "n3")
 node_ids = st.sampled_from(NODES)
 incarnations = st.sampled_from(["a", "b", "c"])
@@ -93,6 +98,20 @@ def any_shard(draw: st.DrawFn, topic: str, queue: int) -> ShardObject:
 
 
 @st.composite
+def stored_copies(draw: st.DrawFn) -> Mapping[str, CopyView]:
+    """Copies of one uid that no object has, by node."""
+    topic, queue = draw(st.sampled_from("abcd")), draw(st.integers(0, 5))
+    numbers = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))
+    views = st.builds(
+        lambda three, role, cluster: CopyView("c", "a", *three, role=role, topic=topic, queue=queue, cluster=cluster),
+        numbers,
+        st.sampled_from(ObservedRole),
+        st.sampled_from(NAMES),
+    )
+    return draw(st.dictionaries(node_ids, views, min_size=1, max_size=3))
+
+
+@st.composite
 def any_world(draw: st.DrawFn) -> tuple[ClusterSpec, Observed]:
     topics = tuple(TopicSpec(name, draw(st.integers(1, 5))) for name in sorted(draw(st.sets(st.sampled_from("abc")))))
     cluster = ClusterSpec(
@@ -102,6 +121,7 @@ def any_world(draw: st.DrawFn) -> tuple[ClusterSpec, Observed]:
         replicas=draw(st.integers(1, 3)),
         drained=tuple(draw(st.lists(node_ids, unique=True, max_size=2))),
         allow_unclean_failover=draw(st.booleans()),
+        bootstrap_volumes=draw(st.sampled_from(BootstrapVolumes)),
     )
     keys = draw(st.sets(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), max_size=6))
     shards = tuple(draw(any_shard(topic, queue)) for topic, queue in sorted(keys))
@@ -123,7 +143,8 @@ def any_world(draw: st.DrawFn) -> tuple[ClusterSpec, Observed]:
     answered = draw(st.dictionaries(node_ids, incarnations))
     unfit = draw(st.dictionaries(node_ids, st.just("its clock"), max_size=1))
     ended = draw(st.frozensets(incarnations, max_size=2))
-    return cluster, Observed(shards, nodes, copies, answered, unfit, ended)
+    unclaimed = {uid: draw(stored_copies()) for uid in draw(st.sets(st.integers(100, 103)))}
+    return cluster, Observed(shards, nodes, copies, answered, unfit, ended, unclaimed=unclaimed)
 
 
 def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, ShardObject]:
@@ -131,7 +152,7 @@ def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, Shar
     after = dict(shards)
     if isinstance(action, CreateShard):
         name = shard_name(action.topic, action.queue)
-        spec = ShardSpec(7, action.topic, action.queue, action.replicas)
+        spec = ShardSpec(action.uid or 7, action.topic, action.queue, action.replicas, epoch=action.epoch)
         after.setdefault(name, ShardObject(name, Version("0"), spec))
         return after
     current = after[action.shard.name]
@@ -140,6 +161,8 @@ def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, Shar
     if isinstance(action, SetConditions):
         stamped = tuple(replace(condition, since_ms=1) for condition in action.conditions)
         after[current.name] = replace(current, version=version, conditions=stamped)
+    elif isinstance(action, AdoptCopies):
+        after[current.name] = replace(current, version=version, spec=action.spec, status=action.status)
     else:
         after[current.name] = replace(current, version=version, spec=action.spec)
     return after
@@ -150,8 +173,15 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
     assert action.reason
     if isinstance(action, CreateShard):
         assert len(set(action.replicas)) == len(action.replicas) > 0
+        check_made(cluster, action, observed)
         return
     shard = action.shard
+    if isinstance(action, AdoptCopies):
+        assert shard.status is None
+        assert cluster.bootstrap_volumes is BootstrapVolumes.ADOPT
+        assert (action.spec.uid, action.spec.name, action.spec.master) == (shard.spec.uid, shard.name, None)
+        assert action.spec.epoch == action.status.serving_epoch >= shard.spec.epoch
+        return
     if isinstance(action, SetConditions):
         assert action.conditions != shard.conditions
         assert all(condition.message for condition in action.conditions)
@@ -190,6 +220,30 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
         )
 
 
+def check_made(cluster: ClusterSpec, action: CreateShard, observed: Observed) -> None:
+    """Nothing that was stored is hidden by an empty shard, unless people said so."""
+    if cluster.bootstrap_volumes is BootstrapVolumes.IGNORE:
+        assert action.uid is None
+        return
+    found = {
+        uid: copies
+        for uid, copies in observed.unclaimed.items()
+        if any(copy.shard == action.name and copy.log_end > 0 for copy in copies.values())
+    }
+    for node in cluster.node_ids:
+        view = observed.node(node)
+        assert view.replaceable or observed.answered[node] == view.incarnation, "a node has not said what it has"
+    if action.uid is None:
+        whole = [copy for copies in found.values() for copy in copies.values() if copy.role not in PARTIAL]
+        assert not [copy for copy in whole if copy.log_end > 0]
+        return
+    assert cluster.bootstrap_volumes is BootstrapVolumes.ADOPT
+    copies = observed.unclaimed[action.uid]
+    assert {copy.cluster for copy in copies.values()} == {cluster.name}
+    assert action.epoch == max(copy.epoch for copy in copies.values() if copy.role not in PARTIAL)
+    assert set(action.replicas) <= copies.keys()
+
+
 def check_dropped(action: ChangeSpec, observed: Observed) -> None:
     shard = action.shard
     dropped = set(shard.spec.replicas) - set(action.spec.replicas)
@@ -221,8 +275,11 @@ def test_plans_converge_from_any_world_and_then_nothing_moves(world: tuple[Clust
         if not actions:
             break
     assert actions == []
+    waits = report_orphans(cluster, replace(observed, shards=tuple(shards.values())))
+    explained = {*waits.waiting, *(said.partition(":")[0] for said in waits.orphans)}
     for topic in cluster.topics:
-        assert all(shard_name(topic.name, queue) in shards for queue in range(topic.queues))
+        names = {shard_name(topic.name, queue) for queue in range(topic.queues)}
+        assert names <= shards.keys() | explained, "made, or it is said why not"
 
 
 @settings(deadline=None)

@@ -15,6 +15,7 @@ from delayoperator.plan import (
     plan,
 )
 from delayregistry.model import (
+    BootstrapVolumes,
     Condition,
     ConditionType,
     Durability,
@@ -283,7 +284,8 @@ def test_a_first_term_is_refused_while_a_replica_is_away() -> None:
 def test_data_without_a_status_is_not_called_new() -> None:
     nodes = {"n1": alive("a"), "n2": alive("b")}
     lost = shard(replace(NEW, epoch=9))
-    action = planned(lost, nodes, {"n2": copy("c2", 9, 5)}, answered=["n1"])
+    refusing = replace(CLUSTER, nodes=2, replicas=2, bootstrap_volumes=BootstrapVolumes.REFUSE)
+    action = planned(lost, nodes, {"n2": copy("c2", 9, 5)}, answered=["n1"], cluster=refusing)
     assert refusal(action) == "StatusLost"
     assert action is not None
     assert "delayctl adopt" in action.reason

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from delayoperator.plan import ChangeSpec, CreateShard, Liveness, Observed, ObservedNode, plan
 from delayoperator.plan.planner import MAX_MOVES
-from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
+from delayregistry.model import BootstrapVolumes, ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicSpec, Version
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,8 @@ def views(*zones: str) -> dict[str, ObservedNode]:
 
 
 def placed(nodes: dict[str, ObservedNode], replicas: int, queues: int = 6) -> list[tuple[str, ...]]:
-    spec = ClusterSpec("local", len(nodes), (TopicSpec("t", queues),), replicas=replicas)
+    topics = (TopicSpec("t", queues),)
+    spec = ClusterSpec("local", len(nodes), topics, replicas=replicas, bootstrap_volumes=BootstrapVolumes.IGNORE)
     return [action.replicas for action in plan(spec, Observed(nodes=nodes)) if isinstance(action, CreateShard)]
 
 

@@ -10,6 +10,7 @@ import pytest
 from delayregistry.codec import BadRecord, dumps, loads, loads_tuple
 from delayregistry.model import (
     BadSpec,
+    BootstrapVolumes,
     ClusterSpec,
     Condition,
     ConditionType,
@@ -66,6 +67,7 @@ clusters = drawn(
     drained=st.lists(node, unique=True).map(tuple),
     allow_unclean_failover=st.booleans(),
     replace_after_seconds=st.integers(1, 10**6),
+    bootstrap_volumes=st.sampled_from(BootstrapVolumes),
 )
 specs = drawn(
     ShardSpec,

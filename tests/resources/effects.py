@@ -46,6 +46,7 @@ EFFECTS: Mapping[str, Effect] = {
     "failover.lagSeconds": Effect.NEXT_TERM,
     "failover.replaceAfterSeconds": Effect.OPERATOR,
     "failover.allowUnclean": Effect.LIVE,
+    "bootstrap.volumes": Effect.OPERATOR,
     "storage.size": Effect.OBJECTS,
     "storage.storageClassName": Effect.FIXED,
     "storage.deleteWithCluster": Effect.OBJECTS,

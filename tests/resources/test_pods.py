@@ -15,7 +15,7 @@ from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
 from delayoperator.resources import ClusterView
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
 from delayoperator.resources.view import PodSpec, VolumeRequest
-from delayregistry.model import Durability
+from delayregistry.model import BootstrapVolumes, Durability
 from pydantic import BaseModel
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, container, pod_spec, stateful_set
@@ -212,6 +212,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "failover.leaseSeconds": desired(lease_seconds=5),
     "failover.lagSeconds": desired(lag_seconds=5),
     "failover.replaceAfterSeconds": desired(replace_after_seconds=60),
+    "bootstrap.volumes": desired(bootstrap_volumes=BootstrapVolumes.REFUSE),
     "failover.allowUnclean": desired(allow_unclean_failover=True),
     "storage.size": lambda view: replace(view, storage=VolumeRequest("300Gi", "fast")),
     "storage.deleteWithCluster": lambda view: replace(view, storage=VolumeRequest("200Gi", "fast")),
@@ -236,6 +237,7 @@ def test_the_table_is_tested_as_a_whole() -> None:
 def test_the_table_knows_every_field_that_people_can_write() -> None:
     """The table names the parts of some fields, since they differ in effect."""
     parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.StorageModel}
+    parts |= {"bootstrap": crd.BootstrapModel}
     for name in written(DelayClusterSpec):
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
         assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below

@@ -34,8 +34,9 @@ Json = dict[str, Any]
 class KubeRegistry:
     """See the package. owner: whose the objects are that are created; given, this is the operator's registry.
 
-    pod_uid: of this process's pod. log: gets events, from other threads; otherwise they go to stderr as JSON lines.
-    watch_s, grace_s: see kube/watch.py. The client stays the caller's to close.
+    pod_uid: of this process's pod. manager: who is said to write, if neither a node nor the operator does. log: gets
+    events, from other threads; otherwise they go to stderr as JSON lines. watch_s, grace_s: see kube/watch.py. The
+    client stays the caller's to close.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class KubeRegistry:
         owner: OwnerReference | None = None,
         *,
         pod_uid: str = "",
+        manager: str | None = None,
         log: Log | None = None,
         watch_s: float = WATCH_S,
         grace_s: float = GRACE_S,
@@ -53,7 +55,7 @@ class KubeRegistry:
         self._client, self._owner, self._pod_uid = client, owner, pod_uid
         self._names = names = Names(namespace, cluster)
         self._log: Log = log or EventLog()
-        self._by = {"fieldManager": OPERATOR_MANAGER if owner is not None else NODE_MANAGER}
+        self._by = {"fieldManager": manager or (OPERATOR_MANAGER if owner is not None else NODE_MANAGER)}
         self._shards = Mirror(lambda obj: objects.read_shard(names, obj), self._unreadable("DelayShard"))
         self._settings = Mirror(objects.read_settings, self._unreadable("ConfigMap"))
         self._watches = (

@@ -16,7 +16,7 @@ from delayoperator.cluster.reasons import DEGRADED, Reason, with_page
 from delayoperator.cluster.restart import RestartPod, RestartWaits
 from delayoperator.cluster.shard_summary import PodView, ShardSummary, counted_of, some
 from delayoperator.cluster.volumes import Volumes
-from delayoperator.plan import Liveness, ObservedNode
+from delayoperator.plan import Liveness, ObservedNode, OrphanReport
 
 MAX_MESSAGE_CHARS = 1_500  # of a message: a describe has to stay readable, and an object small
 
@@ -43,7 +43,7 @@ class ClusterObservation:
 
     invalid: why the present spec can't be accepted. has_accepted_spec: an earlier one is kept up.
     was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
-    rebalancing: which plans are carried out, and how far they are; "": none.
+    rebalancing: which plans are carried out, and how far they are; "": none. orphans: copies without a DelayShard.
     """
 
     name: str
@@ -60,6 +60,7 @@ class ClusterObservation:
     was_ready: bool = False
     problems: Sequence[ClusterProblem] = ()
     rebalancing: str = ""
+    orphans: OrphanReport = field(default_factory=OrphanReport)
 
 
 def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:
@@ -110,6 +111,10 @@ def _rebalancing(seen: ClusterObservation) -> ConditionUpdate:
 
 def _under_way(seen: ClusterObservation) -> Iterator[tuple[Reason, str]]:
     counted = seen.shard_summary
+    if seen.orphans.waiting:
+        many = counted_of(len(seen.orphans.waiting), "shard")
+        nodes = ", ".join(seen.orphans.unheard)
+        yield Reason.VOLUMES_UNREAD, f"{many} wait until these nodes have said what their volumes have: {nodes}"
     if not seen.was_ready and counted.unsynced and not counted.unserved:
         yield Reason.COPIES_COMING, f"copies of {counted_of(len(counted.unsynced), 'new shard')} are being made"
     if seen.sizes.leaving:
@@ -145,6 +150,9 @@ def _problems(seen: ClusterObservation) -> Iterator[ClusterProblem]:
         yield ClusterProblem(Reason.INVALID_SPEC, "; ".join(seen.invalid))
     if counted.blocked:
         yield ClusterProblem(Reason.SHARDS_BLOCKED, some(counted.blocked))
+    if seen.orphans.orphans:
+        message = f"up to {counted_of(seen.orphans.pending, 'message')} in copies without a DelayShard"
+        yield ClusterProblem(Reason.ORPHANED_COPIES, f"{message}: {some(seen.orphans.orphans)}")
     if counted.risked:
         yield ClusterProblem(Reason.ACKNOWLEDGED_AT_RISK, some(counted.risked))
     stopped = [f"{pod.name} ({pod.stopped})" for pod in seen.pods if _is_failing(pod)]

@@ -25,9 +25,11 @@ class Reason(StrEnum):
     MOVING_SHARDS = "MovingShards"
     COPIES_COMING = "CopiesComing"  # of a new cluster: its shards are served and get their other copies
     PODS_STARTING = "PodsStarting"
+    VOLUMES_UNREAD = "VolumesUnread"  # no shard is made before every node has said what its volume has
     # Degraded
     OPERATOR_ERROR = "OperatorError"  # a fault of the operator's own
     SHARDS_BLOCKED = "ShardsBlocked"  # a shard may have no master: what its condition says is missing
+    ORPHANED_COPIES = "OrphanedCopies"  # copies on volumes that no DelayShard knows wait for a person's word
     ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a term began though acknowledged messages may be missing
     INVALID_SPEC = "InvalidSpec"  # the spec can't be accepted; the last good one stands
     NAME_TAKEN = "NameTaken"  # an object of a name that the cluster needs belongs to another owner
@@ -56,10 +58,10 @@ class Reason(StrEnum):
 
 
 DEGRADED = (  # the worst first: a condition names the first that holds
-    Reason.OPERATOR_ERROR, Reason.SHARDS_BLOCKED, Reason.ACKNOWLEDGED_AT_RISK, Reason.INVALID_SPEC, Reason.NAME_TAKEN,
-    Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.APPLY_FAILED, Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK,
-    Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC, Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW,
-    Reason.REBALANCE_FAILED,
+    Reason.OPERATOR_ERROR, Reason.SHARDS_BLOCKED, Reason.ORPHANED_COPIES, Reason.ACKNOWLEDGED_AT_RISK,
+    Reason.INVALID_SPEC, Reason.NAME_TAKEN, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.APPLY_FAILED,
+    Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC, Reason.MOVES_HELD,
+    Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
 )  # fmt: skip
 NEEDS_PAGE = frozenset({*DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING})
 

@@ -17,6 +17,9 @@ from delayoperator.plan import Liveness, ObservedNode
 STABLE_AFTER_MS = 10_000  # a process this old has its copies open and its clients back
 
 
+NEVER_CAME = ObservedNode(Liveness.DEAD, replaceable=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _ObservedLease:
     lease: NodeLease  # as it was when it was seen to change last
@@ -39,9 +42,13 @@ class LeaseWatch:
         self._max_gap_ms = max_gap_ms
         self._seen: dict[str, _ObservedLease] = {}
         self._updated_ms: int | None = None
+        self._absent_since_ms: dict[str, int] = {}  # nodes without a lease
 
-    def update(self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int) -> Mapping[str, ObservedNode]:
-        """One view per lease. The leases were asked for and answered at these monotonic times."""
+    def update(
+        self, leases: Iterable[NodeLease], asked_ms: int, answered_ms: int, expected: Iterable[str] = ()
+    ) -> Mapping[str, ObservedNode]:
+        """One view per lease, and of each `expected` node that has had none for so long that it is gone. The leases
+        were asked for and answered at these monotonic times."""
         blind = self._updated_ms is None or asked_ms - self._updated_ms > self._max_gap_ms
         self._updated_ms = answered_ms
         current: dict[str, _ObservedLease] = {}
@@ -56,7 +63,13 @@ class LeaseWatch:
                 started_ms = before.started_ms if before is not None and known else answered_ms
                 current[lease.node] = _ObservedLease(lease, answered_ms, moved, started_ms)
         self._seen = current
-        return {node: self._view(sight, asked_ms) for node, sight in current.items()}
+        absent = {} if blind else self._absent_since_ms
+        self._absent_since_ms = {node: absent.get(node, answered_ms) for node in expected if node not in current}
+        views = {node: self._view(sight, asked_ms) for node, sight in current.items()}
+        for node, since_ms in self._absent_since_ms.items():
+            if asked_ms - since_ms >= self._replace_after_ms:
+                views[node] = NEVER_CAME
+        return views
 
     def lost_contact(self) -> None:
         """The registry did not answer, or took no write: what the leases did meanwhile is not known."""

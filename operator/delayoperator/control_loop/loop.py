@@ -24,13 +24,17 @@ from delayoperator.control_loop.probe import NullProber, Prober
 from delayoperator.control_loop.replica_queries import ReplicaQueries
 from delayoperator.plan import (
     Action,
+    AdoptCopies,
     ChangeSpec,
     CreateShard,
     Observed,
     ObservedNode,
+    OrphanReport,
     SetConditions,
     StartTerm,
+    missing_shards,
     plan_isolating,
+    report_orphans,
 )
 
 POLL_MS = 50
@@ -96,7 +100,9 @@ class ControlLoop:
         self._read_at: int | None = None  # the registry's version at which _cluster and _shards were read
         self._cluster: ClusterSpec | None = None
         self._shards: tuple[ShardObject, ...] = ()
+        self._missing = False  # a topic has a shard that is not among them
         self._nodes: Mapping[str, ObservedNode] = {}
+        self._orphans = OrphanReport()
         # Input of the last plan that had nothing to do: registry version, nodes, ended processes, whether paused.
         self._stable_world: tuple[int | None, Mapping[str, ObservedNode], frozenset[str], bool] | None = None
 
@@ -104,6 +110,11 @@ class ControlLoop:
     def nodes(self) -> Mapping[str, ObservedNode]:
         """By node id, as their leases showed them when they were last looked at. From any thread."""
         return self._nodes
+
+    @property
+    def orphans(self) -> OrphanReport:
+        """As of the last plan. From any thread."""
+        return self._orphans
 
     def run(
         self,
@@ -166,15 +177,18 @@ class ControlLoop:
         if self._cluster is None:
             return Round()
         now_ms = self._clock.monotonic_ms()
-        self._nodes = nodes = self._watch_for(self._cluster).update(leases, asked_ms, now_ms)
+        self._nodes = nodes = self._watch_for(self._cluster).update(leases, asked_ms, now_ms, self._cluster.node_ids)
         ended = self._ended()
         paused = self._paused()
         world = self._read_at, nodes, ended, paused
         seen = Observed(self._shards, nodes, ended=ended)
-        answered = self._queries.query(seen, leases, now_ms, changed=world != self._stable_world)
+        answered = self._queries.query(
+            seen, leases, now_ms, changed=world != self._stable_world, missing=self._missing and not paused
+        )
         if answered is None:
             return Round()
         actions = plan_isolating(self._cluster, answered)
+        self._orphans = report_orphans(self._cluster, answered)
         if paused:
             actions = [action for action in actions if isinstance(action, StartTerm | SetConditions)]
         outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)
@@ -207,6 +221,7 @@ class ControlLoop:
         cluster = self._registry.read_cluster()
         self._cluster = None if cluster is None else cluster.spec
         self._shards = self._registry.list_shards()
+        self._missing = cluster is not None and any(missing_shards(cluster.spec, self._shards))
         self._read_at = version
 
     def _watch_for(self, cluster: ClusterSpec) -> LeaseWatch:
@@ -243,7 +258,13 @@ class ControlLoop:
     def _write(self, action: Action) -> None:
         match action:
             case CreateShard():
-                self._registry.create_shard(ShardSpec(self._new_uid(), action.topic, action.queue, action.replicas))
+                uid = self._new_uid() if action.uid is None else action.uid
+                spec = ShardSpec(uid, action.topic, action.queue, action.replicas, epoch=action.epoch)
+                self._registry.create_shard(spec)
+            case AdoptCopies():
+                # The epoch first: without a status nobody can be chosen yet.
+                version = self._registry.write_spec(action.shard.name, action.spec, action.shard.version)
+                self._registry.write_status(action.shard.name, action.status, version)
             case StartTerm() | ChangeSpec():
                 self._registry.write_spec(action.shard.name, action.spec, action.shard.version)
             case SetConditions():
@@ -267,7 +288,11 @@ def _stamped(action: SetConditions, now_ms: int) -> tuple[Condition, ...]:
 def _described(action: Action) -> dict[str, object]:
     match action:
         case CreateShard():
-            what: dict[str, object] = {"shard": f"{action.topic}-{action.queue}", "epoch": 0}
+            what: dict[str, object] = {"shard": f"{action.topic}-{action.queue}", "epoch": action.epoch}
+            if action.uid is not None:
+                what["uid"] = f"{action.uid:016x}"
+        case AdoptCopies():
+            what = {"shard": action.shard.name, "epoch": action.spec.epoch}
         case StartTerm():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch, "node": action.spec.master}
         case ChangeSpec():

@@ -152,18 +152,19 @@ class PatientProber:
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         """The answers by node id; a node that gives none in time is missing."""
         request = delay_pb2.ReplicaStatusRequest()
-        for lease in leases:
-            if lease.endpoint not in self._clients:
-                self._clients[lease.endpoint] = NodeClient(self._dial(lease.endpoint))
-        calls = {
-            lease.node: self._clients[lease.endpoint].replica_status.future(request, timeout=TERMINAL_S)
-            for lease in leases
-        }
+        clients = {lease.node: self.client(lease.endpoint) for lease in leases}
+        calls = {node: client.replica_status.future(request, timeout=TERMINAL_S) for node, client in clients.items()}
         answers = {}
         for node, call in calls.items():
             with suppress(grpc.RpcError):
                 answers[node] = read_answer(call.result())
         return answers
+
+    def client(self, endpoint: str) -> NodeClient:
+        """Stays the prober's to close."""
+        if endpoint not in self._clients:
+            self._clients[endpoint] = NodeClient(self._dial(endpoint))
+        return self._clients[endpoint]
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -192,4 +193,9 @@ def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
         kept_in_sync=tuple(copy.kept_in_sync),
         ended_epoch=copy.over_epoch,
         not_serving=copy.not_serving,
+        topic=copy.topic,
+        queue=copy.queue,
+        pending=copy.pending,
+        cluster=copy.cluster,
+        disk_bytes=copy.disk_bytes,
     )

@@ -9,7 +9,7 @@ from delayregistry.model import NodeLease
 
 from delayoperator.control_loop.probe import NodeAnswer, Prober
 from delayoperator.control_loop.term_starts import TermStarts
-from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, masters, questions
+from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, patrolled, questions
 
 AGAIN_MS = 100  # a shard waits for a master and the world looks as before: a copy may have been opened since
 # Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
@@ -33,17 +33,23 @@ class ReplicaQueries:
         self._in_vain_since_ms: dict[str, int] = {}
         self._queried_ms: int | None = None
         self._pause_ms = AGAIN_MS
-        self._questions: tuple[Observed, Questions] | None = None
+        self._questions: tuple[tuple[Observed, bool], Questions] | None = None
         self._patrolled_ms: int | None = None
         self._given_up: Mapping[tuple[int, int], str] = {}  # as of the last patrol
+        self._found = _NOTHING_FOUND  # likewise
         self._term_starts = TermStarts()
 
-    def query(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool) -> Observed | None:
-        """The world with what its nodes answer. None: it has not changed, and no node need be asked yet."""
-        before = self._given_up
+    def query(
+        self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool, missing: bool = False
+    ) -> Observed | None:
+        """The world with what its nodes answer. None: it has not changed, and no node need be asked yet.
+
+        missing: a topic has a shard that has no object.
+        """
+        before = self._given_up, self._found
         seen = self._patrolled(seen, leases, now_ms)
-        changed = changed or self._given_up != before or self._term_starts.due(now_ms)
-        wanted = self._questions_for(seen)
+        changed = changed or (self._given_up, self._found) != before or self._term_starts.due(now_ms)
+        wanted = self._questions_for(seen, all_nodes=missing)
         pause_ms = self._pause_ms if wanted.now else KEPT_MS
         due = self._queried_ms is None or now_ms - self._queried_ms >= pause_ms
         asked = wanted.now | wanted.soon
@@ -60,7 +66,8 @@ class ReplicaQueries:
         return self._term_starts.update(answered, answers, now_ms)
 
     def _patrolled(self, seen: Observed, leases: Sequence[NodeLease], now_ms: int) -> Observed:
-        """The world with the terms that their processes have given up, though the registry does not say so.
+        """The world with the terms that their processes have given up, though the registry does not say so, and with
+        copies that it does not know of.
 
         A term may end without a word there: the master read a wrong answer from the registry, or a slave told it of
         an epoch that does not exist. A node that gives no answer changes nothing.
@@ -69,15 +76,23 @@ class ReplicaQueries:
             self._patrolled_ms = now_ms
         if now_ms - self._patrolled_ms >= PATROL_MS:
             self._patrolled_ms = now_ms
-            nodes = masters(seen)
+            nodes = patrolled(seen)
             answers = self._prober.query([lease for lease in leases if lease.node in nodes])
             self._last_answers |= {node: _TimedAnswer(answer, now_ms) for node, answer in answers.items()}
             self._given_up = _given_up(seen, answers)
-        return replace(seen, given_up=self._given_up)
+            self._found = _found(seen, self._current_answers(seen))
+        return replace(seen, given_up=self._given_up, unclaimed=self._found.unclaimed, strays=self._found.strays)
 
-    def _questions_for(self, seen: Observed) -> Questions:
-        if self._questions is None or self._questions[0] != seen:
-            self._questions = seen, questions(seen)
+    def _current_answers(self, seen: Observed) -> dict[str, NodeAnswer]:
+        """The last answers. Another process's answer, of before a restart or of after one that the lease does not show
+        yet, is none."""
+        last = ((node, it.answer) for node, it in self._last_answers.items())
+        return {node: answer for node, answer in last if answer.incarnation == seen.node(node).incarnation}
+
+    def _questions_for(self, seen: Observed, *, all_nodes: bool) -> Questions:
+        key = seen, all_nodes
+        if self._questions is None or self._questions[0] != key:
+            self._questions = key, questions(seen, all_nodes=all_nodes)
         return self._questions[1]
 
     def _query_nodes(self, nodes: Set[str], leases: Sequence[NodeLease], now_ms: int) -> None:
@@ -96,12 +111,9 @@ class ReplicaQueries:
     def _with_answers(self, seen: Observed, asked: Set[str]) -> tuple[Observed, Mapping[str, NodeAnswer]]:
         for node in [node for node in self._in_vain_since_ms if node not in asked]:
             del self._in_vain_since_ms[node]
-        answers = {
-            node: it.answer
-            for node, it in self._last_answers.items()
-            # Another process's answer, of before a restart or of after one that the lease does not show yet, is none.
-            if node in asked and it.answer.incarnation == seen.node(node).incarnation
-        }
+        current = self._current_answers(seen)
+        answers = {node: answer for node, answer in current.items() if node in asked}
+        self._found = _found(seen, current)
         copies: dict[tuple[str, str], CopyView] = {}
         for shard in seen.shards:
             for node in shard.spec.replicas:
@@ -114,6 +126,8 @@ class ReplicaQueries:
             copies=copies,
             answered={node: answer.incarnation for node, answer in answers.items() if answer.listed},
             ineligible={node: answer.ineligible for node, answer in answers.items() if answer.ineligible},
+            unclaimed=self._found.unclaimed,
+            strays=self._found.strays,
         )
         return answered, answers
 
@@ -121,6 +135,31 @@ class ReplicaQueries:
         latest_ms = self._queried_ms or 0
         silent = {node for node, since_ms in self._in_vain_since_ms.items() if latest_ms - since_ms >= SILENT_MS}
         return {node: replace(view, silent=node in silent) for node, view in nodes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundCopies:
+    """See Observed."""
+
+    unclaimed: Mapping[int, Mapping[str, CopyView]]
+    strays: Mapping[int, Mapping[str, CopyView]]
+
+
+_NOTHING_FOUND = _FoundCopies({}, {})
+
+
+def _found(seen: Observed, answers: Mapping[str, NodeAnswer]) -> _FoundCopies:
+    replicas = {shard.spec.uid: shard.spec.replicas for shard in seen.shards}
+    unclaimed: dict[int, dict[str, CopyView]] = {}
+    strays: dict[int, dict[str, CopyView]] = {}
+    for node, answer in answers.items():
+        for uid, copy in answer.copies.items():
+            nodes = replicas.get(uid)
+            if nodes is None:
+                unclaimed.setdefault(uid, {})[node] = copy
+            elif node not in nodes:
+                strays.setdefault(uid, {})[node] = copy
+    return _FoundCopies(unclaimed, strays)
 
 
 def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[int, int], str]:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, MIN_LEASE_SECONDS, Delivery, Durability, TopicType
+from delayregistry.model import (
+    MAX_HORIZON_DAYS,
+    MAX_QUEUES,
+    MIN_LEASE_SECONDS,
+    BootstrapVolumes,
+    Delivery,
+    Durability,
+    TopicType,
+)
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
@@ -112,6 +120,18 @@ class Failover(Model):
     )
 
 
+class BootstrapModel(Model):
+    """How shards begin."""
+
+    volumes: BootstrapVolumes = Field(
+        BootstrapVolumes.ADOPT,
+        description="What becomes of copies that are on the nodes' volumes when a topic's shard has no DelayShard: the "
+        "DelayCluster was deleted and applied again, or a DelayShard was, or etcd restored. Adopt: go on from them, if "
+        "they are of one history and of a cluster of this name; else the condition OrphanedCopies says what waits for "
+        "your word. Refuse: always wait for your word (`delayctl adopt`). Ignore: make an empty shard beside them.",
+    )
+
+
 class StorageModel(Model):
     """A volume for each node."""
 
@@ -128,8 +148,8 @@ class StorageModel(Model):
     )
     delete_with_cluster: Bool = Field(
         False,
-        description="Whether the volumes go with the DelayCluster. false: they stay, with every message on them; "
-        "`delayctl adopt` takes them up again.",
+        description="Whether the volumes go with the DelayCluster. false: they stay, with every message on them; a "
+        "DelayCluster of the same name takes them up again, see bootstrap.volumes.",
     )
 
 
@@ -217,6 +237,7 @@ class DelayClusterSpec(Model):
         "others must be left. An id that there is no node for does nothing.",
         json_schema_extra=LIST_SET,
     )
+    bootstrap: BootstrapModel = Field(BootstrapModel.model_validate({}), description="How shards begin.")
     storage: StorageModel = Field(StorageModel.model_validate({}), description="The nodes' volumes.")
     resources: Resources | None = Field(
         None,

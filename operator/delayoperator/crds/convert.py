@@ -206,6 +206,7 @@ def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:
         drained=tuple(dict.fromkeys(spec.drained or ())),
         allow_unclean_failover=spec.failover.allow_unclean,
         replace_after_seconds=spec.failover.replace_after_seconds,
+        bootstrap_volumes=spec.bootstrap.volumes,
     )
 
 

@@ -32,7 +32,7 @@ from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status
-from delayoperator.plan import ObservedNode
+from delayoperator.plan import ObservedNode, OrphanReport
 from delayoperator.resources import ClusterView, build, names
 
 TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.NAME_TAKEN})
@@ -142,6 +142,7 @@ class ClusterReconciler:
             was_ready=ready_before,
             problems=[*problems, *outcome.problems],
             rebalancing=rebalanced.under_way,
+            orphans=OrphanReport() if shards is None else shards.orphans,
         )
         if shards is not None:
             self._report_actions(shards)

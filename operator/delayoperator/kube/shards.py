@@ -12,7 +12,7 @@ from delayoperator.cluster.ended_processes import EndedProcesses
 from delayoperator.cluster.shard_summary import counted_of, some
 from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, LoopClock, new_uid
 from delayoperator.control_loop.probe import GrpcProber, Prober
-from delayoperator.plan import ObservedNode
+from delayoperator.plan import ObservedNode, OrphanReport
 
 REFRESH_MS = 500  # between consistent lists of the leases
 AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
@@ -69,6 +69,10 @@ class ShardsThread:
     @property
     def nodes(self) -> Mapping[str, ObservedNode]:
         return {} if self._loop is None else self._loop.nodes
+
+    @property
+    def orphans(self) -> OrphanReport:
+        return OrphanReport() if self._loop is None else self._loop.orphans
 
     def ended(self, incarnations: list[str]) -> tuple[str, ...]:
         """These processes have ended for certain. Returns those that this is news of."""

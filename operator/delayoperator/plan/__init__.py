@@ -1,8 +1,10 @@
 """The planner: pure functions from the desired and the observed state to actions."""
 
+from delayoperator.plan.bootstrap import OrphanReport, missing_shards, report_orphans
 from delayoperator.plan.isolation import plan_isolating
 from delayoperator.plan.observed import (
     Action,
+    AdoptCopies,
     ChangeSpec,
     CopyView,
     CreateShard,
@@ -15,10 +17,11 @@ from delayoperator.plan.observed import (
     StartTerm,
 )
 from delayoperator.plan.planner import plan
-from delayoperator.plan.questions import Questions, masters, questions
+from delayoperator.plan.questions import Questions, patrolled, questions
 
 __all__ = [
     "Action",
+    "AdoptCopies",
     "ChangeSpec",
     "CopyView",
     "CreateShard",
@@ -27,11 +30,14 @@ __all__ = [
     "Observed",
     "ObservedNode",
     "ObservedRole",
+    "OrphanReport",
     "Questions",
     "SetConditions",
     "StartTerm",
-    "masters",
+    "missing_shards",
+    "patrolled",
     "plan",
     "plan_isolating",
     "questions",
+    "report_orphans",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from delayregistry.model import Condition, ShardObject, ShardSpec, shard_name
+from delayregistry.model import Condition, ShardObject, ShardSpec, ShardStatus, shard_name
 
 
 class Liveness(Enum):
@@ -29,6 +29,7 @@ class ObservedRole(Enum):
     FETCHING = "fetching"  # no copy of its own yet
     DAMAGED = "damaged"
     LEAVING = "leaving"
+    STORED = "stored"  # on the node's disk only: no object has given it to the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ class CopyView:
     kept_in_sync: tuple[str, ...] = ()
     ended_epoch: int = 0  # of the process's last term that is over for good, or is being given up; 0: none
     not_serving: str = ""  # why that term is over, or why the one that the registry names is refused
+    topic: str = ""
+    queue: int = 0
+    pending: int = 0  # messages not released yet; at most, of a copy that is STORED
+    cluster: str = ""  # the name of the cluster that had it last; "": not known
+    disk_bytes: int = 0  # of a copy that is STORED
+
+    @property
+    def shard(self) -> str:
+        return shard_name(self.topic, self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,10 @@ class Observed:
     # By (uid, epoch): why the process that this term names says that it serves it no more. It never resumes one.
     given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)
     not_begun: Mapping[tuple[int, int], NotBegun] = field(default_factory=dict)  # by (uid, epoch), those overdue
+    # By uid, then node id: copies of which no object of `shards` knows.
+    unclaimed: Mapping[int, Mapping[str, CopyView]] = field(default_factory=dict)
+    # By uid, then node id: copies on nodes that their object names no more, or not yet.
+    strays: Mapping[int, Mapping[str, CopyView]] = field(default_factory=dict)
     # (uid, node): chosen in vain not long ago. It gets no switchover but one that a person asks for.
     excluded: frozenset[tuple[int, str]] = frozenset()
 
@@ -108,12 +122,16 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CreateShard:
-    """A new shard, at epoch 0. The registry's writer draws the uid."""
+    """A shard's object. uid None: of a new, empty shard, for which the registry's writer draws one. Else of the copies
+    that `replicas` have, at the highest epoch that they know.
+    """
 
     topic: str
     queue: int
     replicas: tuple[str, ...]
     reason: str
+    uid: int | None = None
+    epoch: int = 0
 
     @property
     def name(self) -> str:
@@ -126,6 +144,16 @@ class StartTerm:
 
     shard: ShardObject
     spec: ShardSpec  # the new one
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptCopies:
+    """The object has lost its status: it is made again from what the copies know. No master is named yet."""
+
+    shard: ShardObject
+    spec: ShardSpec
+    status: ShardStatus
     reason: str
 
 
@@ -145,4 +173,4 @@ class SetConditions:
     reason: str
 
 
-Action = CreateShard | StartTerm | ChangeSpec | SetConditions
+Action = CreateShard | AdoptCopies | StartTerm | ChangeSpec | SetConditions

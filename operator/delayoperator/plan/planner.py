@@ -12,11 +12,29 @@ from dataclasses import replace
 from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
 
 from delayoperator.plan import balance
+from delayoperator.plan.bootstrap import (
+    MakeEmpty,
+    TakeUp,
+    decide_missing,
+    histories_by_shard,
+    missing_shards,
+    unheard_nodes,
+)
 from delayoperator.plan.moves import Held, SpecStep, begins, next_step
-from delayoperator.plan.observed import Action, ChangeSpec, CreateShard, Liveness, Observed, SetConditions, StartTerm
+from delayoperator.plan.observed import (
+    Action,
+    AdoptCopies,
+    ChangeSpec,
+    CreateShard,
+    Liveness,
+    Observed,
+    SetConditions,
+    StartTerm,
+)
 from delayoperator.plan.placement import Placement
 from delayoperator.plan.replica_health import ReplicaHealth, classify_replicas
 from delayoperator.plan.term import (
+    Adopt,
     Decision,
     Keep,
     Promote,
@@ -36,18 +54,27 @@ def plan(desired: ClusterSpec, observed: Observed) -> list[Action]:
 
 
 def _missing_shards(desired: ClusterSpec, observed: Observed) -> Iterator[Action]:
-    exists = {shard.name for shard in observed.shards}
+    missing = set(missing_shards(desired, observed.shards))
+    if not missing:
+        return
     views = {node: observed.node(node) for node in desired.node_ids}
     unwelcome = {node for node, view in views.items() if view.liveness is Liveness.DEAD or view.stopping}
     placement = _placement(desired, observed, unwelcome.union(desired.drained))
+    histories, unheard = histories_by_shard(observed), unheard_nodes(desired, observed)
     for topic in desired.topics:
         for queue in range(topic.queues):
             name = shard_name(topic.name, queue)
-            if name in exists:
+            if name not in missing:
                 continue
-            replicas = placement.place(topic.name, desired.replicas)
-            reason = f"topic {topic.name} wants {topic.queues} queues and {name} is missing: to {', '.join(replicas)}"
-            yield CreateShard(topic.name, queue, replicas, reason)
+            match decide_missing(desired, histories.get(name, {}), observed, unheard):
+                case MakeEmpty():
+                    replicas = placement.place(topic.name, desired.replicas)
+                    wanted = f"topic {topic.name} wants {topic.queues} queues and {name} is missing"
+                    yield CreateShard(topic.name, queue, replicas, f"{wanted}: to {', '.join(replicas)}")
+                case TakeUp(uid, found):
+                    placement.count(topic.name, found.spec.replicas)
+                    reason = f"{name} has no object, its copies are there: {found.from_copies}"
+                    yield CreateShard(topic.name, queue, found.spec.replicas, reason, uid, found.spec.epoch)
 
 
 def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]:
@@ -56,6 +83,8 @@ def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]
         decision = decide_term(desired, shard, observed)
         if isinstance(decision, Keep):
             steady.append(shard)
+        elif isinstance(decision, Adopt):
+            yield AdoptCopies(shard, decision.found.spec, decision.found.status, decision.reason)
         elif isinstance(decision, Promote):
             yield _start_term(desired, shard, decision, vacant=previous_master_exited(shard, observed))
         else:

@@ -21,10 +21,13 @@ class Questions:
     soon: frozenset[str] = frozenset()  # a move is under way: a second's age does no harm
 
 
-def questions(seen: Observed) -> Questions:
-    """The questions for a world whose copies have not been asked yet."""
+def questions(seen: Observed, *, all_nodes: bool = False) -> Questions:
+    """The questions for a world whose copies have not been asked yet. all_nodes: a shard has no object, and copies of
+    it may be anywhere."""
     now: set[str] = set()
     soon: set[str] = set()
+    if all_nodes or any(shard.status is None for shard in seen.shards):
+        now.update(node for node, view in seen.nodes.items() if view.incarnation is not None)
     for shard in seen.shards:
         if _urgent(shard, seen):
             now.update(shard.spec.replicas)
@@ -35,15 +38,10 @@ def questions(seen: Observed) -> Questions:
     return Questions(frozenset(now & living), frozenset(soon & living - now))
 
 
-def masters(seen: Observed) -> frozenset[str]:
-    """Nodes to be asked now and then whether they serve what the registry says that they serve: those alive that are
-    named by a term which has been taken up."""
-    named = {
-        shard.spec.master
-        for shard in seen.shards
-        if shard.status is not None and shard.status.serving_epoch == shard.spec.epoch
-    }
-    living = (node for node in named if node is not None and seen.node(node).liveness is Liveness.ALIVE)
+def patrolled(seen: Observed) -> frozenset[str]:
+    """Nodes to be asked now and then what they have, and whether they serve what the registry says that they serve:
+    those alive."""
+    living = (node for node, view in seen.nodes.items() if view.liveness is Liveness.ALIVE)
     return frozenset(node for node in living if not seen.between_processes(node))
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from delayregistry.model import ClusterSpec, Durability, ShardObject, ShardStatus
+from delayregistry.model import BootstrapVolumes, ClusterSpec, Durability, ShardObject, ShardStatus
 
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted
+from delayoperator.plan.bootstrap import lost_nodes, unheard_nodes
 from delayoperator.plan.observed import CopyView, Liveness, NotBegun, Observed, ObservedRole
 from delayoperator.plan.replica_health import ReplicaHealth, answer_of, classify_replicas
 
@@ -51,7 +53,15 @@ class Refuse:
     message: str
 
 
-Decision = Keep | Promote | WaitForEvidence | Refuse
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The object has lost its status, and is made again from the copies."""
+
+    found: Adopted
+    reason: str
+
+
+Decision = Keep | Promote | WaitForEvidence | Refuse | Adopt
 
 
 def decide_term(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
@@ -61,13 +71,13 @@ def decide_term(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Dec
     if not isinstance(fault, str):
         fault = _can_never_serve(desired, shard, seen) or fault
     if isinstance(fault, Keep) and (late := seen.not_begun.get((shard.spec.uid, shard.spec.epoch))) is not None:
-        return _passed_over(shard, late, seen)
+        return _passed_over(desired, shard, late, seen)
     if isinstance(fault, Keep):
         return _handed_over(shard, seen) or fault
     if isinstance(fault, WaitForEvidence):
         return fault
     if shard.status is None:
-        return _first(shard, seen, fault)
+        return _first(desired, shard, seen, fault)
     return _failover(desired, shard, shard.status, seen, fault)
 
 
@@ -121,12 +131,14 @@ def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -
 
 
 def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
-    """A copy has persisted a term that the registry does not know: it was restored from an older state."""
-    copies = _answers(shard, seen)
-    ahead = [node for node, copy in copies.items() if copy.epoch > shard.spec.epoch]
+    """A copy has persisted a term that the registry does not know: it was restored from an older state. Wherever that
+    copy is: by the older state its node may have none."""
+    known = {node: copy.epoch for node, copy in _answers(shard, seen).items()}
+    known |= {node: copy.epoch for node, copy in seen.strays.get(shard.spec.uid, {}).items()}
+    ahead = sorted(node for node, epoch in known.items() if epoch > shard.spec.epoch)
     if not ahead:
         return None
-    highest = max(copies[node].epoch for node in ahead)
+    highest = max(known[node] for node in ahead)
     return Refuse(
         "RegistryBehind",
         f"{', '.join(ahead)} know of epoch {highest}, the registry only of {shard.spec.epoch} (was it restored?): "
@@ -151,7 +163,7 @@ def _handed_over(shard: ShardObject, seen: Observed) -> Promote | None:
     return Promote(to, view.incarnation, f"{spec.master} hands over to {to}, which has its log end, {log_end}")
 
 
-def _passed_over(shard: ShardObject, late: NotBegun, seen: Observed) -> Decision:
+def _passed_over(desired: ClusterSpec, shard: ShardObject, late: NotBegun, seen: Observed) -> Decision:
     """A chosen master that does nothing about it: another copy in sync leads, if there is one.
 
     Two that both can't are not chosen in turn all the time: those that were chosen in vain are left in peace for a
@@ -166,7 +178,7 @@ def _passed_over(shard: ShardObject, late: NotBegun, seen: Observed) -> Decision
         )
     fault = f"{what} ({late.what})"
     if shard.status is None:
-        return _first(shard, seen, fault, late)
+        return _first(desired, shard, seen, fault, late)
     known = classify_replicas(shard, seen)
     fit = [node for node in _nodes(known, ReplicaHealth.IN_SYNC) if node not in seen.ineligible]
     if fit := _not_in_vain(fit, late):
@@ -196,18 +208,16 @@ def _no_candidate_begins(
     return Refuse("NotTakenUp", f"{fault}; waiting for it{also if others else ', which has the only copy'}")
 
 
-def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None = None) -> Decision:
+def _first(
+    desired: ClusterSpec, shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None = None
+) -> Decision:
     """Nothing was ever accepted: status is written before. Any replica will do, the first in the list for balance.
 
     A directory whose log is empty was made for a first term that never began.
     """
-    holders = [node for node, copy in _answers(shard, seen).items() if copy.log_end > 0]
-    if holders:
-        return Refuse(
-            "StatusLost",
-            f"{', '.join(holders)} have data of this shard but its status is gone (a restored registry?): "
-            "`delayctl adopt` rebuilds it",
-        )
+    copies = _answers(shard, seen)
+    if holders := [node for node, copy in copies.items() if copy.log_end > 0]:
+        return _status_lost(desired, shard, copies, holders, seen)
     known = classify_replicas(shard, seen)
     if late is None and (sole := _sole(shard, known, seen, fault)):
         return sole
@@ -227,6 +237,25 @@ def _first(shard: ShardObject, seen: Observed, fault: str, late: NotBegun | None
         return _no_candidate_begins(known, fault, late, seen)
     node = min(fit, key=lambda node: seen.node(node).stopping)  # min and max take the first of equals
     return _promoted(node, seen, f"{fault}: {node} is its first living replica")
+
+
+def _status_lost(
+    desired: ClusterSpec, shard: ShardObject, copies: Mapping[str, CopyView], holders: Sequence[str], seen: Observed
+) -> Decision:
+    """Something was accepted, and the object does not say who has all of it: it was made again, or restored."""
+    lost = f"{', '.join(holders)} have data of this shard but its status is gone"
+    if desired.bootstrap_volumes is not BootstrapVolumes.ADOPT:
+        return Refuse("StatusLost", f"{lost} (a restored registry?): `delayctl adopt` rebuilds it")
+    if away := (*unheard_nodes(desired, seen), *lost_nodes(desired, seen)):
+        return Refuse("StatusLost", f"{lost}; waiting for {', '.join(away)}, which may have a newer copy")
+    copies = {**copies, **seen.strays.get(shard.spec.uid, {})}
+    if any(copy.role is ObservedRole.OPENING for copy in copies.values()):
+        return WaitForEvidence()
+    try:
+        found = adopted(shard.spec.uid, copies, shard.spec.epoch)
+    except NotAdoptable as error:
+        return Refuse("StatusLost", f"{lost}: {error}; `delayctl adopt` rebuilds it")
+    return Adopt(found, f"{lost}: {found.from_copies}")
 
 
 def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, seen: Observed, fault: str) -> Decision:

@@ -1,0 +1,87 @@
+"""What a shard's object becomes when it is made again from what the shard's copies know. Pure.
+
+A shard's *history* is what its uid stands for: its object names the uid, and so does each copy's directory. An object
+may be gone (deleted, or the registry was restored from an older state) while its copies are on the nodes' disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delayregistry.model import ShardSpec, ShardStatus, copy_id_of
+
+from delayoperator.plan.observed import CopyView, ObservedRole
+
+
+class NotAdoptable(Exception):
+    """These copies can't be gone on from, or not yet; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """spec has no master: one is chosen next, in a higher epoch."""
+
+    spec: ShardSpec
+    status: ShardStatus
+    best: tuple[str, ...]  # nodes with the highest log
+    log_epoch: int
+    log_end: int
+
+    @property
+    def from_copies(self) -> str:
+        return f"{', '.join(self.best)} with epoch {self.log_epoch}, log end {self.log_end}"
+
+
+def has_data(copies: Mapping[str, CopyView]) -> bool:
+    """Whether something may have been accepted: a directory with an empty log was made for a term that never began. Of
+    a damaged copy that is not known."""
+    return any(copy.log_end > 0 or copy.damaged is not None for copy in copies.values() if not _is_partial(copy))
+
+
+def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unproven: bool = False) -> Adopted:
+    """copies: by node id, all that there are of this uid: every node of the cluster has said what it has. epoch: the
+    object's, 0 where there is none. unproven: a person wants it though a copy that was in sync seems to be lost.
+
+    A master that serves is taken alone. Else the highest log has all that was acknowledged: in an epoch logs differ in
+    length only, and each term began with a copy that had everything. What the copies keep of the in-sync set may speak
+    against that: then the copy that had it all is on no node, as when a volume was lost. Raises NotAdoptable.
+    """
+    whole = {node: copy for node, copy in copies.items() if not _is_partial(copy)}
+    if any(copy.role is ObservedRole.OPENING for copy in whole.values()):
+        raise NotAdoptable("a copy is still being opened; try again in a moment")
+    if any(copy.role is ObservedRole.CANDIDATE for copy in whole.values()):
+        raise NotAdoptable("a copy is about to lead; try again in a moment")
+    sound = {
+        node: copy
+        for node, copy in whole.items()
+        if copy.damaged is None and copy.role is not ObservedRole.DAMAGED and copy.log_end > 0
+    }
+    if not sound:
+        raise NotAdoptable("every copy is damaged")
+    end = max((copy.log_epoch, copy.log_end) for copy in sound.values())
+    best = tuple(sorted(node for node, copy in sound.items() if (copy.log_epoch, copy.log_end) == end))
+    serving = [node for node, copy in sound.items() if copy.serving_epoch >= end[0] > 0]
+    if serving:
+        # It serves on without its object, and only it knows which copies it counts on: one that had as much a moment
+        # ago may only be catching up.
+        best = (max(serving, key=lambda node: sound[node].serving_epoch),)
+        end = sound[best[0]].log_epoch, sound[best[0]].log_end
+    newest = max(sound.values(), key=lambda copy: copy.kept_epoch)
+    named = set(map(copy_id_of, newest.kept_in_sync))
+    speaks = newest.kept_epoch >= end[0] > 0  # of an earlier epoch than the log's last it says nothing
+    if speaks and not unproven and not any(copy_id_of(sound[node].replica_id) in named for node in best):
+        raise NotAdoptable(
+            f"{', '.join(best)} has the highest log end, but was not in sync in epoch {newest.kept_epoch}, as far as "
+            "the copies know; the copy that was is not on any node: bring it back, or `delayctl adopt --unproven`"
+        )
+    any_copy = sound[best[0]]
+    highest = max(epoch, *(copy.epoch for copy in whole.values()))
+    replicas = tuple(sorted(sound, key=lambda node: (node not in best, node)))
+    spec = ShardSpec(uid, any_copy.topic, any_copy.queue, replicas, epoch=highest)
+    status = ShardStatus(highest, "", tuple(sound[node].replica_id for node in best))
+    return Adopted(spec, status, best, *end)
+
+
+def _is_partial(copy: CopyView) -> bool:
+    return copy.role in (ObservedRole.FETCHING, ObservedRole.LEAVING)

@@ -1,0 +1,151 @@
+"""Shards that have no object: made empty, taken up again from copies that are on the nodes' disks, or neither yet.
+
+A topic's shard may be missing because the topic is new; or because its object was deleted, with the whole cluster or
+alone, or was not in the registry's state that was restored. An empty shard beside full copies would hide every message
+that these have. So none is made before every node has said what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from delayregistry.model import BootstrapVolumes, ClusterSpec, ShardObject, shard_name
+
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
+from delayoperator.plan.observed import CopyView, Liveness, Observed
+
+Histories = Mapping[int, Mapping[str, CopyView]]
+"""By uid, then node id."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeEmpty:
+    """No node has a copy of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeUp:
+    """One history is there, and it is ours."""
+
+    uid: int
+    found: Adopted
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """These nodes have not said what they have."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """Copies are there, and a person has to say what becomes of them."""
+
+    why: str
+
+
+def unheard_nodes(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
+    """Nodes that may have copies of which nothing is known. One that was away for replaceAfter is waited for no more:
+    what was there alone is lost for now, as with any shard."""
+    nodes = dict.fromkeys((*desired.node_ids, *seen.nodes))
+    return tuple(node for node in nodes if not _is_heard(node, seen) and not seen.node(node).replaceable)
+
+
+def lost_nodes(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
+    """Nodes that have been away for so long that they are not waited for: a copy there may be newer than all others."""
+    return tuple(node for node in desired.node_ids if not _is_heard(node, seen) and seen.node(node).replaceable)
+
+
+def _is_heard(node: str, seen: Observed) -> bool:
+    view = seen.node(node)
+    alive = view.liveness is not Liveness.DEAD and view.incarnation is not None
+    return alive and seen.answered.get(node) == view.incarnation
+
+
+def histories_by_shard(seen: Observed) -> dict[str, dict[int, Mapping[str, CopyView]]]:
+    """By shard name: the uids that no object has, with their copies; those in which nothing was ever accepted aside."""
+    found: dict[str, dict[int, Mapping[str, CopyView]]] = {}
+    for uid, copies in seen.unclaimed.items():
+        if has_data(copies):
+            found.setdefault(next(iter(copies.values())).shard, {})[uid] = copies
+    return found
+
+
+def decide_missing(
+    desired: ClusterSpec, histories: Histories, seen: Observed, unheard: tuple[str, ...]
+) -> MakeEmpty | TakeUp | Unheard | Orphaned:
+    """What is to be done about a shard that a topic has and that has no object. histories: what is found of it."""
+    policy = desired.bootstrap_volumes
+    if policy is BootstrapVolumes.IGNORE:
+        return MakeEmpty()
+    if unheard:
+        return Unheard(unheard)
+    if not histories:
+        return MakeEmpty()
+    if policy is BootstrapVolumes.REFUSE:
+        return Orphaned(f"{described(histories)}; spec.bootstrap.volumes is Refuse")
+    if len(histories) > 1:
+        return Orphaned(f"{len(histories)} histories, and only one can go on: {described(histories)}")
+    ((uid, copies),) = histories.items()
+    others = sorted({copy.cluster or "a cluster that is not known" for copy in copies.values()} - {desired.name})
+    if others:
+        return Orphaned(f"{described(histories)}, of {' and '.join(others)}, and this is cluster {desired.name}")
+    if lost := lost_nodes(desired, seen):
+        return Orphaned(f"{described(histories)}; {', '.join(lost)} may have a newer copy, and does not answer")
+    try:
+        return TakeUp(uid, adopted(uid, copies))
+    except NotAdoptable as error:
+        return Orphaned(f"{described(histories)}: {error}")
+
+
+def described(histories: Histories) -> str:
+    """The copies in words: by history, where they are and how many messages they may hold."""
+    return " and ".join(
+        f"{uid:016x} on {', '.join(sorted(copies))} ({most_pending(copies):,} pending)"
+        for uid, copies in sorted(histories.items())
+    )
+
+
+def most_pending(copies: Mapping[str, CopyView]) -> int:
+    return max(copy.pending for copy in copies.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanReport:
+    """waiting: shards that are not made yet since nodes have not said what they have, and which nodes. orphans: a
+    sentence for each shard whose copies wait for a person's word; pending: the messages in them, at most."""
+
+    waiting: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+    pending: int = 0
+
+
+def report_orphans(desired: ClusterSpec, seen: Observed) -> OrphanReport:
+    """What people should know of copies without an object, as of this look."""
+    found, unheard = histories_by_shard(seen), unheard_nodes(desired, seen)
+    missing = dict.fromkeys(missing_shards(desired, seen.shards))
+    waiting, orphans, pending = [], [], 0
+    for name in missing:
+        decision = decide_missing(desired, found.get(name, {}), seen, unheard)
+        if isinstance(decision, Unheard):
+            waiting.append(name)
+        elif isinstance(decision, Orphaned):
+            orphans.append(f"{name}: {decision.why}")
+            pending += sum(map(most_pending, found[name].values()))
+    if desired.bootstrap_volumes is not BootstrapVolumes.IGNORE:
+        exists = {shard.name for shard in seen.shards}
+        for name in sorted(found.keys() - missing.keys()):
+            why = "beside the shard that has this name now" if name in exists else "no topic has this shard"
+            orphans.append(f"{name}: {described(found[name])}: {why}")
+            pending += sum(map(most_pending, found[name].values()))
+    return OrphanReport(tuple(waiting), unheard if waiting else (), tuple(orphans), pending)
+
+
+def missing_shards(desired: ClusterSpec, shards: Iterable[ShardObject]) -> Iterator[str]:
+    """The names of the shards that topics have and the registry has not."""
+    exists = {shard.name for shard in shards}
+    names = (shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues))
+    return (name for name in names if name not in exists)
