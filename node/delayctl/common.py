@@ -29,6 +29,16 @@ UNREACHABLE: Final = 3
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Hexadecimal(click.ParamType[int]):
+    name = "uid"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else int(str(value), 16)
+        except ValueError:
+            self.fail(f"{value!r} is no uid: up to 16 of 0-9 and a-f", param, ctx)
+
+
 @dataclass(frozen=True, slots=True)
 class CommandSettings:
     """Where the cluster is and how to print. kube: in Kubernetes, and `endpoint` is of no use."""

@@ -1,4 +1,4 @@
-"""`delayctl nodes list | drain | restart | accept-clock`."""
+"""`delayctl nodes list | drain | restart | accept-clock | orphans`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, CommandSettings, common_options, confirmed, fail, put_json, run_admin
+from delayctl.common import FAILED, CommandSettings, Hexadecimal, common_options, confirmed, fail, put_json, run_admin
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
     from delayclient.admin.views import NodeView
 
-    from delayctl.targets.registry import RegistryEditor
+    from delayctl.targets.registry import Orphan, RegistryEditor
 
 
 @click.group()
@@ -142,6 +142,75 @@ def accept_clock(settings: CommandSettings, node: str, yes: bool) -> None:
         return 0
 
     run_admin(settings, accepted)
+
+
+@nodes.command()
+@click.option("--purge", type=Hexadecimal(), metavar="UID", help="Delete the copies of this history, for ever.")
+@click.option("--pending", type=int, help="With --purge: how many messages are pending in them, instead of a question.")
+@data_option
+@common_options
+def orphans(settings: CommandSettings, data: Path, purge: int | None, pending: int | None) -> None:
+    """List copies on the nodes' disks that belong to no shard, and delete those that nobody wants.
+
+    A DelayShard or a whole DelayCluster was deleted, a topic removed, a volume came from elsewhere. `delayctl adopt`
+    goes on from such copies. PENDING is at most so many: what was stored after the copy's last checkpoint counts,
+    released or not.
+    """
+    with open_registry_editor(settings, data) as at:
+        found = at.orphans()
+        if purge is None:
+            _print_orphans(found, settings)
+            return
+        chosen = [it for it in found if it.uid == purge]
+        if not chosen:
+            fail(f"no copy without a shard has uid {purge:016x}; `delayctl nodes orphans` lists them", FAILED)
+        most = max(it.copy.pending for it in chosen)
+        where = f"{chosen[0].copy.shard} on {', '.join(it.node for it in chosen)}"
+        if pending is None and not settings.as_json:
+            question = f"{where}: up to {most:,} messages will be lost for ever. Type that number"
+            pending = click.prompt(question, type=int, err=True)
+        if pending != most:
+            fail(f"{where}: {most:,} messages are pending, not {pending}: nothing is deleted", FAILED)
+        for it in chosen:
+            at.purge(it)
+        if settings.as_json:
+            put_json({"shard": chosen[0].copy.shard, "uid": f"{purge:016x}", "nodes": [it.node for it in chosen]})
+        else:
+            click.echo(f"{where}: deleted")
+
+
+def _print_orphans(found: list[Orphan], settings: CommandSettings) -> None:
+    if settings.as_json:
+        for it in found:
+            copy = it.copy
+            put_json(
+                {
+                    "node": it.node, "shard": copy.shard, "uid": f"{it.uid:016x}", "cluster": copy.cluster,
+                    "epoch": copy.epoch, "log_end": copy.log_end, "pending": copy.pending, "role": copy.role.value,
+                    "disk_bytes": copy.disk_bytes, "damaged": copy.damaged or "",
+                }
+            )  # fmt: skip
+        return
+    if not found:
+        click.echo("every copy on the nodes that answer belongs to a shard")
+        return
+    from delayoperator.plan import ObservedRole
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("NODE", "SHARD", "UID", "CLUSTER", "EPOCH", "PENDING", "ON DISK"):
+        table.add_column(name)
+    table.add_column("REMARKS", overflow="fold")
+    for it in found:
+        copy = it.copy
+        size = f"{copy.disk_bytes / (1 << 20):,.1f} MiB" if copy.disk_bytes else "-"
+        open_ = f"open in the node's process, as {copy.role.value}" if copy.role is not ObservedRole.STORED else ""
+        table.add_row(
+            it.node, copy.shard, f"{it.uid:016x}", copy.cluster or "?", str(copy.epoch), f"{copy.pending:,}", size,
+            copy.damaged or open_,
+        )  # fmt: skip
+    Console().print(table)
 
 
 def _print_table(found: list[NodeView]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from delayoperator.control_loop.probe import PatientProber
 from delayregistry.kube.adapter import KubeRegistry
 from delayregistry.kube.client import Credentials, KubeClient
+from delayregistry.kube.names import OwnerReference
 from delayregistry.port import RegistryError
 
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
@@ -85,7 +86,10 @@ def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
         pods = access.first_pods()
         client = KubeClient(Credentials(access.configuration), agent="delayctl", connections=4)
         # What a watch meets goes into the error of the call that needs it.
-        registry = KubeRegistry(client, access.namespace, access.cluster, log=lambda event: None)
+        owner = OwnerReference(access.cluster, str(access.delaycluster()["metadata"]["uid"]))
+        registry = KubeRegistry(
+            client, access.namespace, access.cluster, owner, manager="delayctl", log=lambda event: None
+        )
         try:
             with Forwards(access, pods) as forwards:
                 editor = KubeRegistryEditor(registry, access, forwards)

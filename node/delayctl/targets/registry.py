@@ -11,13 +11,17 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
+from delayapi.proto.delay.v1 import delay_pb2
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
-from delayoperator.plan import CopyView, ObservedRole
+from delayoperator.plan import CopyView, missing_shards
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
+from delayoperator.plan.bootstrap import described
 from delayoperator.plan.zones import Zones
 from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
@@ -25,17 +29,27 @@ from delayregistry.sqlite import SqliteRegistry
 
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
 
+PURGE_S = 60.0  # a large directory takes a while to delete
 TRIES = 20  # a write may meet the master's or the operator's
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A shard whose object is to be rebuilt from its copies."""
+    """A shard whose object is to be rebuilt from its copies. shard None: it has no object, and gets one."""
 
-    shard: ShardObject
+    shard: ShardObject | None
     spec: ShardSpec
     status: ShardStatus
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A copy on a node's disk of which no object knows."""
+
+    node: str
+    uid: int
+    copy: CopyView
 
 
 class RegistryEditor(ABC):
@@ -153,28 +167,80 @@ class RegistryEditor(ABC):
     def restart(self) -> None:
         """All nodes are to be restarted, one by one. Raises TargetRefused, TargetUnreachable."""
 
-    def adoptions(self, names: Sequence[str] = ()) -> list[Adoption]:
-        """The shards whose objects know less than their copies do, and what they would become.
+    def adoptions(self, names: Sequence[str] = (), uid: int | None = None, *, unproven: bool = False) -> list[Adoption]:
+        """The shards whose objects know less than their copies do, or are gone, and what they would become. uid: the
+        history to go on from, where there are several. unproven: also where a copy that was in sync seems to be lost.
 
         Raises TargetRefused unless every node answers: whoever is silent might have the most.
         """
         nodes = self.cluster().node_ids
-        answers = {node: answer for node, answer in self.node_answers(nodes).items() if answer.listed}
+        answers = {node: answer for node, answer in self.node_answers().items() if answer.listed}
         silent = [node for node in nodes if node not in answers]
         if silent:
             raise TargetRefused(
                 f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to"
             )
-        chosen = [self.shard(name) for name in names] or list(self.shards())
-        found = [_adoption(shard, answers) for shard in chosen]
+        objects = {shard.name: shard for shard in self.shards()}
+        unclaimed = self._unclaimed(objects.values(), answers)
+        if unknown := [name for name in names if name not in objects and name not in unclaimed]:
+            raise TargetRefused(f"no shard and no copy of {', '.join(unknown)}; `delayctl nodes orphans` lists copies")
+        present = [objects[name] for name in names if name in objects] if names else objects.values()
+        found = [_adoption(shard, answers, unproven=unproven) for shard in present]
+        wanted = set(missing_shards(self.cluster(), objects.values()))
+        for name in names or sorted(wanted & unclaimed.keys()):
+            if name in objects and name in unclaimed and uid in unclaimed[name]:
+                raise TargetRefused(
+                    f"{name} goes on from {objects[name].spec.uid:016x} now; two histories can't be joined"
+                )
+            if name not in objects:
+                found.append(_made_again(name, unclaimed[name], uid, unproven=unproven))
         return [it for it in found if it is not None]
+
+    def orphans(self) -> list[Orphan]:
+        """The copies on nodes' disks of which no object of the registry knows, by shard, uid and node."""
+        answers = self.node_answers()
+        found = self._unclaimed(self.shards(), answers)
+        return [
+            Orphan(node, uid, copy)
+            for _, histories in sorted(found.items())
+            for uid, copies in sorted(histories.items())
+            for node, copy in sorted(copies.items())
+        ]
+
+    def purge(self, orphan: Orphan) -> None:
+        """Delete it, for ever. Raises TargetRefused where the node finds that it is wanted, or has changed."""
+        lease = next((lease for lease in self._registry.list_leases() if lease.node == orphan.node), None)
+        if lease is None or not isinstance(self._prober, PatientProber):
+            raise TargetUnreachable(f"{orphan.node} does not run")
+        request = delay_pb2.PurgeCopyRequest(uid=orphan.uid, pending=orphan.copy.pending)
+        try:
+            self._prober.client(lease.endpoint).purge_copy(request, timeout=PURGE_S)
+        except grpc.RpcError as error:
+            refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            kind = TargetRefused if refused else TargetUnreachable
+            raise kind(error.details() or str(error.code())) from error
+
+    def _unclaimed(
+        self, objects: Iterable[ShardObject], answers: Mapping[str, NodeAnswer]
+    ) -> dict[str, dict[int, dict[str, CopyView]]]:
+        """By shard name and uid: the copies, by node, of which no object knows."""
+        known = {shard.spec.uid for shard in objects}
+        found: dict[str, dict[int, dict[str, CopyView]]] = {}
+        for node, answer in sorted(answers.items()):
+            for uid, copy in answer.copies.items():
+                if uid not in known:
+                    found.setdefault(copy.shard, {}).setdefault(uid, {})[node] = copy
+        return found
 
     def adopt(self, adoption: Adoption) -> None:
         """Raises TargetRefused when the shard's object has changed meanwhile."""
-        name = adoption.shard.name
+        shard, name = adoption.shard, adoption.spec.name
         try:
             # The epoch first: without a status nobody can be chosen yet.
-            version = self._registry.write_spec(name, adoption.spec, adoption.shard.version)
+            if shard is None:
+                version = self._registry.create_shard(adoption.spec)
+            else:
+                version = self._registry.write_spec(name, adoption.spec, shard.version)
             self._registry.write_status(name, adoption.status, version)
         except Conflict as error:
             raise TargetRefused(f"{name} has changed meanwhile; try again") from error
@@ -303,38 +369,32 @@ def _first(node: str, nodes: Sequence[str]) -> tuple[str, ...]:
     return (node, *(it for it in nodes if it != node)) if node in nodes else tuple(nodes)
 
 
-def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Adoption | None:
+def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer], *, unproven: bool) -> Adoption | None:
     spec = shard.spec
-    found = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
-    copies = {node: copy for node, copy in found.items() if copy.role is not ObservedRole.FETCHING}
-    if any(copy.role is ObservedRole.OPENING for copy in copies.values()):
-        raise TargetRefused(f"{shard.name}: a copy is still being opened; try again in a moment")
+    copies = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
+    lost = shard.status is None and has_data(copies)
     highest = max((copy.epoch for copy in copies.values()), default=0)
-    lost = shard.status is None and any(copy.log_end > 0 for copy in copies.values())
     if not lost and highest <= spec.epoch:
         return None
-    sound = {
-        node: copy for node, copy in copies.items() if copy.damaged is None and copy.role is not ObservedRole.DAMAGED
-    }
-    if not sound:
-        raise TargetRefused(f"{shard.name}: every copy is damaged")
-    ends = {node: (copy.log_epoch, copy.log_end) for node, copy in sound.items()}
-    end = max(ends.values())
-    best = [node for node, it in ends.items() if it == end]
-    _known_in_sync(shard, sound, best)
-    epoch = max(spec.epoch, highest)
-    replicas = tuple(sorted(sound, key=lambda node: (node not in best, node)))
-    new = ShardSpec(spec.uid, spec.topic, spec.queue, replicas, epoch=epoch)
-    status = ShardStatus(epoch, "", tuple(sound[node].replica_id for node in best))
+    found = _adopted(shard.name, spec.uid, copies, spec.epoch, unproven=unproven)
     why = "its status is gone" if lost else f"the registry knows of epoch {spec.epoch} only"
-    return Adoption(shard, new, status, f"{why}: {', '.join(best)} with epoch {end[0]}, log end {end[1]}")
+    return Adoption(shard, found.spec, found.status, f"{why}: {found.from_copies}")
 
 
-def _known_in_sync(shard: ShardObject, copies: Mapping[str, CopyView], best: Sequence[str]) -> None:
-    """Raises TargetRefused where the newest in-sync set that a copy has recorded names none of `best`."""
-    newest = max(copies.values(), key=lambda copy: copy.kept_epoch)
-    if newest.kept_epoch and not any(copies[node].replica_id in newest.kept_in_sync for node in best):
-        raise TargetRefused(
-            f"{shard.name}: {', '.join(best)} has the highest log end, but was not in sync in epoch "
-            f"{newest.kept_epoch}; the copy that was is not on any node"
-        )
+def _made_again(
+    name: str, histories: Mapping[int, Mapping[str, CopyView]], uid: int | None, *, unproven: bool
+) -> Adoption:
+    chosen = {it: copies for it, copies in histories.items() if uid is None or it == uid}
+    if len(chosen) != 1:
+        what = "no such history" if uid is not None else f"{len(histories)} histories; choose one with --uid"
+        raise TargetRefused(f"{name}: {what}: {described(histories)}")
+    ((only, copies),) = chosen.items()
+    found = _adopted(name, only, copies, 0, unproven=unproven)
+    return Adoption(None, found.spec, found.status, f"it has no object: {found.from_copies}, {described(chosen)}")
+
+
+def _adopted(name: str, uid: int, copies: Mapping[str, CopyView], epoch: int, *, unproven: bool) -> Adopted:
+    try:
+        return adopted(uid, copies, epoch, unproven=unproven)
+    except NotAdoptable as error:
+        raise TargetRefused(f"{name}: {error}") from error
