@@ -39,9 +39,10 @@ class Outcome:
     covered: dict[str, int] = field(default_factory=dict)  # see coverage.py
 
 
-def outcome_of(seed: int, *, whole_trace: bool = False) -> Outcome:
+def outcome_of(seed: int, *, whole_trace: bool = False, kinds: tuple[str, ...] = ()) -> Outcome:
+    """kinds: of troubles, see run_seed()."""
     try:
-        world = run_seed(seed, whole_trace=whole_trace)
+        world = run_seed(seed, whole_trace=whole_trace, kinds=kinds)
     except Failed as failed:
         world, cause = failed.world, failed.world.violation and failed.world.violation.__cause__
         why = "".join(traceback.format_exception(cause)) if cause is not None else ""

@@ -77,10 +77,14 @@ def outside(run: Run) -> str:
 
 
 def deleted(run: Run) -> None:
-    """And put back, as a backup tool or `kubectl replace --force` does it."""
+    run.world.truth.delete("t-0")
+
+
+def replaced(run: Run) -> None:
+    """Deleted and put back, as a backup tool or `kubectl replace --force` does it."""
     before = run.shard()
     run.world.truth.delete("t-0")
-    run.at(1.0, lambda: run.world.truth._put(shards=(replace(before, version=run.world.truth._version()),)))
+    run.at(0.1, lambda: run.world.truth._put(shards=(replace(before, version=run.world.truth._version()),)))
 
 
 WRONG: dict[str, Callable[[Run], None]] = {
@@ -105,7 +109,8 @@ WRONG: dict[str, Callable[[Run], None]] = {
     "status.handover forged": of_status(lambda status: replace(status, handover=Handover(status.serving_epoch, 0))),
     "status.resigned forged": of_status(lambda status: replace(status, resigned="somebody says so")),
     "status.incarnation forged": of_status(lambda status: replace(status, incarnation="forged")),
-    "object deleted and put back": deleted,
+    "object deleted": deleted,
+    "object deleted and put back": replaced,
     "lease of another process": of_lease(lambda lease: replace(lease, incarnation="forged")),
     "lease that says that the node stops": of_lease(lambda lease: replace(lease, stopping=True)),
 }

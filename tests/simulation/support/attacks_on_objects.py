@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from delayctl.targets.registry import RegistryEditor
 from delaynode.replica.role import ReplicaRole
-from delayregistry.model import ShardSpec
+from delayregistry.model import BootstrapVolumes, ShardSpec
 
 from tests.simulation.support.attacks_on_copies import batch_of
-from tests.simulation.support.control import SimProber
-from tests.simulation.support.loop import SECOND, Job, in_job
-from tests.simulation.support.registry import Access, Weather
+from tests.simulation.support.loop import SECOND
+from tests.simulation.support.people import adopt
 from tests.simulation.support.schedules import attack, shrink
 from tests.simulation.support.stage import Run, cluster
 from tests.simulation.support.workload import ShardView
-
-
-class People(RegistryEditor):
-    """A person with a shell, whom the registry and every node answer."""
-
-    def __init__(self, run: Run) -> None:
-        rng = run.world.random("people")
-        access = Access(run.world.truth, Weather(lag_ns=0), rng, lambda event, **fields: None)
-        super().__init__(access, SimProber(run.world, rng))
-
-    def drain(self, node: str, *, undo: bool) -> None:
-        raise NotImplementedError
-
-    def restart(self) -> None:
-        raise NotImplementedError
-
-
-def adopt(run: Run) -> list[str]:
-    """Run `delayctl adopt` by its own code; returns the reasons that it gave."""
-    people = People(run)
-
-    def work() -> list[str]:
-        found = people.adoptions()
-        for one in found:
-            people.adopt(one)
-        return [one.reason for one in found]
-
-    reasons, error = in_job(run.world.scheduler, Job(run.world.scheduler.now_ns), work)
-    if error is not None:
-        raise error
-    for reason in reasons:
-        run.world.trace.add("people", "adopt", reason=reason)
-    return list(reasons)
 
 
 def directories(run: Run, node: str, uid: int) -> list[str]:
@@ -105,15 +70,19 @@ def a10_registry_restored_from_an_older_state_names_no_master_of_the_past(seed: 
 
 @attack
 def a10_status_that_was_lost_is_made_again_from_the_copies(seed: int) -> None:
-    with cluster(seed) as run:
+    """By itself, or by a person's word where the spec wants that."""
+    refuse = seed % 2 == 0
+    policy = BootstrapVolumes.REFUSE if refuse else BootstrapVolumes.ADOPT
+    with cluster(seed, bootstrap_volumes=policy) as run:
         for node in run.world.machines:
             run.world.kill(node)
         shard = run.shard()
         run.world.truth.change(shard.name, shard.version, lambda one: replace(one, status=None))
         run.world.start_all()
-        run.until(lambda: _blocked(run) == ["StatusLost"], 20, "it is seen, and said")
-        (reason,) = adopt(run)
-        assert "its status is gone" in reason
+        if refuse:
+            run.until(lambda: _blocked(run) == ["StatusLost"], 20, "it is seen, and said")
+            (reason,) = adopt(run)
+            assert "its status is gone" in reason
         run.until(run.healthy, 30, "served again, with all that was acknowledged")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from delaynode.replica.role import ReplicaRole
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delayregistry.model import Delivery
+from delayregistry.model import BootstrapVolumes, Delivery
 
 from tests.simulation.support.loop import MILLI, SECOND
 from tests.simulation.support.schedules import attack, shrink
@@ -187,7 +187,7 @@ def a8_slaves_are_read_while_there_is_no_master(seed: int) -> None:
 
 @attack
 def a10_object_that_lost_its_status_is_not_taken_for_a_new_shard(seed: int) -> None:
-    with cluster(seed, close=False) as run:
+    with cluster(seed, close=False, bootstrap_volumes=BootstrapVolumes.REFUSE) as run:
         shard = run.shard()
         for node in run.world.machines:
             run.restart(node)

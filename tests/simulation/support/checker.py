@@ -180,6 +180,8 @@ class Checker:
         shard = shard or next((one for one in self.world.truth.now.shards if one.spec.uid == record.uid), None)
         if shard is None or shard.status is None or self.world.cluster_spec.allow_unclean_failover:
             return
+        if shard.status.serving_epoch < record.epoch or record.uid in self.world.truth.restored:
+            return  # restored from an older state: nobody may act upon it
         self.checks += 1
         end = len(record.log)
         for entry in shard.status.in_sync:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.replica.role import ReplicaRole
-from delaynode.server.replica_status import state_of
+from delaynode.server.replica_status import answer_of
 from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayoperator.control_loop.probe import NodeAnswer, read_answer
 from delayregistry.model import NodeLease
@@ -41,7 +40,8 @@ class SimProber:
             reached = world.network.both_ways("control", lease.node)
             if process is None or process.loop.frozen or not reached or self._rng.random() < 0.02:
                 continue
-            data = self._status(process).SerializeToString()
+            answer = answer_of(process.replicas, process.name, process.incarnation, process.unfit())
+            data = answer.SerializeToString()
             now = world.scheduler.now_ns
             before = self._made.get(lease.node)
             self._made[lease.node] = (now, process.incarnation, data)
@@ -49,15 +49,6 @@ class SimProber:
                 data = before[2] if self._rng.random() < 0.5 else data
             answers[lease.node] = read_answer(pb.ReplicaStatusResponse.FromString(data))
         return answers
-
-    def _status(self, process: Process) -> pb.ReplicaStatusResponse:
-        answer = pb.ReplicaStatusResponse(
-            node=process.name, incarnation=process.incarnation, listed=process.replicas.listed, unfit=process.unfit()
-        )
-        for replica in process.replicas:
-            if replica.role is not ReplicaRole.ABSENT:
-                answer.copies.append(state_of(replica, process.replicas.heard_ms(replica.uid)))
-        return answer
 
     def close(self) -> None:
         pass

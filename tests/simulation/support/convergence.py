@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from delayoperator.control_loop import loop
-from delayoperator.plan import Action, ChangeSpec, CreateShard, Observed, SetConditions, StartTerm, plan
+from delayoperator.plan import Action, AdoptCopies, ChangeSpec, CreateShard, Observed, SetConditions, StartTerm, plan
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, Version
 
 if TYPE_CHECKING:
@@ -68,21 +68,26 @@ class Convergence:
 def applied(observed: Observed, actions: list[Action]) -> Observed:
     """The registry after these actions; nothing else has changed."""
     shards = {shard.name: shard for shard in observed.shards}
+    copies, unclaimed = dict(observed.copies), dict(observed.unclaimed)
     for action in actions:
         match action:
             case CreateShard():
-                spec = ShardSpec(len(shards) + 1, action.topic, action.queue, action.replicas)
+                uid = action.uid or len(shards) + 1
+                spec = ShardSpec(uid, action.topic, action.queue, action.replicas, epoch=action.epoch)
                 shards[spec.name] = ShardObject(spec.name, Version("0"), spec)
+                copies |= {(spec.name, node): copy for node, copy in unclaimed.pop(uid, {}).items()}
+            case AdoptCopies():
+                shards[action.shard.name] = replace(shards[action.shard.name], spec=action.spec, status=action.status)
             case StartTerm() | ChangeSpec():
                 shards[action.shard.name] = replace(shards[action.shard.name], spec=action.spec)
             case SetConditions():
                 shards[action.shard.name] = replace(shards[action.shard.name], conditions=action.conditions)
-    return replace(observed, shards=tuple(shards.values()))
+    return replace(observed, shards=tuple(shards.values()), copies=copies, unclaimed=unclaimed)
 
 
 def _state(observed: Observed) -> frozenset[object]:
     """The state that the planner can change. A term begins once, so its epoch tells it from the one before."""
     return frozenset(
-        (one.name, one.spec, tuple(replace(condition, since_ms=0) for condition in one.conditions))
+        (one.name, one.spec, one.status, tuple(replace(condition, since_ms=0) for condition in one.conditions))
         for one in observed.shards
     )

@@ -30,7 +30,7 @@ class Coverage:
     """Counts what the processes of one world do. The effect of a frame counts once for each copy."""
 
     def __init__(self) -> None:
-        self.counts = Counter[str](dict.fromkeys((*PLACES, "far behind", "switchovers"), 0))
+        self.counts = Counter[str](dict.fromkeys((*PLACES, "far behind", "switchovers", "taken up again"), 0))
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -49,6 +49,7 @@ class Coverage:
 
     def recorded(self, before: ShardObject | None, after: ShardObject) -> None:
         """The registry's object of a shard has changed."""
+        self.counts["taken up again"] += before is None and after.spec.epoch > 0
         if before is not None and before.status is not None and before.status.handover is not None:
             self.counts["switchovers"] += after.spec.epoch > before.spec.epoch
 

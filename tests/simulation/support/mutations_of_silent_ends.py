@@ -39,7 +39,7 @@ def keeps_a_master_that_refuses(put: Put) -> None:
 
 @mutation("h3_404_for_the_chosen_one_alone_makes_way_for_another", "not within .*: another serves")
 def keeps_a_chosen_master_that_never_begins(put: Put) -> None:
-    def kept(shard: ShardObject, late: NotBegun, seen: Observed) -> term.Decision:
+    def kept(desired: ClusterSpec, shard: ShardObject, late: NotBegun, seen: Observed) -> term.Decision:
         return term.Keep()
 
     put(term, "_passed_over", kept)

@@ -22,6 +22,7 @@ class Mutation:
     schedule: str | None
     caught_by: str
     seeds: tuple[int, ...] = ()  # drawn seeds that have found it: tried first
+    kinds: tuple[str, ...] = ()  # of troubles that the seeds draw; empty: of all
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -50,10 +51,10 @@ TWO = "two masters of .* may answer too"
 
 
 def mutation(
-    schedule: str | None, caught_by: str, seeds: tuple[int, ...] = ()
+    schedule: str | None, caught_by: str, seeds: tuple[int, ...] = (), kinds: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Put], None]], Callable[[Put], None]]:
     def keep(plant: Callable[[Put], None]) -> Callable[[Put], None]:
-        MUTATIONS[plant.__name__] = Mutation(plant.__name__, plant, schedule, caught_by, seeds)
+        MUTATIONS[plant.__name__] = Mutation(plant.__name__, plant, schedule, caught_by, seeds, kinds)
         return plant
 
     return keep

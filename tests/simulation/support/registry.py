@@ -40,6 +40,7 @@ class Truth:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.told: list[Told] = []  # called with (before, after) at each write of a shard
+        self.restored: set[int] = set()  # uids of shards whose status is an older one, until somebody writes it
         self._times: list[int] = [0]
         self._views: list[View] = [View(0, None, ())]
         self._lease_times: list[int] = [0]
@@ -88,6 +89,8 @@ class Truth:
         if before is None or before.version != version:
             raise Conflict(f"{name} is not at version {version}")
         after = replace(change(before), version=self._version())
+        if after.status != before.status:
+            self.restored.discard(before.spec.uid)
         self._put(shards=tuple(after if one.name == name else one for one in self.now.shards))
         for told in self.told:
             told(before, after)
@@ -100,7 +103,13 @@ class Truth:
     def restore(self, older: ShardObject) -> None:
         """Restore the object from a backup. Its version is new: no write that is under way fits it."""
         back = replace(older, version=self._version())
+        self.restored.add(older.spec.uid)
         self._put(shards=tuple(back if one.name == older.name else one for one in self.now.shards))
+
+    def forget_leases(self) -> None:
+        """Delete all leases, as with the cluster's other objects."""
+        self._lease_times.append(self.scheduler.now_ns)
+        self._leases.append(())
 
     def renew(self, lease: NodeLease) -> None:
         others = (one for one in self.leases() if one.node != lease.node)

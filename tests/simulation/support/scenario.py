@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from delayapi.units import HOUR_MS
 from delayregistry.model import Delivery, Durability, ShardObject
 
 from tests.simulation.support.loop import MILLI, SECOND
+from tests.simulation.support.people import restore
 from tests.simulation.support.sizes import Sizes, sizes_of
 from tests.simulation.support.stage import Failed, Run
 from tests.simulation.support.world import World, virtual
 
+OLDER_STATES = 0.15  # share of seeds in which an older state of the registry is restored in the end
+MANY_TROUBLES = 20  # in a run of some kinds alone
 LARGE_STEPS = 0.2  # share of seeds that set one machine's clock far off; with two off, no peer could tell who is right
 
 
@@ -55,37 +58,48 @@ def plan_of(seed: int) -> Plan:
 class Troubles:
     """Draws troubles and their ends, all before heal()."""
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Run, plan: Plan, kinds: tuple[str, ...] = ()) -> None:
         self.run, self.plan, self.world = run, plan, run.world
+        self._kinds = [(kind, weight) for kind, weight in self.KINDS if not kinds or kind in kinds]
         self.rng = self.world.random("troubles")
         self._full = False
+        self.saved: tuple[ShardObject, ...] = ()
 
     def schedule(self) -> None:
         for _ in range(self.plan.troubles):
             at = self.rng.uniform(0.1, self.plan.trouble_seconds * 0.8)
-            kind = self.rng.choices([one for one, _ in self.KINDS], [weight for _, weight in self.KINDS])[0]
+            kind = self.rng.choices([one for one, _ in self._kinds], [weight for _, weight in self._kinds])[0]
             self.run.at(at, getattr(self, kind), self.plan.trouble_seconds - at)
         rng = self.world.random("large steps")  # a stream of its own: all other draws of the seed stay as they are
         if rng.random() < LARGE_STEPS:
             name, by = rng.choice(tuple(self.world.machines)), rng.choice((-HOUR_MS, -5_000, 5_000, HOUR_MS))
             self.run.at(rng.uniform(0.1, self.plan.trouble_seconds * 0.8), self.run.set_clock, name, by)
+        if rng.random() < OLDER_STATES:
+            self.run.at(rng.uniform(0, self.plan.trouble_seconds * 0.8), self.save)
+
+    def save(self) -> None:
+        """The state of the registry that will be restored; objects that have no status yet aside."""
+        self.saved = tuple(shard for shard in self.world.truth.now.shards if shard.status is not None)
 
     KINDS = (
         ("kill", 6), ("kill_master", 6), ("power", 3), ("freeze", 4), ("freeze_master", 6), ("partition", 4),
         ("one_way", 4), ("isolate", 4), ("slow_links", 2), ("lossy", 2), ("break_links", 2), ("registry_down", 3),
         ("registry_out", 2), ("registry_flaky", 4), ("stale_watch", 4), ("control_down", 2), ("control_restart", 1),
         ("clock_step", 3), ("slow_disk", 2), ("hang_disk", 3), ("fill_disk", 2), ("move", 4), ("switch", 6),
-        ("drain", 2), ("sigterm", 4), ("rolling", 1),
+        ("drain", 2), ("sigterm", 4), ("rolling", 1), ("delete_object", 3), ("apply_again", 2),
     )  # fmt: skip
 
     def _node(self) -> str:
         return self.rng.choice(tuple(self.world.machines))
 
-    def _shard(self) -> ShardObject:
-        return self.rng.choice(self.world.truth.now.shards)
+    def _shard(self) -> ShardObject | None:
+        """None while all objects are deleted."""
+        shards = self.world.truth.now.shards
+        return self.rng.choice(shards) if shards else None
 
     def _master(self) -> str:
-        return self._shard().spec.master or self._node()
+        shard = self._shard()
+        return (shard.spec.master if shard is not None else None) or self._node()
 
     def _span(self, left: float, low: float, high: float) -> float:
         return min(left, self.rng.uniform(low, high))
@@ -232,12 +246,14 @@ class Troubles:
             self.world.machines[name].disk.full = True
 
     def move(self, left: float) -> None:
-        shard = self._shard()
+        if (shard := self._shard()) is None:
+            return
         target = self.rng.sample(list(self.world.machines), len(shard.spec.replicas))
         self.run.move(shard.name, tuple(target))
 
     def switch(self, left: float) -> None:
-        shard = self._shard()
+        if (shard := self._shard()) is None:
+            return
         self.run.switch(shard.name, self.rng.choice(shard.spec.replicas))
 
     def drain(self, left: float) -> None:
@@ -259,14 +275,35 @@ class Troubles:
     def sigterm(self, left: float) -> None:
         self._stop(self._master() if self.rng.random() < 0.7 else self._node(), left)
 
+    def delete_object(self, left: float) -> None:
+        """`kubectl delete delayshard`, while the nodes run on."""
+        if (shard := self._shard()) is not None:
+            self.world.trace.add("people", "delete", shard=shard.name)
+            self.world.truth.delete(shard.name)
+
+    def apply_again(self, left: float) -> None:
+        """All objects are deleted, and the cluster is applied again over the volumes that are left."""
+        self.world.trace.add("people", "delete-and-apply")
+        for shard in self.world.truth.now.shards:
+            self.world.truth.delete(shard.name)
+        for name in self.world.machines:
+            if self.world.machines[name].process is not None:
+                self.world.kill(name)
+        self.world.truth.forget_leases()
+        self.control_restart(0.0)
+        for name in self.world.machines:
+            self.run.at(self._span(left, 0.05, 5.0), self.world.start, name)
+
     def rolling(self, left: float) -> None:
         for at, name in enumerate(self.world.machines):
             self.run.at(left * at / len(self.world.machines), self._stop, name, left / len(self.world.machines))
 
 
-def run_seed(seed: int, *, whole_trace: bool = False) -> World:
-    """One run of troubles drawn from the seed. Raises Violation."""
+def run_seed(seed: int, *, whole_trace: bool = False, kinds: tuple[str, ...] = ()) -> World:
+    """One run of troubles drawn from the seed. kinds: of these alone, and many. Raises Violation."""
     plan = plan_of(seed)
+    if kinds:
+        plan = replace(plan, troubles=MANY_TROUBLES)
     world = World(
         seed, nodes=plan.nodes, queues=plan.queues, replicas=plan.replicas, durability=plan.durability,
         lease_seconds=plan.lease_seconds, lag_seconds=plan.lag_seconds, delivery=plan.delivery,
@@ -278,9 +315,12 @@ def run_seed(seed: int, *, whole_trace: bool = False) -> World:
         try:
             few = 1 if sum(plan.queues) > 2 else 2  # clients of each kind, where there are many shards
             run.open(producers=few, consumers=few, letters=True)
-            Troubles(run, plan).schedule()
+            troubles = Troubles(run, plan, kinds)
+            troubles.schedule()
             world.run(plan.trouble_seconds)
             run.heal()
+            if troubles.saved:
+                restore(run, troubles.saved)
             run.close()
         except Exception as error:
             world.fail(f"{type(error).__name__}: {error}", error)

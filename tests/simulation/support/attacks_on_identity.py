@@ -1,0 +1,123 @@
+"""More attacks, as in attacks.py: what people do to objects and volumes, while the copies on the disks are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from delayregistry.model import BootstrapVolumes, ShardObject
+
+from tests.simulation.support.attacks_on_objects import directories
+from tests.simulation.support.people import adopt
+from tests.simulation.support.schedules import attack
+from tests.simulation.support.stage import Run, cluster
+
+
+def _healthy_with(run: Run, uid: int) -> bool:
+    return run.world.truth.shard("t-0") is not None and run.healthy() and run.shard().spec.uid == uid
+
+
+@attack
+def d1_deleted_object_is_made_again_for_the_copies_that_are_there(seed: int) -> None:
+    """`kubectl delete delayshard`: the nodes run on."""
+    with cluster(seed) as run:
+        uid, epoch = run.shard().spec.uid, run.shard().spec.epoch
+        run.world.truth.delete("t-0")
+        run.until(lambda: _healthy_with(run, uid), 30, "served again, with its messages")
+        assert run.shard().spec.epoch > epoch
+
+
+@attack
+def d1_cluster_that_is_applied_again_has_its_messages(seed: int) -> None:
+    """Everything is deleted but the volumes; the nodes come back one after the other, the one with most last."""
+    with cluster(seed) as run:
+        uid, master = run.shard().spec.uid, run.master()
+        for node in run.world.machines:
+            run.world.kill(node)
+        run.world.truth.delete("t-0")
+        run.world.truth.forget_leases()
+        run.world.control.restart()
+        for node in run.world.machines:
+            if node != master:
+                run.world.start(node)
+        run.world.run(4.0)
+        assert run.world.truth.shard("t-0") is None, "nothing is made before every node has said what it has"
+        run.world.start(master)
+        run.until(lambda: _healthy_with(run, uid), 30, "served again, with its messages")
+
+
+@attack
+def d1_node_that_never_comes_is_waited_for_only_so_long(seed: int) -> None:
+    with cluster(seed, replace_after_seconds=6, clients=False, close=False) as run:
+        for node in run.world.machines:
+            run.world.kill(node)
+        run.world.truth.delete("t-0")
+        run.world.truth.forget_leases()
+        for machine in run.world.machines.values():
+            machine.disk.files.remove_tree("d/shards")
+        run.world.control.restart()
+        for node in ("n0", "n1"):
+            run.world.start(node)
+        run.world.run(4.0)
+        assert run.world.truth.shard("t-0") is None
+        run.until(lambda: run.world.truth.shard("t-0") is not None and run.healthy(), 30, "made without n2")
+
+
+@attack
+def d1_copies_of_two_histories_wait_for_a_persons_word(seed: int) -> None:
+    with cluster(seed, bootstrap_volumes=BootstrapVolumes.REFUSE) as run:
+        uid = run.shard().spec.uid
+        run.world.truth.delete("t-0")
+        run.world.run(4.0)
+        assert run.world.truth.shard("t-0") is None, "the spec wants a person to decide"
+        (said,) = run.world.control.loop.orphans.orphans
+        assert f"{uid:016x} on " in said
+        (reason,) = adopt(run)
+        assert reason.startswith("it has no object: ")
+        run.until(lambda: _healthy_with(run, uid), 30, "served again, with its messages")
+
+
+@attack
+def d1b_registry_restored_to_before_a_move_costs_no_copy(seed: int) -> None:
+    """By the older state the nodes that have the copies now are to have none."""
+    with cluster(seed, nodes=4) as run:
+        older = run.shard()
+        uid, old = older.spec.uid, older.spec.replicas
+        new = tuple(node for node in run.world.machines if node not in old)
+        run.move("t-0", new)
+        run.until(lambda: run.shard().spec.replicas == new and run.healthy(), 60, "moved")
+        run.until(lambda: not any(directories(run, node, uid) for node in old), 20, "the former copies are gone")
+        run.world.truth.restore(older)
+        run.world.run(1.0)
+        for node in (*new, *old) if seed % 2 else (*old, *new):
+            run.restart(node)
+            run.world.run(0.3)
+        run.until(lambda: _reasons(run.shard()) == ["RegistryBehind"], 20, "it is seen, and said")
+        run.world.run(3.0)
+        assert all(directories(run, node, uid) for node in new), "no copy leaves by the word of an older object"
+        adopt(run)
+        run.until(lambda: _healthy_with(run, uid), 40, "served again")
+
+
+@attack
+def d1_empty_shard_beside_full_copies_is_said(seed: int) -> None:
+    """As an earlier release made it: a person sees what lies beside, and no other copy is touched."""
+    with cluster(seed, clients=False, close=False) as run:
+        uid = run.shard().spec.uid
+        run.world.control.up = False
+        older = run.shard()
+        run.world.truth.delete("t-0")
+        run.world.truth.create(replace(older.spec, uid=uid ^ 0x5EED, epoch=0, master=None, incarnation=None))
+        run.world.control.up = True
+        run.until(run.healthy, 30, "the new, empty shard is served")
+        run.until(lambda: bool(run.world.control.loop.orphans.orphans), 10, "what lies beside it is said")
+        (said,) = run.world.control.loop.orphans.orphans
+        assert said.endswith("beside the shard that has this name now")
+        for node in older.spec.replicas:
+            run.restart(node)
+        run.world.run(5.0)
+        assert all(directories(run, node, uid) for node in older.spec.replicas)
+        assert run.world.control.loop.orphans.orphans == (said,) or run.world.control.loop.orphans.orphans
+
+
+def _reasons(shard: ShardObject) -> list[str]:
+    return [condition.reason for condition in shard.conditions]

@@ -1,0 +1,41 @@
+"""More planted bugs, as in mutations.py: whose a copy on a disk is, and what an object that is gone or older may do."""
+
+from __future__ import annotations
+
+from delaynode.replica.replica import Replica
+from delayoperator.control_loop import replica_queries
+from delayoperator.plan import Observed, bootstrap, planner
+from delayregistry.model import ClusterSpec
+
+from tests.simulation.support.planting import Put, mutation
+
+HIDDEN = "not within .*: served again, with its messages"
+
+
+@mutation("d1_deleted_object_is_made_again_for_the_copies_that_are_there", HIDDEN)
+def makes_an_empty_shard_beside_full_copies(put: Put) -> None:
+    def empty(*_: object) -> bootstrap.MakeEmpty:
+        return bootstrap.MakeEmpty()
+
+    put(planner, "decide_missing", empty)
+
+
+@mutation("d1_cluster_that_is_applied_again_has_its_messages", "nothing is made before every node has said")
+def makes_shards_before_all_nodes_were_heard(put: Put) -> None:
+    def nobody(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
+        return ()
+
+    put(planner, "unheard_nodes", nobody)
+
+
+@mutation("d1b_registry_restored_to_before_a_move_costs_no_copy", "no copy leaves by the word of an older object")
+def leaves_by_the_word_of_an_older_object(put: Put) -> None:
+    put(Replica, "_known_epoch", lambda self: 0)
+
+
+@mutation("d1_deleted_object_is_made_again_for_the_copies_that_are_there", HIDDEN)
+def looks_for_copies_only_where_the_object_says(put: Put) -> None:
+    def found(seen: Observed, answers: object) -> object:
+        return replica_queries._NOTHING_FOUND
+
+    put(replica_queries, "_found", found)
