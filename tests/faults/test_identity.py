@@ -1,0 +1,118 @@
+"""Objects that are lost while the copies are whole, with real nodes: every message comes, or a person is asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from delayapi.node_client import NodeClient
+from delayapi.proto.delay.v1 import delay_pb2
+from delayclient.sync import SyncConsumer, SyncProducer
+from delayctl.main import main
+from delaylocal import LocalCluster
+from delayregistry.model import ShardObject, TopicSpec
+
+ORDERS = TopicSpec("orders", 4)
+MESSAGES = 500
+LATER_MS = 3_600_000
+
+
+def make_cluster(data: Path, *topics: TopicSpec) -> LocalCluster:
+    return LocalCluster(data, nodes=3, replicas=2, topics=topics)
+
+
+def send(cluster: LocalCluster, count: int, delay_ms: int) -> set[bytes]:
+    bodies = {b"message %d" % number for number in range(count)}
+    with SyncProducer(cluster.endpoints) as producer:
+        producer.send_batch("orders", sorted(bodies), delay_ms=delay_ms)
+    return bodies
+
+
+def receive(cluster: LocalCluster, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    with SyncConsumer(cluster.endpoints, "orders", "group", auto_ack=True) as consumer:
+        while len(found) < count and (message := consumer.receive(30)) is not None:
+            found.append(message.body)
+    return found
+
+
+def forget_registry(data: Path) -> None:
+    for path in data.glob("registry.db*"):
+        path.unlink()
+
+
+def delayctl(data: Path, *arguments: str) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(main, [*arguments, "--data", str(data), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
+def refused(data: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(main, [*arguments, "--data", str(data), "--json"], catch_exceptions=False)
+    assert result.exit_code != 0
+    return result.output
+
+
+def test_a_cluster_whose_registry_is_lost_delivers_what_its_nodes_have(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, ORDERS) as cluster:
+        cluster.wait_ready()
+        uids = {shard.name: shard.spec.uid for shard in cluster.registry.list_shards()}
+        sent = send(cluster, MESSAGES, 5_000)
+        for node in cluster.desired.node_ids:
+            cluster.kill(node)  # no last checkpoint
+    forget_registry(tmp_path)
+    with make_cluster(tmp_path, ORDERS) as cluster:
+        cluster.wait_ready()
+        assert {shard.name: shard.spec.uid for shard in cluster.registry.list_shards()} == uids
+        assert sorted(receive(cluster, MESSAGES)) == sorted(sent)
+
+
+def test_copies_of_a_topic_that_nobody_asks_for_are_listed_adopted_and_purged(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, ORDERS) as cluster:
+        cluster.wait_ready()
+        send(cluster, MESSAGES, LATER_MS)
+    forget_registry(tmp_path)
+    with make_cluster(tmp_path, TopicSpec("other", 1)) as cluster:
+        cluster.wait_ready()
+        orphans = delayctl(tmp_path, "nodes", "orphans")
+        assert {it["shard"] for it in orphans} == {f"orders-{queue}" for queue in range(4)}
+        assert len(orphans) == 8
+        assert {it["cluster"] for it in orphans} == {"local"}
+        assert sum(it["pending"] for it in orphans) == 2 * MESSAGES
+        purge = ("nodes", "orphans", "--purge", orphans[0]["uid"], "--pending")
+        assert "nothing is deleted" in refused(tmp_path, *purge, str(orphans[0]["pending"] + 1))
+        delayctl(tmp_path, *purge, str(orphans[0]["pending"]))
+        left = delayctl(tmp_path, "nodes", "orphans")
+        assert {it["uid"] for it in left} == {it["uid"] for it in orphans} - {orphans[0]["uid"]}
+        assert not list(tmp_path.rglob(f"orders-*-{orphans[0]['uid']}"))
+        (adopted,) = delayctl(tmp_path, "adopt", left[0]["shard"], "--yes")
+        assert adopted["uid"] == left[0]["uid"]
+        assert f"{poll_served(cluster, adopted['shard']).spec.uid:016x}" == adopted["uid"]
+        wanted = ("nodes", "orphans", "--purge", adopted["uid"], "--pending", "1")
+        assert "no copy without a shard has uid" in refused(tmp_path, *wanted)
+
+
+def poll_served(cluster: LocalCluster, name: str) -> ShardObject:
+    deadline_s = time.monotonic() + 30
+    while True:
+        shard = cluster.registry.get_shard(name)
+        if shard is not None and shard.status is not None and shard.status.serving_epoch == shard.spec.epoch:
+            return shard
+        assert time.monotonic() < deadline_s, shard
+        time.sleep(0.05)
+
+
+def test_a_node_refuses_to_purge_what_is_wanted_or_not_there(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("orders", 1)]) as cluster:
+        cluster.wait_ready()
+        (shard,) = cluster.registry.list_shards()
+        with NodeClient(cluster.endpoints[0]) as client:
+            for uid, why in ((shard.spec.uid, "it is no orphan"), (shard.spec.uid + 1, "there is no copy with uid")):
+                with pytest.raises(grpc.RpcError) as refused:
+                    client.purge_copy(delay_pb2.PurgeCopyRequest(uid=uid, pending=0), timeout=5)
+                assert why in refused.value.details()
