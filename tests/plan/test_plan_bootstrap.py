@@ -77,6 +77,7 @@ def test_a_node_that_is_only_dead_is_waited_for_and_one_beyond_the_spec_too() ->
     dead = {**NODES, "n2": replace(LOST, replaceable=False)}
     assert made(seen(nodes=dead, answered={"n0": "a", "n1": "a"})) is None
     assert made(seen(nodes={**NODES, "n7": ALIVE})) is None
+    assert made(seen(nodes={**NODES, "n7": replace(LOST, replaceable=False)})) is not None, "it was scaled in"
 
 
 def test_one_history_of_this_cluster_is_taken_up_again() -> None:

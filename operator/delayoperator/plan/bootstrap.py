@@ -48,9 +48,10 @@ class Orphaned:
 
 def unheard_nodes(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
     """Nodes that may have copies of which nothing is known. One that was away for replaceAfter is waited for no more:
-    what was there alone is lost for now, as with any shard."""
-    nodes = dict.fromkeys((*desired.node_ids, *seen.nodes))
-    return tuple(node for node in nodes if not _is_heard(node, seen) and not seen.node(node).replaceable)
+    what was there alone is lost for now, as with any shard. Nor is one that the cluster has no more, unless it runs."""
+    missing = (node for node in desired.node_ids if not seen.node(node).replaceable)
+    leaving = (node for node, view in seen.nodes.items() if view.liveness is Liveness.ALIVE)
+    return tuple(node for node in dict.fromkeys((*missing, *leaving)) if not _is_heard(node, seen))
 
 
 def lost_nodes(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
