@@ -115,6 +115,8 @@ def test_a_master_that_serves_is_the_only_copy_that_is_sure_to_have_everything()
         ((both(cluster=""),), "of a cluster that is not known, and this is cluster hello"),
         (({"n0": copy("n0")}, {"n1": copy("n1")}), "2 histories, and only one can go on"),
         ((both(damaged="rot"),), "every copy is damaged"),
+        (({"n0": copy("n0"), "n1": copy("n1", 0, damaged="rot")},), "a copy is damaged, and may have had more"),
+        ((both(role=ObservedRole.OPENING, log_end=0),), "still being opened"),
         ((both(kept_epoch=4, kept_in_sync=("c-lost",)),), "was not in sync in epoch 4"),
         ((both(role=ObservedRole.OPENING, log_end=3),), "still being opened"),
         ((both(role=ObservedRole.CANDIDATE),), "about to lead"),
@@ -198,6 +200,12 @@ def test_a_copy_ahead_of_its_object_is_noticed_though_the_object_says_that_it_is
     said = decided(served, {"n2": copy("n2", 990, epoch=7)}, answered={})
     assert isinstance(said, str)
     assert "n2 know of epoch 7" in said
+
+
+def test_a_first_master_is_not_made_beside_data_elsewhere() -> None:
+    action = decided(lost(), {"n2": copy("n2", 990)})
+    assert isinstance(action, AdoptCopies)
+    assert action.spec.replicas == ("n2",)
 
 
 def test_a_status_is_not_made_before_all_nodes_have_answered() -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from delayctl.targets.registry import Orphan, RegistryEditor
 
 
+UNKNOWN = -1  # pending messages of a damaged copy
+
+
 @click.group()
 def nodes() -> None:
     """Look at the nodes, empty them, restart them one by one."""
@@ -164,13 +167,15 @@ def orphans(settings: CommandSettings, data: Path, purge: int | None, pending: i
         chosen = [it for it in found if it.uid == purge]
         if not chosen:
             fail(f"no copy without a shard has uid {purge:016x}; `delayctl nodes orphans` lists them", FAILED)
-        most = max(it.copy.pending for it in chosen)
+        known = not any(it.copy.damaged for it in chosen)
+        most = max(it.copy.pending for it in chosen) if known else UNKNOWN
         where = f"{chosen[0].copy.shard} on {', '.join(it.node for it in chosen)}"
+        lost = f"up to {most:,} messages" if known else f"a damaged copy, nobody knows how many messages ({UNKNOWN})"
         if pending is None and not settings.as_json:
-            question = f"{where}: up to {most:,} messages will be lost for ever. Type that number"
+            question = f"{where}: {lost} will be lost for ever. Type that number"
             pending = click.prompt(question, type=int, err=True)
         if pending != most:
-            fail(f"{where}: {most:,} messages are pending, not {pending}: nothing is deleted", FAILED)
+            fail(f"{where}: {lost} pending, not {pending}: nothing is deleted", FAILED)
         for it in chosen:
             at.purge(it)
         if settings.as_json:

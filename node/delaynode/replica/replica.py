@@ -219,7 +219,10 @@ class Replica:
         return found if found is not None and found.spec.uid == self.uid else None
 
     async def _leave(self) -> None:
-        """This node is to have no replica any more: the directory goes, once nothing counts on it."""
+        """This node is to have no replica any more: the directory goes, once nothing counts on it. One that a newer
+        program wrote stays: what it has can't be told."""
+        if self.local.storage.newer_format:
+            return
         found = await self._read()
         if found is None or self.context.node in found.spec.replicas:
             return

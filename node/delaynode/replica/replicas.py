@@ -36,6 +36,7 @@ class Replicas:
         self._by_uid: dict[int, Replica] = {}
         self._linked: dict[str, None] = {}
         self.stored = StoredCopies(context)
+        self._purging: dict[int, ShardObject | None] = {}  # by uid: an object that has come meanwhile
         self._poller: asyncio.Task[None] | None = None
         self._looker: asyncio.Task[None] | None = None
         self._linked_to: tuple[str, ...] | None = None
@@ -87,6 +88,9 @@ class Replicas:
         node, cluster = self._context.node, self._context.cluster()
         same_spec, self._cluster = cluster is self._cluster or cluster == self._cluster, cluster
         for object_ in objects:
+            if object_.spec.uid in self._purging:
+                self._purging[object_.spec.uid] = object_  # it has its turn when the purge is over
+                continue
             replica = self._by_uid.get(object_.spec.uid)
             if replica is not None and replica.local.object is object_ and same_spec and not replica.discarded:
                 continue  # thousands are listed again with every change of one
@@ -129,14 +133,41 @@ class Replicas:
     # ------------------------------------------------------------ copies that nobody wants
     async def purge(self, uid: int, pending: int) -> None:
         """Delete a copy of which no object knows. pending: as whoever wants it was told. Raises NotPurged."""
-        replica, stored = self._by_uid.get(uid), self.stored.get(uid)
-        if stored is not None:
-            name, directory, found = f"{stored.topic}-{stored.queue}", stored.directory, stored.pending
-        elif replica is not None and not replica.discarded:
-            name, directory = replica.name, replica.local.storage.directory
+        if uid in self._purging:
+            raise NotPurged(f"the copy with uid {uid:016x} is being deleted already")
+        self._purging[uid] = None
+        try:
+            await self._purge(uid, pending)
+        finally:
+            object_ = self._purging.pop(uid)
+        if object_ is not None:
+            self.refresh([object_])
+
+    async def _purge(self, uid: int, pending: int) -> None:
+        replica = self._by_uid.get(uid)
+        if replica is not None and not replica.discarded:
             found = replica.shard.index.pending if replica.shard is not None else 0
-        else:
+            await self._check_unwanted(uid, replica.name, found, pending)
+            await replica.stop()  # it may have served on without its object: what it has is counted again
+            del self._by_uid[uid]
+            await self.stored.add(replica.local.storage.directory)
+        stored = self.stored.get(uid)
+        if stored is None:
             raise NotPurged(f"there is no copy with uid {uid:016x} here")
+        name = f"{stored.topic}-{stored.queue}"
+        await self._check_unwanted(uid, name, stored.pending, pending)
+        resources = self._context.resources
+        try:
+            await self._loop.run_in_executor(
+                resources.pool, partial(persist.discard, resources.files, stored.directory)
+            )
+        except OSError as error:
+            raise NotPurged(f"{stored.directory}: {error}") from error
+        self.stored.forget(uid)
+        resources.log("copy-purged", shard=name, uid=f"{uid:016x}", pending=stored.pending)
+
+    async def _check_unwanted(self, uid: int, name: str, found: int, pending: int) -> None:
+        """Raises NotPurged."""
         try:
             wanted = await self._context.registry.get_shard(name)
         except RegistryError as error:
@@ -145,16 +176,6 @@ class Replicas:
             raise NotPurged(f"shard {name} has this copy: it is no orphan")
         if found != pending:
             raise NotPurged(f"{found:,} messages are pending in the copy of {name}, not {pending:,}: look again")
-        resources = self._context.resources
-        try:
-            if replica is not None:
-                await replica.stop()
-                del self._by_uid[uid]
-            await self._loop.run_in_executor(resources.pool, partial(persist.discard, resources.files, directory))
-        except OSError as error:
-            raise NotPurged(f"{directory}: {error}") from error
-        self.stored.forget(uid)
-        resources.log("copy-purged", shard=name, uid=f"{uid:016x}", pending=found)
 
     # ------------------------------------------------------------ now and then
     async def _poll_loop(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
+from typing import TypeVar
 
 from delaynode.replica.context import ReplicaContext
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import stored_copy
 from delaynode.store.maintenance.stored_copy import StoredCopy
+
+T = TypeVar("T")
 
 
 class StoredCopies:
@@ -32,17 +35,24 @@ class StoredCopies:
         """A Replica has the directory from now on, or it is gone."""
         self._by_uid.pop(uid, None)
 
+    async def add(self, directory: str) -> None:
+        """Nobody has the directory open any more."""
+        found = await self._off_loop(partial(_read, self._context.resources.files, directory))
+        self._by_uid[found.uid] = found
+
+    def _off_loop(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._context.resources.pool, work)
+
     async def look(self, opened: Container[int]) -> None:
         """Look through the data directory, one copy after the other. opened: uids that replicas have, at any moment.
 
         Raises OSError where the directory can't be listed; a copy that can't be read counts as damaged.
         """
         resources, root = self._context.resources, f"{self._context.data}/shards"
-        run = partial(asyncio.get_running_loop().run_in_executor, resources.pool)
-        for uid, directory in await run(lambda: list(stored_copy.directories(resources.files, root))):
+        for uid, directory in await self._off_loop(lambda: list(stored_copy.directories(resources.files, root))):
             if uid in opened:
                 continue
-            found = await run(partial(_read, resources.files, directory))
+            found = await self._off_loop(partial(_read, resources.files, directory))
             if uid not in opened:
                 self._by_uid[uid] = found
                 resources.log(

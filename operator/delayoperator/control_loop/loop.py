@@ -188,7 +188,7 @@ class ControlLoop:
         if answered is None:
             return Round()
         actions = plan_isolating(self._cluster, answered)
-        self._orphans = report_orphans(self._cluster, answered)
+        self._orphans = OrphanReport() if paused else report_orphans(self._cluster, answered)
         if paused:
             actions = [action for action in actions if isinstance(action, StartTerm | SetConditions)]
         outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)

@@ -35,8 +35,9 @@ class Adopted:
 
 def has_data(copies: Mapping[str, CopyView]) -> bool:
     """Whether something may have been accepted: a directory with an empty log was made for a term that never began. Of
-    a damaged copy that is not known."""
-    return any(copy.log_end > 0 or copy.damaged is not None for copy in copies.values() if not _is_partial(copy))
+    a damaged copy that is not known, nor of one that is being opened."""
+    whole = [copy for copy in copies.values() if not _is_partial(copy)]
+    return any(copy.log_end > 0 or _is_damaged(copy) or copy.role is ObservedRole.OPENING for copy in whole)
 
 
 def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unproven: bool = False) -> Adopted:
@@ -52,11 +53,7 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         raise NotAdoptable("a copy is still being opened; try again in a moment")
     if any(copy.role is ObservedRole.CANDIDATE for copy in whole.values()):
         raise NotAdoptable("a copy is about to lead; try again in a moment")
-    sound = {
-        node: copy
-        for node, copy in whole.items()
-        if copy.damaged is None and copy.role is not ObservedRole.DAMAGED and copy.log_end > 0
-    }
+    sound = {node: copy for node, copy in whole.items() if not _is_damaged(copy) and copy.log_end > 0}
     if not sound:
         raise NotAdoptable("every copy is damaged")
     end = max((copy.log_epoch, copy.log_end) for copy in sound.values())
@@ -67,6 +64,11 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         # ago may only be catching up.
         best = (max(serving, key=lambda node: sound[node].serving_epoch),)
         end = sound[best[0]].log_epoch, sound[best[0]].log_end
+    if not serving and not unproven and (damaged := [node for node, copy in whole.items() if _is_damaged(copy)]):
+        what = "; ".join(f"{node}: {whole[node].damaged or 'damaged'}" for node in damaged)
+        raise NotAdoptable(
+            f"a copy is damaged, and may have had more ({what}): mend it, or `delayctl adopt --unproven`"
+        )
     newest = max(sound.values(), key=lambda copy: copy.kept_epoch)
     named = set(map(copy_id_of, newest.kept_in_sync))
     speaks = newest.kept_epoch >= end[0] > 0  # of an earlier epoch than the log's last it says nothing
@@ -81,6 +83,10 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
     spec = ShardSpec(uid, any_copy.topic, any_copy.queue, replicas, epoch=highest)
     status = ShardStatus(highest, "", tuple(sound[node].replica_id for node in best))
     return Adopted(spec, status, best, *end)
+
+
+def _is_damaged(copy: CopyView) -> bool:
+    return copy.damaged is not None or copy.role is ObservedRole.DAMAGED
 
 
 def _is_partial(copy: CopyView) -> bool:

@@ -56,7 +56,8 @@ def unheard_nodes(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
 
 def lost_nodes(desired: ClusterSpec, seen: Observed) -> tuple[str, ...]:
     """Nodes that have been away for so long that they are not waited for: a copy there may be newer than all others."""
-    return tuple(node for node in desired.node_ids if not _is_heard(node, seen) and seen.node(node).replaceable)
+    nodes = dict.fromkeys((*desired.node_ids, *seen.nodes))
+    return tuple(node for node in nodes if not _is_heard(node, seen) and seen.node(node).replaceable)
 
 
 def _is_heard(node: str, seen: Observed) -> bool:

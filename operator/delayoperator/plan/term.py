@@ -215,8 +215,8 @@ def _first(
 
     A directory whose log is empty was made for a first term that never began.
     """
-    copies = _answers(shard, seen)
-    if holders := [node for node, copy in copies.items() if copy.log_end > 0]:
+    copies, strays = _answers(shard, seen), seen.strays.get(shard.spec.uid, {})
+    if holders := [node for node, copy in [*copies.items(), *strays.items()] if copy.log_end > 0]:
         return _status_lost(desired, shard, copies, holders, seen)
     known = classify_replicas(shard, seen)
     if late is None and (sole := _sole(shard, known, seen, fault)):
