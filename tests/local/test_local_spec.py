@@ -70,7 +70,14 @@ def test_a_lease_that_living_nodes_could_not_keep_up_is_refused() -> None:
 
 
 def test_whoever_adds_a_field_decides_whether_a_local_cluster_has_it() -> None:
-    left_out = {"name", "lag_seconds", "drained", "allow_unclean_failover", "replace_after_seconds"}
+    left_out = {
+        "name",
+        "lag_seconds",
+        "drained",
+        "allow_unclean_failover",
+        "replace_after_seconds",
+        "bootstrap_volumes",
+    }
     assert {field.name for field in fields(ClusterSpec)} - left_out == LocalSpec.__annotations__.keys()
 
 

@@ -65,6 +65,7 @@ class Kubelet:
         self.processes: dict[str, Process] = {}  # by pod uid
         self.ends: dict[str, list[str]] = {}  # incarnations that ended in a pod, by its uid
         self.disks: dict[tuple[str, str], Json] = {}  # by namespace/cluster and node
+        self.names: dict[str, tuple[str, int]] = {}  # topic and queue by the shard's uid
         self.restarts: list[str] = []  # pods that were told to stop, in order
         self.errors: list[str] = []
         self._stop = threading.Event()
@@ -246,6 +247,7 @@ class Kubelet:
         for name, shard in self._of(process, shards).items():
             spec, status = shard.spec, shard.status
             uid = str(spec.uid)
+            self.names[uid] = spec.topic, spec.queue
             if process.node in spec.replicas and (status is not None and status.serving_epoch == spec.epoch):
                 process.disk[uid] = spec.epoch
             if process.node not in spec.replicas:
@@ -319,8 +321,12 @@ class _Answers(grpc.GenericRpcHandler):
         known = dict(process.disk)  # one step to Python: no lock is waited for, an answer is quick
         answer = delay_pb2.ReplicaStatusResponse(node=process.node, incarnation=process.incarnation, listed=True)
         for uid, epoch in known.items():
+            topic, queue = self._kubelet.names[uid]
             answer.copies.add(
                 uid=int(uid),
+                topic=topic,
+                queue=queue,
+                cluster=process.cluster.rpartition("/")[2],
                 entry=process.entry(int(uid)),
                 role=delay_pb2.ReplicaState.SLAVE,
                 epoch=epoch,

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 from delayoperator.control_loop.loop import ControlLoop, LoopClock
-from delayregistry.model import ClusterSpec, NodeLease, TopicSpec
+from delayregistry.model import BootstrapVolumes, ClusterSpec, NodeLease, TopicSpec
 from delayregistry.sqlite import SqliteRegistry
+
+IGNORE = BootstrapVolumes.IGNORE  # nobody is asked what nodes have
 
 
 def test_a_paused_loop_chooses_masters_and_makes_nothing(tmp_path: Path) -> None:
@@ -23,11 +25,12 @@ def test_a_paused_loop_chooses_masters_and_makes_nothing(tmp_path: Path) -> None
             registry.renew_lease(NodeLease("n0", "a", "h:1", "h:2", now_ms[0]))
             loop.round()
 
-    version = registry.put_cluster(ClusterSpec("local", 1, (TopicSpec("orders", 1),)), None)
+    version = registry.put_cluster(ClusterSpec("local", 1, (TopicSpec("orders", 1),), bootstrap_volumes=IGNORE), None)
     loop.round()
     assert [shard.name for shard in registry.list_shards()] == ["orders-0"]
     paused[0] = True
-    registry.put_cluster(ClusterSpec("local", 1, (TopicSpec("orders", 1), TopicSpec("mails", 1))), version)
+    both = (TopicSpec("orders", 1), TopicSpec("mails", 1))
+    registry.put_cluster(ClusterSpec("local", 1, both, bootstrap_volumes=IGNORE), version)
     pass_time(5)
     (shard,) = registry.list_shards()
     assert shard.spec.master == "n0"

@@ -10,7 +10,7 @@ import pytest
 from delayoperator.kube.shards import ShardsThread
 
 from tests.kube import fakekinds
-from tests.operator.stage import Stage
+from tests.operator.stage import NAMESPACE, Stage
 
 OWNED = {
     "statefulsets": {"shop"},
@@ -171,6 +171,7 @@ def test_deleting_the_cluster_leaves_the_volumes(stage: Stage) -> None:
     stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
+    uids = {shard["spec"]["uid"] for shard in stage.server.list("delayshards", NAMESPACE)}
     stage.delete("delayclusters", "shop")
     stage.until(lambda: not any(stage.names(plural) for plural in OWNED), lambda: "something is left")
     time.sleep(2)
@@ -179,6 +180,9 @@ def test_deleting_the_cluster_leaves_the_volumes(stage: Stage) -> None:
     assert stage.names("persistentvolumeclaims") == {"data-shop-0", "data-shop-1", "data-shop-2"}
     stage.create(topics=[ORDERS])
     stage.settled()
+    assert {shard["spec"]["uid"] for shard in stage.server.list("delayshards", NAMESPACE)} == uids, (
+        "with what is on them"
+    )
 
 
 def test_a_cluster_that_is_made_again_while_the_former_is_being_closed_is_not_forgotten(

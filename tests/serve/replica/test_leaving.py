@@ -36,8 +36,11 @@ def test_a_master_that_asks_while_the_copy_goes_is_not_left_without_an_answer(he
 
     replica.uid, replica.name, replica.discarded, replica._inbox = 1, "orders-0", False, deque()
     replica.context = SimpleNamespace(node="n3", registry=SimpleNamespace(get_shard=get_shard))
-    replica.local = SimpleNamespace(object=GONE, storage=SimpleNamespace(replica_id="c3"), discard=discard)
+    replica.local = SimpleNamespace(
+        object=GONE, storage=SimpleNamespace(replica_id="c3", newer_format=False), discard=discard
+    )
     replica._follower = SimpleNamespace(stop=lambda: None)
+    replica._known_epoch = lambda: GONE.spec.epoch
     asyncio.run(cast(Replica, replica)._leave())
 
     if heard:  # it stays, without a copy, and takes the question up
