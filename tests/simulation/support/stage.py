@@ -84,6 +84,8 @@ class Run:
         replica = process.replicas.get(spec.uid) if process is not None else None
         if replica is None or replica.master is None or replica.leader is None or not replica.leader.live():
             yield f"{shard.name}: its master does not serve"
+        elif replica.leader.term.epoch != spec.epoch:
+            yield f"{shard.name}: its master serves epoch {replica.leader.term.epoch}, the registry is at {spec.epoch}"
         if len(status.in_sync) != len(spec.replicas) or len(spec.replicas) != cluster.spec.replicas:
             yield f"{shard.name}: {len(status.in_sync)} in sync, replicas {','.join(spec.replicas)}"
         for name, value in (
