@@ -51,6 +51,7 @@ class Request:
     manager: str
     agent: str
     status: int
+    objects: int = 0  # items of a list
 
 
 class FakeApiServer:
@@ -157,6 +158,11 @@ class FakeApiServer:
         came = [it for it in self.requests(since_s=since_s) if it.method in WRITES]
         return sum(not any(part in it.path for part in skipped) for it in came)
 
+    def delivered(self, plural: str) -> int:
+        """Objects of this kind that lists and watches have sent so far."""
+        listed = sum(it.objects for it in self.requests("LIST") if it.path.endswith(f"/{plural}"))
+        return listed + self.watching.delivered[plural]
+
     @property
     def open_watches(self) -> int:
         return self.watching.open
@@ -200,7 +206,7 @@ class FakeApiServer:
         await request.read()  # a server that thaws still finds what the kernel took, its client gone or not
         await self._running.wait()
         method, manager = request.method, request.query.get("fieldManager", "")
-        status = 0
+        status = objects = 0
         try:
             call = await parse(request)
             method = call.method if call is not None else method
@@ -220,7 +226,7 @@ class FakeApiServer:
             await self._running.wait()
             if fault.drop or fault.hold:
                 raise _Cut if fault.drop else _Held
-            status = code
+            status, objects = code, len(answer.get("items", ())) if method == "LIST" else 0
             return web.json_response(answer, status=code)
         except Refused as error:
             status = error.code
@@ -237,7 +243,7 @@ class FakeApiServer:
             raise asyncio.CancelledError from None
         finally:
             if method != "WATCH" or status:
-                self._note(at_s, method, request, manager, status)
+                self._note(at_s, method, request, manager, status, objects)
 
     def _answered(self, request: web.Request, call: Call | None) -> tuple[int, Any]:
         if call is not None:
@@ -267,10 +273,12 @@ class FakeApiServer:
         if self.tokens is not None and (scheme.lower() != "bearer" or given not in self.tokens):
             raise Refused(401, "Unauthorized", "Unauthorized")
 
-    def _note(self, at_s: float, method: str, request: web.Request, manager: str, status: int) -> None:
+    def _note(
+        self, at_s: float, method: str, request: web.Request, manager: str, status: int, objects: int = 0
+    ) -> None:
         query, agent = dict(request.query), request.headers.get("User-Agent", "")
         with self._lock:
-            self._requests.append(Request(at_s, method, request.path, query, manager, agent, status))
+            self._requests.append(Request(at_s, method, request.path, query, manager, agent, status, objects))
 
 
 class _Cut(Exception):

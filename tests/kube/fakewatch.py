@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -19,6 +20,7 @@ class Watching:
     def __init__(self, store: Store, bookmark_s: float) -> None:
         self.lag_s = 0.0  # how much later watches hear of a change
         self.open = 0
+        self.delivered: Counter[str] = Counter()  # events but bookmarks, by plural
         self._store = store
         self._bookmark_s = bookmark_s
         self._news: asyncio.Event
@@ -94,7 +96,7 @@ class Watching:
             await self._running.wait()
             if task in self._silent:
                 await asyncio.sleep(3600)
-            await stream.flush()
+            self.delivered[call.kind.plural] += await stream.flush()
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 return
@@ -109,9 +111,11 @@ class _Stream:
     def __init__(self, response: web.StreamResponse, call: Call) -> None:
         self._response, self._call = response, call
         self._lines: list[bytes] = []
+        self._events = 0
 
     def add(self, kind: str, *objects: Any) -> None:
         self._lines += [json.dumps({"type": kind, "object": obj}).encode() + b"\n" for obj in objects]
+        self._events += len(objects) if kind != "BOOKMARK" else 0
 
     def happened(self, event: Event) -> None:
         if event.kind != self._call.kind:
@@ -130,7 +134,10 @@ class _Stream:
         metadata = {"resourceVersion": str(version), "creationTimestamp": None}
         self.add("BOOKMARK", {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata})
 
-    async def flush(self) -> None:
+    async def flush(self) -> int:
+        """Returns the number of events sent."""
         lines, self._lines = self._lines, []
+        events, self._events = self._events, 0
         if lines:
             await self._response.write(b"".join(lines))
+        return events

@@ -13,6 +13,7 @@ import kopf
 from delayregistry.kube import Credentials
 
 from delayoperator.handlers.table import Clusters
+from delayoperator.kube.api import PAGE
 from delayoperator.kube.kinds import (
     CLAIM,
     CLUSTER_LABEL,
@@ -38,6 +39,11 @@ def settings() -> kopf.OperatorSettings:
     chosen.posting.enabled = False  # the workers say what there is to say
     chosen.peering.standalone = True  # every write is conditional, or an apply of the same: two operators do no harm
     chosen.watching.server_timeout = 300
+    # A handler's `labels` are compared here, after the API server has sent all that there is: with a big cluster's pods
+    # and ConfigMaps more than this process may need.
+    for kind in (POD, *WATCHED):
+        chosen.watching.label_selectors[kind.plural] = CLUSTER_LABEL
+    chosen.watching.chunk_size = PAGE
     chosen.watching.connect_timeout = 5
     chosen.networking.connect_timeout = 5
     chosen.networking.request_timeout = 30
