@@ -108,6 +108,20 @@ def test_a_master_that_serves_is_the_only_copy_that_is_sure_to_have_everything()
     assert adopted(UID, deposed).status.in_sync == ("c-n2",)
 
 
+def test_a_copy_is_adopted_with_the_boot_in_which_it_was_in_sync() -> None:
+    """With Async durability the planner tells by it whether the machine was started again since: seed 56831 said so of
+    machines that had not been."""
+    kept = {"kept_epoch": 4, "kept_in_sync": ("c-n0@boot0", "c-n1@boot0")}
+    on_disk = {"n0": copy("n0", **kept), "n1": copy("n1", **kept)}
+    assert adopted(UID, on_disk).status.in_sync == ("c-n0@boot0", "c-n1@boot0")
+    started_again = {node: replace(one, replica_id=f"{one.replica_id}@boot1") for node, one in on_disk.items()}
+    assert adopted(UID, started_again).status.in_sync == ("c-n0@boot0", "c-n1@boot0")
+    master = replace(started_again["n0"], role=ObservedRole.MASTER, serving_epoch=4)
+    assert adopted(UID, {**started_again, "n0": master}).status.in_sync == ("c-n0@boot1",)
+    older = {node: replace(one, kept_epoch=3) for node, one in started_again.items()}
+    assert adopted(UID, older).status.in_sync == ("c-n0@boot1", "c-n1@boot1")
+
+
 @pytest.mark.parametrize(
     ("histories", "why"),
     [

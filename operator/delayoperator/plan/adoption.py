@@ -70,9 +70,10 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
             f"a copy is damaged, and may have had more ({what}): mend it, or `delayctl adopt --unproven`"
         )
     newest = max(sound.values(), key=lambda copy: copy.kept_epoch)
-    named = set(map(copy_id_of, newest.kept_in_sync))
     speaks = newest.kept_epoch >= end[0] > 0  # of an earlier epoch than the log's last it says nothing
-    if speaks and not unproven and not any(copy_id_of(sound[node].replica_id) in named for node in best):
+    named = {copy_id_of(entry): entry for entry in newest.kept_in_sync} if speaks else {}
+    in_sync = [sound[node].replica_id for node in best]
+    if speaks and not unproven and not any(copy_id_of(entry) in named for entry in in_sync):
         raise NotAdoptable(
             f"{', '.join(best)} has the highest log end, but was not in sync in epoch {newest.kept_epoch}, as far as "
             "the copies know; the copy that was is not on any node: bring it back, or `delayctl adopt --unproven`"
@@ -81,7 +82,9 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
     highest = max(epoch, *(copy.epoch for copy in whole.values()))
     replicas = tuple(sorted(sound, key=lambda node: (node not in best, node)))
     spec = ShardSpec(uid, any_copy.topic, any_copy.queue, replicas, epoch=highest)
-    status = ShardStatus(highest, "", tuple(sound[node].replica_id for node in best))
+    if not serving:  # with the boots in which they were in sync: a copy on disk tells none, one that is open its last
+        in_sync = [named.get(copy_id_of(entry), entry) for entry in in_sync]
+    status = ShardStatus(highest, "", tuple(in_sync))
     return Adopted(spec, status, best, *end)
 
 

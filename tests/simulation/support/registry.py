@@ -41,6 +41,7 @@ class Truth:
         self.scheduler = scheduler
         self.told: list[Told] = []  # called with (before, after) at each write of a shard
         self.restored: set[int] = set()  # uids of shards whose status is an older one, until somebody writes it
+        self.deleted: set[str] = set()  # names of shards whose object was deleted at some time
         self._times: list[int] = [0]
         self._views: list[View] = [View(0, None, ())]
         self._lease_times: list[int] = [0]
@@ -98,6 +99,7 @@ class Truth:
 
     def delete(self, name: str) -> None:
         """Delete a shard's object, whose topic is gone, without a call of `told`."""
+        self.deleted.add(name)
         self._put(shards=tuple(one for one in self.now.shards if one.name != name))
 
     def restore(self, older: ShardObject) -> None:

@@ -73,6 +73,12 @@ class Run:
         wanted = sum(topic.queues for topic in self.world.cluster_spec.topics)
         return len(shards) == wanted and not any(what for shard in shards for what in self._ails(shard))
 
+    def _faults(self, shard: ShardObject) -> list[str]:
+        """The reasons of its conditions. A copy that is adopted before its first checkpoint does not know in which boot
+        it was in sync, so AllRebooted is said though no machine was started again."""
+        unknown = {"AllRebooted"} if shard.name in self.world.truth.deleted else set()
+        return [condition.reason for condition in shard.conditions if condition.reason not in unknown]
+
     def _ails(self, shard: ShardObject) -> Iterator[str]:
         spec, status, world = shard.spec, shard.status, self.world
         cluster = world.truth.now.cluster
@@ -91,7 +97,7 @@ class Run:
         for name, value in (
             ("target", spec.target), ("leaving", spec.leaving), ("switchover", spec.switchover),
             ("handover", status.handover), ("resigned", status.resigned),
-            ("conditions", [condition.reason for condition in shard.conditions]),
+            ("conditions", self._faults(shard)),
             ("drained", [node for node in spec.replicas if node in cluster.spec.drained]),
         ):  # fmt: skip
             if value:
