@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import threading
 import time
@@ -191,13 +192,33 @@ def test_a_move_is_written_into_the_delayshard(world: KubeWorld) -> None:
     assert world.shard_spec()["target"] == ["n1"]
 
 
-def test_a_drain_is_patched_into_the_delaycluster_and_taken_back(world: KubeWorld) -> None:
+def annotated(world: KubeWorld) -> dict[str, str]:
+    return world.delaycluster()["metadata"].get("annotations") or {}
+
+
+def test_a_drain_annotates_the_delaycluster_with_who_asked_and_is_taken_back(world: KubeWorld) -> None:
+    spec = world.delaycluster()["spec"]
     done(delayctl("nodes", "drain", "n1", "--kube", "orders"))
-    assert world.delaycluster()["spec"]["drained"] == ["n1"]
+    assert f"{getpass.getuser()}@" in annotated(world)["delaycluster.io/drain-n1"]
     settings = world.api.get("configmaps", f"{NAME}-cluster", "shop")["data"]["cluster.json"]
     assert json.loads(settings)["drained"] == [], "the operator's to write"
     done(delayctl("nodes", "drain", "n1", "--undo", "--kube", "orders"))
-    assert world.delaycluster()["spec"]["drained"] == []
+    assert annotated(world) == {}
+    assert world.delaycluster()["spec"] == spec, "what Git has"
+
+
+def test_a_drain_that_the_spec_asks_for_is_taken_back_too(world: KubeWorld) -> None:
+    world.request(drained=["n1", "n0"], nodes=3)
+    done(delayctl("nodes", "drain", "n1", "--undo", "--kube", "orders"))
+    assert world.delaycluster()["spec"]["drained"] == ["n0"]
+
+
+def test_a_drain_counts_those_that_other_annotations_ask_for(world: KubeWorld) -> None:
+    word = {"delaycluster.io/drain-n0": "lee"}
+    world.api.store.patch(find("delayclusters"), "shop", NAME, {"metadata": {"annotations": word}})
+    result = delayctl("nodes", "drain", "n1", "--kube", "orders")
+    assert (result.exit_code, annotated(world)) == (1, word)
+    assert "0 other nodes would be left" in result.stderr
 
 
 def test_a_drain_that_leaves_too_few_nodes_is_refused_before_anything_is_written(world: KubeWorld) -> None:
@@ -225,20 +246,19 @@ def test_a_patch_that_the_schema_forbids_is_refused_with_the_rule(world: KubeWor
     assert "422 on demand" in result.stderr
 
 
-def test_a_restart_changes_the_pods_template_and_waits_for_new_processes(world: KubeWorld) -> None:
-    def annotations() -> dict[str, str]:
-        template: dict[str, dict[str, str]] = world.delaycluster()["spec"].get("podTemplate") or {}
-        return template.get("annotations") or {}
+def test_a_restart_annotates_the_delaycluster_and_waits_for_new_processes(world: KubeWorld) -> None:
+    spec = world.delaycluster()["spec"]
 
     def operator() -> None:
         for node in (0, 1):
             world.renewed(node, f"j{node}")
         world.api.store.patch(find("delayshards"), "shop", "orders.t-0", {"spec": {"incarnation": "j0"}})
 
-    helper = when(lambda: "kubectl.kubernetes.io/restartedAt" in annotations(), operator)
+    helper = when(lambda: "delaycluster.io/restart" in annotated(world), operator)
     result = done(delayctl("nodes", "restart", "--kube", "orders", "--timeout", "30s", "--json"))
     helper.join()
     assert json.loads(result.stdout)["restarted"] == ["n0", "n1"]
+    assert world.delaycluster()["spec"] == spec, "what Git has"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +268,15 @@ def test_a_paused_cluster_is_not_moved_nor_restarted(world: KubeWorld, command: 
     world.request(paused=True)
     result = delayctl(*command, "--kube", "orders")
     assert result.exit_code == 1
-    assert "is paused: the operator moves and restarts nothing until spec.paused is false" in result.stderr
+    assert "is paused (spec.paused): until that ends, nothing is moved or restarted" in result.stderr
+
+
+def test_a_cluster_paused_by_annotation_says_who_asked(world: KubeWorld) -> None:
+    word = {"metadata": {"annotations": {"delaycluster.io/paused": "kim: new disks"}}}
+    world.api.store.patch(find("delayclusters"), "shop", NAME, word)
+    result = delayctl("nodes", "drain", "n1", "--kube", "orders")
+    assert result.exit_code == 1
+    assert "is paused (annotation delaycluster.io/paused: kim: new disks)" in result.stderr
 
 
 def test_nothing_is_adopted_where_the_registry_knows_all(world: KubeWorld) -> None:

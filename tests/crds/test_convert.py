@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from delayapi.units import DAY_MS
 from delayoperator.crds import limits
-from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of, is_paused
+from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
 from delayrebalance.model import RebalanceError, SearchSettings
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
@@ -157,7 +157,6 @@ def test_what_is_no_quantity_or_too_little_is_refused(memory: Any) -> None:
 @pytest.mark.parametrize("what", [None, 7, "text", [], {}, {"metadata": []}, {"metadata": {"name": ["a"]}, "spec": 3}])
 def test_what_is_no_object_is_refused(what: object) -> None:
     assert refused(what)[0].startswith("metadata.name: ")
-    assert not is_paused(what)
 
 
 def test_a_number_that_is_none_is_refused() -> None:
@@ -180,11 +179,6 @@ def test_what_the_rebalance_job_would_refuse_is_refused_before_it_runs() -> None
             SearchSettings(**bad)
         texts = {name.removesuffix("_ms"): f"{value}ms" for name, value in bad.items()}
         assert refused(body(rebalance=texts))[0].startswith("spec.rebalance."), texts
-
-
-def test_paused_is_seen_though_all_else_is_wrong() -> None:
-    assert is_paused(body(paused=True, nodes="many"))
-    assert not is_paused(body(paused="true"))
 
 
 VALUES = st.recursive(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from delayoperator.cluster.annotations import Drains
 from delayoperator.cluster.conditions import (
     MAX_MESSAGE_CHARS,
     ClusterObservation,
@@ -161,7 +162,13 @@ CASES = {
     "moves": (with_summary(moving=2), "Progressing", True, Reason.MOVING_SHARDS, "2 shards"),
     "held": (with_summary(held=("orders-1: NoRoom, n2 is to be emptied: no other node",)), "Degraded", True,
              Reason.MOVES_HELD, "orders-1: NoRoom"),
-    "paused": (replace(WELL, paused=True), "Progressing", False, Reason.PAUSED, "spec.paused"),
+    "paused": (replace(WELL, paused_by="spec.paused"), "Progressing", False, Reason.PAUSED, "spec.paused"),
+    "drain": (replace(with_summary(named={"n2": 3}), drains=Drains({"n2": "kim"})), "Progressing", True,
+              Reason.DRAINING, "n2 is emptied: copies of 3 shards are left (kim)"),
+    "drained": (replace(WELL, drains=Drains({"n2": "kim", "n7": "lee"})), "Progressing", False, Reason.SETTLED,
+                "what was asked for is in place; drained: n2 (kim)"),
+    "a drain that can't be": (replace(WELL, drains=Drains({}, ("no room",))), "Degraded", True,
+                              Reason.ANNOTATION_REFUSED, "no room"),
     "bad spec": (replace(WELL, invalid=("spec.nodes: is 0; allowed: at least 1",)), "Progressing", False,
                    Reason.INVALID_SPEC, "spec.nodes: is 0; allowed: at least 1; the last good spec stands"),
     "bad spec, served": (replace(WELL, invalid=("spec.nodes: is 0",)), "Ready", True, Reason.SERVING, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from delayoperator.cluster.ended_processes import KEPT, EndedProcesses, incarnation_of
@@ -74,6 +75,12 @@ RESTARTS = {
         ShardSummary(desired=6, served=4, in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)),
         "shop-1",
     ),
+    "one whose restart was asked for": (
+        [pod(0, NEW), replace(pod(1, NEW), restart="kim"), pod(2, NEW)],
+        WHOLE,
+        "shop-1",
+    ),
+    "and not twice": ([pod(0, NEW), replace(pod(1, NEW, deleting=True), restart="kim"), pod(2, NEW)], WHOLE, None),
     "but one at a time": (
         [pod(0), pod(1, ready=False, stopped="CrashLoopBackOff"), pod(2, deleting=True, ready=False)],
         WHOLE,

@@ -125,6 +125,17 @@ def test_a_scale_in_by_the_operator_takes_the_claims_of_the_emptied_nodes_away()
     assert retention(MINIMAL, live) == "deleted: Retain, scaled: Retain"
 
 
+def test_the_restart_that_was_asked_for_last_stays_in_the_template() -> None:
+    def restarted(view: ClusterView, live: Any = None) -> str | None:
+        found: dict[str, str] = stateful_set(view, live)["spec"]["template"]["metadata"]["annotations"]
+        return found.get("delaycluster.io/restarted")
+
+    assert restarted(MINIMAL, served(stateful_set(MINIMAL))) is None
+    live = served(stateful_set(replace(MINIMAL, restart="monday")))
+    assert restarted(MINIMAL, live) == "monday", "its annotation is gone: no new revision"
+    assert restarted(replace(MINIMAL, restart="friday"), live) == "friday"
+
+
 def test_a_stateful_set_that_somebody_scaled_down_by_hand_loses_no_claim() -> None:
     live = served(stateful_set(MINIMAL))
     live["spec"]["replicas"] = 0

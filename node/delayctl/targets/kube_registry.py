@@ -1,21 +1,27 @@
 """Changes of what a cluster in Kubernetes is asked for: through its DelayShards, and through its DelayCluster.
 
-DelayShards are written as the local registry's objects are. The spec is the DelayCluster's, which belongs to
-people: it is patched, and the operator does the rest.
+DelayShards are written as the local registry's objects are. The DelayCluster's spec belongs to people and to what they
+have in Git: a drain and a restart are annotations beside it, and the operator does the rest.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
+from delayoperator.cluster.annotations import RESTART, cluster_verbs, drain_annotation, paused_by
 from delayoperator.control_loop.probe import PatientProber
 from delayregistry.kube.adapter import KubeRegistry
 from delayregistry.kube.client import Credentials, KubeClient
 from delayregistry.kube.names import OwnerReference
+from delayregistry.kube.objects import at_version
+from delayregistry.model import Version
 from delayregistry.port import RegistryError
 
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
@@ -25,12 +31,9 @@ from delayctl.targets.kube_target import KubeTarget
 from delayctl.targets.port_forward import Forwards
 from delayctl.targets.registry import TRIES, RegistryEditor, drained_with
 
-RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
-"""The annotation that `kubectl rollout restart` uses; a new value is a new revision of the pods."""
-
 
 class KubeRegistryEditor(RegistryEditor):
-    """A RegistryEditor that writes the spec of the DelayCluster. Raises KubeError too."""
+    """A RegistryEditor that annotates the DelayCluster. Raises KubeError too."""
 
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
         super().__init__(registry, PatientProber(forwards.dial))
@@ -44,13 +47,19 @@ class KubeRegistryEditor(RegistryEditor):
         for _ in range(TRIES):
             found = self._access.delaycluster()
             self._not_paused(found)
-            wished = tuple((found.get("spec") or {}).get("drained") or ())
-            drained = drained_with(replace(self.cluster(), drained=wished), node, undo=undo)
-            if undo and node not in wished and node in self.cluster().drained:
+            in_spec = tuple((found.get("spec") or {}).get("drained") or ())
+            asked = tuple(dict.fromkeys((*in_spec, *cluster_verbs(found).drained)))
+            drained_with(replace(self.cluster(), drained=asked), node, undo=undo)
+            if undo and node not in asked and node in self.cluster().drained:
                 raise TargetRefused(
                     f"{node} is being emptied because spec.nodes leaves it out: scale out again to keep it"
                 )
-            if drained == wished or self._patched(found, {"drained": list(drained)}):
+            if undo != (node in asked):
+                return
+            patch: dict[str, Any] = {"metadata": {"annotations": {drain_annotation(node): None if undo else _asker()}}}
+            if undo and node in in_spec:
+                patch["spec"] = {"drained": [it for it in in_spec if it != node]}
+            if self._patched(found, patch):
                 return
         raise TargetUnreachable(f"{self._access} changes all the time: it could not be written")
 
@@ -58,25 +67,30 @@ class KubeRegistryEditor(RegistryEditor):
         for _ in range(TRIES):
             found = self._access.delaycluster()
             self._not_paused(found)
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            if self._patched(found, {"podTemplate": {"annotations": {RESTARTED: now}}}):
+            if self._patched(found, {"metadata": {"annotations": {RESTART: _asker("milliseconds")}}}):
                 return
         raise TargetUnreachable(f"{self._access} changes all the time: it could not be written")
 
-    def _patched(self, found: Mapping[str, Any], spec: dict[str, Any]) -> bool:
+    def _patched(self, found: Mapping[str, Any], patch: dict[str, Any]) -> bool:
         """False: somebody else has written it meanwhile. Raises Refused where a rule of the schema forbids it."""
-        version = found["metadata"]["resourceVersion"]
+        version = Version(found["metadata"]["resourceVersion"])
         try:
-            patch = {"metadata": {"resourceVersion": version}, "spec": spec}
-            return self._access.patch(CLUSTERS, self._access.cluster, patch)
+            return self._access.patch(CLUSTERS, self._access.cluster, at_version(patch, version))
         except KubeInvalid as error:
             raise TargetRefused(str(error)) from error
 
     def _not_paused(self, found: Mapping[str, Any]) -> None:
-        if (found.get("spec") or {}).get("paused"):
-            raise TargetRefused(
-                f"{self._access} is paused: the operator moves and restarts nothing until spec.paused is false"
-            )
+        if who := paused_by(found):
+            raise TargetRefused(f"{self._access} is paused ({who}): until that ends, nothing is moved or restarted")
+
+
+def _asker(timespec: str = "seconds") -> str:
+    """Who asks, and when: the value of an annotation."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{platform.node()} {datetime.now(UTC).isoformat(timespec=timespec)}"
 
 
 @contextmanager

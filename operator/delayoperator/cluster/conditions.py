@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from delayoperator.cluster.annotations import Drains
 from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.cluster.reasons import DEGRADED, Reason, with_page
 from delayoperator.cluster.restart import RestartPod, RestartWaits
@@ -44,6 +45,7 @@ class ClusterObservation:
     invalid: why the present spec can't be accepted. has_accepted_spec: an earlier one is kept up.
     was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
     rebalancing: which plans are carried out, and how far they are; "": none. orphans: copies without a DelayShard.
+    paused_by, drains: who asked for it; "": it is not paused.
     """
 
     name: str
@@ -54,7 +56,8 @@ class ClusterObservation:
     sizes: Sizes = field(default_factory=lambda: Sizes(0, 0))
     restart: RestartPod | RestartWaits | None = None
     volumes: Volumes = field(default_factory=Volumes)
-    paused: bool = False
+    paused_by: str = ""
+    drains: Drains = field(default_factory=lambda: Drains({}))
     invalid: Sequence[str] = ()
     has_accepted_spec: bool = True
     was_ready: bool = False
@@ -95,12 +98,14 @@ def _progressing(seen: ClusterObservation) -> ConditionUpdate:
     if seen.invalid:
         stands = "; the last good spec stands" if seen.has_accepted_spec else ""
         return ConditionUpdate("Progressing", False, Reason.INVALID_SPEC, f"{'; '.join(seen.invalid)}{stands}")
-    if seen.paused:
-        message = "spec.paused is set: nothing is changed and no shard is made or moved; masters still fail over"
+    if seen.paused_by:
+        message = f"{seen.paused_by}: nothing is changed and no shard is made or moved; masters still fail over"
         return ConditionUpdate("Progressing", False, Reason.PAUSED, message)
     for reason, message in _under_way(seen):
         return ConditionUpdate("Progressing", True, reason, message)
-    return ConditionUpdate("Progressing", False, Reason.SETTLED, "what was asked for is in place")
+    empty = [f"{node} ({who})" for node, who in seen.drains.drained.items() if int(node[1:]) < seen.sizes.nodes]
+    drained = f"; drained: {some(empty)}" if empty else ""
+    return ConditionUpdate("Progressing", False, Reason.SETTLED, f"what was asked for is in place{drained}")
 
 
 def _rebalancing(seen: ClusterObservation) -> ConditionUpdate:
@@ -119,6 +124,8 @@ def _under_way(seen: ClusterObservation) -> Iterator[tuple[Reason, str]]:
         yield Reason.COPIES_COMING, f"copies of {counted_of(len(counted.unsynced), 'new shard')} are being made"
     if seen.sizes.leaving:
         yield Reason.SCALING_IN, seen.sizes.message
+    if full := [_emptied(node, who, counted) for node, who in seen.drains.drained.items() if counted.named.get(node)]:
+        yield Reason.DRAINING, some(full)
     if isinstance(seen.restart, RestartPod):
         yield Reason.ROLLING_RESTART, f"{seen.restart.reason}; {seen.restart.left} more to come"
     if isinstance(seen.restart, RestartWaits):
@@ -148,6 +155,8 @@ def _problems(seen: ClusterObservation) -> Iterator[ClusterProblem]:
     counted = seen.shard_summary
     if seen.invalid:
         yield ClusterProblem(Reason.INVALID_SPEC, "; ".join(seen.invalid))
+    if seen.drains.refused:
+        yield ClusterProblem(Reason.ANNOTATION_REFUSED, "; ".join(seen.drains.refused))
     if counted.blocked:
         yield ClusterProblem(Reason.SHARDS_BLOCKED, some(counted.blocked))
     if seen.orphans.orphans:
@@ -177,6 +186,10 @@ def _problems(seen: ClusterObservation) -> Iterator[ClusterProblem]:
     if seen.volumes.refused:
         message = f"volumes are to grow and may not: {some(seen.volumes.refused)}"
         yield ClusterProblem(Reason.VOLUMES_CANNOT_GROW, message)
+
+
+def _emptied(node: str, who: str, counted: ShardSummary) -> str:
+    return f"{node} is emptied: copies of {counted_of(counted.named[node], 'shard')} are left ({who})"
 
 
 def _is_failing(pod: PodView) -> bool:

@@ -17,11 +17,12 @@ class Reason(StrEnum):
     SHARDS_NOT_SERVED = "ShardsNotServed"  # clients of some shards wait
     # Progressing
     SETTLED = "Settled"  # what was asked for is in place
-    PAUSED = "Paused"  # spec.paused: nothing is changed; only a shard without a master still gets one
+    PAUSED = "Paused"  # by the spec or an annotation: nothing is changed; only a shard without a master still gets one
     SCALING_OUT = "ScalingOut"
     SCALING_IN = "ScalingIn"
     ROLLING_RESTART = "RollingRestart"
     VOLUMES_GROWING = "VolumesGrowing"
+    DRAINING = "Draining"  # copies leave a node that people want empty
     MOVING_SHARDS = "MovingShards"
     COPIES_COMING = "CopiesComing"  # of a new cluster: its shards are served and get their other copies
     PODS_STARTING = "PodsStarting"
@@ -32,6 +33,7 @@ class Reason(StrEnum):
     ORPHANED_COPIES = "OrphanedCopies"  # copies on volumes that no DelayShard knows wait for a person's word
     ACKNOWLEDGED_AT_RISK = "AcknowledgedAtRisk"  # a term began though acknowledged messages may be missing
     INVALID_SPEC = "InvalidSpec"  # the spec can't be accepted; the last good one stands
+    ANNOTATION_REFUSED = "AnnotationRefused"  # what an annotation asks for is not followed
     NAME_TAKEN = "NameTaken"  # an object of a name that the cluster needs belongs to another owner
     FORBIDDEN = "Forbidden"  # the operator's role lacks something
     OBJECT_REFUSED = "ObjectRefused"  # the API server finds an object of ours wrong (quota, admission, pod security)
@@ -59,9 +61,9 @@ class Reason(StrEnum):
 
 DEGRADED = (  # the worst first: a condition names the first that holds
     Reason.OPERATOR_ERROR, Reason.SHARDS_BLOCKED, Reason.ORPHANED_COPIES, Reason.ACKNOWLEDGED_AT_RISK,
-    Reason.INVALID_SPEC, Reason.NAME_TAKEN, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.APPLY_FAILED,
-    Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC, Reason.MOVES_HELD,
-    Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
+    Reason.INVALID_SPEC, Reason.ANNOTATION_REFUSED, Reason.NAME_TAKEN, Reason.FORBIDDEN, Reason.OBJECT_REFUSED,
+    Reason.APPLY_FAILED, Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC,
+    Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
 )  # fmt: skip
 NEEDS_PAGE = frozenset({*DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING})
 

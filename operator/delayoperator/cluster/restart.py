@@ -1,4 +1,5 @@
 """The rolling restart: which pod of an old revision goes next (the StatefulSet is OnDelete), or what it waits for.
+A pod whose restart a person asked for has its turn like one of an old revision.
 
 One at a time, and only while every shard has all its copies in sync: then no client misses the pod that goes. The
 node hands its masters over on SIGTERM by itself; nodes with the fewest masters go first, so that the fewest clients
@@ -40,13 +41,13 @@ def next_restart(
     """stuck: shards that are Blocked for long, with the nodes that have copies of them; `counted` is without them."""
     if not current.observed:
         return None  # which revision is the new one is not known yet: the next round sees it
-    old = [pod for pod in pods if pod.revision != current.update_revision]
+    old = [pod for pod in pods if pod.revision != current.update_revision or (pod.restart and not pod.deleting)]
     if not old:
         return None
     waiting = [pod for pod in old if pod.stopped is not None and not pod.deleting]
     if waiting and not any(pod.deleting for pod in pods):
         pod = waiting[0]
-        return RestartPod(pod, f"{pod.name} is of an old revision and does not run ({pod.stopped})", len(old) - 1)
+        return RestartPod(pod, f"{pod.name} {_why(pod)} and does not run ({pod.stopped})", len(old) - 1)
     return _waits(current, pods, counted, len(old)) or _next(old, counted, stuck or {}, current.replicas)
 
 
@@ -90,5 +91,9 @@ def _next(
         return RestartWaits(message, stuck=True)
     pod = min(free, key=lambda pod: (counted.masters.get(pod.node, 0), -ordinal(pod.node)))
     masters = counted.masters.get(pod.node, 0)
-    reason = f"{pod.name} is of an old revision; it hands {counted_of(masters, 'master')} over and is made anew"
+    reason = f"{pod.name} {_why(pod)}; it hands {counted_of(masters, 'master')} over and is made anew"
     return RestartPod(pod, reason, len(old) - 1)
+
+
+def _why(pod: PodView) -> str:
+    return f"is to be restarted ({pod.restart})" if pod.restart else "is of an old revision"

@@ -26,6 +26,7 @@ class PodView:
     # Why its container does not run, as the kubelet or the scheduler says it ("ImagePullBackOff: ..."). None: it runs.
     stopped: str | None = None
     machine: str = ""  # the Kubernetes node; "" while not scheduled
+    restart: str = ""  # who asked for its restart; "": none did
 
 
 @dataclass(frozen=True, slots=True)

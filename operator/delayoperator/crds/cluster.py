@@ -219,7 +219,8 @@ class DelayClusterSpec(Model):
     paused: Bool = Field(
         False,
         description="The operator changes no object, pod or volume, and makes and moves no shard. A shard that loses "
-        "its master still gets another one. What the nodes do goes on. The status says Paused.",
+        "its master still gets another one. What the nodes do goes on. The status says Paused. "
+        "The annotation delaycluster.io/paused=WHO does the same.",
     )
     topics: list[Topic] | None = Field(
         None,
@@ -234,7 +235,8 @@ class DelayClusterSpec(Model):
         None,
         max_length=1_000,
         description="Nodes that are to be emptied and get nothing new, such as n2 (pod NAME-2). At least `replicas` "
-        "others must be left. An id that there is no node for does nothing.",
+        "others must be left. An id that there is no node for does nothing. "
+        "The annotation delaycluster.io/drain-n2=WHO does the same, and GitOps leaves it alone.",
         json_schema_extra=LIST_SET,
     )
     bootstrap: BootstrapModel = Field(BootstrapModel.model_validate({}), description="How shards begin.")

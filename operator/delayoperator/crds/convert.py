@@ -68,11 +68,6 @@ def desired_of(body: object, accepted: ClusterSpec | None = None) -> DesiredClus
         raise InvalidSpec((Refusal("spec", str(error)),)) from error
 
 
-def is_paused(body: object) -> bool:
-    """Whether spec.paused is set, whatever else the object says."""
-    return _part(_part(body, "spec"), "paused") is True
-
-
 def _part(body: object, key: str) -> Any:
     return body.get(key) if isinstance(body, Mapping) else None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from delayregistry.model import ClusterSpec
 from delayregistry.port import Registry
 
+from delayoperator.cluster.annotations import paused_by
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, conditions
 from delayoperator.cluster.pod_counts import Sizes, sizes
 from delayoperator.cluster.reasons import Reason
@@ -21,7 +22,6 @@ from delayoperator.cluster.shard_summary import (
 )
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
-from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.events import EventRecorder
@@ -112,11 +112,14 @@ class ClusterReconciler:
                     has_accepted_spec=True,
                 )
             return self._finish(body, observation, ApplyOutcome(), live, "")
-        paused = is_paused(body)
+        paused = bool(paused_by(body))
         named = summarize_shards(desired.cluster, found, nodes).named
         size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, paused)
         names_of_all = tuple(shard.name for shard in found)
-        view = view_of(desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image)
+        view = view_of(
+            desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image,
+            requested.restart,
+        )  # fmt: skip
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
@@ -136,7 +139,8 @@ class ClusterReconciler:
             sizes=size,
             restart=restart,
             volumes=grow,
-            paused=paused,
+            paused_by=paused_by(body),
+            drains=requested.drains,
             invalid=invalid,
             has_accepted_spec=True,
             was_ready=ready_before,

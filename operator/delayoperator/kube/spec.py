@@ -4,12 +4,13 @@ which stands while a new one can't be accepted."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from delayregistry import codec
 from delayregistry.model import ClusterSpec
 
+from delayoperator.cluster.annotations import Drains, cluster_verbs, drains
 from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
@@ -31,12 +32,15 @@ class LastAcceptedSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestedSpec:
-    """desired: the spec to be followed; None: there is none yet. written: the JSON that it was read from. invalid: why
-    the present spec is not followed, a sentence each."""
+    """desired: the spec to be followed, with what annotations ask for; None: there is none yet. written: the JSON that
+    it was read from. invalid: why the present spec is not followed, a sentence each. restart: the annotation's value.
+    """
 
     desired: DesiredCluster | None
     written: Json
     invalid: tuple[str, ...] = ()
+    drains: Drains = field(default_factory=lambda: Drains({}))
+    restart: str = ""
 
 
 def last_accepted(settings: Json | None) -> LastAcceptedSpec:
@@ -55,15 +59,22 @@ def last_accepted(settings: Json | None) -> LastAcceptedSpec:
 def requested_spec(body: Json, accepted: LastAcceptedSpec) -> RequestedSpec:
     """body: the DelayCluster."""
     try:
-        return RequestedSpec(desired_of(body, accepted.cluster), dict(body.get("spec") or {}))
+        return _with_verbs(body, desired_of(body, accepted.cluster), dict(body.get("spec") or {}))
     except InvalidSpec as error:
         invalid = tuple(str(refusal) for refusal in error.refusals)
     if accepted.spec is None:
         return RequestedSpec(None, {}, invalid)
     try:
-        return RequestedSpec(desired_of({**body, "spec": accepted.spec}), accepted.spec, invalid)
+        return _with_verbs(body, desired_of({**body, "spec": accepted.spec}), accepted.spec, invalid)
     except InvalidSpec:
         return RequestedSpec(None, {}, invalid)
+
+
+def _with_verbs(body: Json, desired: DesiredCluster, written: Json, invalid: tuple[str, ...] = ()) -> RequestedSpec:
+    verbs = cluster_verbs(body)
+    found = drains(desired.cluster, verbs)
+    cluster = replace(desired.cluster, drained=tuple(found.drained))
+    return RequestedSpec(replace(desired, cluster=cluster), written, invalid, found, verbs.restart)
 
 
 def with_last_accepted(settings: Json, written: Json) -> Json:
@@ -80,6 +91,7 @@ def view_of(
     default_image: str,
     shards: tuple[str, ...],
     rebalance_image: str = "",
+    restart: str = "",
 ) -> ClusterView:
     drained = tuple(dict.fromkeys((*desired.cluster.drained, *size.leaving)))
     rebalance = desired.rebalance
@@ -94,6 +106,7 @@ def view_of(
         pod_monitor=desired.pod_monitor,
         monitor_labels=desired.monitor_labels,
         shards=shards,
+        restart=restart,
         rebalance=None if rebalance is None else _job_spec(rebalance, desired.cluster.name, rebalance_image),
     )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from delayoperator.cluster.annotations import asked_restart
 from delayoperator.cluster.ended_processes import incarnation_of
 from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView
 from delayoperator.resources.names import CONTAINER
@@ -32,6 +33,7 @@ def pod_view(cluster: str, pod: Json) -> PodView | None:
         deleting="deletionTimestamp" in meta,
         stopped=_stopped(status, conditions),
         machine=str((pod.get("spec") or {}).get("nodeName") or ""),
+        restart=asked_restart(meta),
     )
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from delayregistry.port import Registry, RegistryUnavailable
 
+from delayoperator.cluster.annotations import paused_by
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
 from delayoperator.control_loop.loop import Log, LoopClock
 from delayoperator.control_loop.probe import GrpcProber, Prober
-from delayoperator.crds.convert import is_paused
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.events import EventRecorder
@@ -177,7 +177,7 @@ class Worker:
         if self._shards is None and self._registry is not None and self._registry.read_cluster() is not None:
             self._start_shards()
         if self._shards is not None:
-            self._shards.paused = is_paused(body)
+            self._shards.paused = bool(paused_by(body))
         news, self._news = self._news, []
         for message in news:
             reconciler.record_event(Reason.CONTAINER_ENDED, message, True)

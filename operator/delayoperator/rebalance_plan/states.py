@@ -99,7 +99,7 @@ class _Machine:
     def _pause(self) -> None:
         if self._state is not RebalanceState.RECONCILIATION_PAUSED:
             self._keep(paused_from=self._state)
-        why = "the DelayCluster's spec.paused is set: nothing begins, and verbs are kept for later"
+        why = "the DelayCluster is paused: nothing begins, and verbs are kept for later"
         self._become(RebalanceState.RECONCILIATION_PAUSED, Why.PAUSED, why)
         self._keep(state=self._state)
 

@@ -25,11 +25,14 @@ DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 READ_AT_START = names.PREFIX + "read-at-start"
 """Annotation of the pods: parts of the spec that a node reads once, so a change of them has to restart it."""
 
+RESTARTED = names.PREFIX + "restarted"
+"""Annotation of the pods: the value of the DelayCluster's delaycluster.io/restart that they were made for."""
+
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 ZONE_VARIABLE = "DELAYNODE_ZONE"
 
 
-def template(view: ClusterView) -> Json:
+def template(view: ClusterView, restarted: str = "") -> Json:
     pod_spec = view.pod
     return {
         "metadata": {
@@ -38,6 +41,7 @@ def template(view: ClusterView) -> Json:
                 **pod_spec.annotations,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER,
                 READ_AT_START: f"durability={view.cluster.durability} leaseSeconds={view.cluster.lease_seconds}",
+                **({RESTARTED: restarted} if restarted else {}),
             },
         },
         "spec": {

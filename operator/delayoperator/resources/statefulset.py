@@ -26,7 +26,7 @@ def stateful_set(view: ClusterView, live: Json | None = None) -> Json:
             "whenDeleted": "Delete" if view.storage.delete_with_cluster else "Retain",
             "whenScaled": "Delete" if _shrinks(pods, live) else "Retain",
         },
-        "template": pod.template(view),
+        "template": pod.template(view, _restart(view, live)),
         "volumeClaimTemplates": [_claim(view)],
     }
     before = {} if live is None else live["spec"]
@@ -52,6 +52,13 @@ def grown(view: ClusterView, live: Json) -> Json | None:
         "metadata": {"resourceVersion": metadata["resourceVersion"]},
         "spec": {"resources": {"requests": {"storage": view.storage.size}}},
     }
+
+
+def _restart(view: ClusterView, live: Json | None) -> str:
+    """The value that was asked for last. An annotation that is gone restarts nothing."""
+    template = {} if live is None else live["spec"].get("template", {})
+    before = (template.get("metadata", {}).get("annotations") or {}).get(pod.RESTARTED, "")
+    return view.restart or str(before)
 
 
 def _shrinks(pods: int, live: Json | None) -> bool:

@@ -59,6 +59,7 @@ class ClusterView:
 
     resources: requests and limits of the node's container, by their names in core/v1; None: the operator's own.
     shards: names of all shards that exist, wanted or not; those of the topics need not be among them.
+    restart: a value that is new makes the pods anew; "": as it is.
     """
 
     namespace: str
@@ -72,6 +73,7 @@ class ClusterView:
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # of the PodMonitor
     shards: tuple[str, ...] = ()
     rebalance: RebalanceJobSpec | None = None
+    restart: str = ""
 
     @property
     def name(self) -> str:
