@@ -75,6 +75,7 @@ class _Places:
     usable: Bool  # [N]
     onto: Bool  # [N]
     zones: I64  # [N], -1 where not known
+    machines: I64  # likewise
 
     @classmethod
     def of(cls, cluster: ClusterMap, settings: SearchSettings, silent: Sequence[str]) -> _Places:
@@ -82,7 +83,6 @@ class _Places:
         unknown = {it for shard in cluster.shards for it in (shard.master, *shard.replicas)} - set(number)
         if unknown:
             raise RebalanceError(f"the map names nodes that it does not have: {', '.join(sorted(unknown))}")
-        zones = sorted({node.zone for node in cluster.nodes if node.zone})
         holds = np.zeros((len(cluster.shards), len(number)), dtype=bool)
         for row, shard in enumerate(cluster.shards):
             holds[row, [number[it] for it in {shard.master, *shard.replicas}]] = True
@@ -98,8 +98,15 @@ class _Places:
             movable=np.array(movable, dtype=np.int64),
             usable=np.array([node.usable and node.name not in silent for node in cluster.nodes], dtype=bool),
             onto=np.array([not settings.onto or node.name in settings.onto for node in cluster.nodes], dtype=bool),
-            zones=np.array([zones.index(node.zone) if node.zone else -1 for node in cluster.nodes], dtype=np.int64),
+            zones=_numbered([node.zone for node in cluster.nodes]),
+            machines=_numbered([node.machine for node in cluster.nodes]),
         )
+
+
+def _numbered(names: Sequence[str]) -> I64:
+    """i64[N]: equal numbers for equal names; -1 for an empty one."""
+    known = sorted(set(names) - {""})
+    return np.array([known.index(name) if name else -1 for name in names], dtype=np.int64)
 
 
 class _Job:
@@ -209,7 +216,7 @@ class _Job:
             vectors=self._loads.vectors(chosen, active),
             home=home,
             at=node_of[chosen],
-            allowed=destinations(home, holds, places.usable, places.zones, places.onto),
+            allowed=destinations(home, holds, places.usable, (places.zones, places.machines), places.onto),
             holds=holds,
             bytes=np.array([self._pending_bytes[it] for it in chosen.tolist()], dtype=np.int64),
             copies=copies,

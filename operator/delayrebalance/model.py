@@ -31,11 +31,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class MapNode:
-    """A node. endpoint: host:port of its gRPC, "" where there is none; zone: "" where it is not known."""
+    """A node. endpoint: host:port of its gRPC, "" where there is none; zone, machine: "" where not known."""
 
     name: str
     endpoint: str = ""
     zone: str = ""
+    machine: str = ""
     usable: bool = True  # may get copies and masters: it lives, is not about to end and not to be emptied
 
 

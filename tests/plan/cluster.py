@@ -20,6 +20,7 @@ from delayoperator.plan import (
     SetConditions,
     StartTerm,
 )
+from delayoperator.plan.topology import NodeLocation
 from delayregistry.model import (
     ClusterSpec,
     Condition,
@@ -52,6 +53,7 @@ class Node:
     gone: bool = False
     answers: bool = True
     zone: str = ""
+    machine: str = ""
 
 
 class Cluster:
@@ -63,14 +65,15 @@ class Cluster:
         self.acknowledged: dict[str, list[tuple[int, int]]] = {}
         self.terms: dict[tuple[str, int], tuple[str | None, str | None]] = {}
         self.ended: set[str] = set()  # incarnations that a supervisor saw end
-        self.zones: dict[str, str] = {}  # by node: where its next process runs
+        self.locations: dict[str, NodeLocation] = {}  # by node: where its next process runs
         self.moved = 0  # copies made by fetching
         self._numbers = 0
 
     # Actions of people, and failures.
 
     def start(self, node: str) -> None:
-        self.nodes[node] = Node(f"process-{self._number()}", zone=self.zones.get(node, ""))
+        at = self.locations.get(node, NodeLocation())
+        self.nodes[node] = Node(f"process-{self._number()}", zone=at.zone, machine=at.machine)
 
     def kill(self, node: str) -> None:
         self.nodes[node] = replace(self.nodes[node], runs=False, seen=Liveness.DEAD)
@@ -99,7 +102,12 @@ class Cluster:
     def observed(self) -> Observed:
         views = {
             name: ObservedNode(
-                node.seen, node.incarnation, stopping=node.stopping, replaceable=node.gone, zone=node.zone
+                node.seen,
+                node.incarnation,
+                stopping=node.stopping,
+                replaceable=node.gone,
+                zone=node.zone,
+                machine=node.machine,
             )
             for name, node in self.nodes.items()
         }
@@ -263,8 +271,8 @@ class Cluster:
                 and len(spec.replicas) != self.spec.replicas,
                 f"is on a drained node {spec.replicas}": len(usable) >= self.spec.replicas
                 and not set(spec.replicas) <= set(usable),
-                f"shares a zone {[self.nodes[node].zone for node in spec.replicas]}": len(usable) >= self.spec.replicas
-                and self.shares_a_zone(spec.replicas),
+                f"is on {spec.replicas}, too near each other": len(usable) >= self.spec.replicas
+                and self.could_be_apart(spec.replicas),
                 "is not over with a move": spec.target is not None or spec.leaving != (),
                 "is not over with a switchover": spec.switchover is not None,
                 "is not in sync": status is None or set(status.in_sync) != kept or len(kept) != len(spec.replicas),
@@ -275,11 +283,18 @@ class Cluster:
             found += [f"{shard.name} {what}" for what, is_so in wrong.items() if is_so]
         return found
 
-    def shares_a_zone(self, replicas: tuple[str, ...]) -> bool:
-        """Whether two copies share a zone while a usable zone has none. All nodes must have told their zones."""
-        zones = [self.nodes[node].zone for node in replicas if self.nodes[node].zone]
-        usable = {self.nodes[node].zone for node in self.spec.node_ids if node not in self.spec.drained}
-        return len(set(zones)) < len(zones) and "" not in usable and not usable <= set(zones)
+    def could_be_apart(self, replicas: tuple[str, ...]) -> bool:
+        """Whether two copies share a zone while a usable zone has none, or a machine while a usable machine has none.
+        What some usable node has not told does not count."""
+        usable = [self.nodes[node] for node in self.spec.node_ids if node not in self.spec.drained]
+        held = [self.nodes[node] for node in replicas]
+        return any(
+            "" not in there and len(set(its)) < len(its) and not there <= set(its)
+            for there, its in (
+                ({it.machine for it in usable}, [it.machine for it in held if it.machine]),
+                ({it.zone for it in usable}, [it.zone for it in held if it.zone]),
+            )
+        )
 
 
 def is_fault(condition: Condition, room: bool) -> bool:

@@ -20,6 +20,7 @@ from delayoperator.plan import (
     plan,
     report_orphans,
 )
+from delayoperator.plan.topology import NodeLocation
 from delayregistry.model import (
     BootstrapVolumes,
     ClusterSpec,
@@ -45,22 +46,25 @@ PARTIAL = (ObservedRole.FETCHING, ObservedRole.LEAVING)
 NODES = ("n0", "n1", "n2", "n3")
 node_ids = st.sampled_from(NODES)
 incarnations = st.sampled_from(["a", "b", "c"])
-zones = st.sampled_from(["", "west", "east", "north"])
+locations = st.sampled_from(
+    [NodeLocation(), *(NodeLocation(*it) for it in (("m1", "a"), ("m2", "a"), ("m3", "b"), ("m4", ""), ("", "b")))]
+)
 node_views = st.builds(
-    lambda liveness, incarnation, stopping, gone, settled, zone: ObservedNode(
+    lambda liveness, incarnation, stopping, gone, settled, at: ObservedNode(
         liveness if incarnation else Liveness.UNCERTAIN,
         incarnation,
         stopping=stopping,
         replaceable=gone and liveness is Liveness.DEAD,
         stable=settled,
-        zone=zone,
+        zone=at.zone,
+        machine=at.machine,
     ),
     st.sampled_from(Liveness),
     st.none() | incarnations,
     st.booleans(),
     st.booleans(),
     st.booleans(),
-    zones,
+    locations,
 )
 conditions = st.builds(
     Condition,
@@ -297,10 +301,10 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.pending: list[Action] = []
 
-    @initialize(replicas=st.integers(1, 3), places=st.lists(zones, min_size=4, max_size=4))
-    def request(self, replicas: int, places: list[str]) -> None:
+    @initialize(replicas=st.integers(1, 3), places=st.lists(locations, min_size=4, max_size=4))
+    def request(self, replicas: int, places: list[NodeLocation]) -> None:
         self.world = Cluster(ClusterSpec("local", 4, (TopicSpec("a", 3),), replicas=replicas))
-        self.world.zones = dict(zip(NODES, places, strict=True))
+        self.world.locations = dict(zip(NODES, places, strict=True))
         for node in NODES[:3]:
             self.world.start(node)
 
@@ -308,9 +312,9 @@ class Life(RuleBasedStateMachine):
     def a_node_starts(self, node: str) -> None:
         self.world.start(node)
 
-    @rule(node=node_ids, zone=zones)
-    def a_node_starts_somewhere_else(self, node: str, zone: str) -> None:
-        self.world.zones[node] = zone
+    @rule(node=node_ids, at=locations)
+    def a_node_starts_somewhere_else(self, node: str, at: NodeLocation) -> None:
+        self.world.locations[node] = at
         self.world.start(node)
 
     @rule(node=node_ids, gone=st.booleans())

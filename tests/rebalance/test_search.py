@@ -23,6 +23,7 @@ def made(
     second: list[int] | None = None,
     usable: list[bool] | None = None,
     zones: list[int] | None = None,
+    machines: list[int] | None = None,
     sizes: list[int] | None = None,
     least_copies: int = 0,
     max_moves: int = 1_000,
@@ -37,7 +38,8 @@ def made(
     if second is not None:
         holds[np.arange(len(at)), second] = True
     may = np.array(usable or [True] * nodes)
-    allowed = destinations(at, holds, may, np.array(zones or [-1] * nodes), np.ones(nodes, dtype=bool))
+    places = [np.array(it or [-1] * nodes) for it in (zones, machines)]
+    allowed = destinations(at, holds, may, places, np.ones(nodes, dtype=bool))
     bound = lower_bound(loads, may, loads_of.max(axis=0)).max()
     return SearchProblem(
         loads=loads, vectors=loads_of, home=at, at=at.copy(), allowed=allowed, holds=holds,
@@ -79,6 +81,7 @@ def small_cases(draw: st.DrawFn) -> SearchProblem:
         second=[(one + step) % nodes for one, step in zip(home, steps, strict=True)] if draw(st.booleans()) else None,
         usable=usable if any(usable) else None,
         zones=draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes)),
+        machines=draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes)),
         sizes=draw(st.lists(st.integers(0, GIB), min_size=shards, max_size=shards)),
         least_copies=draw(st.integers(0, 2)),
         max_moves=draw(st.integers(1, shards)),
@@ -194,6 +197,15 @@ def test_copies_in_two_zones_are_still_in_two_afterwards() -> None:
 def test_copies_that_share_a_zone_already_may_go_anywhere() -> None:
     problem = made([[10.0]], [0], 4, second=[1], zones=[0, 0, 1, 1])
     assert problem.allowed.all()
+
+
+def test_copies_on_two_machines_of_a_zone_stay_on_two() -> None:
+    # n0 and n1 on machine 0, n2 on 1, n3 on 2, all in one zone. Copies on n0 and n2.
+    problem = made([[10.0]], [0], 4, second=[2], zones=[0, 0, 0, 0], machines=[0, 0, 1, 2])
+    assert problem.allowed.tolist() == [[True, True, True, True]]
+    # Copies on n0 and n3: n2 is free, n1 shares n0's machine, which the copy leaves.
+    problem = made([[10.0]], [3], 4, second=[0], zones=[0, 0, 0, 0], machines=[0, 0, 1, 2])
+    assert problem.allowed.tolist() == [[True, False, True, True]]
 
 
 def test_a_node_keeps_the_copies_that_it_should_have() -> None:

@@ -22,7 +22,7 @@ from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
 from delayoperator.plan import CopyView, missing_shards
 from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
 from delayoperator.plan.bootstrap import described
-from delayoperator.plan.zones import Zones
+from delayoperator.plan.topology import NodeLocation, Topology
 from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delayregistry.sqlite import SqliteRegistry
@@ -114,7 +114,7 @@ class RegistryEditor(ABC):
             source = origin or (shard.spec.master if shard.spec.master in nodes else nodes[0])
             if source not in nodes:
                 raise TargetRefused(f"{source} has no copy of {name}; they are on {', '.join(nodes)}")
-            self._check_zones(to, source, [node for node in nodes if node != source])
+            self._check_together(to, source, [node for node in nodes if node != source])
             target = tuple(to if node == source else node for node in nodes)
             return replace(shard.spec, target=_first(to, target) if source == shard.spec.master else target)
 
@@ -261,16 +261,15 @@ class RegistryEditor(ABC):
         if lease is None or lease.stopping or node not in self.node_answers([node]):
             raise TargetRefused(f"{node} does not run, or gives no answer")
 
-    def _check_zones(self, to: str, source: str, others: Sequence[str]) -> None:
-        """Raises TargetRefused where two copies in one zone would result; the operator would undo that."""
+    def _check_together(self, to: str, source: str, others: Sequence[str]) -> None:
+        """Raises TargetRefused where two copies would share a zone or a machine; the operator would undo that."""
         leases, spec = self._registry.list_leases(), self.cluster()
-        zones = Zones({lease.node: lease.zone for lease in leases})
-        if not zones.shared(to, others):
-            return
+        topology = Topology({lease.node: NodeLocation(zone=lease.zone) for lease in leases})
         may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
-        living = self.node_answers(zones.elsewhere([to, *others], may))
+        better = topology.farther(to, others, may)
+        living = self.node_answers(better) if better else {}
         if living:
-            raise TargetRefused(zones.refusal(to, others, sorted(living, key=spec.node_ids.index), source))
+            raise TargetRefused(topology.refusal(to, others, [node for node in better if node in living], source))
 
     def _edit(self, name: str, edit: Callable[[ShardObject], ShardSpec]) -> ShardSpec:
         fault: Exception | None = None

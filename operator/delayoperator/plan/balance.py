@@ -1,10 +1,10 @@
 """Decides which shards get other nodes, and which masters must be elsewhere (docs/control-plane.md).
 
 Reasons, the first that applies: a node was lost for good; copies are missing, or too many; a node must be emptied;
-copies share a zone and need not; a node has nothing, or next to nothing. What works stays where it is: loads that
-merely differ are the rebalance job's matter, and a move asked for by people is not undone, for it leaves the nodes of
-each shard in the wished order; one into a zone with a copy is refused. Where that job has moved something (`by_load`)
-counts say nothing: what is few there may be much, and the other way round.
+copies share a machine or a zone and need not; a node has nothing, or next to nothing. What works stays where it is:
+loads that merely differ are the rebalance job's matter, and a move asked for by people is not undone, for it leaves the
+nodes of each shard in the wished order; one that brings copies together is refused. Where that job has moved something
+(`by_load`) counts say nothing: what is few there may be much, and the other way round.
 
 Aims are set for all shards at once; how many of them are under way at a time is the planner's to limit.
 """
@@ -23,7 +23,7 @@ from delayoperator.plan.observed import Liveness, Observed
 from delayoperator.plan.placement import Placement, desired_replicas
 from delayoperator.plan.replica_health import presumed_in_sync
 
-PARTED = 8  # shards whose copies are brought into other zones, at a time
+PARTED = 8  # shards whose copies are brought apart, at a time
 SHORT = 4  # a node with less than a SHORTth of its share is short of copies
 
 
@@ -170,31 +170,25 @@ def _repaired(desired: ClusterSpec, shard: ShardObject, seen: Observed, load: Pl
 
 
 def _parted(shards: Sequence[ShardObject], load: Placement) -> Iterator[tuple[str, TargetChoice]]:
-    """Where all usable nodes have said their zones: with some of them, all would go to these."""
-    if all(map(load.zones.of, load.usable())):
-        for shard in shards:
-            aim = _apart(shard, load)
-            if aim is not None:
-                yield shard.name, aim
+    for shard in shards:
+        aim = _apart(shard, load)
+        if aim is not None:
+            yield shard.name, aim
 
 
 def _apart(shard: ShardObject, load: Placement) -> TargetChoice | None:
-    """Other nodes for copies that share a zone, as far as there are any in zones without one. A move brings a zone
-    more, and no other for balance's sake takes one away (`_Donors`): so it comes to an end."""
+    """Other nodes for copies that share a machine or a zone, as far as there are any farther away. A move brings a
+    machine or a zone more, and no other for balance's sake takes one away (`_Donors`): so it comes to an end."""
     spec, old = shard.spec, desired_replicas(shard.spec)
-    new, why = list(old), dict[str, str]()
-    for zone, inside in load.zones.crowded(old).items():
-        # Best first: the copy that stays, whichever others go.
-        inside.sort(key=lambda node: (node != old[0], node != spec.master, load.replica_load(spec.topic, node)))
-        for node in reversed(inside[1:]):
-            other = load.elsewhere(spec.topic, new)
-            if other is not None:
-                new[new.index(node)] = other
-                why[zone] = f"{len(inside)} copies are in zone {zone}"
-    if not why:
+    # The first of the wished nodes keeps its copy, then the master.
+    order = sorted(old[1:], key=lambda node: (node != spec.master, load.replica_load(spec.topic, node)), reverse=True)
+    others = load.parted(spec.topic, old, order)
+    if not others:
         return None
+    new = tuple(others.get(node, node) for node in old)
     load.move(spec.topic, old, new)
-    return TargetChoice(tuple(new), ", ".join(why.values()))
+    shared = [(place, inside) for place, inside in load.topology.shared(old) if others.keys() & set(inside)]
+    return TargetChoice(new, ", ".join(f"{len(inside)} copies are {place}" for place, inside in shared))
 
 
 def _without_surplus(
@@ -214,8 +208,8 @@ def _without_surplus(
         return node in gone, node in drained, node != spec.master, node not in in_sync, of_node
 
     ranked = sorted(desired_replicas(spec), key=worth)
-    beside = {node for place, node in enumerate(ranked) if load.zones.shared(node, ranked[:place])}
-    last = sorted(ranked, key=lambda it: (it in gone, it in drained, it not in in_sync, it in beside))
+    nearness = {node: load.topology.nearness(ranked[:place])(node) for place, node in enumerate(ranked)}
+    last = sorted(ranked, key=lambda it: (it in gone, it in drained, it not in in_sync, nearness[it]))
     kept = last[: desired.replicas]
     return [node for node in desired_replicas(spec) if node in kept]
 
@@ -307,5 +301,8 @@ class _Donors:
 
 
 def _may_take(to: str, donor: str, nodes: Sequence[str], load: Placement) -> bool:
-    """Nodes of one zone don't get two copies that were apart."""
-    return to not in nodes and not load.zones.joined(to, donor, [node for node in nodes if node != donor])
+    """No move for balance brings two copies closer to each other than they were."""
+    if to in nodes:
+        return False
+    nearness = load.topology.nearness([node for node in nodes if node != donor])
+    return nearness(to) <= nearness(donor)

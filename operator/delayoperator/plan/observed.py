@@ -8,6 +8,8 @@ from enum import Enum
 
 from delayregistry.model import Condition, ShardObject, ShardSpec, ShardStatus, shard_name
 
+from delayoperator.plan.topology import NodeLocation
+
 
 class Liveness(Enum):
     """A node's liveness as far as the operator is certain of it. Cannot-see is not is-down: only ALIVE and DEAD may be
@@ -43,6 +45,11 @@ class ObservedNode:
     stable: bool = True  # the process is not new: what went with its start is over
     silent: bool = False  # has not answered ReplicaStatus for seconds, though asked
     zone: str = ""  # what may fail with its machine; "": not known
+    machine: str = ""  # that its process runs on; "": not known
+
+    @property
+    def location(self) -> NodeLocation:
+        return NodeLocation(self.machine, self.zone)
 
 
 UNSEEN = ObservedNode(Liveness.UNCERTAIN)

@@ -3,7 +3,7 @@
 A topic's queues are spread first: a topic's load comes in waves (a herd hits all its queues at once), so two of its
 queues on one node cost more than one node with a shard more. Within that the emptiest nodes are taken. The first node
 of a list becomes the shard's master whenever it can, so that masters stay where people and planner put them. Before
-all that the copies of a shard are kept in different zones, as far as there are any.
+all that the copies of a shard are kept apart: in different zones, else on different machines, as far as there are any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence, Set
 
 from delayregistry.model import ShardSpec
 
-from delayoperator.plan.zones import Zones
+from delayoperator.plan.topology import Topology
 
 
 def desired_replicas(shard: ShardSpec) -> tuple[str, ...]:
@@ -28,12 +28,14 @@ class Placement:
     """
 
     def __init__(
-        self, shards: Iterable[ShardSpec], nodes: Sequence[str], zones: Zones, *, avoid: Set[str] = frozenset()
+        self, shards: Iterable[ShardSpec], nodes: Sequence[str], topology: Topology, *, avoid: Set[str] = frozenset()
     ) -> None:
-        self.zones = zones
+        self.topology = topology
         self._order = {node: place for place, node in enumerate(nodes)}
         self._avoid = avoid
-        self._usable_zones = zones.held(node for node in nodes if node not in avoid)
+        usable = [node for node in nodes if node not in avoid]
+        self._known = topology.known_for_all(usable)
+        self._usable_zones, self._usable_machines = self._known.zones(usable), self._known.machines(usable)
         self.replicas: Counter[str] = Counter()
         self.masters: Counter[str] = Counter()
         self._topic_replicas: Counter[tuple[str, str]] = Counter()
@@ -53,9 +55,9 @@ class Placement:
         )
         placed = [first]
         while others and len(placed) < replicas:
-            held = self.zones.held(placed)
+            nearness = self.topology.nearness(placed)
             # The first of equals has the least load.
-            node = min(others, key=lambda node: (node in self._avoid, self.zones.of(node) in held))
+            node = min(others, key=lambda node: (node in self._avoid, nearness(node)))
             others.remove(node)
             placed.append(node)
         self.count(topic, placed)
@@ -64,18 +66,40 @@ class Placement:
     def another(self, topic: str, taken: Set[str], beside: Sequence[str], *, master: bool) -> str | None:
         """The best node that may get a copy and is not among `taken`; None when there is none.
 
-        beside: the nodes of the shard's other copies, whose zones it shares only when there is no other.
+        beside: the nodes of the shard's other copies, with which it shares a zone, or even a machine, only when there
+        is no other.
         """
-        load, held = self._master_load if master else self.replica_load, self.zones.held(beside)
+        load, nearness = self._master_load if master else self.replica_load, self.topology.nearness(beside)
         free = (node for node in self._order if node not in self._avoid and node not in taken)
-        return min(free, key=lambda node: (self.zones.of(node) in held, load(topic, node)), default=None)
+        return min(free, key=lambda node: (nearness(node), load(topic, node)), default=None)
 
-    def elsewhere(self, topic: str, nodes: Sequence[str]) -> str | None:
-        """The best node that may get a copy, of those in zones that none of `nodes` is in; None when there is none."""
-        if self._usable_zones <= self.zones.held(nodes):
-            return None  # as with two zones and three copies: for each shard in each round
-        free = self.zones.elsewhere(nodes, self.usable())
-        return min(free, key=lambda node: self.replica_load(topic, node))
+    def parted(self, topic: str, nodes: Sequence[str], order: Sequence[str]) -> dict[str, str]:
+        """By node, another one for its copy, which is then farther from the shard's other copies. order: of `nodes`,
+        those that may give theirs away, the first one first.
+
+        Only what is known of all usable nodes counts: with some of them, all would go to these.
+        """
+        known, new, found = self._known, list(nodes), dict[str, str]()
+        if not self._may_part(nodes):
+            return found
+        for node in order:
+            others = [it for it in new if it != node]
+            better = known.farther(node, others, self.usable())
+            if better:
+                nearness = known.nearness(others)
+                other = min(better, key=lambda it: (nearness(it), self.replica_load(topic, it)))
+                new[new.index(node)] = found[node] = other
+        return found
+
+    def _may_part(self, nodes: Sequence[str]) -> bool:
+        """Cheap, for each shard in each round: false where three copies are in two zones, and there is no third."""
+        return any(
+            len(held) < len(nodes) and not usable <= held
+            for held, usable in (
+                (self._known.zones(nodes), self._usable_zones),
+                (self._known.machines(nodes), self._usable_machines),
+            )
+        )
 
     def usable(self) -> list[str]:
         """The nodes that may get copies."""

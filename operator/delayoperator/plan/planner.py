@@ -43,7 +43,7 @@ from delayoperator.plan.term import (
     decide_term,
     previous_master_exited,
 )
-from delayoperator.plan.zones import Zones
+from delayoperator.plan.topology import Topology
 
 MAX_MOVES = 8  # copies on their way at a time: they share the disks and the network with the clients
 MAX_SWITCHOVERS = 64  # at a time: each pauses its shard for a moment
@@ -141,8 +141,8 @@ def _steady_actions(desired: ClusterSpec, shards: Sequence[ShardObject], observe
 
 
 def _placement(desired: ClusterSpec, observed: Observed, avoid: Set[str]) -> Placement:
-    zones = Zones({node: view.zone for node, view in observed.nodes.items()})
-    return Placement((shard.spec for shard in observed.shards), desired.node_ids, zones, avoid=avoid)
+    topology = Topology({node: view.location for node, view in observed.nodes.items()})
+    return Placement((shard.spec for shard in observed.shards), desired.node_ids, topology, avoid=avoid)
 
 
 def _is_moving(shard: ShardObject, observed: Observed) -> bool:

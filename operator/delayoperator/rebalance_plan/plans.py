@@ -11,7 +11,7 @@ from delayregistry.model import ClusterSpec
 from delayoperator.crds.rebalance import DelayRebalanceSpec, MoveModel, MoveState, PlanModel, PlannedMove
 from delayoperator.plan.balance import unplaceable
 from delayoperator.plan.observed import Observed
-from delayoperator.plan.zones import Zones
+from delayoperator.plan.topology import Topology
 from delayoperator.rebalance_plan.step_values import World
 
 FINAL = frozenset({MoveState.DONE, MoveState.REFUSED})
@@ -72,13 +72,11 @@ def impossible(move: MoveModel, nodes: Sequence[str], world: World) -> str | Non
 
 
 def _crowds(move: MoveModel, others: Sequence[str], world: World) -> str | None:
-    """Why the planner would take the copy away again: it is beside another of its zone, and need not be."""
-    zones = Zones({node: view.zone for node, view in world.nodes.items()})
-    if not zones.shared(move.to, others):
-        return None
+    """Why the planner would take the copy away again: it shares a zone or a machine with another, and need not."""
+    topology = Topology({node: view.location for node, view in world.nodes.items()})
     avoid = unplaceable(world.cluster, Observed(nodes=world.nodes))
-    better = zones.elsewhere([move.to, *others], (node for node in world.cluster.node_ids if node not in avoid))
-    return zones.refusal(move.to, others, better, move.from_) if better else None
+    better = topology.farther(move.to, others, (node for node in world.cluster.node_ids if node not in avoid))
+    return topology.refusal(move.to, others, better, move.from_) if better else None
 
 
 def same_moves(spec: DelayRebalanceSpec, plan: PlanModel) -> bool:

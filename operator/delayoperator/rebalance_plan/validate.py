@@ -107,7 +107,8 @@ def check_moving(
     nodes = tuple(move.replicas or ())
     found = _taking_over(move, shard, nodes, stable) if takes_over(move, nodes) else _copying(move, shard, nodes)
     if isinstance(found, InProgress) and found.edit is not None:
-        return _too_near(move, pace, now_ms) or found
+        why = impossible(move, nodes, world)  # what has changed since the write that was lost
+        return Superseded(why) if why is not None else _too_near(move, pace, now_ms) or found
     return found
 
 

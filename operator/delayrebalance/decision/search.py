@@ -11,6 +11,7 @@ Pure: the same arrays give the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,18 +60,20 @@ def lower_bound(loads: F64, usable: Bool, tallest: F64) -> F64:
     return np.asarray(np.maximum(level, tallest))
 
 
-def destinations(home: I64, holds: Bool, usable: Bool, zones: I64, onto: Bool) -> Bool:
-    """bool[C, N] where each shard's load may be: on usable nodes, and no two copies come into one zone that were apart.
+def destinations(home: I64, holds: Bool, usable: Bool, places: Sequence[I64], onto: Bool) -> Bool:
+    """bool[C, N] where each shard's load may be: on usable nodes; no two copies come into one place that were apart.
 
-    zones: i64[N], a number for each zone, negative where it is not known. onto: nodes that may get something.
+    places: of each kind (zones, machines) i64[N], a number for each place, negative where it is not known. onto: nodes
+    that may get something.
     """
     rows, allowed = np.arange(len(home)), np.broadcast_to(usable & onto, holds.shape).copy()
-    # Another copy is in the zone that would be left, too: no zone is lost by the move, wherever it goes.
-    spare = (zones[home] >= 0) & ((holds & (zones == zones[home][:, None])).sum(axis=1) > 1)
-    for zone in np.unique(zones[zones >= 0]).tolist():
-        inside = zones == zone
-        others = (holds & inside).sum(axis=1) - inside[home]
-        allowed &= (spare | (others == 0))[:, None] | ~inside
+    for at in places:
+        # Another copy is in the place that would be left, too: none is lost by the move, wherever it goes.
+        spare = (at[home] >= 0) & ((holds & (at == at[home][:, None])).sum(axis=1) > 1)
+        for place in np.unique(at[at >= 0]).tolist():
+            inside = at == place
+            others = (holds & inside).sum(axis=1) - inside[home]
+            allowed &= (spare | (others == 0))[:, None] | ~inside
     allowed |= holds & usable & onto  # a switchover moves no copy
     allowed[rows, home] = True
     return allowed

@@ -9,6 +9,7 @@ import pytest
 from delayapi.units import MINUTE_MS
 from delayoperator.crds.rebalance import MoveState, RebalanceState
 from delayoperator.plan import Liveness
+from delayoperator.plan.topology import NodeLocation
 from delayoperator.rebalance_plan import World, text_of
 from delayoperator.rebalance_plan.plans import impossible
 from delayregistry.model import Switchover
@@ -110,25 +111,49 @@ def test_a_node_that_is_to_go_gets_nothing(change: dict[str, object], says: str)
     assert driver.moves[0].reason == says
 
 
-def test_a_move_that_the_planner_would_undo_for_its_zone_is_refused() -> None:
+@pytest.mark.parametrize("place", ["zone", "machine"])
+def test_a_move_that_the_planner_would_undo_for_its_place_is_refused(place: str) -> None:
     world = cluster(4, 4, replicas=2)
-    for node, zone in zip(world.spec.node_ids, ("east", "east", "west", "west"), strict=True):
-        world.zones[node] = zone
+    at = dict(zip(world.spec.node_ids, ("east", "east", "west", "west"), strict=True))
+    for node, there in at.items():
+        world.locations[node] = replace(NodeLocation(), **{place: there})
         world.start(node)
     settle(world)
     name, (one, two) = min(nodes_of(world).items())
-    beside = next(node for node in world.spec.node_ids if node != one and world.zones[node] == world.zones[one])
+    beside = next(node for node in world.spec.node_ids if node != one and at[node] == at[one])
     driver = approved(world, a_move(world, name, beside, origin=two))
     assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "MovesRefused")
     assert (driver.moves[0].reason or "").startswith(
-        f"{beside} is in zone {world.zones[one]}, as {one} with another copy: the operator would part them again"
+        f"{beside} is {'on' if place == 'machine' else 'in'} {place} {at[one]}, as {one} with another copy: the "
+        "operator would part them again"
     )
-    elsewhere = tuple(node for node in world.spec.node_ids if world.zones[node] != world.zones[one])
+    elsewhere = tuple(node for node in world.spec.node_ids if at[node] != at[one])
     alone = World(replace(world.spec, drained=elsewhere), nodes=world.observed().nodes)
     assert impossible(a_move(world, name, beside, origin=two), (one, two), alone) is None, "nobody else can take it"
     driver = approved(world, a_move(world, name, beside, origin=one))
     driver.until(driver.is_over)
-    assert driver.state is RebalanceState.READY, "within its zone a copy may go anywhere"
+    assert driver.state is RebalanceState.READY, "within its place a copy may go anywhere"
+
+
+def test_a_move_whose_beginning_was_lost_is_refused_once_it_would_bring_copies_together() -> None:
+    world = cluster(4, 4, replicas=2)
+    name, (one, two) = min(nodes_of(world).items())
+    to, other = (node for node in world.spec.node_ids if node not in (one, two))
+    driver = Driver(world)
+    driver.ready(a_plan([a_move(world, name, to, origin=two)]))
+    assert driver.status is not None
+    assert driver.status.plan is not None
+    driver.look(approve=driver.status.plan.hash, crash=True)
+    assert driver.moves[0].state is MoveState.MOVING
+    for node, machine in {one: "m1", to: "m1", two: "m2", other: "m3"}.items():
+        world.locations[node] = NodeLocation(machine)
+        world.start(node)
+    settle(world)
+    driver.until(driver.is_over)
+    assert (driver.state, driver.reason) == (RebalanceState.NOT_READY, "MovesRefused")
+    why = f"while it was under way: {to} is on machine m1, as {one} with another copy"
+    assert (driver.moves[0].reason or "").startswith(why)
+    assert nodes_of(world)[name] == (one, two)
 
 
 def test_all_moves_refused_is_no_success() -> None:
