@@ -15,7 +15,7 @@ import time
 from multiprocessing.connection import Connection
 
 from delaynode.replication.protocol import Ack, Frames, Message
-from delaynode.replication.transport.links import Links
+from delaynode.replication.transport.links import Address, Links
 from delaynode.replication.transport.peers import Origin
 
 
@@ -82,7 +82,7 @@ def serve(pipe: Connection) -> None:
 
 async def measure(port: int, seconds: float) -> None:
     master = Master()
-    links = master.links = Links("bench", "n0", "a", lambda node: ("127.0.0.1", port, "b"), master, ignore)
+    links = master.links = Links("bench", "n0", "a", lambda node: Address("127.0.0.1", port, "b"), master, ignore)
     await links.start("127.0.0.1", 0)
     links.want(["n1"])
     await master.up.wait()

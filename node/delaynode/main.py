@@ -21,7 +21,7 @@ from delaynode import config as configuration
 from delaynode.config import NodeConfig
 from delaynode.limits.connections import raise_file_limit
 from delaynode.memory import tune_allocator
-from delaynode.node.node import Node, open_registry
+from delaynode.node.node import Node, ReleaseTooOld, open_registry
 from delaynode.server.http import serve_http
 from delaynode.server.replica_status import REPLICATION_SERVICE, ReplicationService
 from delaynode.server.service import SERVICE, DelayService
@@ -60,9 +60,14 @@ def note_incarnation(incarnation: str, path: Path = TERMINATION_LOG) -> None:
     """Says which process this container runs: the kubelet reports it when the container has ended, and a failover then
     waits for nothing (`delayoperator/cluster/ended_processes.py`). Before the first lease; without it a failover takes
     the lease's time."""
+    note_end(f"incarnation {incarnation}\n", path)
+
+
+def note_end(text: str, path: Path = TERMINATION_LOG) -> None:
+    """What the kubelet is to report when this container has ended."""
     if path.is_file():
         with contextlib.suppress(OSError):
-            path.write_text(f"incarnation {incarnation}\n", encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
 
 
 async def _follow_health(node: Node, servicer: health.aio.HealthServicer) -> None:
@@ -91,7 +96,13 @@ async def serve(config: NodeConfig) -> None:
     node = Node(config, open_registry(config.registry), log)
     note_incarnation(node.incarnation)
     http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
-    if await _unless(stopping, node.read_cluster()):
+    try:
+        known = await _unless(stopping, node.read_cluster())
+    except ReleaseTooOld as error:
+        log("release-too-old", reason=str(error))
+        note_end(f"{error}\n")
+        raise
+    if known:
         await _serve_calls(node, stopping, leaving)
     else:
         log("stopping")

@@ -66,6 +66,25 @@ class Durability(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class VersionRange:
+    """The numbers, of one thing that has versions, that a program knows: `least` to `greatest`."""
+
+    least: int
+    greatest: int
+
+    def common(self, other: VersionRange) -> int | None:
+        """The greatest that both know; None: there is none."""
+        found = min(self.greatest, other.greatest)
+        return found if found >= max(self.least, other.least) else None
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.greatest else f"{self.least} to {self.greatest}"
+
+
+FIRST_VERSION = VersionRange(1, 1)  # what a release before 0.2 knows, which says nothing
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSpec:
     name: str
     queues: int
@@ -107,6 +126,7 @@ class ClusterSpec:
     allow_unclean_failover: bool = False
     replace_after_seconds: int = 600  # a node away for so long loses its replicas to others
     bootstrap_volumes: BootstrapVolumes = BootstrapVolumes.ADOPT
+    nodes_version: int = 1  # the storage format that every node reads: they write in it. The operator raises it
 
     def __post_init__(self) -> None:
         _within("nodes", self.nodes, 1, 1_000)
@@ -116,6 +136,7 @@ class ClusterSpec:
         _within("lease_seconds", self.lease_seconds, 1, 3_600)
         _within("lag_seconds", self.lag_seconds, 1, 3_600)
         _within("replace_after_seconds", self.replace_after_seconds, 1, 30 * 86_400)
+        _within("nodes_version", self.nodes_version, 1, 1_000_000)
         names = [topic.name for topic in self.topics]
         if len(set(names)) != len(names):
             raise BadSpec(f"a topic is named twice: {', '.join(sorted(names))}")
@@ -249,6 +270,8 @@ class NodeLease:
     peer: str = ""  # host:port for the other nodes: shipping (TCP) and heartbeats (UDP)
     stopping: bool = False  # it is about to end: its masters must be handed over, no copy may be placed there
     zone: str = ""  # what may fail with its machine: a room, a cloud's availability zone; empty: not known
+    formats: VersionRange | None = None  # storage formats that it reads; None, of both: a release that says nothing
+    wire: VersionRange | None = None  # versions in which it talks to other nodes
 
 
 def shard_name(topic: str, queue: int) -> str:

@@ -23,6 +23,7 @@ from delayregistry.model import (
     Switchover,
     TopicSpec,
     TopicType,
+    VersionRange,
     copy_id_of,
     in_sync_replica_id,
 )
@@ -68,6 +69,7 @@ clusters = drawn(
     allow_unclean_failover=st.booleans(),
     replace_after_seconds=st.integers(1, 10**6),
     bootstrap_volumes=st.sampled_from(BootstrapVolumes),
+    nodes_version=st.integers(1, 1_000),
 )
 specs = drawn(
     ShardSpec,
@@ -110,6 +112,8 @@ leases = drawn(
     peer=text,
     stopping=st.booleans(),
     zone=text,
+    formats=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
+    wire=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
 )
 
 
@@ -119,7 +123,7 @@ def test_every_value_comes_back_from_json(value: ClusterSpec | ShardSpec | Shard
     assert loads(type(value), dumps(value)) == value
 
 
-def test_a_lease_of_before_there_were_zones_is_of_none() -> None:
+def test_a_lease_of_release_0_1_names_no_zone_and_no_versions() -> None:
     kept = '{"node":"n0","incarnation":"i","endpoint":"e","http":"h","renewals":7,"peer":"p","stopping":true}'
     assert loads(NodeLease, kept) == NodeLease("n0", "i", "e", "h", 7, "p", stopping=True, zone="")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from delayregistry.kube import KubeRegistry
-from delayregistry.model import ClusterSpec, NodeLease, ShardSpec
+from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, VersionRange
 from delayregistry.port import RegistryUnavailable
 
 from tests.kube.desired import WritingRegistry
@@ -17,6 +17,7 @@ from tests.kube.fakekinds import find
 from tests.registry.worlds import CLUSTER, NAMESPACE, KubeWorld, until
 
 LEASE = NodeLease("n0", "a", "10.0.0.1:7070", "10.0.0.1:7170", 1, peer="10.0.0.1:7270", zone="east")
+LEASE = replace(LEASE, formats=VersionRange(1, 2), wire=VersionRange(1, 3))
 LEASES = find("leases")
 
 
@@ -59,6 +60,7 @@ def test_a_renewed_lease_is_one_of_kubernetes_too(
         "renewals": "1",
         "stopping": "true",
         "zone": "east",
+        "versions": "formats 1-2, wire 1-3, of a",
         "pod-uid": "pod-1",
     }
     assert operator.list_leases() == (replace(LEASE, stopping=True),)
@@ -72,6 +74,17 @@ def test_a_lease_of_before_there_were_zones_is_read_and_a_process_in_none_takes_
     assert operator.list_leases() == (replace(LEASE, incarnation="b", zone=""),)
     world.server.store.patch(LEASES, NAMESPACE, "c.n0", {"metadata": {"annotations": {"delaycluster.io/zone": None}}})
     assert [lease.zone for lease in operator.list_leases()] == [""]
+
+
+def test_a_process_of_release_0_1_is_not_taken_for_its_successor_after_a_downgrade(
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
+) -> None:
+    """It writes the annotations that it knows, and no others go."""
+    node.renew_lease(LEASE)
+    said = {"delaycluster.io/renewals": "1"}
+    older = {"metadata": {"annotations": said}, "spec": {"holderIdentity": "b"}}
+    world.server.store.patch(LEASES, NAMESPACE, "c.n0", older)
+    assert operator.list_leases() == (replace(LEASE, incarnation="b", formats=None, wire=None),)
 
 
 def test_a_lease_that_is_missing_is_not_made_by_its_node(world: KubeWorld, node: KubeRegistry) -> None:

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from delaynode.replication.protocol import Message
-from delaynode.replication.transport.connection import Hello
+from delaynode.replication.transport.connection import WIRE, Hello
 from delaynode.replication.transport.links import Address, Links, LinkTimes, PeerOrigin
 from delaynode.replication.transport.peers import Origin
+from delayregistry.model import VersionRange
 
 QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=1.0, hello=0.3, address_check=0.05)
 
@@ -69,13 +70,15 @@ class Ring:
         return [fields for event, fields in self.logged if event == name]
 
     async def add(
-        self, node: str, incarnation: str = "", cluster: str = "c", times: LinkTimes = QUICK, port: int = 0
-    ) -> tuple[Links, Recorder]:
+        self, node: str, incarnation: str = "", cluster: str = "c", times: LinkTimes = QUICK, port: int = 0,
+        wire: VersionRange = WIRE,
+    ) -> tuple[Links, Recorder]:  # fmt: skip
         """A new process of the node."""
         incarnation = incarnation or f"{node}-first"
         handler = self.handlers[node] = Recorder()
-        links = self.links[node] = Links(cluster, node, incarnation, self.addresses.get, handler, self.log, times)
-        self.addresses[node] = ("127.0.0.1", await links.start("127.0.0.1", port), incarnation)
+        links = Links(cluster, node, incarnation, self.addresses.get, handler, self.log, times, wire)
+        self.links[node] = links
+        self.addresses[node] = Address("127.0.0.1", await links.start("127.0.0.1", port), incarnation, wire)
         return links, handler
 
     def origin(self, node: str, of: str) -> PeerOrigin:

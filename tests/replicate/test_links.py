@@ -9,7 +9,7 @@ import socket
 import pytest
 from delaynode.replication.protocol import MAX_MESSAGE_BYTES, Ack, Commit, Frames, Message, encode
 from delaynode.replication.transport import connection
-from delaynode.replication.transport.links import LinkTimes
+from delaynode.replication.transport.links import Address, LinkTimes
 from delaynode.replication.transport.peers import Origin
 
 from tests.replicate.ends import QUICK, Recorder, hello_to, pair, ring, running, stranger, until
@@ -137,7 +137,7 @@ async def test_a_link_follows_a_node_to_its_new_process() -> None:
 async def test_a_changed_address_is_tried_at_once_however_long_the_wait_had_become() -> None:
     async with ring("n0") as made:
         links, handler = await made.add("n5", times=LinkTimes(first_retry=60, longest_retry=60, address_check=60))
-        made.addresses["n1"] = ("127.0.0.1", 1, "nobody")
+        made.addresses["n1"] = Address("127.0.0.1", 1, "nobody")
         links.want(["n1"])
         await until("the first attempt failed", lambda: bool(made.events("link-failed")))
         await made.add("n1")
@@ -150,7 +150,7 @@ async def test_a_changed_address_is_tried_at_once_however_long_the_wait_had_beco
 async def test_a_port_that_another_process_listens_on_now_is_no_link() -> None:
     async with ring("n0", "n1", "n2") as made:
         right = made.addresses["n1"]
-        for wrong in ((*made.addresses["n2"][:2], right[2]), (*right[:2], "n1-before")):
+        for wrong in (Address(*made.addresses["n2"][:2], right.incarnation), right._replace(incarnation="n1-before")):
             made.addresses["n1"] = wrong
             made.links["n0"].want(["n1"])
             made.links["n0"].addresses_changed()
@@ -179,7 +179,7 @@ async def test_clusters_with_the_same_node_names_stay_apart() -> None:
 @running
 async def test_a_link_comes_back_after_the_other_process_was_away() -> None:
     async with pair() as made:
-        _, port, incarnation = made.addresses["n1"]
+        _, port, incarnation, _ = made.addresses["n1"]
         await made.links["n1"].close()
         await until("the link is down", lambda: made.handlers["n0"].count("down", "n1") == 1)
         await asyncio.sleep(0.3)
@@ -211,7 +211,7 @@ async def test_a_dropped_link_loses_what_was_under_way_and_nothing_old_arrives_a
 @running
 async def test_names_are_not_looked_up() -> None:
     async with ring("n0") as made:
-        made.addresses["n1"] = ("localhost", 1, "x")
+        made.addresses["n1"] = Address("localhost", 1, "x")
         made.links["n0"].want(["n1"])
         await until("it is refused", lambda: bool(made.events("link-failed")))
         assert made.events("link-failed")[0]["reason"] == "'localhost' is not an IP address"
@@ -345,7 +345,7 @@ async def test_ipv6_works_too() -> None:
         links, handler = await made.add("n0")
         made.links["n6"] = six = type(links)("c", "n6", "six", made.addresses.get, Recorder(), made.log, QUICK)
         try:
-            made.addresses["n6"] = ("::1", await six.start("::1", 0), "six")
+            made.addresses["n6"] = Address("::1", await six.start("::1", 0), "six")
         except OSError:
             pytest.skip("no IPv6 loopback")
         links.want(["n6"])

@@ -12,6 +12,7 @@ import pytest
 from delaynode.replication.protocol import MAX_MESSAGE_BYTES, Ack, Commit, Frames, SnapshotChunk, encode
 from delaynode.replication.transport import connection
 from delaynode.replication.transport.connection import HELLO_BYTES, Hello, decode_answer, encode_answer
+from delaynode.replication.transport.links import Address
 
 from tests.replicate.ends import all_read, hello_to, pair, ring, running, stranger, until
 
@@ -26,7 +27,7 @@ BAD_STARTS = {
     "zeroes": bytes(64),
     "a hello too long": connection._GREETING.pack(b"DLYH", 1, HELLO_BYTES),
     "another version": connection._GREETING.pack(b"DLYH", 9, 0),
-    "an answer": encode_answer(),
+    "an answer": encode_answer(1),
     "a hello cut off": connection._GREETING.pack(b"DLYH", 1, 4) + b"\xff\xff\0\0",
     "a hello of one word": connection._GREETING.pack(b"DLYH", 1, 3) + b"\1\0x",
     "a hello not in UTF-8": connection._GREETING.pack(b"DLYH", 1, 3) + b"\1\0\xff",
@@ -60,7 +61,7 @@ async def test_a_bad_message_ends_the_connection_with_one_log_event(bad: bytes) 
         address = made.addresses["n1"]
         reader, writer = await stranger(address)
         writer.write(hello_to(address) + b"".join(encode(Commit(1, 1, 4))) + bad + b"".join(encode(Commit(1, 1, 5))))
-        assert await all_read(reader) in (encode_answer(), b"")
+        assert await all_read(reader) in (encode_answer(1), b"")
         slave = made.handlers["n1"]
         await until("it is over", lambda: slave.count("lost", "stranger") == 1)
         assert slave.messages("master") == [Commit(1, 1, 4)]
@@ -92,7 +93,8 @@ async def test_a_server_that_never_answers_the_hello_is_no_link_and_is_tried_aga
             writer.close()
 
         server = await asyncio.start_server(mute, "127.0.0.1", 0)
-        made.addresses["n1"] = (*server.sockets[0].getsockname()[:2], "n1-first")
+        host, port = server.sockets[0].getsockname()
+        made.addresses["n1"] = Address(host, port, "n1-first")
         made.links["n0"].want(["n1"])
         await until("it has tried twice", lambda: len(tries) == 2)
         assert Hello.decode(tries[0]) == Hello("c", "n0", "n0-first", "n1", "n1-first")
@@ -106,7 +108,7 @@ async def test_a_refusal_is_told_before_the_connection_is_closed() -> None:
         address = made.addresses["n1"]
         reader, writer = await stranger(address)
         writer.write(hello_to(address, node="n7"))
-        assert "this is node 'n1', not 'n7'" in decode_answer(await all_read(reader))
+        assert "this is node 'n1', not 'n7'" in decode_answer(await all_read(reader))[1]
         writer.close()
 
 

@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from delaylocal import LocalCluster
 from delaylocal.ports import choose
+from delaynode.store import formats
 from delayregistry.model import TopicSpec
+from delayregistry.sqlite import SqliteRegistry
 
 from tests.serve.support.client import Client, Msg, Shard, poll, wait_served
 
@@ -60,6 +63,16 @@ def test_a_node_that_cannot_start_says_why_in_a_line(changes: dict[str, str], te
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_node_of_an_older_release_says_that_the_upgrade_is_final(cluster: LocalCluster, tmp_path: Path) -> None:
+    final = SqliteRegistry(tmp_path / "registry.db", create=True)
+    final.put_cluster(replace(cluster.desired, nodes_version=formats.NEWEST + 1), None)
+    final.close()
+    ended = start(*options(cluster, registry=f"sqlite:{tmp_path / 'registry.db'}"))
+    assert ended.returncode == 1
+    assert f"write format {formats.NEWEST + 1} (status.nodesVersion)" in ended.stderr
+    assert f"this release reads up to {formats.NEWEST}: the upgrade is final" in ended.stderr
 
 
 @pytest.mark.parametrize("option", ["listen", "http"])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import delayregistry
-from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec
+from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec, VersionRange
 from delayregistry.port import Registry, RegistryError
 
 from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms
@@ -32,6 +32,8 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.scrub import Scrubber
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replicas import Replicas
+from delaynode.replication.transport.connection import WIRE
+from delaynode.store import formats
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
 from delaynode.store.log.files import DiskFiles
@@ -40,6 +42,11 @@ from delaynode.store.maintenance import snapshot
 CLOCK_SECONDS = 0.25
 HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over
 UNCHANGED_SECONDS = 2.0  # of them without any being taken: nobody will
+FORMATS = VersionRange(formats.OLDEST, formats.NEWEST)  # that this program reads
+
+
+class ReleaseTooOld(RuntimeError):
+    """The cluster's nodes write files that this program does not read."""
 
 
 class Node:
@@ -84,8 +91,15 @@ class Node:
 
     # ------------------------------------------------------------ life
     async def read_cluster(self) -> None:
-        """Learn the cluster's spec, which leases and durability depend on. May take for ever, and be cancelled."""
-        self.routes.cluster = await self.membership.read_cluster_spec()
+        """Learn the cluster's spec, which leases and durability depend on. May take for ever, and be cancelled.
+
+        Raises ReleaseTooOld.
+        """
+        cluster = self.routes.cluster = await self.membership.read_cluster_spec()
+        if cluster is not None and cluster.nodes_version > formats.NEWEST:
+            found = f"all nodes of cluster {cluster.name} write format {cluster.nodes_version} (status.nodesVersion)"
+            read = f"this release reads up to {formats.NEWEST}"
+            raise ReleaseTooOld(f"{found}, and {read}: the upgrade is final, put the newer release back")
 
     async def prepare(self) -> None:
         """Listen for the other nodes. To be called before anything else asks for `replicas`."""
@@ -243,7 +257,7 @@ class Node:
         config = self.config
         return NodeLease(
             config.node, self.incarnation, config.advertise, config.advertise_http, renewals,
-            peer=self.peering.address, stopping=self.stopping, zone=config.zone,
+            peer=self.peering.address, stopping=self.stopping, zone=config.zone, formats=FORMATS, wire=WIRE,
         )  # fmt: skip
 
     def leases_read(self) -> None:

@@ -112,7 +112,7 @@ def peer_address(routes: Routes, node: str) -> Address | None:
     if lease is None or not lease.peer:
         return None
     try:
-        return *split(lease.peer), lease.incarnation
+        return Address(*split(lease.peer), lease.incarnation, lease.wire)
     except ValueError:
         return None  # another's mistake; Links says that there is no address
 

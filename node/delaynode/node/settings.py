@@ -9,6 +9,7 @@ from delayregistry.model import ClusterSpec
 
 from delaynode.config import NodeConfig
 from delaynode.store.config import ShardConfig
+from delaynode.store.formats import written_format
 from delaynode.store.maintenance.reclaim import KeepConfig
 
 WHEEL_COPY_UNITS = 1_000_000  # units of all shards together that are flushed between copies of the wheels
@@ -28,6 +29,7 @@ def shard_config(config: NodeConfig, cluster: ClusterSpec | None, topic_name: st
         wheel_copy_units=max(MIN_SHARE, WHEEL_COPY_UNITS // shards),
         log_segment_bytes=config.log_segment_bytes,
         max_producers=min(ShardConfig().max_producers, max(MIN_PRODUCERS, PRODUCERS // shards)),
+        format=written_format(cluster.nodes_version if cluster is not None else 0),
     )
     if topic is None:
         return base

@@ -26,7 +26,7 @@ from delaynode.replication.protocol import (
 )
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged, NewerFormat
-from delaynode.store.log.frames import BadFrame
+from delaynode.store.log.frames import BadFrame, UnknownKind
 
 NEVER_MS = 1 << 40
 MAX_CHUNK_REQUESTS = 8  # pieces of a transfer that are asked for at once
@@ -173,6 +173,10 @@ class ReplicaFollower:
             return
         try:
             host.receive(memoryview(message.data[0]))
+        except UnknownKind as unknown:
+            error = NewerFormat(f"frame from {self.origin.node if self.origin else 'the master'}: {unknown.args[0]}")
+            host.fail(str(error), error)
+            return
         except (BadFrame, Damaged) as error:  # broken on its way: nothing was taken
             self._log_event("bad-frames", offset=message.offset, reason=str(error))
             self.streaming = False
@@ -215,7 +219,7 @@ class ReplicaFollower:
         self._matched = False
         try:
             incoming = await self._copy.begin_fetch(message.manifest)
-        except (OSError, ValueError, Damaged) as error:
+        except (OSError, ValueError, Damaged, NewerFormat) as error:
             self._give_up(f"transfer not begun: {error}")
             return
         self._missing_chunks = list(incoming.missing_chunks())[::-1]

@@ -112,6 +112,7 @@ class LocalCopy:
 
     def _host_failed(self, host: SlaveHost) -> None:
         if self.host is host:
+            self.storage.newer_format = host.newer_format
             self.mark_damaged(host.failure or "", lasting=host.lasting)
             self.on_failed()
 

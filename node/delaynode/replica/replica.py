@@ -112,8 +112,11 @@ class Replica:
         self.local.keep_status()
         self.leadership.refresh()
         cluster = self.context.cluster()
-        if cluster is not None and cluster.topic(spec.topic) is not None and self.shard is not None:
-            self.shard.reconfigure(self.context.shard_config(spec))
+        if cluster is not None and self.shard is not None:
+            config = self.context.shard_config(spec)
+            self.shard.raise_format(config.format)
+            if cluster.topic(spec.topic) is not None:
+                self.shard.reconfigure(config)
         self._wake()
 
     def learn_epoch(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from delayapi.units import DAY_MS, MINUTE_MS
 
+from delaynode.store import formats
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consumers import GroupLimits
 from delaynode.store.timer.cascade import CHUNK_UNITS
@@ -39,6 +40,7 @@ class ShardConfig:
     keep: KeepConfig = field(default_factory=KeepConfig)
     geometry: Geometry = GEOMETRY  # of the wheels
     scrub_days: float = 7.0  # in which everything on disk is read again and checked
+    format: int = formats.OLDEST  # in which files are written, unless the copy is of a newer one already
 
     @property
     def max_unflushed(self) -> int:

@@ -29,9 +29,9 @@ class Damaged(Exception):
 
 
 class NewerFormat(Exception):
-    """A newer version of this program wrote this file. This one can't read it, and must leave it as it is.
+    """A newer release wrote this file. This program can't read it, and must leave it as it is.
 
-    Nothing is damaged: the copy is neither marked nor thrown away, and a process of the newer version opens it.
+    Nothing is damaged: the copy is neither marked nor thrown away, and a process of the newer release opens it.
     """
 
 

@@ -25,6 +25,7 @@ from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
 from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
+    SINCE_FORMAT,
     Append,
     Cancel,
     Frame,
@@ -111,6 +112,7 @@ class Shard:
     ) -> None:
         self.identity = identity
         self.config = config
+        self.format = config.format  # in which frames and files are written; it never goes down
         self.log = log
         self.index = index
         self.loader = WindowLoader(index, config)
@@ -162,6 +164,8 @@ class Shard:
 
         Where the body fails, the shard is changed by half: the frame is taken back and nothing is written any more.
         """
+        if SINCE_FORMAT[kind] > self.format:
+            raise Impossible(f"a {kind.name} frame is of format {SINCE_FORMAT[kind]}, all nodes read {self.format}")
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
         self._advance_time(now_ms)
         self.applied = self.log.end
@@ -282,6 +286,10 @@ class Shard:
         if len(taken):
             self.space.on_release(wall_ms)
             self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
+
+    def raise_format(self, new: int) -> None:
+        """Write in this format from now on: all nodes read it, or this copy has it already."""
+        self.format = max(self.format, new)
 
     # ------------------------------------------------------------ a topic's limits
     def reconfigure(self, desired: ShardConfig) -> None:
@@ -420,8 +428,10 @@ class Shard:
         self.applied = frame.end
 
     def _begin(self, frame: Frame) -> None:
-        """Advance the time, and open the segment that the frame begins: every frame does both, whatever its effect."""
+        """What every frame does, whatever its effect: advance the time, open the segment that it begins, and show that
+        all nodes read the format of its kind."""
         self._advance_time(frame.wall_ms)
+        self.raise_format(SINCE_FORMAT[frame.kind])
         if frame.flags & FLAG_NEW_SEGMENT:
             self.space.ledger.open(frame.offset, frame.wall_ms)
 

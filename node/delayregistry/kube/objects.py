@@ -7,6 +7,7 @@ names its own fields alone, so that the others stay. Raises BadRecord for an obj
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from delayregistry.model import (
     ShardSpec,
     ShardStatus,
     Version,
+    VersionRange,
 )
 
 Json = dict[str, Any]
@@ -110,7 +112,30 @@ def read_lease(names: Names, obj: Json) -> NodeLease | None:
         raise BadRecord(f"Lease {metadata['name']}: {PREFIX}renewals is {renewals!r}")
     texts = {field: str(said.get(PREFIX + field, "")) for field in ("endpoint", "http", "peer", "zone")}
     stopping = said.get(PREFIX + "stopping") == "true"
-    return NodeLease(node, str(incarnation), renewals=int(renewals), stopping=stopping, **texts)
+    formats, wire = _versions(str(said.get(PREFIX + "versions", "")), str(incarnation))
+    return NodeLease(
+        node, str(incarnation), renewals=int(renewals), stopping=stopping, formats=formats, wire=wire, **texts
+    )
+
+
+_VERSIONS = re.compile(r"formats ([0-9]{1,6})-([0-9]{1,6}), wire ([0-9]{1,6})-([0-9]{1,6}), of ([^ ,]+)")
+
+
+def _versions(text: str, incarnation: str) -> tuple[VersionRange | None, VersionRange | None]:
+    """The text names the process that it is of: one of release 0.1, which runs here after a downgrade, writes none and
+    leaves what its successor wrote."""
+    found = _VERSIONS.match(text)
+    if found is None or found[5] != incarnation:
+        return None, None
+    least_format, greatest_format, least_wire, greatest_wire = map(int, found.groups()[:4])
+    return VersionRange(least_format, greatest_format), VersionRange(least_wire, greatest_wire)
+
+
+def _versions_text(lease: NodeLease) -> str:
+    if lease.formats is None or lease.wire is None:
+        return ""
+    formats, wire = (f"{one.least}-{one.greatest}" for one in (lease.formats, lease.wire))
+    return f"formats {formats}, wire {wire}, of {lease.incarnation}"
 
 
 def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> Json:
@@ -122,6 +147,7 @@ def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> J
         "renewals": str(lease.renewals),
         "stopping": "true" if lease.stopping else "false",
         "zone": lease.zone,  # empty too: the process before may have run in another one
+        "versions": _versions_text(lease),
         "pod-uid": pod_uid,
     }
     annotations = {PREFIX + field: value for field, value in said.items()}

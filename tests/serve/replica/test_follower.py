@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -108,3 +109,37 @@ def test_an_answer_to_what_the_slave_said_earlier_cuts_nothing(tmp_path: Path, c
             await slave.end("done")
 
     asyncio.run(main())
+
+
+def of_kind_99(frame: bytes) -> bytes:
+    """The same frame with a kind that a later release brings, sealed as that release would."""
+    changed = bytearray(frame)
+    changed[12:14] = (99).to_bytes(2, "little")
+    changed[4:8] = zlib.crc32(changed[8:]).to_bytes(4, "little")
+    return bytes(changed)
+
+
+def test_a_frame_of_a_newer_release_stops_the_copy_and_is_no_damage(tmp_path: Path) -> None:
+    """It used to be asked for again and again. The copy is left for a process that can read what comes next."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            log = made.hosts["a"].shard.log
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            slave, connection = slave_of(made), Connection()
+            uid, cut = slave.shard.identity.uid, slave.shard.log.end
+            context = cast(ReplicaContext, SimpleNamespace(replica_leases=Leases(), boot_ms=lambda: 0))
+            follower = ReplicaFollower(cast(LocalCopy, Copy(slave)), context, lambda *names, **facts: None)
+            await follower.handle(connection, Follow(uid, EPOCH))
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            data = log.read_raw(cut, log.end - cut)
+            await follower.handle(connection, Start(uid, EPOCH, cut, cut))
+            await follower.handle(connection, Frames(uid, EPOCH, cut, cut, (of_kind_99(data),)))
+            assert "frame from n1: unknown kind 99, written by a newer release" in (slave.failure or "")
+            assert slave.newer_format
+            assert not slave.lasting
+            await slave.end("done")
+            assert slave.shard.log.end == cut
+
+    asyncio.run(main())
+    assert not list(tmp_path.rglob("damaged"))

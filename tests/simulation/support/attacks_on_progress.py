@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.role import ReplicaRole
+from delaynode.store import formats
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import checkpoint
 
@@ -150,8 +151,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
         files = run.world.machines[slave].disk.files
         ours = bytes(files.files[path].data)
         state, arrays = checkpoint.decode(ours, path)
-        with patch.object(checkpoint, "VERSION", checkpoint.VERSION + 1):
-            newer = checkpoint.encode(state, arrays)
+        newer = checkpoint.encode(replace(state, format=formats.NEWEST + 1), arrays)
         files.files[path].data[:] = newer
         run.world.start(slave)
         run.world.run(15.0)
@@ -161,7 +161,7 @@ def copy_that_a_newer_program_wrote_waits_for_it_and_is_not_fetched_again(seed: 
             entry,
             newer,
         )
-        assert "a newer program wrote it" in (replica.damaged() or "")
+        assert "written by a newer release" in (replica.damaged() or "")
         assert run.status().serving_epoch == run.shard().spec.epoch, "the others serve"
         run.world.kill(slave)
         run.world.run(1.0)

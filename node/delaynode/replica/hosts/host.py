@@ -21,7 +21,7 @@ from delaynode.replica.hosts.maintenance import Intervals, Maintenance
 from delaynode.replica.hosts.sync_threads import Writer
 from delaynode.replica.hosts.waiters import WaitQueues
 from delaynode.replication.transport.until import all_done
-from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
+from delaynode.store.errors import Damaged, Impossible, NewerFormat, Refused, Trimmed
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import marker
@@ -89,6 +89,7 @@ class CopyHost(ABC):
         self.name = f"{shard.identity.topic}-{shard.identity.queue}"
         self.failure: str | None = None  # why it is of no use any more
         self.lasting = False  # and a process that opens it next must not trust it either
+        self.newer_format = False  # nothing is wrong with it: this release can't read what comes
         self.on_failed: Callable[[], None] = lambda: None  # told once, when it fails
         self.waiters = WaitQueues(shard.consumers, shard.queue, resources.clock.now_ms)
         self._tasks: list[asyncio.Task[None]] = []
@@ -165,6 +166,7 @@ class CopyHost(ABC):
             self.shard.damaged = why
             self.resources.log("shard-damaged", shard=self.name, epoch=self.shard.epoch, reason=why)
             self._end(why)
+            self.newer_format = isinstance(error, NewerFormat)
             self.lasting = marker.is_permanent(error)
             if self.lasting:
                 self._mark = partial(

@@ -1,8 +1,12 @@
 """One TCP connection between two nodes: a greeting each way, then messages (replication/protocol.py).
 
-    hello    magic "DLYH" | version u16 | size u16 | 5 x (length u16 | UTF-8): cluster, own node, own incarnation,
-             node meant, incarnation meant
-    answer   magic "DLYA" | version u16 | size u16 | why not, UTF-8; empty: welcome
+    hello    magic "DLYH" | least version u16 | size u16 | words, each length u16 | UTF-8: cluster, own node, own
+             incarnation, node meant, incarnation meant, greatest version; further words are a later release's
+    answer   magic "DLYA" | version u16: the one that is spoken from now on | size u16 | why not, UTF-8; empty: welcome
+
+The greeting's own form never changes, so that any two releases can tell each other what they speak: the greatest
+version that both do. A release before 0.2 takes a hello of five words and version 1 only: the lease of such a process
+names no versions, and it is greeted so. A hello without a greatest version has the least one.
 
 The socket is the loop's own rather than an asyncio transport's, which copies: Python 3.11 joins what writelines() is
 given, and copies again what the network does not take at once. Here nothing is copied on the way out. On the way in a
@@ -22,11 +26,12 @@ from itertools import islice
 from typing import Protocol
 
 import numpy as np
+from delayregistry.model import FIRST_VERSION, VersionRange
 
 from delaynode.replication.protocol import HEAD_BYTES, MAX_MESSAGE_BYTES, BadMessage, Message, decode
 from delaynode.store.types import Buffer, raw
 
-VERSION = 1
+WIRE = VersionRange(1, 1)  # of the messages that follow
 HELLO_BYTES = 1 << 10  # all that an unidentified sender can make us keep
 RECEIVE_BYTES = 64 << 10
 OWN_BUFFER_BYTES = RECEIVE_BYTES // 2  # messages above get a buffer of their own
@@ -37,6 +42,7 @@ MAX_BUFFERS = 1_000  # in one sendmsg(); the kernel takes 1,024
 
 # events that a connection ends with
 BAD_INPUT = "peer-bad-input"
+NO_VERSION = "peer-no-common-version"
 TOO_SLOW = "peer-too-slow"
 HANDLER_FAILED = "peer-handler-failed"
 
@@ -52,6 +58,21 @@ class BadGreeting(Exception):
     """The peer is not the node that it should be; says why."""
 
 
+class NoCommonVersion(BadGreeting):
+    """The peer is of a release that is too far from this one: no version of the wire is known to both."""
+
+    def __init__(self, own: VersionRange, other: VersionRange) -> None:
+        super().__init__(f"no wire version in common: {own} here, {other} on the other side")
+
+
+def common_version(own: VersionRange, other: VersionRange) -> int:
+    """Raises NoCommonVersion."""
+    found = own.common(other)
+    if found is None:
+        raise NoCommonVersion(own, other)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """What a connecting node says: who it is, and whom it means to reach."""
@@ -61,16 +82,19 @@ class Hello:
     incarnation: str
     to_node: str
     to_incarnation: str
+    versions: VersionRange = WIRE
 
     def encode(self) -> bytes:
-        words = (self.cluster, self.node, self.incarnation, self.to_node, self.to_incarnation)
+        words = [self.cluster, self.node, self.incarnation, self.to_node, self.to_incarnation]
+        if self.versions != FIRST_VERSION:  # a release before 0.2 takes no sixth word
+            words.append(str(self.versions.greatest))
         texts = [text.encode() for text in words]
-        return _greeting(_HELLO_MAGIC, b"".join(_TEXT.pack(len(text)) + text for text in texts))
+        return _greeting(_HELLO_MAGIC, self.versions.least, b"".join(_TEXT.pack(len(text)) + text for text in texts))
 
     @staticmethod
     def decode(data: bytes) -> Hello:
         """A whole hello. Raises BadGreeting."""
-        body, texts = _body(_HELLO_MAGIC, data), []
+        (least, body), texts = _body(_HELLO_MAGIC, data), []
         try:
             while body:
                 (size,) = _TEXT.unpack_from(body)
@@ -78,34 +102,37 @@ class Hello:
                 if len(text) != size:
                     raise BadGreeting(f"a word of {size} bytes is cut off")
                 texts.append(text.decode())
-            return Hello(*texts)
-        except (struct.error, UnicodeDecodeError, TypeError) as error:
+            cluster, node, incarnation, to_node, to_incarnation, *more = texts
+            versions = VersionRange(least, int(more[0]) if more else least)
+            return Hello(cluster, node, incarnation, to_node, to_incarnation, versions)
+        except (struct.error, UnicodeDecodeError, ValueError) as error:
             raise BadGreeting(f"no hello: {error}") from error
 
 
-def encode_answer(refusal: str = "") -> bytes:
+def encode_answer(version: int, refusal: str = "") -> bytes:
+    """version: of a refusal, the hello's least: whoever greeted so can read it."""
     text = refusal.encode()[: HELLO_BYTES - GREETING_BYTES]
-    return _greeting(_ANSWER_MAGIC, text.decode(errors="ignore").encode())
+    return _greeting(_ANSWER_MAGIC, version, text.decode(errors="ignore").encode())
 
 
-def decode_answer(data: bytes) -> str:
-    """Why not; empty: welcome. Raises BadGreeting."""
-    return _body(_ANSWER_MAGIC, data).decode(errors="replace")
+def decode_answer(data: bytes) -> tuple[int, str]:
+    """The version that is spoken from now on, and why not; empty: welcome. Raises BadGreeting."""
+    version, body = _body(_ANSWER_MAGIC, data)
+    return version, body.decode(errors="replace")
 
 
-def _greeting(magic: bytes, body: bytes) -> bytes:
+def _greeting(magic: bytes, version: int, body: bytes) -> bytes:
     if len(body) > HELLO_BYTES - GREETING_BYTES:
         raise ValueError(f"the names of cluster and nodes are {len(body)} bytes together")
-    return _GREETING.pack(magic, VERSION, len(body)) + body
+    return _GREETING.pack(magic, version, len(body)) + body
 
 
-def _body(magic: bytes, data: bytes) -> bytes:
+def _body(magic: bytes, data: bytes) -> tuple[int, bytes]:
+    """The version and what follows the greeting's head."""
     found, version, _ = _GREETING.unpack_from(data)
     if found != magic:
         raise BadGreeting(f"the connection begins with {found!r}, not {magic!r}")
-    if version != VERSION:
-        raise BadGreeting(f"the other side speaks version {version}, this one {VERSION}")
-    return data[GREETING_BYTES:]
+    return version, data[GREETING_BYTES:]
 
 
 def greeting_bytes(start: memoryview) -> int:
@@ -298,7 +325,7 @@ class Wire:
             self._greeted = True
             self._end.greeted(bytes(self._shared[start:size]))
         except BadGreeting as error:
-            self.close(str(error), BAD_INPUT)
+            self.close(str(error), NO_VERSION if isinstance(error, NoCommonVersion) else BAD_INPUT)
             return False
         former, self._shared = self._shared, memoryview(bytearray(RECEIVE_BYTES))
         self._shared[: stop - size] = former[size:stop]

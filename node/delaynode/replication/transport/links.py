@@ -10,15 +10,34 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from delayapi.address import family_of, join
+from delayregistry.model import FIRST_VERSION, VersionRange
 
 from delaynode.replication.protocol import Message, encode
-from delaynode.replication.transport.connection import BadGreeting, Hello, Wire, decode_answer, encode_answer
+from delaynode.replication.transport.connection import (
+    WIRE,
+    BadGreeting,
+    Hello,
+    Wire,
+    common_version,
+    decode_answer,
+    encode_answer,
+)
 from delaynode.replication.transport.peers import Handler
 
-Address = tuple[str, int, str]  # host (an IP address), port, incarnation of the process there
+
+class Address(NamedTuple):
+    """host: an IP address. incarnation: of the process there. wire: the versions that its lease names, if any."""
+
+    host: str
+    port: int
+    incarnation: str
+    wire: VersionRange | None = None
+
+
 Lookup = Callable[[str], Address | None]
 BACKLOG = 128  # connections that wait to be accepted
 MAX_UNIDENTIFIED = 128  # connections at once that have not said hello yet
@@ -80,13 +99,16 @@ class Links:
         handler: Handler,
         log: Callable[..., None],
         times: LinkTimes | None = None,
+        wire: VersionRange = WIRE,
     ) -> None:
-        """address: where a node's process is to be reached now; None while that is not known."""
+        """address: where a node's process is to be reached now; None while that is not known. wire: the versions that
+        this process speaks."""
         self.cluster, self.node, self.incarnation = cluster, node, incarnation
         self.address = address
         self.handler = handler
         self.log = log
         self.times = times or LinkTimes()
+        self.versions = wire
         self.unidentified = 0
         self.origins: dict[tuple[str, str], PeerOrigin] = {}  # (node, incarnation)
         self._links: dict[str, _Link] = {}
@@ -225,6 +247,7 @@ class PeerOrigin:
         self._peer = peer
         self.node = ""
         self.incarnation = ""
+        self.version = 0  # of the wire, once it has said hello
         self.wire = Wire(sock, self, links.times.hello)
         links.unidentified += 1
 
@@ -242,29 +265,33 @@ class PeerOrigin:
     def greeted(self, data: bytes) -> None:
         links = self._links
         hello = Hello.decode(data)
-        refusal = self._refusal(hello)
-        if refusal:
-            self.wire.refuse(encode_answer(refusal))
-            raise BadGreeting(refusal)
+        try:
+            self.version = self._agree(hello)
+        except BadGreeting as refusal:
+            self.wire.refuse(encode_answer(hello.versions.least, str(refusal)))
+            raise
         links.unidentified -= 1
         self.node, self.incarnation = hello.node, hello.incarnation
         before = links.origins.get((self.node, self.incarnation))
         links.origins[self.node, self.incarnation] = self
         if before is not None:  # what it still holds was sent before: it must not arrive after what comes now
             before.wire.close("the same process has connected again")
-        self.wire.write([encode_answer()])
+        self.wire.write([encode_answer(self.version)])
 
-    def _refusal(self, hello: Hello) -> str:
+    def _agree(self, hello: Hello) -> int:
+        """The version to speak. Raises BadGreeting."""
         links = self._links
         if hello.cluster != links.cluster:
-            return f"this is cluster {links.cluster!r}, not {hello.cluster!r}"
+            raise BadGreeting(f"this is cluster {links.cluster!r}, not {hello.cluster!r}")
         if hello.to_node != links.node:
-            return f"this is node {links.node!r}, not {hello.to_node!r}, which {hello.node!r} means to reach"
+            meant = f"{hello.to_node!r}, which {hello.node!r} means to reach"
+            raise BadGreeting(f"this is node {links.node!r}, not {meant}")
         if hello.to_incarnation != links.incarnation:
-            return f"this is process {links.incarnation!r} of {links.node!r}, not {hello.to_incarnation!r}"
+            found = f"this is process {links.incarnation!r} of {links.node!r}"
+            raise BadGreeting(f"{found}, not {hello.to_incarnation!r}")
         if not hello.node:
-            return "a node without a name"
-        return ""
+            raise BadGreeting("a node without a name")
+        return common_version(links.versions, hello.versions)
 
     def received(self, message: Message) -> None:
         self._links.handler.from_master(self, message)
@@ -290,6 +317,7 @@ class _Link:
         self.node = node
         self.target: Address | None = None
         self.wire: Wire | None = None  # None while connecting, and between attempts
+        self.version = 0  # of the wire, as of the last answer
         self.up = False
         self._up_at = 0.0
         self._wake = asyncio.Event()
@@ -333,10 +361,14 @@ class _Link:
         """Connect, and stay connected for as long as it lasts. Returns why it never was; empty: it was."""
         if target is None:
             return "its address is not known"
-        host, port, incarnation = target
+        host, port, incarnation, versions = target
         if not is_ip(host):
             return f"{host!r} is not an IP address"
         links, loop = self._links, asyncio.get_running_loop()
+        hello = Hello(links.cluster, links.node, links.incarnation, self.node, incarnation, links.versions)
+        if versions is None:  # a release before 0.2: it must get the hello that it knows
+            common_version(links.versions, FIRST_VERSION)
+            hello = replace(hello, versions=FIRST_VERSION)
         sock = socket.socket(family_of(host), socket.SOCK_STREAM)
         try:
             tune(sock, links.times)
@@ -354,7 +386,6 @@ class _Link:
         self._ended = loop.create_future()
         self.wire = Wire(sock, self, links.times.hello)
         try:
-            hello = Hello(links.cluster, links.node, links.incarnation, self.node, incarnation)
             self.wire.write([hello.encode()])
             return await self._ended
         finally:
@@ -363,11 +394,12 @@ class _Link:
 
     # ------------------------------------------------------------ End
     def greeted(self, data: bytes) -> None:
-        refusal = decode_answer(data)
+        version, refusal = decode_answer(data)
         if refusal:
             raise BadGreeting(f"refused: {refusal}")
+        self.version = common_version(self._links.versions, VersionRange(version, version))
         self.up, self._up_at = True, asyncio.get_running_loop().time()
-        self._links.log("link-up", peer=self.node)
+        self._links.log("link-up", peer=self.node, version=version)
         self._links.notify(self.wire, self._links.handler.link_up, self.node)
 
     def received(self, message: Message) -> None:

@@ -234,7 +234,7 @@ class CommitLog:
             try:
                 frame = parse(data, at, offset, self.uid)
             except UnknownKind as unknown:
-                why = f"{self.file.directory}: offset {offset}: {unknown.args[0]}, a newer program wrote it"
+                why = f"{self.file.directory}: offset {offset}: {unknown.args[0]}"
                 raise NewerFormat(why) from unknown
             except BadFrame as bad:
                 needed = int(bad.args[1])

@@ -26,6 +26,7 @@ MAX_FRAME_BYTES = 16 << 20
 
 FLAG_DEAD_LETTERS = 1  # RETRY: of dead letters (a redrive); DEAD: drop them
 FLAG_NEW_SEGMENT = 2  # this frame begins a CommitLog segment, on every replica
+FLAGS = FLAG_DEAD_LETTERS | FLAG_NEW_SEGMENT
 
 
 class FrameKind(IntEnum):
@@ -43,6 +44,9 @@ class FrameKind(IntEnum):
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
+# The format that brought each kind: a master writes a kind only once all nodes read that format. A payload never
+# changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
+SINCE_FORMAT = dict.fromkeys(FrameKind, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class BadFrame(Exception):
 
 
 class UnknownKind(BadFrame):
-    """All of the frame is as it was written, by a newer program: this one does not know what it means."""
+    """All of the frame is as it was written, by a newer release: this program does not know what it means."""
 
 
 def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
@@ -120,7 +124,9 @@ def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
         raise BadFrame(f"frame of shard {owner:x} offset {own}, expected {uid:x} offset {offset}", 0)
     known = KINDS.get(kind)
     if known is None:
-        raise UnknownKind(f"unknown kind {kind}", 0)
+        raise UnknownKind(f"unknown kind {kind}, written by a newer release", 0)
+    if flags & ~FLAGS:
+        raise UnknownKind(f"unknown flags {flags & ~FLAGS:#x}, written by a newer release", 0)
     payload = data[at + HEADER_BYTES : at + length]
     return Frame(known, flags, epoch, count, first_seq, wall_ms, own, synced, payload)
 

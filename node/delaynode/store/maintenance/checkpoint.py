@@ -15,19 +15,22 @@ from dataclasses import asdict, dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
+from delaynode.store import formats
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import Files
 
 MAGIC = 0x4B504344  # "DCPK"
 HEAD = struct.Struct("<IIII")
-VERSION = 1  # of the TimerLog and the ConsumeQueue too; raise snapshot.VERSION with it
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State as of `log_offset`. Positions are file offsets in bytes; times ms."""
+    """State as of `log_offset`. Positions are file offsets in bytes; times ms.
+
+    format: of this file and of all that it names: CommitLog, TimerLog, ConsumeQueue; `version` in the file.
+    """
 
     uid: int
     log_offset: int
@@ -47,9 +50,10 @@ class Checkpoint:
     kept_epoch: int = 0  # of the newest status that this copy has seen in the registry: should that lose it
     kept_in_sync: list[str] = field(default_factory=list)
     cascade: list[int] = field(default_factory=list)  # of the hour at the bound, when it is half done: Cascade.saved()
+    format: int = formats.OLDEST
 
 
-FIELDS = {one.name for one in fields(Checkpoint)}
+FIELDS = {one.name for one in fields(Checkpoint)} - {"format"}
 
 
 def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> bytes:
@@ -63,9 +67,10 @@ def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> 
         parts.append(raw)
         at += len(raw)
     state = asdict(checkpoint)
+    version = state.pop("format")
     if not checkpoint.cascade:  # a program that does not know it opens those without, and refuses to read the others
         del state["cascade"]
-    text = json.dumps({"version": VERSION, "file": file, "state": state, "arrays": positions}).encode()
+    text = json.dumps({"version": version, "file": file, "state": state, "arrays": positions}).encode()
     body = HEAD.pack(MAGIC, 0, len(text), 0)[8:] + text + b"".join(parts)
     return struct.pack("<II", MAGIC, zlib.crc32(body)) + body
 
@@ -80,9 +85,10 @@ def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
     try:
         content = json.loads(data[HEAD.size : HEAD.size + size])
         new = content["state"].keys() - FIELDS
-        if content["version"] > VERSION or new:
-            found = f"version {content['version']}" + (f" with {', '.join(sorted(new))}" if new else "")
-            raise NewerFormat(f"{what}: a newer program wrote it ({found}), this one reads version {VERSION}")
+        version = int(content["version"])
+        if version > formats.NEWEST or new:
+            found = f"format {version}" + (f" with {', '.join(sorted(new))}" if new else "")
+            raise NewerFormat(f"{what}: written by a newer release ({found}), this one reads up to {formats.NEWEST}")
         if content["file"] != posixpath.basename(what):
             raise Damaged(f"{what}: this is the file {content['file']!r}")
         arrays: Arrays = {}
@@ -91,7 +97,7 @@ def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
             dtype = np.dtype([tuple(part) for part in form] if isinstance(form, list) else form)
             count = int(np.prod(shape))
             arrays[name] = np.frombuffer(data, dtype, count, base + at).reshape(shape)
-        return Checkpoint(**content["state"]), arrays
+        return Checkpoint(**content["state"], format=version), arrays
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # well-sealed, but not by this program
         raise Damaged(f"{what}: not what this program writes ({type(error).__name__}: {error})") from error
 

@@ -81,7 +81,7 @@ def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
         content = _read_json(files, path)
         horizon_ms = content.pop("horizon_ms")
         if new := content.keys() - {one.name for one in fields(Identity)}:
-            raise NewerFormat(f"{path}: a newer program wrote it (with {', '.join(sorted(new))})")
+            raise NewerFormat(f"{path}: written by a newer release (with {', '.join(sorted(new))})")
         return Identity(**content), horizon_ms
     except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{path}: {error}") from error
@@ -144,7 +144,7 @@ def create(
         uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
         watermark_seq=MAX_SEQ,
         minute_bound_ms=config.geometry.first_bound(now_ms), next_seq=0, pending=0, pending_bytes=0, epochs=[],
-        wall_ms=now_ms,
+        wall_ms=now_ms, format=config.format,
     )  # fmt: skip
     ck.write(files, f"{directory}/checkpoint", empty, {})
     write_identity(files, directory, identity, config.horizon_ms)
@@ -282,6 +282,7 @@ def _remove(files: Files, paths: list[str]) -> None:
 
 def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: SegmentLedger) -> None:
     shard.checkpointed = shard.applied = state.log_offset
+    shard.raise_format(state.format)
     shard.log.epochs = [(epoch, start) for epoch, start in state.epochs]
     shard.known_status = state.kept_epoch, tuple(state.kept_in_sync)
     shard.space.ledger = ledger
@@ -369,7 +370,7 @@ def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJo
         next_seq=shard.next_seq, pending=index.pending, pending_bytes=index.pending_bytes,
         epochs=[list(e) for e in shard.epochs], wall_ms=shard.wall_ms, groups=groups,
         kept_epoch=shard.known_status[0], kept_in_sync=list(shard.known_status[1]),
-        cascade=index.cascade.saved() if index.cascade is not None else [],
+        cascade=index.cascade.saved() if index.cascade is not None else [], format=shard.format,
     )  # fmt: skip
     return CheckpointJob(files, directory, shard, flush, state, arrays)
 
@@ -417,5 +418,6 @@ def copy_wheels(files: Files, directory: str, shard: Shard) -> None:
         uid=shard.identity.uid, log_offset=0, timer_start=shard.index.log.start, timer_end=shard.index.log.end,
         queue_start=0, queue_end=0, watermark_due=0, watermark_seq=0,
         minute_bound_ms=shard.index.minute_bound_ms, next_seq=0, pending=0, pending_bytes=0, epochs=[], wall_ms=0,
+        format=shard.format,
     )  # fmt: skip
     ck.write(files, f"{directory}/wheels", state, arrays)

@@ -5,7 +5,8 @@
     <root>/.incoming/<shard directory>/   what has come; renamed to <root>/<shard directory> when it is whole
     <root>/.trash/                    copies given up, see persist.discard()
 
-manifest, JSON: {"version", "uid", "log_offset", "horizon_ms", "files": [[path, length in bytes], ...]}
+manifest, JSON: {"version", "uid", "log_offset", "horizon_ms", "files": [[path, length in bytes], ...]}, its version the
+    checkpoint's format
 chunk: bytes of one of the files, then their crc32, u32 little-endian
 
 The wheels are not sent: the new owner builds them from the TimerLog. Nor is shard.json: a copy has an id of its own.
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from delaynode.store.errors import Damaged
+from delaynode.store import formats
+from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
@@ -38,7 +40,6 @@ CHUNK_BYTES = 512 << 10
 CRC_BYTES = 4
 MAX_OUT_OF_ORDER_BYTES = 64 << 20  # of pieces that have come before an earlier one of their file, at most
 ATTEMPTS = 5  # to link files while checkpoints come and go
-VERSION = 1
 PATH = re.compile(r"checkpoint|(log|timerlog|queue)/[0-9]{20}")
 
 Parts = list[tuple[str, int]]
@@ -112,7 +113,7 @@ def hold_checkpoint(files: Files, directory: str, name: str) -> CheckpointSnapsh
             files.remove_tree(snapshot_dir)
             raise
         content = {
-            "version": VERSION, "uid": identity.uid, "log_offset": state.log_offset, "horizon_ms": horizon_ms,
+            "version": state.format, "uid": identity.uid, "log_offset": state.log_offset, "horizon_ms": horizon_ms,
             "files": parts,
         }  # fmt: skip
         return CheckpointSnapshot(files, snapshot_dir, state.log_offset, json.dumps(content).encode(), parts)
@@ -170,7 +171,7 @@ class IncomingCopy:
     """A copy that is being put together; nothing of it is in its place before finish(). One call at a time."""
 
     def __init__(self, files: Files, directory: str, manifest: bytes) -> None:
-        """Raises ValueError for a manifest that no such program sends."""
+        """Raises ValueError for a manifest that no such program sends, NewerFormat for a newer release's."""
         self._files, self._directory = files, directory
         self.uid, self.log_offset, self._horizon_ms, self._parts = _read_manifest(manifest)
         root, name = posixpath.split(directory)
@@ -240,8 +241,9 @@ def _read_manifest(manifest: bytes) -> tuple[int, int, int, Parts]:
     """Shard uid, log offset, horizon ms, files."""
     try:
         content = json.loads(manifest)
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}, this program reads {VERSION}")
+        if int(content["version"]) > formats.NEWEST:
+            found = f"format {content['version']}, this one reads up to {formats.NEWEST}"
+            raise NewerFormat(f"manifest: written by a newer release ({found})")
         numbers = content["uid"], content["log_offset"], content["horizon_ms"]
         parts = [(path, length) for path, length in content["files"]]
         is_valid = all(isinstance(number, int) and number >= 0 for number in (*numbers, *(n for _, n in parts)))

@@ -1,0 +1,17 @@
+"""The storage format: one number for the layout of everything on a node's disk: frames, checkpoint, all files.
+
+A release reads every format from OLDEST to NEWEST. It writes the one that all nodes of its cluster read
+(`ClusterSpec.nodes_version`), so that the release before it can take the files up again until then. What a new format
+changes is written behind a comparison with `Shard.format` and nowhere else: docs/upgrade.md has the steps.
+
+    1    release 0.1
+"""
+
+from __future__ import annotations
+
+OLDEST, NEWEST = 1, 1
+
+
+def written_format(nodes_version: int) -> int:
+    """The format to write where every node of the cluster reads `nodes_version`."""
+    return max(OLDEST, min(nodes_version, NEWEST))
