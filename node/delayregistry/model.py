@@ -25,9 +25,17 @@ Version = NewType("Version", str)
 
 MAX_QUEUES = 10_000
 MAX_HORIZON_DAYS = 3_660
-# A lease is renewed each second and looked at each half second, so a shorter one is over before a living node's next
-# renewal is seen. What an earlier release has kept with less is still read.
+# A node of an earlier release renews its lease each second, and it is looked at each half second, so a shorter one is
+# over before a living node's next renewal is seen. What an earlier release has kept with less is still read.
 MIN_LEASE_SECONDS = 2
+RENEWED_PART = 0.45  # of a lease: one renewal may be lost, and a node with the default of 3 s asks 0.74 times a second
+MAX_RENEWAL_S = 5.0  # an operator that has just started knows by then who lives, however long the lease
+
+
+def renewal_s(lease_seconds: int) -> float:
+    """Between two renewals of a node's lease."""
+    return min(RENEWED_PART * lease_seconds, MAX_RENEWAL_S)
+
 
 # A topic's name is part of a Kubernetes object's name and of a directory's.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")

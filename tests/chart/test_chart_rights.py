@@ -27,7 +27,7 @@ REGISTRY = {
 } | {
     ("delaycluster.io", "delayshards/status", "patch"),
     *(("", "configmaps", verb) for verb in ("get", "list", "watch", "create", "patch")),
-    *(("coordination.k8s.io", "leases", verb) for verb in ("get", "list", "create")),
+    *(("coordination.k8s.io", "leases", verb) for verb in ("get", "list", "watch", "create")),
 }  # fmt: skip
 
 # No call uses it by itself: blockOwnerDeletion needs it on API servers that guard that field.

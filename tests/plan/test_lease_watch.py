@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from delaynode.node.membership import RENEW_SECONDS
 from delayoperator.control_loop.liveness import LeaseWatch
 from delayoperator.control_loop.loop import PROBE_MS
 from delayoperator.kube.shards import REFRESH_MS
 from delayoperator.plan import Liveness, ObservedNode
-from delayregistry.model import MIN_LEASE_SECONDS, NodeLease
+from delayregistry.model import MIN_LEASE_SECONDS, NodeLease, renewal_s
 
 
 def lease(renewals: int, incarnation: str = "a", node: str = "n0") -> NodeLease:
@@ -44,7 +43,7 @@ def test_a_lease_that_stays_unchanged_for_its_whole_time_is_dead_and_no_sooner()
 
 # So far apart are looks and renewals when each comes a quarter late.
 LOOKS_MS = int(1.25 * max(REFRESH_MS, PROBE_MS))
-RENEWALS_MS = int(1.25 * RENEW_SECONDS * 1_000)
+RENEWALS_MS = int(1.25 * max(1.0, renewal_s(MIN_LEASE_SECONDS)) * 1_000)  # 1.0: a node of an earlier release
 LEAST_MS = MIN_LEASE_SECONDS * 1_000
 
 

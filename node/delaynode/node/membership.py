@@ -6,18 +6,28 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Protocol, TypeVar
 
-from delayregistry.model import ClusterSpec, NodeLease, ShardObject, ShardStatus, Version
+from delayregistry.model import (
+    MIN_LEASE_SECONDS,
+    ClusterSpec,
+    NodeLease,
+    ShardObject,
+    ShardStatus,
+    Version,
+    renewal_s,
+)
 from delayregistry.port import Registry, RegistryError, RegistryUnavailable
 
 from delaynode.node.routes import Routes
 
 WATCH_SECONDS = 0.05
 LEASES_SECONDS = 1.0
-RENEW_SECONDS = 1.0
 RETRY_SECONDS = 0.5  # between tries while nothing can go on without the registry
+RENEW_AGAIN_SECONDS = 1.0  # after a renewal that failed, at most
 LOG_AGAIN_SECONDS = 10.0  # and between words about that in the log
 REQUESTS = 32  # of the shards, sent to the registry at once
 T = TypeVar("T")
@@ -50,6 +60,7 @@ class Membership:
         self._renewing = ThreadPoolExecutor(1, thread_name_prefix="registry-lease")
         self._watching = ThreadPoolExecutor(1, thread_name_prefix="registry-watch")
         self._renewals = 0
+        self._spec_read = asyncio.Event()
         self.waiting_for: str | None = None  # what keeps this process from starting
 
     async def call(self, call: Callable[[], T]) -> T:
@@ -95,12 +106,27 @@ class Membership:
         return partial(self._registry.renew_lease, lease)
 
     async def renew_loop(self) -> None:
+        at_most_s = inf
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
+            await self._until_renewal(at_most_s)
+            at_most_s = inf
             try:
                 await self.renew()
             except RegistryError as error:
                 self._log("lease-not-renewed", reason=str(error))
+                at_most_s = RENEW_AGAIN_SECONDS
+
+    async def _until_renewal(self, at_most_s: float) -> None:
+        """The lease may become shorter meanwhile: the operator counts by the new one at once."""
+        began_s = time.monotonic()
+        while (left_s := began_s + min(self._renewal_s(), at_most_s) - time.monotonic()) > 0:
+            self._spec_read.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._spec_read.wait(), left_s)
+
+    def _renewal_s(self) -> float:
+        cluster = self._routes.cluster
+        return renewal_s(MIN_LEASE_SECONDS if cluster is None else cluster.lease_seconds)
 
     # ------------------------------------------------------------ what it says
     async def watch_loop(self) -> None:
@@ -117,13 +143,14 @@ class Membership:
                     cluster = await _run(self._watching, self._registry.read_cluster)
                     shards = await _run(self._watching, self._registry.list_shards)
                     self._routes.update(cluster.spec if cluster is not None else None, shards)
+                    self._spec_read.set()
                     seen = version
                     self._member.shards_read(shards)
             except RegistryError as error:
                 self._log("registry-unreachable", reason=str(error))
             except Exception as error:  # to renew the lease and hear of nothing would be worse than to be dead
                 self._log("internal-error", reason=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(RENEW_SECONDS)
+                await asyncio.sleep(LEASES_SECONDS)
             await asyncio.sleep(WATCH_SECONDS)
 
     # ------------------------------------------------------------ for the shards

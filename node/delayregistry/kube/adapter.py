@@ -12,6 +12,7 @@ from delayapi.events import EventLog
 from delayregistry.codec import BadRecord
 from delayregistry.kube import objects
 from delayregistry.kube.client import ApiRejected, KubeClient, RequestUnanswered
+from delayregistry.kube.leases import LeaseFollower
 from delayregistry.kube.mirror import Mirror
 from delayregistry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names, OwnerReference
 from delayregistry.kube.objects import at_version
@@ -23,7 +24,7 @@ SYNC_S = 3.0  # how long a call waits for the first list
 OUT_S = 5.0  # a watch that has not run for so long is an outage
 BACK_S = 1.0  # and so long does version() wait for its end
 RENEW_READ_S = 1.0  # a renewal that hangs is tried again while the lease still holds
-LEASES_S = 0.9  # a node asks for the leases each second, and with every change
+LEASES_S = 0.9  # so long is a list of the leases good that a node asked for, its watch being out
 STOP_S = 1.0  # a watch's thread that still waits for an answer then is left behind
 LEASE_SECONDS = 3  # if the spec is not known
 
@@ -68,13 +69,15 @@ class KubeRegistry:
                 self._say, fetch=self._fetch_settings, watch_s=watch_s, grace_s=grace_s,
             ),
         )  # fmt: skip
+        self._followed = LeaseFollower(client, names, self._lease, self._say, watch_s, grace_s)
         self._starting = threading.Lock()
-        self._started = False
+        self._started = self._following = self._closed = False
         self._sorted: tuple[Mapping[str, ShardObject], tuple[ShardObject, ...]] = ({}, ())
         self._last_accepted: ClusterObject | None = None
         self._leases: tuple[float, tuple[NodeLease, ...]] | None = None
         self._lease_versions: dict[str, Version] = {}  # of those that this process has written
         self._bad_leases: set[str] = set()
+        self._saying = threading.Lock()  # a lease is read by its watch and by a list
 
     # ------------------------------------------------------------ what the watches tell
     def version(self) -> int:
@@ -153,9 +156,8 @@ class KubeRegistry:
 
     # ------------------------------------------------------------ leases
     def renew_lease(self, lease: NodeLease) -> None:
-        accepted = self._settings.values().get(self._names.settings)
-        seconds = accepted.spec.lease_seconds if accepted is not None else LEASE_SECONDS
-        patch = objects.lease_patch(lease, self._pod_uid, seconds, time.time_ns() // 1_000_000)
+        self._follow_leases()
+        patch = objects.lease_patch(lease, self._pod_uid, self._lease_seconds(), time.time_ns() // 1_000_000)
         path = f"{self._names.leases}/{self._names.object(lease.node)}"
         try:
             try:
@@ -182,8 +184,15 @@ class KubeRegistry:
                 raise _Moved(str(error)) from error
             raise
         self._lease_versions[node] = objects.version_of(answer)
+        self._followed.on_renewed(self._lease_versions[node])
 
     def list_leases(self) -> tuple[NodeLease, ...]:
+        if self._owner is not None:
+            self._follow_leases()
+            if self._all_nodes_live():
+                return self._followed.leases()
+        elif self._following and self._followed.returns():
+            return self._followed.leases()
         now_s = time.monotonic()
         query = {"labelSelector": self._names.selector}
         if self._owner is None:
@@ -194,22 +203,43 @@ class KubeRegistry:
             answer = self._client.get(self._names.leases, query)
         except (RequestUnanswered, ApiRejected) as error:
             raise RegistryUnavailable(f"leases not read: {error}") from error
-        found = [lease for obj in answer.get("items") or () if (lease := self._lease(obj)) is not None]
+        items = answer.get("items") or []
+        if self._owner is not None:
+            self._followed.apply_list(items, str(answer["metadata"]["resourceVersion"]))
+        found = [lease for obj in items if (lease := self._lease(obj)) is not None]
         leases = tuple(sorted(found, key=lambda lease: lease.node))
         self._leases = now_s, leases
         return leases
+
+    def _all_nodes_live(self) -> bool:
+        """By what the watch told: without a request. The operator takes half a lease without a look for an outage."""
+        return self._followed.all_moving(self._lease_seconds() / 2)
+
+    def _lease_seconds(self) -> int:
+        accepted = self._settings.values().get(self._names.settings)
+        return accepted.spec.lease_seconds if accepted is not None else LEASE_SECONDS
+
+    def _follow_leases(self) -> None:
+        """By whoever needs them for as long as it runs; the others list them."""
+        with self._starting:
+            if not self._following and not self._closed:
+                self._following = True
+                self._followed.watch.start()
 
     def _lease(self, obj: Json) -> NodeLease | None:
         try:
             return objects.read_lease(self._names, obj)
         except BadRecord as error:
-            if str(error) not in self._bad_leases:
-                self._bad_leases.add(str(error))
-                self._say({"event": "object-unreadable", "reason": str(error)})
+            with self._saying:
+                if str(error) not in self._bad_leases:
+                    self._bad_leases.add(str(error))
+                    self._say({"event": "object-unreadable", "reason": str(error)})
             return None
 
     # ------------------------------------------------------------ life
     def probe(self) -> None:
+        if self._owner is not None and self._all_nodes_live():
+            return  # their renewals have just been taken
         # A read of one object is answered by etcd, with its quorum. Whether the object is there does not matter.
         try:
             self._client.get(f"{self._names.leases}/{self._names.object('n0')}")
@@ -221,13 +251,14 @@ class KubeRegistry:
 
     def close(self) -> None:
         with self._starting:
-            started, self._started = self._started, True  # and no call may follow
-        if started:
-            for watch in self._watches:
-                watch.stop()
-            deadline_s = time.monotonic() + STOP_S
-            for watch in self._watches:
-                watch.join(deadline_s - time.monotonic())
+            watches = [*(self._watches if self._started else ())]
+            watches += [self._followed.watch] if self._following else []
+            self._started = self._closed = True  # and no call may follow
+        for watch in watches:
+            watch.stop()
+        deadline_s = time.monotonic() + STOP_S
+        for watch in watches:
+            watch.join(deadline_s - time.monotonic())
 
     @property
     def missing_spec(self) -> str:

@@ -7,7 +7,8 @@ A watch that breaks is begun again from where it was; when that is too long ago 
 After an outage the list's version is compared with what was heard: where the store was restored from a backup, a watch
 from a version that is not there yet would tell of nothing.
 A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
-because its other end is gone is noticed: after WATCH_S + GRACE_S without a word.
+because its other end is gone is noticed: after WATCH_S + GRACE_S without a word. Where something happens all the time
+(leases), each word shows that the other end is there, and the watch may go on for longer.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ PAGE = 500
 PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of failures in a row
 
 Json = dict[str, Any]
+Say = Callable[[Mapping[str, object]], None]
 Fetch = Callable[[], list[Json]]
 """The objects. Raises RequestUnanswered, ApiRejected."""
 
 
 class ObjectWatch:
-    """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back."""
+    """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back.
+    lively_watch_s: a watch is asked to end after this time instead where the one before it told of something."""
 
     def __init__(
         self,
@@ -41,14 +44,17 @@ class ObjectWatch:
         path: str,
         query: Mapping[str, str],
         mirror: Mirror[Any],
-        log: Callable[[Mapping[str, object]], None],
+        log: Say,
         fetch: Fetch | None = None,
         watch_s: float = WATCH_S,
         grace_s: float = GRACE_S,
+        lively_watch_s: float | None = None,
     ) -> None:
         self._client, self._path, self._query, self._mirror, self._log = client, path, query, mirror, log
         self._fetch = fetch
         self._watch_s, self._grace_s = watch_s, grace_s
+        self._lively_watch_s = watch_s if lively_watch_s is None else lively_watch_s
+        self._lively = False  # the last watch told of something
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._sync_resolved = threading.Event()  # it is synced, or stopped and never will be
@@ -132,11 +138,12 @@ class ObjectWatch:
 
     def _watch(self, version: str | None, fetch: Fetch | None = None) -> None:
         # So the nodes of a cluster do not all ask again at the same moment.
-        watch_s = self._watch_s * random.uniform(0.8, 1.0)
+        watch_s = (self._lively_watch_s if self._lively else self._watch_s) * random.uniform(0.8, 1.0)
         query = {**self._query, "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(watch_s)))}
         if version is not None:
             query["resourceVersion"] = version
         stream = self._client.watch(self._path, query, self._watch_s + self._grace_s)
+        self._lively = False
         with self._lock:
             self._stream = stream
             if self._stopped.is_set():
@@ -161,6 +168,7 @@ class ObjectWatch:
                 raise ApiRejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
             if isinstance(kind, str) and isinstance(obj, dict):
                 self._mirror.apply_event(kind, obj)
+                self._lively = self._lively or kind != "BOOKMARK"
 
     def _store_rolled_back(self) -> bool:
         """Whether what was heard is perhaps no part of the store's history any more."""

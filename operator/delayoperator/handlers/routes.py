@@ -30,7 +30,7 @@ from delayoperator.kube.kinds import (
     ObjectKind,
 )
 
-# Leases are not watched: nodes renew them each second, and the control loop lists them itself.
+# Leases are not watched here: nodes renew them all the time, and the control loop follows them itself.
 WATCHED = (STATEFUL_SET, SERVICE, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, DISRUPTION_BUDGET, CLAIM)
 
 

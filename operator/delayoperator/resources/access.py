@@ -21,7 +21,7 @@ def node_access(view: ClusterView) -> tuple[Json, ...]:
         _rule("delaycluster.io", "delayshards", ["get", "list", "watch"]),
         # An empty list of names would mean every name.
         *([_rule("delaycluster.io", "delayshards/status", ["patch", "update"], shards)] if shards else []),
-        _rule("coordination.k8s.io", "leases", ["get", "list"]),
+        _rule("coordination.k8s.io", "leases", ["get", "list", "watch"]),
         _rule("coordination.k8s.io", "leases", ["patch", "update"], leases),
         # A watch of one object: with the field selector metadata.name.
         _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name)]),

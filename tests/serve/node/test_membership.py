@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from delaynode.node.membership import LeaseHolder, Membership
 from delaynode.node.routes import Routes
-from delayregistry.model import NodeLease, ShardSpec, ShardStatus, Version
-from delayregistry.port import Registry
+from delayregistry.model import ClusterObject, ClusterSpec, NodeLease, ShardSpec, ShardStatus, Version, renewal_s
+from delayregistry.port import Registry, RegistryUnavailable
 from delayregistry.sqlite import SqliteRegistry
 
 from tests.registry.worlds import KubeWorld
@@ -145,3 +145,65 @@ def test_a_lease_is_renewed_in_time_in_a_file_while_500_shards_are_taken_up(tmp_
     cast(Any, registry).renew_lease = renewed
     took_s, longest_s = take_up_all(registry, versions, lambda: times_s)
     assert longest_s < LEAST_LEASE_S, f"taken up in {took_s:.1f} s"
+
+
+class CountingRegistry(SlowRegistry):
+    """With a spec. Refuses the first renewals."""
+
+    def __init__(self, lease_seconds: int, refused: int = 0) -> None:
+        super().__init__()
+        self.spec, self.refused, self.changes = ClusterSpec("c", 1, lease_seconds=lease_seconds), refused, 1
+        self.tried_s: list[float] = []
+
+    def version(self) -> int:
+        return self.changes
+
+    def read_cluster(self) -> ClusterObject:  # type: ignore[override]
+        return ClusterObject(Version(str(self.changes)), self.spec)
+
+    def renew_lease(self, lease: NodeLease) -> None:
+        self.tried_s.append(time.monotonic())
+        if len(self.tried_s) <= self.refused:
+            raise RegistryUnavailable("refused")
+        super().renew_lease(lease)
+
+
+def renew_for(registry: CountingRegistry, seconds: float, then: Callable[[], None] = lambda: None) -> None:
+    """`then` is called in the middle of that time."""
+
+    async def run() -> None:
+        membership = Membership(cast(Registry, registry), Routes(), stub_member(), lambda *args, **fields: None)
+        loops = [asyncio.create_task(loop()) for loop in (membership.watch_loop, membership.renew_loop)]
+        await asyncio.sleep(seconds / 2)
+        then()
+        await asyncio.sleep(seconds / 2)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        membership.close()
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_renewed_twice_in_its_time_and_no_more_often() -> None:
+    assert [round(renewal_s(seconds), 2) for seconds in (2, 3, 10, 60, 3_600)] == [0.9, 1.35, 4.5, 5.0, 5.0]
+    registry = CountingRegistry(lease_seconds=3)
+    renew_for(registry, 4.5)
+    assert len(registry.renewed_s) in (2, 3), "each 1.35 s"
+
+
+def test_a_lease_that_becomes_shorter_is_renewed_as_it_needs_from_then_on() -> None:
+    registry = CountingRegistry(lease_seconds=30)
+
+    def shorten() -> None:
+        registry.spec, registry.changes = replace(registry.spec, lease_seconds=2), 2
+
+    renew_for(registry, 4.0, shorten)
+    assert registry.renewed_s, "not only after the 5 s that do for a long one"
+
+
+def test_a_renewal_that_failed_is_tried_again_long_before_the_next_one_is_due() -> None:
+    registry = CountingRegistry(lease_seconds=10, refused=1)
+    renew_for(registry, 6.5)
+    assert len(registry.tried_s) >= 2
+    assert registry.tried_s[1] - registry.tried_s[0] < 2.5
