@@ -16,6 +16,7 @@ import yaml
 from delayoperator.__main__ import Options
 
 from tests.chart.places import CHART, ROOT, SNAPSHOTS, VALUES, Json, documents, read
+from tests.chart.test_chart_rights import node_rules, rights
 
 CACHE = Path(os.environ.get("KUBELAB_CACHE", Path.home() / ".cache" / "kubelab")) / "bin"
 HELM = shutil.which("helm") or shutil.which("helm", path=str(CACHE))
@@ -168,6 +169,38 @@ def test_probes_ask_for_what_the_operator_serves() -> None:
     paths = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")]
     assert paths == ["/healthz", "/healthz", "/readyz"]
     assert all(f'web.get("{path}"' in source for path in (*paths, "/metrics"))
+
+
+def test_a_flow_schema_is_made_where_it_is_asked_for_alone() -> None:
+    assert kinds(render(CHART, "none"), "FlowSchema") == []
+    (found,) = kinds(render(CHART, "none", "--set", "flowSchema.create=true"), "FlowSchema")
+    assert (found["apiVersion"], found["metadata"].get("namespace")) == ("flowcontrol.apiserver.k8s.io/v1", None)
+    assert found["spec"]["priorityLevelConfiguration"] == {"name": "workload-high"}
+
+
+@pytest.mark.parametrize(
+    ("more", "groups"),
+    [
+        ("flowSchema.create=true", ["system:serviceaccounts"]),
+        (
+            "flowSchema.create=true,watchNamespaces={a,b}",
+            ["system:serviceaccounts:a", "system:serviceaccounts:b"],
+        ),
+    ],
+)
+def test_the_flow_schema_has_the_operator_and_all_that_nodes_do_in_a_failover(more: str, groups: list[str]) -> None:
+    objects = render(CHART, "none", "--set", more)
+    (found,) = kinds(objects, "FlowSchema")
+    operator, nodes = found["spec"]["rules"]
+    (deployment,) = kinds(objects, "Deployment")
+    account = {"name": deployment["spec"]["template"]["spec"]["serviceAccountName"], "namespace": "delaycluster-system"}
+    assert operator["subjects"] == [{"kind": "ServiceAccount", "serviceAccount": account}]
+    assert [it["group"]["name"] for it in nodes["subjects"]] == groups
+    had = rights(nodes["resourceRules"])
+    for wanted in rights(node_rules()):
+        if wanted[0] == "delaycluster.io" and wanted[1].startswith("delayshards") and wanted[2] != "update":
+            assert wanted in had
+    assert {("coordination.k8s.io", "leases", "get"), ("coordination.k8s.io", "leases", "patch")} <= had
 
 
 def test_alerts_link_to_the_readers_own_pages() -> None:
