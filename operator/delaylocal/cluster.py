@@ -11,6 +11,7 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -18,12 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Unpack
 
 from delayapi.events import EventLog
 from delaynode.node.data_lock import DataInUse, lock_data
 from delayoperator.cluster.ended_processes import EndedProcesses
+from delayoperator.cluster.versions import decide_nodes_version
 from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayoperator.plan import ObservedNode
@@ -38,6 +41,7 @@ EARLY_ENDS_GIVEN_UP = 5  # a node that never stayed up so many times in a row wo
 LOG_TAIL_BYTES = 2_000
 REBALANCE = "rebalance.json"
 REBALANCE_POLL_S, REBALANCE_FAILED_S = 0.5, 10.0
+VERSIONS_POLL_S = 0.5
 
 
 class LocalClusterError(Exception):
@@ -123,6 +127,7 @@ class LocalCluster:
         self._threads = [
             threading.Thread(target=self._run_loop, name="control-loop", daemon=True),
             threading.Thread(target=self._run_rebalancer, name="rebalancer", daemon=True),
+            threading.Thread(target=self._run_versions, name="versions", daemon=True),
         ]
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> tuple[str, ...]:
@@ -301,6 +306,21 @@ class LocalCluster:
             except Exception as error:  # nor is a rebalance to stand still unheard of
                 self._on_event({"event": "rebalancer-failed", "error": f"{type(error).__name__}: {error}"})
                 self._stop_loop.wait(REBALANCE_FAILED_S)
+
+    def _run_versions(self) -> None:
+        while not self._stop_loop.wait(VERSIONS_POLL_S):
+            with contextlib.suppress(RegistryError):  # another writer was faster, or it gives no answer: the next time
+                found = self.registry.read_cluster()
+                if found is None:
+                    continue
+                cluster = found.spec
+                settled = len(self.pids) == cluster.nodes
+                decided = decide_nodes_version(
+                    cluster.nodes_version, cluster.node_ids, self._nodes(), settled=settled, finalize=True
+                )
+                if decided.version != cluster.nodes_version:
+                    self.registry.put_cluster(replace(cluster, nodes_version=decided.version), found.version)
+                    self._operator_events({"event": "nodes-version-raised", "nodes_version": decided.version})
 
     def _nodes(self) -> Mapping[str, ObservedNode]:
         return {} if self._loop is None else self._loop.nodes

@@ -60,6 +60,7 @@ def test_every_request_arrives() -> None:
                 }
             ],
             bootstrap={"volumes": "Refuse"},
+            upgrade={"finalize": "Manual"},
             failover={"leaseSeconds": 5, "lagSeconds": 7, "replaceAfterSeconds": 60, "allowUnclean": True},
             drained=["n4"],
             storage={"size": "100Gi", "storageClassName": "fast", "deleteWithCluster": True},
@@ -87,7 +88,7 @@ def test_every_request_arrives() -> None:
     )  # fmt: skip
     defaults = desired_of(body()).cluster
     same = [it.name for it in fields(ClusterSpec) if getattr(made.cluster, it.name) == getattr(defaults, it.name)]
-    assert same == ["name"], "one of them could be left out of convert.py, and nobody would see it"
+    assert same == ["name", "nodes_version"], "one of them could be left out of convert.py, and nobody would see it"
     assert (made.image, made.paused, made.pod_monitor) == ("registry.example/delaycluster:1", True, True)
     assert made.monitor_labels == {"release": "prometheus"}
     assert (made.storage.size, made.storage.class_name, made.storage.delete_with_cluster) == ("100Gi", "fast", True)

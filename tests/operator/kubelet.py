@@ -22,7 +22,7 @@ import grpc
 from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.kube import objects
 from delayregistry.kube.names import Names
-from delayregistry.model import Handover, NodeLease, ShardObject, ShardStatus
+from delayregistry.model import FIRST_VERSION, Handover, NodeLease, ShardObject, ShardStatus, VersionRange
 
 from tests.kube import fakekinds
 from tests.kube.fakestore import Refused, Store
@@ -48,17 +48,22 @@ class Process:
     stopping_since_s: float | None = None
     server: Any = None
     endpoint: str = ""
+    versions: VersionRange | None = None  # of files and of the wire, as its image has them
 
     def entry(self, uid: int) -> str:
         return f"copy-{self.node}-{uid}"
 
 
 class Kubelet:
-    """bad_images: pods that have one of these never start. dead: pods by name whose process does not run."""
+    """bad_images: pods that have one of these never start. dead: pods by name whose process does not run.
+
+    versions: of the files and the wire that an image's release knows; a release that says nothing is not in it.
+    """
 
     def __init__(self, store: Store, tick_s: float = TICK_S) -> None:
         self.store, self.tick_s = store, tick_s
         self.bad_images: set[str] = set()
+        self.versions: dict[str, VersionRange] = {}
         self.frozen: set[str] = set()  # pods by name
         self.expandable = True
         self.lock = threading.RLock()
@@ -185,17 +190,30 @@ class Kubelet:
         if image in self.bad_images:
             waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
             return self._pod_status(pod, {"waiting": waiting}, ready=False)
+        if process is None and (refusal := self._refusal(pod)):
+            return self._pod_status(pod, {"waiting": {"reason": "CrashLoopBackOff"}}, ready=False, refusal=refusal)
         if process is None:
             process = self._begin(pod)
         process.frozen = meta["name"] in self.frozen
         self._pod_status(pod, {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=not process.frozen)
 
-    def _pod_status(self, pod: Json, state: Json, *, ready: bool) -> None:
+    def _refusal(self, pod: Json) -> str:
+        """The last word of a node that is too old for its cluster's files; "": it starts."""
+        meta = pod["metadata"]
+        cluster = str(meta["name"]).rsplit("-", 1)[0]
+        settings = self.store.get(fakekinds.find("configmaps"), meta["namespace"], f"{cluster}-cluster")
+        told = json.loads(settings["data"]["cluster.json"])["nodesVersion"]
+        read = self.versions.get(pod["spec"]["containers"][0]["image"], FIRST_VERSION).greatest
+        return f"nodes write format {told}, this release reads up to {read}: the upgrade is final" * (told > read)
+
+    def _pod_status(self, pod: Json, state: Json, *, ready: bool, refusal: str = "") -> None:
         meta = pod["metadata"]
         container: Json = {"name": "node", "state": state, "restartCount": len(self.ends.get(meta["uid"], []))}
         if ends := self.ends.get(meta["uid"]):
             last = {"exitCode": 137, "finishedAt": "2026-01-01T00:00:00Z", "message": f"incarnation {ends[-1]}\n"}
             container["lastState"] = {"terminated": last}
+        if refusal:
+            container["lastState"] = {"terminated": {"exitCode": 1, "message": f"{refusal}\n"}}
         status = {
             "phase": "Running" if "running" in state else "Pending",
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
@@ -210,6 +228,7 @@ class Kubelet:
         cluster, number = meta["name"].rsplit("-", 1)
         place = f"{meta['namespace']}/{cluster}"
         process = Process(place, f"n{number}", meta["uid"], self.disks.setdefault((place, f"n{number}"), {}))
+        process.versions = self.versions.get(pod["spec"]["containers"][0]["image"])
         process.server = grpc.server(futures.ThreadPoolExecutor(2))
         process.server.add_generic_rpc_handlers((_Answers(self, process),))
         process.endpoint = f"127.0.0.1:{process.server.add_insecure_port('127.0.0.1:0')}"
@@ -234,8 +253,9 @@ class Kubelet:
         process.renewals += 1
         stopping = process.stopping_since_s is not None
         lease = NodeLease(
-            process.node, process.incarnation, process.endpoint, "127.0.0.1:1", process.renewals, stopping=stopping
-        )
+            process.node, process.incarnation, process.endpoint, "127.0.0.1:1", process.renewals, stopping=stopping,
+            formats=process.versions, wire=process.versions,
+        )  # fmt: skip
         patch = objects.lease_patch(lease, process.pod_uid, 3, time.time_ns() // 1_000_000)
         try:
             self.store.patch(fakekinds.find("leases"), namespace, f"{cluster}.{process.node}", patch, "delaynode")

@@ -25,6 +25,7 @@ from delayoperator.cluster.shard_summary import (
     unserved_since,
     without_switchovers,
 )
+from delayoperator.cluster.versions import NodesVersion
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.kube.status import changed, status_of, transitions, was_ready
 from delayoperator.plan import Liveness, ObservedNode, OrphanReport
@@ -162,6 +163,13 @@ CASES = {
     "moves": (with_summary(moving=2), "Progressing", True, Reason.MOVING_SHARDS, "2 shards"),
     "held": (with_summary(held=("orders-1: NoRoom, n2 is to be emptied: no other node",)), "Degraded", True,
              Reason.MOVES_HELD, "orders-1: NoRoom"),
+    "one release": (WELL, "Upgrading", False, Reason.UP_TO_DATE, "format 1 is written"),
+    "two releases": (replace(WELL, versions=NodesVersion(1, mixed="formats 1 (n0), 2 (n1)")), "Upgrading", True,
+                     Reason.VERSIONS_MIXED, "formats 1 (n0), 2 (n1)"),
+    "not final": (replace(WELL, versions=NodesVersion(1, held="you can still go back")), "Upgrading", True,
+                  Reason.UPGRADE_NOT_FINALIZED, "you can still go back"),
+    "releases apart": (replace(WELL, versions=NodesVersion(1, apart="n0 and n1: wire versions 1 and 3")), "Degraded",
+                       True, Reason.VERSIONS_INCOMPATIBLE, "n0 and n1: wire versions 1 and 3"),
     "paused": (replace(WELL, paused_by="spec.paused"), "Progressing", False, Reason.PAUSED, "spec.paused"),
     "drain": (replace(with_summary(named={"n2": 3}), drains=Drains({"n2": "kim"})), "Progressing", True,
               Reason.DRAINING, "n2 is emptied: copies of 3 shards are left (kim)"),

@@ -47,6 +47,7 @@ EFFECTS: Mapping[str, Effect] = {
     "failover.replaceAfterSeconds": Effect.OPERATOR,
     "failover.allowUnclean": Effect.LIVE,
     "bootstrap.volumes": Effect.OPERATOR,
+    "upgrade.finalize": Effect.OPERATOR,
     "storage.size": Effect.OBJECTS,
     "storage.storageClassName": Effect.FIXED,
     "storage.deleteWithCluster": Effect.OBJECTS,

@@ -220,7 +220,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
     "monitoring": lambda view: replace(view, pod_monitor=False),
 }
-UNSEEN = {"paused", "rebalance"}  # the builders do not read them
+UNSEEN = {"paused", "rebalance", "upgrade.finalize"}  # the builders do not read them
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -237,7 +237,7 @@ def test_the_table_is_tested_as_a_whole() -> None:
 def test_the_table_knows_every_field_that_people_can_write() -> None:
     """The table names the parts of some fields, since they differ in effect."""
     parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.StorageModel}
-    parts |= {"bootstrap": crd.BootstrapModel}
+    parts |= {"bootstrap": crd.BootstrapModel, "upgrade": crd.UpgradeModel}
     for name in written(DelayClusterSpec):
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
         assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below

@@ -1,9 +1,10 @@
-"""What a DelayCluster's status says: four conditions and some numbers, from everything that was seen.
+"""What a DelayCluster's status says: five conditions and some numbers, from everything that was seen.
 
 Ready         every shard is served: clients lack nothing
 Progressing   something that was asked for is on its way; which, and what it waits for
 Degraded      something needs a look, though clients may lack nothing: the worst first, each with its names
 Rebalancing   a DelayRebalance is being carried out
+Upgrading     nodes of two releases, or a newer format that is not final
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.cluster.reasons import DEGRADED, Reason, with_page
 from delayoperator.cluster.restart import RestartPod, RestartWaits
 from delayoperator.cluster.shard_summary import PodView, ShardSummary, counted_of, some
+from delayoperator.cluster.versions import NodesVersion
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.plan import Liveness, ObservedNode, OrphanReport
 
@@ -64,10 +66,12 @@ class ClusterObservation:
     problems: Sequence[ClusterProblem] = ()
     rebalancing: str = ""
     orphans: OrphanReport = field(default_factory=OrphanReport)
+    versions: NodesVersion = field(default_factory=NodesVersion)
 
 
 def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:
-    return tuple(finished(it) for it in (_ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen)))
+    said = _ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen), _upgrading(seen)
+    return tuple(finished(it) for it in said)
 
 
 def finished(said: ConditionUpdate) -> ConditionUpdate:
@@ -112,6 +116,15 @@ def _rebalancing(seen: ClusterObservation) -> ConditionUpdate:
     if seen.rebalancing:
         return ConditionUpdate("Rebalancing", True, Reason.REBALANCING, seen.rebalancing)
     return ConditionUpdate("Rebalancing", False, Reason.NOT_REBALANCING, "nothing is rebalanced")
+
+
+def _upgrading(seen: ClusterObservation) -> ConditionUpdate:
+    versions = seen.versions
+    if versions.mixed:
+        return ConditionUpdate("Upgrading", True, Reason.VERSIONS_MIXED, versions.mixed)
+    if versions.held:
+        return ConditionUpdate("Upgrading", True, Reason.UPGRADE_NOT_FINALIZED, versions.held)
+    return ConditionUpdate("Upgrading", False, Reason.UP_TO_DATE, f"format {versions.version} is written")
 
 
 def _under_way(seen: ClusterObservation) -> Iterator[tuple[Reason, str]]:
@@ -169,6 +182,9 @@ def _problems(seen: ClusterObservation) -> Iterator[ClusterProblem]:
         yield ClusterProblem(Reason.ROLLOUT_STUCK, seen.restart.message)
     elif stopped:
         yield ClusterProblem(Reason.POD_NOT_STARTING, some(stopped))
+    if seen.versions.apart:
+        message = f"nodes have no wire version in common: {seen.versions.apart}"
+        yield ClusterProblem(Reason.VERSIONS_INCOMPATIBLE, message)
     # Progressing and Ready report what a restart of ours brings with it, and what a new cluster has not got yet.
     if seen.restart is None and seen.was_ready:
         silent = [_where(node, seen.pods) for node, view in sorted(seen.nodes.items()) if _is_silent(node, view, seen)]

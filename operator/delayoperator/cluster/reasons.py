@@ -42,6 +42,7 @@ class Reason(StrEnum):
     ROLLOUT_STUCK = "RolloutStuck"
     NODE_SILENT = "NodeSilent"  # a lease is not renewed
     COPIES_OUT_OF_SYNC = "CopiesOutOfSync"
+    VERSIONS_INCOMPATIBLE = "VersionsIncompatible"  # nodes of releases that are too far apart to talk
     MOVES_HELD = "MovesHeld"
     VOLUMES_CANNOT_GROW = "VolumesCannotGrow"
     REBALANCE_FAILED = "RebalanceFailed"  # the last run of spec.rebalance.schedule ended without having looked
@@ -49,6 +50,10 @@ class Reason(StrEnum):
     # Rebalancing; what a DelayRebalance says of itself is plan.rebalancing's Why
     REBALANCING = "Rebalancing"
     NOT_REBALANCING = "NotRebalancing"
+    # Upgrading
+    VERSIONS_MIXED = "VersionsMixed"  # nodes of different releases
+    UPGRADE_NOT_FINALIZED = "UpgradeNotFinalized"  # all read a newer format, and a person has to say that it is written
+    UP_TO_DATE = "UpToDate"
     # Events only
     OBJECT_APPLIED = "ObjectApplied"
     OBJECT_PRUNED = "ObjectPruned"
@@ -62,10 +67,14 @@ class Reason(StrEnum):
 DEGRADED = (  # the worst first: a condition names the first that holds
     Reason.OPERATOR_ERROR, Reason.SHARDS_BLOCKED, Reason.ORPHANED_COPIES, Reason.ACKNOWLEDGED_AT_RISK,
     Reason.INVALID_SPEC, Reason.ANNOTATION_REFUSED, Reason.NAME_TAKEN, Reason.FORBIDDEN, Reason.OBJECT_REFUSED,
-    Reason.APPLY_FAILED, Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC,
-    Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
+    Reason.APPLY_FAILED, Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK, Reason.VERSIONS_INCOMPATIBLE,
+    Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC, Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW,
+    Reason.REBALANCE_FAILED,
 )  # fmt: skip
-NEEDS_PAGE = frozenset({*DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING})
+NEEDS_PAGE = frozenset({
+    *DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING, Reason.VERSIONS_MIXED,
+    Reason.UPGRADE_NOT_FINALIZED,
+})  # fmt: skip
 
 
 def with_page(reason: Reason, message: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from delayregistry.model import NodeLease
+from delayregistry.model import FIRST_VERSION, NodeLease
 
 from delayoperator.plan import Liveness, ObservedNode
 
@@ -85,6 +85,8 @@ class LeaseWatch:
             replaceable=gone,
             stable=settled,
             zone=sight.lease.zone,
+            formats=sight.lease.formats or FIRST_VERSION,
+            wire=sight.lease.wire or FIRST_VERSION,
         )
 
     def _liveness(self, sight: _ObservedLease, asked_ms: int) -> Liveness:

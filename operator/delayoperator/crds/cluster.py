@@ -5,6 +5,7 @@ image, what a pod asks for) has no default here and is filled in when the object
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from delayregistry.model import (
@@ -132,6 +133,21 @@ class BootstrapModel(Model):
     )
 
 
+class Finalize(StrEnum):
+    AUTOMATIC = "Automatic"
+    MANUAL = "Manual"
+
+
+class UpgradeModel(Model):
+    """How the nodes come to a newer release."""
+
+    finalize: Finalize = Field(
+        Finalize.AUTOMATIC,
+        description="When a newer format of files is written. Automatic: once every node reads it. Manual: not yet, so "
+        "that you can go back to the release before; set Automatic when you won't.",
+    )
+
+
 class StorageModel(Model):
     """A volume for each node."""
 
@@ -240,6 +256,7 @@ class DelayClusterSpec(Model):
         json_schema_extra=LIST_SET,
     )
     bootstrap: BootstrapModel = Field(BootstrapModel.model_validate({}), description="How shards begin.")
+    upgrade: UpgradeModel = Field(UpgradeModel.model_validate({}), description="How the nodes come to a newer release.")
     storage: StorageModel = Field(StorageModel.model_validate({}), description="The nodes' volumes.")
     resources: Resources | None = Field(
         None,

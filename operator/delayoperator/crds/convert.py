@@ -17,7 +17,7 @@ from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSp
 from pydantic import ValidationError
 
 from delayoperator.crds import limits
-from delayoperator.crds.cluster import DelayClusterSpec, Topic
+from delayoperator.crds.cluster import DelayClusterSpec, Finalize, Topic
 from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
@@ -46,6 +46,7 @@ class DesiredCluster:
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)
     rebalance: Rebalancing | None = None
+    finalize: bool = True  # a newer format is written as soon as every node reads it
 
 
 def desired_of(body: object, accepted: ClusterSpec | None = None) -> DesiredCluster:
@@ -183,6 +184,7 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,
         monitor_labels=(spec.monitoring.labels if spec.monitoring is not None else None) or {},
         rebalance=spec.rebalance,
+        finalize=spec.upgrade.finalize is Finalize.AUTOMATIC,
     )
 
 

@@ -41,7 +41,8 @@ class DelayClusterStatus(Model):
         None,
         max_length=32,
         description="Ready: every shard is served. Progressing: the operator is changing something. Degraded: "
-        "copies are missing, or something needs a person. Rebalancing: moves of a plan are under way.",
+        "copies are missing, or something needs a person. Rebalancing: moves of a plan are under way. Upgrading: nodes "
+        "of two releases run, or a newer format is not final.",
         json_schema_extra=list_map("type"),
     )
     nodes: Int | None = Field(None, ge=0, description="Pods that there are.")
@@ -51,6 +52,12 @@ class DelayClusterStatus(Model):
     in_sync_shards: Int | None = Field(None, ge=0, description="Shards that have all their copies in sync.")
     selector: str | None = Field(
         None, max_length=1_024, description="The pods' label selector, for the scale subresource."
+    )
+    nodes_version: Int | None = Field(
+        None,
+        ge=1,
+        description="The format that the nodes write their files in: the newest that every node reads. An image whose "
+        "release does not read it can't be gone back to.",
     )
     version: Text | None = Field(
         None,

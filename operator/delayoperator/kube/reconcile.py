@@ -20,6 +20,7 @@ from delayoperator.cluster.shard_summary import (
     unserved_since,
     without_switchovers,
 )
+from delayoperator.cluster.versions import decide_nodes_version
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
 from delayoperator.kube.api import Api, ApiError, Json
@@ -31,7 +32,7 @@ from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
-from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status
+from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
 from delayoperator.plan import ObservedNode, OrphanReport
 from delayoperator.resources import ClusterView, build, names
 
@@ -59,6 +60,11 @@ class ReconcileResult:
     @property
     def failed(self) -> bool:
         return any(it.reason in TRANSIENT for it in self.problems)
+
+
+def _is_settled(live: LiveObjects) -> bool:
+    """No pod is being replaced."""
+    return all(pod.ready for pod in live.pods) and len({pod.revision for pod in live.pods}) == 1
 
 
 class ClusterReconciler:
@@ -115,10 +121,16 @@ class ClusterReconciler:
         paused = bool(paused_by(body))
         named = summarize_shards(desired.cluster, found, nodes).named
         size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, paused)
+        told = 1 if accepted.cluster is None else accepted.cluster.nodes_version
+        written = max(told, written_version(body.get("status") or {}))
+        versions = decide_nodes_version(
+            written, [f"n{number}" for number in range(max(size.nodes, size.pods))], nodes,
+            settled=_is_settled(live), finalize=desired.finalize and not paused,
+        )  # fmt: skip
         names_of_all = tuple(shard.name for shard in found)
         view = view_of(
             desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image,
-            requested.restart,
+            requested.restart, versions.version,
         )  # fmt: skip
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
@@ -147,6 +159,7 @@ class ClusterReconciler:
             problems=[*problems, *outcome.problems],
             rebalancing=rebalanced.under_way,
             orphans=OrphanReport() if shards is None else shards.orphans,
+            versions=versions,
         )
         if shards is not None:
             self._report_actions(shards)

@@ -92,13 +92,14 @@ def view_of(
     shards: tuple[str, ...],
     rebalance_image: str = "",
     restart: str = "",
+    nodes_version: int = 1,
 ) -> ClusterView:
     drained = tuple(dict.fromkeys((*desired.cluster.drained, *size.leaving)))
     rebalance = desired.rebalance
     return ClusterView(
         namespace=namespace,
         uid=uid,
-        cluster=replace(desired.cluster, nodes=size.nodes, drained=drained),
+        cluster=replace(desired.cluster, nodes=size.nodes, drained=drained, nodes_version=nodes_version),
         image=desired.image or default_image,
         storage=desired.storage,
         resources=desired.resources,

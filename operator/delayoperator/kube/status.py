@@ -13,6 +13,7 @@ from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
 
 RELEASE = metadata.version("delaycluster")  # of this operator
+QUIET = (Reason.HEALTHY, Reason.NOT_REBALANCING, Reason.SETTLED, Reason.UP_TO_DATE)  # of a new cluster: no event
 
 
 def was_ready(status: Json) -> bool:
@@ -22,6 +23,11 @@ def was_ready(status: Json) -> bool:
     if progressing.get("reason") == Reason.COPIES_COMING:
         return False
     return bool(ready) and (ready.get("status") == "True" or ready.get("reason") == Reason.SHARDS_NOT_SERVED)
+
+
+def written_version(status: Json) -> int:
+    """The storage format that the nodes were last told to write."""
+    return int(status.get("nodesVersion") or 1)
 
 
 def status_of(
@@ -44,6 +50,7 @@ def status_of(
         "servedShards": seen.shard_summary.served,
         "inSyncShards": seen.shard_summary.in_sync,
         "selector": selector,
+        "nodesVersion": max(seen.versions.version, written_version(before)),
         "version": RELEASE,
         "image": image,
     }
@@ -88,7 +95,7 @@ def transitions(before: Json, after: Json) -> list[tuple[str, str, bool]]:
         old = known.get(condition["type"], {})
         if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
             continue
-        if not old and condition["reason"] in (Reason.HEALTHY, Reason.NOT_REBALANCING, Reason.SETTLED):
+        if not old and condition["reason"] in QUIET:
             continue  # of a cluster that is new: nothing has happened
         bad = condition["type"] == "Degraded" and condition["status"] == "True"
         bad = bad or (condition["type"] == "Ready" and condition["reason"] == Reason.SHARDS_NOT_SERVED)

@@ -99,7 +99,9 @@ def _why_stopped(state: Json, default: str, container: Json) -> str:
     reason, message = str(state.get("reason") or default), str(state.get("message") or "").strip()
     last = (container.get("lastState") or {}).get("terminated") or {}
     if reason == "CrashLoopBackOff" and last:
-        message = f"the last one ended with exit code {last.get('exitCode')}; see kubectl logs --previous"
+        said = str(last.get("message") or "").strip()
+        why = said if said and incarnation_of(last.get("message")) is None else "see kubectl logs --previous"
+        message = f"the last one ended with exit code {last.get('exitCode')}; {why}"
     elif reason == "Terminated" or "exitCode" in state:
         message = f"exit code {state.get('exitCode')}" + (f", {message}" if message else "")
     return f"{reason}: {message[:300]}" if message else reason

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from delayregistry.model import Condition, ShardObject, ShardSpec, ShardStatus, shard_name
+from delayregistry.model import (
+    FIRST_VERSION,
+    Condition,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    VersionRange,
+    shard_name,
+)
 
 from delayoperator.plan.topology import NodeLocation
 
@@ -45,6 +53,8 @@ class ObservedNode:
     stable: bool = True  # the process is not new: what went with its start is over
     silent: bool = False  # has not answered ReplicaStatus for seconds, though asked
     zone: str = ""  # what may fail with its machine; "": not known
+    formats: VersionRange = FIRST_VERSION  # storage formats that its process reads
+    wire: VersionRange = FIRST_VERSION  # versions in which it talks to other nodes
     machine: str = ""  # that its process runs on; "": not known
 
     @property

@@ -1,0 +1,85 @@
+"""A cluster's way to a release with a newer format of files, and back: as docs/upgrade.md and the runbook say it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delayregistry.model import VersionRange
+
+from tests.operator.stage import Stage
+
+OPERATIONS = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+ORDERS = {"name": "orders", "queues": 4}
+OLD, NEW = "node:1", "node:2"
+
+
+def runbook(reason: str) -> str:
+    return OPERATIONS.split(f"\n### {reason}\n")[1].split("\n### ")[0]
+
+
+def written(stage: Stage) -> tuple[int, int]:
+    """The format as the status has it, and as the nodes read it."""
+    settings = json.loads(stage.there("configmaps", "shop-cluster")["data"]["cluster.json"])
+    return stage.there("delayclusters", "shop")["status"]["nodesVersion"], settings["nodesVersion"]
+
+
+def images(stage: Stage) -> set[str]:
+    return {str(pod["spec"]["containers"][0]["image"]) for pod in stage.server.list("pods", "default")}
+
+
+def rolled(stage: Stage, image: str, reason: str) -> None:
+    """All nodes have the image, and the cluster is whole. VersionsMixed was said meanwhile."""
+    stage.edit(image=image)
+    stage.until(lambda: stage.reason("Upgrading") == "VersionsMixed")
+    assert "1 (n" in stage.condition("Upgrading")["message"]
+    stage.until(lambda: images(stage) == {image} and stage.is_settled() and stage.reason("Upgrading") == reason)
+
+
+@pytest.fixture
+def upgradable(stage: Stage) -> Stage:
+    stage.kubelet.versions[NEW] = VersionRange(1, 2)
+    stage.operator()
+    stage.create(topics=[ORDERS], image=OLD)
+    stage.settled()
+    assert (stage.reason("Upgrading"), written(stage)) == ("UpToDate", (1, 1))
+    return stage
+
+
+def test_an_upgrade_is_final_by_a_persons_word_and_until_then_there_is_a_way_back(upgradable: Stage) -> None:
+    stage = upgradable
+    stage.edit(upgrade={"finalize": "Manual"})
+    rolled(stage, NEW, "UpgradeNotFinalized")
+    assert written(stage) == (1, 1)
+    rolled(stage, OLD, "UpToDate")
+    rolled(stage, NEW, "UpgradeNotFinalized")
+    (patch,) = re.findall(r"-p\s+'(\{.*\})'", runbook("UpgradeNotFinalized"))
+    word: dict[str, Any] = json.loads(patch)
+    stage.edit(**word["spec"])
+    stage.until(lambda: written(stage) == (2, 2) and stage.reason("Upgrading") == "UpToDate")
+    assert stage.is_settled(), "no node was restarted for it"
+
+
+def test_after_it_is_final_the_way_back_is_refused_at_the_first_node_and_says_why(upgradable: Stage) -> None:
+    stage = upgradable
+    rolled(stage, NEW, "UpToDate")
+    stage.until(lambda: written(stage) == (2, 2))
+    stage.kubelet.restarts.clear()
+    stage.edit(image=OLD)
+    stage.until(lambda: stage.reason("Degraded") == "RolloutStuck")
+    assert "this release reads up to 1: the upgrade is final" in stage.condition("Degraded")["message"]
+    assert len(stage.kubelet.restarts) == 1, "all others are untouched"
+    assert written(stage) == (2, 2)
+    stage.edit(image=NEW)
+    stage.until(lambda: images(stage) == {NEW} and stage.is_settled())
+
+
+def test_nodes_that_can_not_talk_are_named(upgradable: Stage) -> None:
+    stage = upgradable
+    stage.kubelet.versions["node:9"] = VersionRange(2, 3)
+    stage.edit(image="node:9")
+    stage.until(lambda: "VersionsIncompatible" in str(stage.condition("Degraded")))
+    assert "wire versions 1 and 2 to 3" in stage.condition("Degraded")["message"]
