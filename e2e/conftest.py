@@ -120,7 +120,7 @@ def release(kube: Kubectl, image: str, pytestconfig: pytest.Config) -> Iterator[
 
 @pytest.fixture
 def operator(release: Release) -> Release:
-    """One operator, installed and ready."""
+    """The operator, installed and ready: one pod acts, the others stand by."""
     release.ensure()
     return release
 

@@ -12,6 +12,7 @@ from e2e.harness.kubectl import Kubectl, Object, run, wait_until
 CHART = Path(__file__).resolve().parents[2] / "charts" / "delaycluster-operator"
 INSTALL_SECONDS = 180
 INSTANCE = "app.kubernetes.io/instance"
+REPLICAS = 2  # as the chart has them
 COMPONENT = "app.kubernetes.io/component=operator"
 
 
@@ -88,18 +89,43 @@ class Release:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     @property
+    def leader(self) -> str:
+        """The pod that acts, by the Lease of the election; "": none does."""
+        name = self.deployment["metadata"]["name"]
+        if not self.kube.exists("lease", name, self.namespace):
+            return ""
+        holder = self.kube.get("lease", name, self.namespace)["spec"].get("holderIdentity") or ""
+        return str(holder).rpartition("_")[0]
+
+    @property
     def node(self) -> str:
-        """The Kubernetes node that the operator runs on."""
-        return str(self.pods()[0]["spec"]["nodeName"])
+        """The Kubernetes node that the operator acts on; of a chart without an election, that it runs on."""
+        pods, leader = self.pods(), self.leader
+        return str(next((it for it in pods if it["metadata"]["name"] == leader), pods[0])["spec"]["nodeName"])
 
     def scale(self, replicas: int) -> None:
-        """Several operators at once, or none."""
+        """Other than the chart has it."""
         name = self.deployment["metadata"]["name"]
         self.kube("scale", f"deployment/{name}", f"--replicas={replicas}", "--namespace", self.namespace)
         self.wait_ready(replicas)
 
-    def wait_ready(self, replicas: int = 1) -> None:
+    def restart(self) -> None:
+        """Other pods, wherever the scheduler puts them now."""
+        self.kube(
+            "rollout", "restart", f"deployment/{self.deployment['metadata']['name']}", "--namespace", self.namespace
+        )
+        self.wait_ready()
+
+    def wait_ready(self, replicas: int | None = None) -> None:
+        """As many as the Deployment asks for, unless said otherwise."""
+        replicas = self.deployment["spec"]["replicas"] if replicas is None else replicas
+
         def unready() -> list[str]:
+            status = self.deployment["status"]
+            if status.get("observedGeneration") != self.deployment["metadata"]["generation"]:
+                return ["the Deployment has not been seen yet"]
+            if status.get("updatedReplicas", 0) != replicas:
+                return [f"{status.get('updatedReplicas', 0)} operator pods are of the present revision"]
             pods = self.kube.list("pods", self.namespace, self._selector)
             ready = sum(_is_ready(pod) for pod in pods)
             return [] if ready == len(pods) == replicas else [f"{len(pods)} operator pods, {ready} ready; {_why(pods)}"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from e2e.harness.delaycluster import ClusterUnderTest
-from e2e.harness.helm import Release
+from e2e.harness.helm import REPLICAS, Release
 from e2e.harness.kubectl import Object, wait_until
 from e2e.harness.load import CALM_SECONDS, Load, Result
 from e2e.harness.machines import Machines
@@ -20,6 +20,7 @@ REPLACE_AFTER_SECONDS = 15
 REPLACED_SECONDS = 90.0
 
 Epochs = dict[str, int]  # by shard
+Figure = Callable[..., None]
 
 
 def now_ms() -> int:
@@ -34,7 +35,7 @@ class Trial:
     operator: Release
     topic: str
     load: Load
-    figure: Callable[..., None]
+    figure: Figure
 
     def led_by(self, node: str) -> Epochs:
         """The epochs of the topic's shards that `node` leads."""
@@ -112,7 +113,7 @@ class Trial:
 
 
 @pytest.fixture
-def trial(cluster: ClusterUnderTest, operator: Release, topic: str, load: Load, figure: Callable[..., None]) -> Trial:
+def trial(cluster: ClusterUnderTest, operator: Release, topic: str, load: Load, figure: Figure) -> Trial:
     return Trial(cluster, operator, topic, load, figure)
 
 
@@ -222,23 +223,8 @@ def test_a_loss_while_the_operator_is_down_waits_for_it_and_the_others_go_on(tri
         trial.operator.scale(1)
         elsewhere = trial.wait_terms(led, not_by=victim)
     finally:
-        trial.operator.scale(1)
         machines.power_on(machine)
+        trial.operator.scale(REPLICAS)
     result = trial.settle(led, harmed_ms, failover_s=elsewhere)
     waited = result.longest("delivered", others, harmed_ms)
     assert waited < 15, f"shards with a living master delivered nothing for {waited} s"
-
-
-@pytest.mark.machines
-def test_two_operators_at_once_choose_one_master_each(trial: Trial, machines: Machines) -> None:
-    trial.operator.scale(2)
-    try:
-        victim, led = trial.choose()
-        machine, container = trial.container(victim)
-        harmed_ms = now_ms()
-        machines.ctr(machine, "tasks", "kill", "--signal", "SIGKILL", container)
-        trial.settle(led, harmed_ms)
-        assert trial.operator.restarts() == 0, "an operator fell"
-    finally:
-        trial.operator.scale(1)
-    assert trial.cluster.wait_whole() >= 0, "one operator less changes nothing"

@@ -3,6 +3,9 @@
     WATCH_NAMESPACE     namespaces to look after, with commas between; empty or not set: all
     DELAYNODE_IMAGE     the image of nodes whose DelayCluster names none
     DELAYREBALANCE_IMAGE  likewise of the rebalance job
+    OPERATOR_LEASE      NAMESPACE/NAME of the Lease of the election, which names the release too; the chart gives each
+                        release its own
+    OPERATOR_LEASE_SECONDS  how long a leader may be silent; default 5
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
 
 Logs are JSON events on stderr, a line each. Without an API server it waits for one.
@@ -17,8 +20,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import kopf
 from aiohttp import web
@@ -29,15 +33,21 @@ from delayregistry.port import Registry
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delayoperator.control_loop.loop import Log
+from delayoperator.election.claim import OperatorClaim
+from delayoperator.election.claims import ClusterClaims
+from delayoperator.election.elector import LeaderElection, boot_ms, process_identity
+from delayoperator.election.lease import ElectionTimes
 from delayoperator.handlers.routes import routes, settings
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import FIELD_MANAGER, Api, kube_transport
+from delayoperator.kube.status import RELEASE
 from delayoperator.kube.worker import Worker, WorkerSettings
 from delayoperator.metrics import OperatorCollector, registry_of
 
 AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server
 DEFAULT_IMAGE = "delaycluster-node:latest"
 DEFAULT_REBALANCE_IMAGE = "delaycluster-rebalance:latest"
+DEFAULT_LEASE = "default/delaycluster-operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,8 @@ class Options:
     image: str = DEFAULT_IMAGE
     http: str = "[::]:8080"
     rebalance_image: str = DEFAULT_REBALANCE_IMAGE
+    lease: str = DEFAULT_LEASE
+    election: ElectionTimes = field(default_factory=ElectionTimes)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options:
@@ -55,6 +67,8 @@ class Options:
             environment.get("DELAYNODE_IMAGE") or DEFAULT_IMAGE,
             environment.get("OPERATOR_HTTP") or "[::]:8080",
             environment.get("DELAYREBALANCE_IMAGE") or DEFAULT_REBALANCE_IMAGE,
+            environment.get("OPERATOR_LEASE") or DEFAULT_LEASE,
+            ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
         )
 
 
@@ -89,30 +103,54 @@ class Operator:
         self, options: Options, log: Log, credentials: Credentials, workers: WorkerSettings | None = None
     ) -> None:
         self._options, self._log, self._credentials = options, log, credentials
-        self._transport = kube_transport(credentials)
-        self._client = KubeClient(credentials, agent=FIELD_MANAGER)
+        self._unfenced = KubeClient(credentials, FIELD_MANAGER, connections=2)
+        self.election = LeaderElection(
+            self._unfenced,
+            options.lease,
+            process_identity(),
+            lambda: self.clusters.look_again(),
+            log,
+            options.election,
+        )
+        self._transport = kube_transport(credentials, self._leads)
+        self._client = KubeClient(credentials, FIELD_MANAGER, may_write=self._leads)
         self.api = Api(self._transport)
+        namespace, _, release = options.lease.partition("/")
         self._settings = workers or WorkerSettings(options.image, options.rebalance_image)
+        mine = OperatorClaim(release, namespace, RELEASE)
+        self._claims = ClusterClaims(self.api, mine, self.election.tenure, boot_ms, self._settings.dead_after_ms)
         self.clusters = Clusters(self._new_worker, log)
         self._watching = False
         self.http_address = ""  # while it serves
 
     async def run(self, stop: asyncio.Event) -> None:
         runner = await self._serve_http()
+        self.election.start()
+        # At once, beside all else that ends: a drain must not wait for this process's end to have another leader.
+        released = asyncio.create_task(self._release(stop))
         try:
             await self._watch(stop)
         finally:
+            stop.set()
+            await released
             await asyncio.to_thread(self.clusters.stop)
             await runner.cleanup()
-            self._transport.close()
-            self._client.close()
+            for client in (self._transport, self._client, self._unfenced):
+                client.close()
+
+    def _leads(self) -> bool:
+        return self.election.tenure() is not None
+
+    async def _release(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await asyncio.to_thread(self.election.release)
 
     async def _watch(self, stop: asyncio.Event) -> None:
         faults = 0
         while not stop.is_set():
             ready = asyncio.Event()
             try:
-                waiting = asyncio.create_task(self._note_ready(ready))
+                waiting = asyncio.create_task(self._note_ready(ready, stop))
                 await kopf.operator(
                     registry=routes(self.clusters, self._credentials),
                     settings=settings(),
@@ -132,19 +170,20 @@ class Operator:
                 await asyncio.wait_for(stop.wait(), AGAIN_S[min(faults, len(AGAIN_S) - 1)])
             faults += 1
 
-    async def _note_ready(self, ready: asyncio.Event) -> None:
+    async def _note_ready(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
         await ready.wait()
+        stop_on_signals(stop)  # kopf has put its own in their place, which tell us only when all its tasks have ended
         self._watching = True
         self._log({"event": "watching", "namespaces": list(self._options.namespaces) or "all"})
 
     def _new_worker(self, namespace: str, name: str) -> Worker:
-        return Worker(namespace, name, self.api, self._open_registry, self._settings, self._log)
+        return Worker(namespace, name, self.api, self._open_registry, self._settings, self._log, self._claims)
 
     def _open_registry(self, namespace: str, name: str, uid: str) -> Registry:
         return KubeRegistry(self._client, namespace, name, OwnerReference(name, uid), log=self._log)
 
     async def _serve_http(self) -> web.AppRunner:
-        metrics = registry_of(OperatorCollector(self.clusters, self.api))
+        metrics = registry_of(OperatorCollector(self.clusters, self.api, self._leads))
 
         async def healthz(_: web.Request) -> web.Response:
             stuck = self.clusters.stuck()
@@ -155,7 +194,9 @@ class Operator:
         async def readyz(_: web.Request) -> web.Response:
             if not self._watching:
                 return web.Response(status=503, text="not watching the API server yet\n")
-            return web.Response(text="ok\n")
+            if self.election.fault is not None and not self._leads():
+                return web.Response(status=503, text=f"whether it leads is not known: {self.election.fault}\n")
+            return web.Response(text="ok: leads\n" if self._leads() else "ok: stands by\n")
 
         async def all_metrics(_: web.Request) -> web.Response:
             body = await asyncio.to_thread(generate_latest, metrics)
@@ -172,13 +213,17 @@ class Operator:
 
 async def serve(options: Options, log: Log) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(stop)
     credentials = await _credentials(stop, log)
     if credentials is not None:
         await Operator(options, log, credentials).run(stop)
     log({"event": "stopped"})
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    if threading.current_thread() is threading.main_thread():  # no other thread may
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 async def _credentials(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,11 +15,16 @@ from delayoperator.kube.api import Api
 
 
 class OperatorCollector(Collector):
-    def __init__(self, clusters: Clusters, api: Api) -> None:
-        self._clusters, self._api = clusters, api
+    """leads: whether this process does."""
+
+    def __init__(self, clusters: Clusters, api: Api, leads: Callable[[], bool]) -> None:
+        self._clusters, self._api, self._leads = clusters, api, leads
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_clusters()
+        yield GaugeMetricFamily(
+            "delay_operator_leader", "1: this process leads and acts; 0: it stands by.", value=float(self._leads())
+        )
         sent = CounterMetricFamily("delay_operator_api_requests", "Requests to the API server.", labels=["verb"])
         for verb, count in sorted(Counter(self._api.sent).items()):
             sent.add_metric([verb], count)
@@ -33,8 +38,13 @@ class OperatorCollector(Collector):
         )
         shards = GaugeMetricFamily("delay_operator_shards", "A cluster's shards.", labels=[*labels, "state"])
         nodes = GaugeMetricFamily("delay_operator_nodes", "A cluster's pods.", labels=[*labels, "state"])
+        another = GaugeMetricFamily(
+            "delay_operator_managed_by_another", "1: another operator has claimed the cluster.", labels=labels
+        )
         for worker in self._clusters.workers():
             where = [worker.namespace, worker.name]
+            if worker.managed_by is not None and self._leads():
+                another.add_metric(where, 1.0)
             rounds.add_metric(where, worker.rounds)
             seen = None if worker.last is None else worker.last.observation
             if seen is None:
@@ -52,7 +62,7 @@ class OperatorCollector(Collector):
                 shards.add_metric([*where, state], number)
             nodes.add_metric([*where, "wanted"], seen.wanted_nodes)
             nodes.add_metric([*where, "ready"], sum(pod.ready for pod in seen.pods))
-        yield from (rounds, condition_gauge, shards, nodes)
+        yield from (rounds, condition_gauge, shards, nodes, another)
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:

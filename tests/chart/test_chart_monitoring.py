@@ -41,9 +41,9 @@ def exposed() -> dict[str, set[str]]:
 def operator_collector() -> OperatorCollector:
     """The collector of an operator that has seen one cluster, once."""
     tended = SimpleNamespace(observation=ClusterObservation("orders", 3))
-    worker = SimpleNamespace(namespace="shop", name="orders", rounds=1, last=tended)
+    worker = SimpleNamespace(namespace="shop", name="orders", rounds=1, last=tended, managed_by="another")
     clusters, api = SimpleNamespace(workers=lambda: [worker]), SimpleNamespace(sent={"get": 1})
-    return OperatorCollector(cast(Clusters, clusters), cast(Api, api))
+    return OperatorCollector(cast(Clusters, clusters), cast(Api, api), lambda: True)
 
 
 def dashboard() -> Json:

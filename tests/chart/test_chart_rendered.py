@@ -84,7 +84,7 @@ def test_helm_lint_finds_nothing(case: str) -> None:
 
 
 def test_helm_refuses_values_that_the_schema_refuses() -> None:
-    ended = helm("template", "x", str(CHART), "--set", "replicas=3")
+    ended = helm("template", "x", str(CHART), "--set", "replicas=0")
     assert ended.returncode != 0
     assert "replicas" in ended.stderr
 
@@ -107,13 +107,40 @@ def test_the_definitions_can_be_left_to_others_or_go_with_the_release() -> None:
 def test_an_operator_of_some_namespaces_has_no_right_outside_of_them() -> None:
     objects = render(CHART, "one-namespace")
     assert kinds(objects, "ClusterRole") == kinds(objects, "ClusterRoleBinding") == []
-    roles, bindings = kinds(objects, "Role"), kinds(objects, "RoleBinding")
+    roles, bindings = (in_watched_namespaces(kinds(objects, kind)) for kind in ("Role", "RoleBinding"))
     assert {it["metadata"]["namespace"] for it in roles} == {"orders", "billing"}
     assert all(role["rules"] == read(CHART / "files" / "rules.yaml") for role in roles)
     for binding in bindings:
         (subject,) = binding["subjects"]
         assert subject["namespace"] == "delaycluster-system"
         assert binding["roleRef"]["name"] in {it["metadata"]["name"] for it in roles}
+
+
+def in_watched_namespaces(objects: list[Json]) -> list[Json]:
+    return [it for it in objects if it["metadata"]["namespace"] != "delaycluster-system"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_lease_of_the_election_is_its_releases_own_and_others_only_see_it(case: str) -> None:
+    objects = named(render(CHART, case))
+    (deployment,) = (it for (kind, *_), it in objects.items() if kind == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    options = Options.from_environment({it["name"]: it["value"] for it in container["env"]})
+    namespace, _, lease = options.lease.partition("/")
+    assert (namespace, lease) == ("delaycluster-system", deployment["metadata"]["name"])
+    own, seen = (objects["Role", namespace, f"{lease}-{what}"]["rules"] for what in ("leader", "seen"))
+    assert rights(own) == {("coordination.k8s.io", "leases", verb) for verb in elections_verbs()}
+    assert all(rule.get("resourceNames") == [lease] for rule in own if rule["verbs"] != ["create"])
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in seen] == [([lease], ["get"])]
+    subjects = objects["RoleBinding", namespace, f"{lease}-leader"]["subjects"]
+    assert [it["name"] for it in subjects] == [deployment["spec"]["template"]["spec"]["serviceAccountName"]]
+
+
+def elections_verbs() -> set[str]:
+    """What LeaderElection asks of the API server."""
+    source = (ROOT / "operator" / "delayoperator" / "election" / "elector.py").read_text()
+    verbs = {"get": "get", "watch": "watch", "merge": "patch", "post": "create"}
+    return {verb for method, verb in verbs.items() if f"self._client.{method}(" in source}
 
 
 def test_an_operator_of_some_namespaces_may_read_what_lies_outside_of_all() -> None:
@@ -142,9 +169,30 @@ def test_pods_keep_to_the_restricted_level(case: str) -> None:
             }
 
 
-def test_there_is_one_operator_and_a_new_one_starts_when_the_old_one_has_ended() -> None:
+def test_there_are_two_operators_and_never_fewer_in_an_upgrade() -> None:
     (deployment,) = kinds(render(CHART, "none"), "Deployment")
-    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operators_are_on_machines_and_in_zones_of_their_own_and_leave_dead_ones_soon(case: str) -> None:
+    (deployment,) = kinds(render(CHART, case), "Deployment")
+    labels, pod = deployment["spec"]["template"]["metadata"]["labels"], deployment["spec"]["template"]["spec"]
+    spread = pod["topologySpreadConstraints"]
+    assert [it["topologyKey"] for it in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for it in spread:
+        assert it["labelSelector"]["matchLabels"].items() <= labels.items()
+        assert it["whenUnsatisfiable"] == "ScheduleAnyway", "where there is one machine they both run on it"
+        assert it["matchLabelKeys"] == ["pod-template-hash"], "or the pods that an upgrade replaces would count"
+    stays = {it["key"]: it["tolerationSeconds"] for it in pod["tolerations"] if "tolerationSeconds" in it}
+    assert stays == {"node.kubernetes.io/not-ready": 10, "node.kubernetes.io/unreachable": 10}
+    (budget,) = kinds(render(CHART, case), "PodDisruptionBudget")
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert budget["spec"]["maxUnavailable"] == 1, "a drain takes one at a time"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -159,6 +207,7 @@ def test_the_operator_reads_its_settings_as_the_chart_writes_them(case: str) -> 
     (port,) = container["ports"]
     assert options.http == f"0.0.0.0:{port['containerPort']}"
     assert container["command"] == ["python", "-m", Options.__module__.removesuffix(".__main__")]
+    assert options.election.lease_seconds == wanted.get("leaseSeconds", 5)
     assert ("@sha256:" in container["image"]) == (case == "everything")
 
 

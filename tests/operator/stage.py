@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from delayoperator.__main__ import Operator, Options
+from delayoperator.election.lease import ElectionTimes
 from delayoperator.kube.worker import WorkerSettings
 from delayregistry.kube import Credentials
 from kubernetes import client
@@ -36,6 +37,9 @@ Json = dict[str, Any]
 PATIENCE_S = 60.0
 IMAGE = "node:1"
 NAMESPACE = "default"
+LEASE = "operators/delaycluster"  # of the election
+LEASE_SECONDS = 2
+DEAD_AFTER_MS = 5_000  # an operator of another release
 NODES_OWN = (
     "/leases/",
     "/delayshards/",
@@ -98,8 +102,13 @@ class Stage:
             assert self.kubelet.errors == []
 
     # ------------------------------------------------------------ operators
-    def operator(self, *, resync_s: float = 60.0, namespaces: tuple[str, ...] = ()) -> RunningOperator:
-        """Start an operator in a thread of this process, with kopf really running in it."""
+    def operator(
+        self, *, resync_s: float = 60.0, namespaces: tuple[str, ...] = (), lease: str = LEASE, image: str = IMAGE
+    ) -> RunningOperator:
+        """Start an operator in a thread of this process, with kopf really running in it.
+
+        lease: its release's. image: of the nodes whose cluster names none.
+        """
         events: list[Json] = []
         configuration = client.Configuration()
         configuration.host = self.server.url
@@ -109,10 +118,10 @@ class Stage:
         def run() -> None:
             async def main() -> None:
                 stop = asyncio.Event()
-                options = Options(namespaces, IMAGE, "127.0.0.1:0")
+                options = Options(namespaces, image, "127.0.0.1:0", lease=lease, election=ElectionTimes(LEASE_SECONDS))
                 made = Operator(
                     options, lambda event: events.append(dict(event)), Credentials(configuration),
-                    WorkerSettings(IMAGE, resync_s=resync_s),
+                    WorkerSettings(image, resync_s=resync_s, dead_after_ms=DEAD_AFTER_MS),
                 )  # fmt: skip
                 thread, loop = threading.current_thread(), asyncio.get_running_loop()
                 running.append(RunningOperator(made, thread, loop, stop, events))
@@ -132,6 +141,8 @@ class Stage:
             **os.environ,
             "DELAYNODE_IMAGE": IMAGE,
             "OPERATOR_HTTP": "127.0.0.1:0",
+            "OPERATOR_LEASE": LEASE,
+            "OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS),
             "KUBECONFIG": str(self.kubeconfig),
         }
         log = (self.directory / f"operator-{len(self.processes)}.log").open("wb")
@@ -145,6 +156,18 @@ class Stage:
     def kill(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+    def leader(self, lease: str = LEASE) -> str:
+        """The identity of the process that holds the Lease of the election; "": none does."""
+        namespace, _, name = lease.partition("/")
+        try:
+            return str(self.server.get("leases", name, namespace)["spec"]["holderIdentity"])
+        except Refused:
+            return ""
+
+    def writes(self, since_s: float) -> int:
+        """The number of writes since then, without those that only keep the Lease of the election."""
+        return self.server.writes(since_s, but=[f"/namespaces/{LEASE.partition('/')[0]}/leases"])
 
     # ------------------------------------------------------------ people's actions
     def create(self, name: str = "shop", **spec: Any) -> Json:

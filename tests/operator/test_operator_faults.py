@@ -132,7 +132,7 @@ def test_two_operators_at_once_come_to_the_same_and_then_to_rest(stage: Stage) -
     def rests() -> bool:
         since_s = time.monotonic()
         time.sleep(4)
-        return stage.server.writes(since_s) == 0
+        return stage.writes(since_s) == 0
 
     stage.until(rests)
     for running in (first, second):
@@ -168,11 +168,9 @@ class Killer:
 
     def _run(self) -> None:
         for life_s in self.lives_s:
-            process = self.stage.process()
+            before, process = self.stage.leader(), self.stage.process()
             until_s = time.monotonic() + 20
-            while not self.stage.server.requests("GET", "/delayclusters/", since_s=until_s - 20):
-                if time.monotonic() > until_s:
-                    break
+            while self.stage.leader() in ("", before) and time.monotonic() < until_s:
                 time.sleep(0.02)
             if self.over.wait(life_s):
                 return

@@ -46,12 +46,12 @@ def test_a_quiet_cluster_causes_no_write(stage: Stage) -> None:
     stage.operator(resync_s=1.0)
     stage.create(topics=[ORDERS])
     stage.settled()
-    stage.until(lambda: stage.server.writes(time.monotonic() - 2) == 0)
+    stage.until(lambda: stage.writes(time.monotonic() - 2) == 0)
     since_s = time.monotonic()
     time.sleep(6)
     came = stage.server.requests("LIST", since_s=since_s)
     assert came, "the operator looks again and again"
-    assert stage.server.writes(since_s) == 0
+    assert stage.writes(since_s) == 0
 
 
 def test_edits_flow_through(stage: Stage) -> None:

@@ -41,7 +41,7 @@ def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     running = stage.operator()
     stage.create(topics=[{"name": "orders", "queues": 3}])
     stage.settled()
-    registry = registry_of(OperatorCollector(running.operator.clusters, running.operator.api))
+    registry = registry_of(OperatorCollector(running.operator.clusters, running.operator.api, lambda: True))
     where = 'cluster="shop",namespace="default"'
     # A worker keeps what a round has seen once the round is over, and its status is written before.
     served = f'delay_operator_shards{{{where},state="served"}} 3.0'
@@ -67,7 +67,7 @@ def test_health_and_readiness(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
             return error.code, error.read().decode()
 
     assert asked("/healthz") == (200, "ok\n")
-    assert asked("/readyz") == (200, "ok\n")
+    assert asked("/readyz") == (200, "ok: leads\n")
     assert asked("/metrics")[0] == 200
     monkeypatch.setattr(running.operator.clusters, "stuck", lambda: ["default/shop"])
     assert asked("/healthz") == (503, "a round does not end: default/shop\n")

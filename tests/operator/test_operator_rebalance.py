@@ -255,11 +255,11 @@ def test_what_waits_for_approval_causes_no_write(stage: Stage) -> None:
     settled(stage, replicas=1)
     ask(stage, moves=onto(stage, "n0"))
     until(stage, "ProposalReady")
-    stage.until(lambda: stage.server.writes(time.monotonic() - 2) == 0)
+    stage.until(lambda: stage.writes(time.monotonic() - 2) == 0)
     since_s = time.monotonic()
     time.sleep(4)
     assert stage.server.requests("LIST", since_s=since_s)
-    assert stage.server.writes(since_s) == 0
+    assert stage.writes(since_s) == 0
 
 
 def test_a_rebalance_that_cannot_be_read_harms_nobody(stage: Stage) -> None:

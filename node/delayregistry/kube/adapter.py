@@ -338,7 +338,7 @@ class _Moved(Exception):
 
 
 def _not_written(what: str, error: ApiRejected) -> RegistryError:
-    if error.code in (400, 405, 413, 415, 422):  # it is this one write that is wrong, and the next may be right
+    if error.code in (400, 405, 412, 413, 415, 422):  # it is this one write that is wrong, and the next may be right
         return Conflict(f"write of {what} refused: {error}")
     # An overloaded or broken server, or rights that are missing: no word on whether anybody's writes are done.
     return OutcomeUnknown(f"write of {what}: {error}")

@@ -87,10 +87,18 @@ class Credentials:
 
 
 class KubeTransport:
-    """Requests with the credentials, from any thread. agent: how it names itself to the server."""
+    """Requests with the credentials, from any thread. agent: how it names itself to the server.
+
+    may_write: asked just before each request that is not a read. Where it says no, nothing is sent: ApiRejected 412.
+    """
 
     def __init__(
-        self, credentials: Credentials, agent: str, connections: int = CONNECTIONS, connect_s: float = CONNECT_S
+        self,
+        credentials: Credentials,
+        agent: str,
+        connections: int = CONNECTIONS,
+        connect_s: float = CONNECT_S,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         from kubernetes.client.rest import RESTClientObject
 
@@ -99,7 +107,7 @@ class KubeTransport:
         configuration.socket_options = _socket_options()
         self._credentials = credentials
         self._host = str(configuration.host).rstrip("/")
-        self._agent, self._connect_s = agent, connect_s
+        self._agent, self._connect_s, self._may_write = agent, connect_s, may_write
         self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
 
     def close(self) -> None:
@@ -111,6 +119,8 @@ class KubeTransport:
         """Raises urllib3.exceptions.HTTPError or OSError when there was no answer in time, and ApiRejected."""
 
         def send() -> urllib3.BaseHTTPResponse:
+            if method != "GET" and not self._may_write():
+                raise ApiRejected(412, "NotLeader", "this process does not lead, so nothing was sent")
             headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._agent}
             return self._pool.request(
                 method,

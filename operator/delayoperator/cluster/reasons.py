@@ -55,6 +55,7 @@ class Reason(StrEnum):
     UPGRADE_NOT_FINALIZED = "UpgradeNotFinalized"  # all read a newer format, and a person has to say that it is written
     UP_TO_DATE = "UpToDate"
     # Events only
+    MANAGED_BY_ANOTHER = "ManagedByAnother"  # of an operator that leaves the cluster to the one that has claimed it
     OBJECT_APPLIED = "ObjectApplied"
     OBJECT_PRUNED = "ObjectPruned"
     POD_RESTARTED = "PodRestarted"
@@ -73,7 +74,7 @@ DEGRADED = (  # the worst first: a condition names the first that holds
 )  # fmt: skip
 NEEDS_PAGE = frozenset({
     *DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING, Reason.VERSIONS_MIXED,
-    Reason.UPGRADE_NOT_FINALIZED,
+    Reason.UPGRADE_NOT_FINALIZED, Reason.MANAGED_BY_ANOTHER,
 })  # fmt: skip
 
 

@@ -71,6 +71,8 @@ class ControlLoop:
     must stay true. A failover from one of these waits for neither a node's nor a replica's lease.
     writers: so many compare-and-swaps are sent at a time, from threads; 1: one after the other, from the caller's.
     paused: whether to keep out of things: then masters are still chosen where there is none, and no more is done.
+    acts: whether this process may write; until then leases and objects are only followed, so that a process that
+    begins to act knows who has been silent for how long.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ControlLoop:
         ended: Callable[[], frozenset[str]] = frozenset,
         writers: int = 1,
         paused: Callable[[], bool] = bool,
+        acts: Callable[[], bool] = lambda: True,
     ) -> None:
         self._registry = registry
         self._new_uid = new_uid
@@ -92,7 +95,7 @@ class ControlLoop:
         self._queries = ReplicaQueries(self._prober)
         self._ended = ended
         self._writers = writers
-        self._paused = paused
+        self._paused, self._acts = paused, acts
         self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
         self._probed_ms: int | None = None
         self._watch: LeaseWatch | None = None
@@ -178,6 +181,9 @@ class ControlLoop:
             return Round()
         now_ms = self._clock.monotonic_ms()
         self._nodes = nodes = self._watch_for(self._cluster).update(leases, asked_ms, now_ms, self._cluster.node_ids)
+        if not self._acts():
+            self._stable_world = None
+            return Round()
         ended = self._ended()
         paused = self._paused()
         world = self._read_at, nodes, ended, paused

@@ -31,6 +31,14 @@ class ConditionModel(Model):
     )
 
 
+class ClaimingOperator(Model):
+    """The operator that has the cluster; any other leaves it alone (delayoperator.election.claim)."""
+
+    release: Text | None = Field(None, description="The name of its Deployment and of its Lease of the election.")
+    namespace: Text | None = Field(None, description="Where that Lease is.")
+    version: Text | None = Field(None, description="Its release. A newer operator takes the cluster from an older one.")
+
+
 class DelayClusterStatus(Model):
     """What the cluster is, as its operator sees it."""
 
@@ -63,5 +71,10 @@ class DelayClusterStatus(Model):
         None,
         description="The release of the operator that looks after the cluster: the nodes' too, unless spec.image names "
         "another.",
+    )
+    operator: ClaimingOperator | None = Field(
+        None,
+        description="The operator that has claimed the cluster. Remove it to hand the cluster to another one that "
+        "watches this namespace.",
     )
     image: Text | None = Field(None, description="The image that the nodes run, or are being moved to.")

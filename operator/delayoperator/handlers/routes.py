@@ -37,7 +37,7 @@ WATCHED = (STATEFUL_SET, SERVICE, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDIN
 def settings() -> kopf.OperatorSettings:
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False  # the workers say what there is to say
-    chosen.peering.standalone = True  # every write is conditional, or an apply of the same: two operators do no harm
+    chosen.peering.standalone = True  # every process watches; which one acts is decided in delayoperator.election
     chosen.watching.server_timeout = 300
     # A handler's `labels` are compared here, after the API server has sent all that there is: with a big cluster's pods
     # and ConfigMaps more than this process may need.

@@ -52,6 +52,11 @@ class Clusters:
         if worker is not None:
             worker.pod(body)
 
+    def look_again(self) -> None:
+        """A tenure of this process as leader began or ended: it concerns all of them."""
+        for worker in self.workers():
+            worker.wake()
+
     def workers(self) -> list[Worker]:
         with self._lock:
             return [worker for worker in self._workers.values() if worker.alive]

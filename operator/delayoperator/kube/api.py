@@ -10,6 +10,7 @@ import json
 import threading
 import urllib.parse
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import urllib3
@@ -26,8 +27,8 @@ PAGE = 500  # objects a list request: a page stays far below the memory of a sma
 Json = dict[str, Any]
 
 
-def kube_transport(credentials: Credentials) -> KubeTransport:
-    return KubeTransport(credentials, FIELD_MANAGER, CONNECTIONS, CONNECT_S)
+def kube_transport(credentials: Credentials, may_write: Callable[[], bool] = lambda: True) -> KubeTransport:
+    return KubeTransport(credentials, FIELD_MANAGER, CONNECTIONS, CONNECT_S, may_write)
 
 
 class ApiError(Exception):
@@ -87,8 +88,13 @@ class Api:
                 return found
             query["continue"] = more
 
-    def apply(self, kind: ObjectKind, body: Json) -> Json:
-        """Server-side apply: our fields become so, whoever changed them; nobody else's are touched."""
+    def apply(self, kind: ObjectKind, body: Json, version: str = "") -> Json:
+        """Server-side apply: our fields become so, whoever changed them; nobody else's are touched.
+
+        version: the resourceVersion that the object must still have; "": whether it is there or not, and whatever.
+        """
+        if version:
+            body = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
         name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
         path = f"{kind.path(namespace, name)}?fieldManager={FIELD_MANAGER}&force=true"
         return self._call("apply", "PATCH", path, f"{kind.name} {name}", body, "application/apply-patch+yaml")

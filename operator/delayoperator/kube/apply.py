@@ -10,7 +10,7 @@ from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import some
 from delayoperator.cluster.volumes import Volumes, volumes
 from delayoperator.kube.api import Api, ApiError, Json
-from delayoperator.kube.kinds import CLAIM, OPTIONAL, PRUNED, ObjectKind, kind_of
+from delayoperator.kube.kinds import CLAIM, LEASE, OPTIONAL, PRUNED, ObjectKind, kind_of
 from delayoperator.kube.observe import LiveObjects
 from delayoperator.resources import ClusterView, differences, foreign, grown, whole_bytes
 
@@ -22,6 +22,7 @@ Report = Callable[[Reason, str, bool], None]
 class ApplyOutcome:
     written: list[ObjectKind] = field(default_factory=list)
     problems: list[ClusterProblem] = field(default_factory=list)
+    conflicts: list[ObjectKind] = field(default_factory=list)  # changed since they were observed: for the next round
     retry_after_s: float = 0.0
 
 
@@ -53,7 +54,7 @@ class Applier:
                     said = f"{kind.name} {name} is asked for, and the cluster knows no {kind.plural}.{kind.group}"
                     outcome.problems.append(ClusterProblem(Reason.OBJECT_REFUSED, said))
                 else:
-                    self._failed(error, outcome)
+                    self._failed(error, outcome, kind)
         if made:
             self._report(Reason.OBJECT_APPLIED, f"made {some(made, 12)}", False)
         for (kind, name), body in live.owned.items():
@@ -61,7 +62,7 @@ class Applier:
                 try:
                     self._api.delete(kind, view.namespace, name, str(body["metadata"]["uid"]))
                 except ApiError as error:
-                    self._failed(error, outcome)
+                    self._failed(error, outcome, kind)
                     continue
                 outcome.written.append(kind)
                 self._report(Reason.OBJECT_PRUNED, f"{kind.name} {name} is not wished for any more", False)
@@ -109,7 +110,8 @@ class Applier:
         differs = differences(body, found)
         if not differs:
             return
-        self._api.apply(kind, body)
+        # Nodes renew their leases each second, and no operator wants them other than another does.
+        self._api.apply(kind, body, "" if kind is LEASE else version_of(found))
         outcome.written.append(kind)
         if found is None:
             made.append(f"{kind.name} {name}")
@@ -117,9 +119,16 @@ class Applier:
             told = [str(it) for it in differs if not it.path.startswith("metadata.annotations[delaycluster.io/")]
             self._report(Reason.OBJECT_APPLIED, f"{kind.name} {name}: {some(told or ['ours again'])}", False)
 
-    def _failed(self, error: ApiError, outcome: ApplyOutcome) -> None:
+    def _failed(self, error: ApiError, outcome: ApplyOutcome, kind: ObjectKind) -> None:
+        if error.conflict:
+            outcome.conflicts.append(kind)
+            return
         outcome.retry_after_s = max(outcome.retry_after_s, error.retry_after_s or 0.0)
         outcome.problems.append(problem(error))
+
+
+def version_of(found: Json | None) -> str:
+    return "" if found is None else str(found["metadata"]["resourceVersion"])
 
 
 def _is_its(view: ClusterView, body: Json) -> bool:

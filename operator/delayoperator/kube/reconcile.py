@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from delayregistry.model import ClusterSpec
@@ -50,6 +50,7 @@ class ReconcileResult:
     observation: ClusterObservation | None = None
     soon: bool = False  # a shard changes hands: whether it did is to be seen
     again_s: float | None = None  # a rebalance has something to do by then
+    conflicts: bool = False  # an object has changed since it was observed, and was left as it is
 
     @property
     def under_way(self) -> bool:
@@ -59,7 +60,7 @@ class ReconcileResult:
 
     @property
     def failed(self) -> bool:
-        return any(it.reason in TRANSIENT for it in self.problems)
+        return self.conflicts or any(it.reason in TRANSIENT for it in self.problems)
 
 
 def _is_settled(live: LiveObjects) -> bool:
@@ -95,9 +96,18 @@ class ClusterReconciler:
     def close(self) -> None:
         self._rebalances.close()
 
-    def reconcile(self, body: Json, shards: ShardsThread | None, problems: Sequence[ClusterProblem]) -> ReconcileResult:
-        """body: the DelayCluster, read just now. Raises ApiError, and Unavailable of the registry."""
+    def reconcile(
+        self,
+        body: Json,
+        shards: ShardsThread | None,
+        problems: Sequence[ClusterProblem],
+        is_ours: Callable[[], bool] = lambda: True,
+    ) -> ReconcileResult:
+        """body: the DelayCluster, read just now. is_ours: asked after the objects were observed and before any is
+        written. Raises ApiError, and Unavailable of the registry."""
         live = self._observer.observe()
+        if not is_ours():
+            return ReconcileResult(wrote=False, soon=True)
         found = self._registry.list_shards()
         nodes = {} if shards is None else shards.nodes
         accepted = last_accepted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
@@ -239,7 +249,9 @@ class ClusterReconciler:
         except ApiError as error:
             # Somebody has changed the object. The next round sees that and writes the status, later.
             problems.append(problem(error))
-        return ReconcileResult(wrote, live.pod_bodies, problems, outcome.retry_after_s, observation)
+        return ReconcileResult(
+            wrote, live.pod_bodies, problems, outcome.retry_after_s, observation, conflicts=bool(outcome.conflicts)
+        )
 
     def record_event(self, reason: Reason, message: str, warning: bool) -> None:
         """An event."""

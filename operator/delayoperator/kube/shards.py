@@ -31,7 +31,8 @@ class LoopCounts:
 
 
 class ShardsThread:
-    """on_action: called after each action of the loop, from its threads. fault: why the loop does not run just now."""
+    """on_action: called after each action of the loop, from its threads. acts: whether it may write (ControlLoop).
+    fault: why the loop does not run just now."""
 
     def __init__(
         self,
@@ -40,8 +41,9 @@ class ShardsThread:
         on_action: Callable[[], object],
         prober: Callable[[], Prober] = GrpcProber,
         clock: LoopClock | None = None,
+        acts: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._registry, self._log, self._on_action = registry, log, on_action
+        self._registry, self._log, self._on_action, self._acts = registry, log, on_action, acts
         self._prober, self._clock = prober, clock
         self._endings = EndedProcesses()
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -61,6 +63,10 @@ class ShardsThread:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def look(self) -> None:
+        """Something may be new: the next round begins at once."""
+        self._wake.set()
 
     @property
     def alive(self) -> bool:
@@ -99,6 +105,7 @@ class ShardsThread:
                 ended=self._endings.known,
                 writers=WRITERS,
                 paused=lambda: self.paused,
+                acts=self._acts,
             )
             try:
                 self._loop.run(self._stop, refresh_ms=REFRESH_MS, wake=self._wake)

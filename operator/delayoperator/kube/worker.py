@@ -17,9 +17,11 @@ from delayregistry.port import Registry, RegistryUnavailable
 
 from delayoperator.cluster.annotations import paused_by
 from delayoperator.cluster.conditions import ClusterProblem
-from delayoperator.cluster.reasons import Reason
+from delayoperator.cluster.reasons import Reason, with_page
 from delayoperator.control_loop.loop import Log, LoopClock
 from delayoperator.control_loop.probe import GrpcProber, Prober
+from delayoperator.election.claim import DEAD_AFTER_MS, OperatorClaim
+from delayoperator.election.claims import ClusterClaims
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.events import EventRecorder
@@ -35,6 +37,7 @@ UNDER_WAY_S = 5.0  # between looks while something goes on
 RESYNC_S = 60.0  # a change that no watch told us of is found by then
 BATCH_WINDOW_S = 0.1  # a burst of changes is one round
 MIN_PAUSE_S = 0.5  # between the beginnings of two rounds
+TOLD_AGAIN_S = 1_800.0  # between events that say whose a cluster is: Kubernetes keeps them for an hour
 WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
 
 
@@ -47,6 +50,7 @@ class WorkerSettings:
     clock: LoopClock = field(default_factory=LoopClock)
     prober: Callable[[], Prober] = GrpcProber
     resync_s: float = RESYNC_S
+    dead_after_ms: int = DEAD_AFTER_MS  # an operator that has not renewed its Lease for so long loses its clusters
 
 
 OpenRegistry = Callable[[str, str, str], Registry]
@@ -55,13 +59,28 @@ OpenRegistry = Callable[[str, str, str], Registry]
 
 class Worker:
     """log: one event, a line each. Started once; ends when its DelayCluster is gone, or by stop(). One that is over has
-    closed what it held, so that another one may begin."""
+    closed what it held, so that another one may begin.
+
+    It writes only in a tenure as leader (`claims.tenure`) in which it has found the cluster to be ours. Before, as a
+    standby, it follows the shards and the leases; of a cluster that another operator has, nothing.
+    """
 
     def __init__(
-        self, namespace: str, name: str, api: Api, open_registry: OpenRegistry, settings: WorkerSettings, log: Log
+        self,
+        namespace: str,
+        name: str,
+        api: Api,
+        open_registry: OpenRegistry,
+        settings: WorkerSettings,
+        log: Log,
+        claims: ClusterClaims,
     ) -> None:
         self.namespace, self.name = namespace, name
         self._api, self._open_registry, self._settings = api, open_registry, settings
+        self._claims = claims
+        self._claimed_in: int | None = None  # the tenure in which the cluster was found to be ours
+        self.managed_by: OperatorClaim | None = None  # another operator that has it
+        self._told: float | None = None  # when that was said last, monotonic seconds
         self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
         self._events = EventRecorder(api, settings.clock, self._log)
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -91,6 +110,8 @@ class Worker:
 
     def pod(self, body: Json) -> None:
         """A pod as a watch has just shown it: the way of a failover that need not wait."""
+        if self.managed_by is not None:
+            return
         ended = ended_processes(body)
         shards = self._shards
         if shards is None:
@@ -112,6 +133,12 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def acts(self) -> bool:
+        """Whether it may write just now. From any thread."""
+        tenure = self._claims.tenure()
+        return tenure is not None and tenure == self._claimed_in
 
     def _run(self) -> None:
         try:
@@ -155,9 +182,8 @@ class Worker:
             return None
         self.last = result
         if result.failed:
-            return self._pause(
-                "round-incomplete", "; ".join(it.message for it in result.problems), result.retry_after_s
-            )
+            why = "; ".join(it.message for it in result.problems) or "an object has changed since it was observed"
+            return self._pause("round-incomplete", why, result.retry_after_s)
         self._faults = 0
         if result.wrote or result.soon:
             return MIN_PAUSE_S
@@ -172,20 +198,50 @@ class Worker:
             # Kubernetes is deleting what the cluster owns: an object made again now would stay for ever.
             self._stop_shards()
             return ReconcileResult(wrote=False)
-        reconciler = self._reconciler_of(str(body["metadata"]["uid"]))
-        # First of all, and whatever is wrong with the other objects: failovers wait for nothing else.
-        if self._shards is None and self._registry is not None and self._registry.read_cluster() is not None:
-            self._start_shards()
         if self._shards is not None:
             self._shards.paused = bool(paused_by(body))
+        self._claim(body)
+        if self.managed_by is not None:
+            return self._leave_alone(body, self.managed_by)
+        reconciler = self._reconciler_of(str(body["metadata"]["uid"]))
+        # First of all, and whatever is wrong with the other objects: failovers wait for nothing else.
+        self._start_shards(body)
+        self._seen = self._observe()
         news, self._news = self._news, []
+        if not self.acts:
+            return ReconcileResult(wrote=False)
         for message in news:
             reconciler.record_event(Reason.CONTAINER_ENDED, message, True)
-        result = reconciler.reconcile(body, self._shards, self._problems())
+        result = reconciler.reconcile(body, self._shards, self._problems(), self._is_ours)
         if self._shards is not None:
             self._shards.ended([it for pod in result.pods for it in ended_processes(pod)])
         self._seen = self._observe()
         return result
+
+    def _claim(self, body: Json) -> None:
+        """Finds out whose the cluster is, and makes it ours if it may be and this process leads."""
+        tenure = self._claims.tenure()
+        self.managed_by = self._claims.another(body) if tenure is None else self._claims.claim(body)
+        claimed_in = None if self.managed_by is not None else tenure
+        begins, self._claimed_in = claimed_in != self._claimed_in, claimed_in
+        if begins and self._shards is not None:
+            self._shards.look()
+
+    def _is_ours(self) -> bool:
+        return self.acts and self._claims.holds(self.namespace, self.name)
+
+    def _leave_alone(self, body: Json, holder: OperatorClaim) -> ReconcileResult:
+        """Follows nothing of a cluster that another operator has, and says so where people look: in an event, since
+        the status is the other's."""
+        self._close()
+        now_s = time.monotonic()
+        if self._claims.tenure() is not None and (self._told is None or now_s - self._told >= TOLD_AGAIN_S):
+            self._told = now_s
+            message = f"{holder} looks after this cluster; {self._claims.mine} leaves it alone"
+            self._events.record(
+                body["metadata"], Reason.MANAGED_BY_ANOTHER, with_page(Reason.MANAGED_BY_ANOTHER, message), warning=True
+            )
+        return ReconcileResult(wrote=False, again_s=self._claims.look_ms / 1000)
 
     def _reconciler_of(self, uid: str) -> ClusterReconciler:
         if self._reconciler is None or self._reconciler.uid != uid:
@@ -202,9 +258,14 @@ class Worker:
             )  # fmt: skip
         return self._reconciler
 
-    def _start_shards(self) -> None:
-        assert self._registry is not None
-        shards = ShardsThread(self._registry, self._log, self.wake, self._settings.prober, self._settings.clock)
+    def _start_shards(self, body: Json) -> None:
+        """As soon as there is a spec for them."""
+        if self._shards is not None or self._registry is None or self._registry.read_cluster() is None:
+            return
+        shards = ShardsThread(
+            self._registry, self._log, self.wake, self._settings.prober, self._settings.clock, lambda: self.acts
+        )
+        shards.paused = bool(paused_by(body))
         shards.ended(self._ends)
         self._ends = []
         shards.start()
@@ -216,7 +277,7 @@ class Worker:
 
     def _failed(self, event: str, fault: ClusterProblem, retry_after_s: float | None) -> float:
         """A round that was not finished, so that nobody has told of it yet."""
-        if self._reconciler is not None and (self._faults or fault.reason is Reason.OPERATOR_ERROR):
+        if self._reconciler is not None and self.acts and (self._faults or fault.reason is Reason.OPERATOR_ERROR):
             try:
                 self._reconciler.report_fault(fault)
             except Exception as also:  # the log has both; the next round tries again
@@ -244,7 +305,7 @@ class Worker:
 
     def _observe(self) -> object:
         """A cheap look at the shards and the leases: the same value as before means that nothing has happened."""
-        if self._registry is None or self._shards is None:
+        if self._registry is None or self._shards is None or not self.acts:
             return None
         try:
             version = self._registry.version()

@@ -1,0 +1,195 @@
+"""kopf really runs, over the fake API server, in two processes of one release: one acts, the other stands by."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from delayoperator.plan import Liveness
+
+from tests.kube import fakekinds
+from tests.operator.stage import LEASE, LEASE_SECONDS, RunningOperator, Stage
+
+ORDERS = {"name": "orders", "queues": 4}
+
+
+def leading(stage: Stage) -> subprocess.Popen[bytes]:
+    """A process that leads, and one whole cluster."""
+    process = stage.process()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    return process
+
+
+def warm_standby(stage: Stage) -> RunningOperator:
+    """One that has seen every node of the cluster renew its lease."""
+    standby = stage.operator()
+
+    def warm() -> bool:
+        alive = [
+            view.liveness is Liveness.ALIVE
+            for worker in standby.operator.clusters.workers()
+            if worker._shards is not None
+            for view in worker._shards.nodes.values()
+        ]
+        return len(alive) == 3 and all(alive)
+
+    stage.until(warm)
+    assert standby.operator.election.tenure() is None
+    return standby
+
+
+def template_image(stage: Stage) -> str:
+    return str(stage.there("statefulsets", "shop")["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def masters(stage: Stage) -> set[str]:
+    return {it["spec"]["master"] for it in stage.server.list("delayshards")}
+
+
+def test_a_leader_and_masters_that_die_together_are_replaced_without_a_list(stage: Stage) -> None:
+    leader = leading(stage)
+    standby = warm_standby(stage)
+    lost_s = time.monotonic()
+    stage.kubelet.frozen.add("shop-0")  # the machine under both
+    stage.kill(leader)
+    stage.until(lambda: "n0" not in masters(stage))
+    took_s = time.monotonic() - lost_s
+    assert standby.operator.election.tenure() == 1
+    first = next(it for it in stage.server.requests("PATCH", "/delayshards/", lost_s) if it.status == 200)
+    lists = [it for it in stage.server.requests("LIST", "/delayshards", lost_s) if it.at_s < first.at_s]
+    assert not lists, "the map was listed before the first master was chosen"
+    assert took_s < LEASE_SECONDS + 3, "the nodes' leases were counted while it stood by, not one after the other"
+
+
+def test_a_standby_writes_nothing(stage: Stage) -> None:
+    leader = leading(stage)
+    warm_standby(stage)
+    with stopped(leader):  # whatever is written now, the standby has written
+        since_s = time.monotonic()
+        stage.kubelet.frozen.add("shop-0")
+        time.sleep(LEASE_SECONDS * 0.6)
+        assert stage.writes(since_s) == sum("/shop.n" in it.path for it in stage.server.requests("PATCH", "", since_s))
+        stage.kubelet.frozen.clear()
+
+
+def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(stage: Stage) -> None:
+    leader = leading(stage)
+    was = stage.leader()
+    standby = warm_standby(stage)
+    for number in (2, 4):
+        stage.edit(topics=[{**ORDERS, "queues": 4 + number}])  # it has something under way
+        time.sleep(0.1 * number)
+        with stopped(leader):
+            stage.until(lambda: standby.operator.election.tenure() is not None)
+            stage.settled()
+            has = stage.leader()
+            since_s = time.monotonic()
+            time.sleep(1)
+            assert has not in ("", was)
+        time.sleep(2)
+        assert stage.leader() == has, "it does not take its Lease back"
+        assert stage.writes(since_s) == 0
+    assert leader.poll() is None
+
+
+def test_a_write_of_a_dead_leader_that_comes_late_is_refused(stage: Stage) -> None:
+    leader = leading(stage)
+    warm_standby(stage)
+    late = stage.server.fault(method="PATCH", path="/statefulsets/", delay_s=LEASE_SECONDS * 3)
+    stage.edit(image="node:2")
+    stage.until(lambda: late.met)
+    stage.kill(leader)
+    sent_s = time.monotonic()
+    stage.edit(image="node:3")
+    stage.until(lambda: template_image(stage) == "node:3")
+    stage.until(lambda: [it for it in stage.server.requests("PATCH", "/statefulsets/", sent_s - 1) if it.status == 409])
+    stage.until(lambda: {it["spec"]["containers"][0]["image"] for it in stage.server.list("pods")} == {"node:3"})
+    assert template_image(stage) == "node:3"
+
+
+def test_a_leader_that_is_told_to_stop_gives_its_lease_up_at_once(stage: Stage) -> None:
+    leader = leading(stage)
+    was = stage.leader()
+    standby = warm_standby(stage)
+    stopped_s = time.monotonic()
+    leader.terminate()
+    stage.until(lambda: stage.leader() not in ("", was))
+    took_s = time.monotonic() - stopped_s
+    stage.until(lambda: standby.operator.election.tenure() == 1)
+    assert took_s < 1.0, f"{took_s} s without a leader"
+    assert leader.wait(40) == 0
+
+
+def test_a_leader_that_may_not_renew_stops_acting_and_begins_again(stage: Stage) -> None:
+    running = stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    fault = stage.server.fault(method="PATCH", path="/namespaces/operators/leases/", code=500, times=None)
+    stage.until(lambda: running.operator.election.tenure() is None)
+    since_s = time.monotonic()
+    stage.edit(topics=[{**ORDERS, "queues": 5}])
+    time.sleep(2)
+    assert stage.writes(since_s) == 0
+    fault.times = 0
+    stage.settled()
+    assert running.operator.election.tenure() == 2
+    assert len(stage.names("delayshards")) == 5
+
+
+def test_a_process_that_may_not_read_the_lease_is_not_ready_and_says_why(stage: Stage) -> None:
+    stage.server.fault(path="/namespaces/operators/leases", code=403, times=None)
+    running = stage.operator()
+    stage.until(lambda: running.operator.http_address)
+
+    def readiness() -> str:
+        try:
+            with urllib.request.urlopen(f"http://{running.operator.http_address}/readyz", timeout=5) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return str(error.read().decode())
+
+    stage.until(lambda: "403" in readiness(), readiness)
+    assert "Lease delaycluster of namespace operators" in readiness()
+    assert stage.writes(0.0) == 0
+
+
+def test_the_lease_says_who_leads_since_when_and_for_how_long(stage: Stage) -> None:
+    first = stage.operator()
+    stage.until(lambda: stage.leader() == first.operator.election.identity)
+    namespace, _, name = LEASE.partition("/")
+    spec = stage.server.get("leases", name, namespace)["spec"]
+    assert (spec["leaseDurationSeconds"], spec["leaseTransitions"]) == (LEASE_SECONDS, 0)
+    first.close()
+    assert stage.leader() == ""
+    second = stage.operator()
+    stage.until(lambda: stage.leader() == second.operator.election.identity)
+    assert stage.server.get("leases", name, namespace)["spec"]["leaseTransitions"] == 1
+    stage.server.store.delete(fakekinds.find("leases"), namespace, name)
+    stage.until(lambda: stage.leader() == second.operator.election.identity)
+
+
+@pytest.mark.parametrize("drop", ["before", "after"])
+def test_a_renewal_without_an_answer_costs_no_tenure(stage: Stage, drop: str) -> None:
+    running = stage.operator()
+    stage.until(lambda: running.operator.election.tenure() == 1)
+    fault = stage.server.fault(method="PATCH", path="/namespaces/operators/leases/", drop=drop)
+    stage.until(lambda: fault.met)
+    time.sleep(LEASE_SECONDS)
+    assert running.operator.election.tenure() == 1
