@@ -25,6 +25,7 @@ DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
 FAILED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3
+UNKNOWN: Final = -1  # pending messages where a copy is damaged
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -59,6 +59,12 @@ class Registry(Protocol):
     def write_conditions(self, name: str, conditions: tuple[Condition, ...], version: Version) -> Version:
         """The operator's view, likewise. Replaces all of them."""
 
+    def delete_shard(self, name: str, version: Version) -> None:
+        """A person's part: the object goes, if it is still at `version`; copies stay on the nodes' disks.
+
+        Raises Conflict, OutcomeUnknown.
+        """
+
     def renew_lease(self, lease: NodeLease) -> None:
         """Writes the lease, whatever was there. The holder counts `renewals` up. Raises RegistryUnavailable."""
 

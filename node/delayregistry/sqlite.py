@@ -120,9 +120,14 @@ class SqliteRegistry:
         # anybody. Versions are given inside the write lock, so that a later commit never has a lower one.
         query = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE version > ?"
         rows: list[_ShardRow] = db.execute(query, (self._known_version,)).fetchall()
+        self._known.update((row[0], _shard(row)) for row in rows)
+        deleted = len(self._known) != db.execute("SELECT count(*) FROM shards").fetchone()[0]
+        if deleted:
+            names = {row[0] for row in db.execute("SELECT name FROM shards")}
+            self._known = {name: shard for name, shard in self._known.items() if name in names}
         if rows:
-            self._known.update((row[0], _shard(row)) for row in rows)
             self._known_version = max(row[1] for row in rows)
+        if rows or deleted:
             self._known_list = tuple(sorted(self._known.values(), key=lambda it: (it.spec.topic, it.spec.queue)))
         return self._known_list
 
@@ -148,6 +153,10 @@ class SqliteRegistry:
 
     def write_conditions(self, name: str, conditions: tuple[Condition, ...], version: Version) -> Version:
         return self._swap(name, "conditions", dumps(conditions), version)
+
+    def delete_shard(self, name: str, version: Version) -> None:
+        statement = "DELETE FROM shards WHERE name = ? AND version = ?"
+        self._write(name, version, lambda db, new: db.execute(statement, (name, version)).rowcount)
 
     def renew_lease(self, lease: NodeLease) -> None:
         row = (lease.node, dumps(lease))

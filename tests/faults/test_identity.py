@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,44 @@ def test_a_node_refuses_to_purge_what_is_wanted_or_not_there(tmp_path: Path) -> 
                 with pytest.raises(grpc.RpcError) as refused:
                     client.purge_copy(delay_pb2.PurgeCopyRequest(uid=uid, pending=0), timeout=5)
                 assert why in refused.value.details()
+
+
+def remove_orders(cluster: LocalCluster) -> None:
+    """Take the topic out of the spec."""
+    found = cluster.registry.read_cluster()
+    assert found is not None
+    topics = tuple(topic for topic in found.spec.topics if topic.name != "orders")
+    cluster.registry.put_cluster(replace(found.spec, topics=topics), found.version)
+
+
+def test_shards_of_a_removed_topic_are_retired_once_their_pending_count_is_typed(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, ORDERS, TopicSpec("other", 1)) as cluster:
+        cluster.wait_ready()
+        send(cluster, MESSAGES, LATER_MS)
+        retire = ("shards", "retire", "--topic", "orders", "--pending")
+        assert "orders-0 is wanted" in refused(tmp_path, *retire, str(MESSAGES))
+        remove_orders(cluster)
+        assert "nothing is deleted" in refused(tmp_path, *retire, str(MESSAGES - 1))
+        assert "nothing is deleted" in refused(tmp_path, *retire[:-1])
+        assert len(cluster.registry.list_shards()) == 5
+        gone = delayctl(tmp_path, *retire, str(MESSAGES))
+        assert {it["shard"] for it in gone} == {f"orders-{queue}" for queue in range(4)}
+        assert sum(it["pending"] for it in gone) == MESSAGES
+        assert [shard.name for shard in cluster.registry.list_shards()] == ["other-0"]
+        assert not list(tmp_path.glob("**/orders-?-????????????????"))
+        assert delayctl(tmp_path, "nodes", "orphans") == []
+    with make_cluster(tmp_path, ORDERS, TopicSpec("other", 1)) as cluster:
+        cluster.wait_ready()
+        assert sorted(send(cluster, 1, 1)) == receive(cluster, 1), "of the new topic, and nothing of the former one"
+
+
+def test_a_retirement_that_a_copy_on_a_silent_node_would_outlive_is_refused(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, ORDERS) as cluster:
+        cluster.wait_ready()
+        remove_orders(cluster)
+        cluster.kill("n1", signal.SIGSTOP)
+        try:
+            assert "n1 gives no answer" in refused(tmp_path, "shards", "retire", "--topic", "orders", "--pending", "0")
+            assert len(cluster.registry.list_shards()) == 4
+        finally:
+            cluster.kill("n1", signal.SIGCONT)

@@ -64,6 +64,21 @@ def test_write_at_an_old_version_is_refused_and_changes_nothing(registry: Openab
     assert (registry.get_shard("orders-0"), registry.version()) == before
 
 
+def test_a_shard_is_deleted_only_at_the_version_that_was_seen(registry: Openable) -> None:
+    old = registry.create_shard(SPEC)
+    version = registry.write_spec("orders-0", replace(SPEC, epoch=1), old)
+    until(lambda: len(registry.list_shards()) == 1)
+    with pytest.raises(Conflict, match="orders-0 is not at version"):
+        registry.delete_shard("orders-0", old)
+    before = registry.version()
+    registry.delete_shard("orders-0", version)
+    assert registry.get_shard("orders-0") is None
+    with pytest.raises(Conflict):
+        registry.delete_shard("orders-0", version)
+    until(lambda: registry.list_shards() == () and registry.version() > before)
+    assert registry.create_shard(SPEC) not in (old, version)
+
+
 def test_a_version_is_opaque_and_a_foreign_one_is_a_conflict(registry: Openable) -> None:
     registry.create_shard(SPEC)
     with pytest.raises(Conflict):

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, CommandSettings, Hexadecimal, common_options, confirmed, fail, put_json, run_admin
+from delayctl.common import (
+    FAILED,
+    UNKNOWN,
+    CommandSettings,
+    Hexadecimal,
+    common_options,
+    confirmed,
+    fail,
+    put_json,
+    run_admin,
+)
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
@@ -19,9 +29,6 @@ if TYPE_CHECKING:
     from delayclient.admin.views import NodeView
 
     from delayctl.targets.registry import Orphan, RegistryEditor
-
-
-UNKNOWN = -1  # pending messages of a damaged copy
 
 
 @click.group()
@@ -192,7 +199,7 @@ def _print_orphans(found: list[Orphan], settings: CommandSettings) -> None:
                 {
                     "node": it.node, "shard": copy.shard, "uid": f"{it.uid:016x}", "cluster": copy.cluster,
                     "epoch": copy.epoch, "log_end": copy.log_end, "pending": copy.pending, "role": copy.role.value,
-                    "disk_bytes": copy.disk_bytes, "damaged": copy.damaged or "",
+                    "disk_bytes": copy.disk_bytes, "damaged": copy.damaged or "", "replaced": it.replaced,
                 }
             )  # fmt: skip
         return
@@ -211,9 +218,10 @@ def _print_orphans(found: list[Orphan], settings: CommandSettings) -> None:
         copy = it.copy
         size = f"{copy.disk_bytes / (1 << 20):,.1f} MiB" if copy.disk_bytes else "-"
         open_ = f"open in the node's process, as {copy.role.value}" if copy.role is not ObservedRole.STORED else ""
+        remark = "replaced: goes by itself once a later term serves" if it.replaced else open_
         table.add_row(
             it.node, copy.shard, f"{it.uid:016x}", copy.cluster or "?", str(copy.epoch), f"{copy.pending:,}", size,
-            copy.damaged or open_,
+            copy.damaged or remark,
         )  # fmt: skip
     Console().print(table)
 

@@ -1,4 +1,4 @@
-"""`delayctl shards [list] | move | switchover`."""
+"""`delayctl shards [list] | move | switchover | retire`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, CommandSettings, common_options, fail, put_json, run_admin
+from delayctl.common import FAILED, UNKNOWN, CommandSettings, common_options, fail, put_json, run_admin
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _Listing(click.Group):
 
 @click.group(cls=_Listing)
 def shards() -> None:
-    """List shards, move their copies, choose their masters.
+    """List shards, move their copies, choose their masters, retire those of a removed topic.
 
     `delayctl shards [TOPIC]` lists. A topic that is named like a subcommand: `delayctl shards list TOPIC`.
     """
@@ -135,6 +135,42 @@ def switchover(settings: CommandSettings, data: Path, shard: str, to: str | None
             put_json({"shard": shard, "from": former, "to": to, "epoch": spec.epoch, "seconds": seconds})
         else:
             click.echo(f"{shard}: {to} took over from {former} in epoch {spec.epoch}, after {seconds} s")
+
+
+@shards.command()
+@click.argument("shards", nargs=-1, metavar="[SHARD]...")
+@click.option("--topic", help="All shards of this topic.")
+@click.option("--pending", type=int, help="How many messages are pending in them, instead of a question.")
+@data_option
+@common_options
+def retire(
+    settings: CommandSettings, data: Path, shards: tuple[str, ...], topic: str | None, pending: int | None
+) -> None:
+    """Give up shards that no topic has any more, with all their messages, and give their disk back.
+
+    Take the topic out of the spec first, and let consumers finish. PENDING are messages that are not due yet; what is
+    due and was not consumed goes too. Where a copy is damaged nobody knows how many there are: -1.
+    """
+    with open_registry_editor(settings, data) as at:
+        names = [*shards, *(it.name for it in at.shards() if it.spec.topic == topic)]
+        if not names:
+            raise click.UsageError("name shards, or a topic that has some")
+        found = [at.retirement(name) for name in names]
+        counts = [it.pending for it in found if it.pending is not None]
+        most = sum(counts) if len(counts) == len(found) else UNKNOWN
+        many = f"{most:,} messages" if most != UNKNOWN else f"messages that nobody can count ({UNKNOWN})"
+        lost = f"{', '.join(names)}: {many} will be lost for ever"
+        if pending is None and not settings.as_json:
+            pending = click.prompt(f"{lost}. Type that number", type=int, err=True)
+        if pending != most:
+            fail(f"{lost}, not {pending}: nothing is deleted", FAILED)
+        for it in found:
+            at.retire(it)
+            if settings.as_json:
+                uid = f"{it.shard.spec.uid:016x}"
+                put_json({"shard": it.shard.name, "uid": uid, "pending": it.pending, "nodes": list(it.nodes)})
+            else:
+                click.echo(f"{it.shard.name} is gone from {', '.join(it.nodes) or 'the registry'}")
 
 
 def _leads(at: RegistryEditor, name: str, node: str) -> bool:

@@ -12,14 +12,14 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
 from delayapi.proto.delay.v1 import delay_pb2
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
-from delayoperator.plan import CopyView, missing_shards
+from delayoperator.plan import CopyView, ObservedRole, missing_shards
 from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
 from delayoperator.plan.bootstrap import described
 from delayoperator.plan.topology import NodeLocation, Topology
@@ -30,6 +30,7 @@ from delayregistry.sqlite import SqliteRegistry
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
 
 PURGE_S = 60.0  # a large directory takes a while to delete
+RETIRE_AGAIN_S = 0.1  # a copy may change while it is deleted
 TRIES = 20  # a write may meet the master's or the operator's
 
 
@@ -45,11 +46,22 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A copy on a node's disk of which no object knows."""
+    """A copy on a node's disk of which no object knows; replaced: its object knows others only."""
 
     node: str
     uid: int
     copy: CopyView
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A shard that is to go with all its copies. pending: messages that are not due yet, of the copy with most; None:
+    a copy is damaged, and nobody knows."""
+
+    shard: ShardObject
+    nodes: tuple[str, ...]  # with a copy of it
+    pending: int | None
 
 
 class RegistryEditor(ABC):
@@ -173,13 +185,7 @@ class RegistryEditor(ABC):
 
         Raises TargetRefused unless every node answers: whoever is silent might have the most.
         """
-        nodes = self.cluster().node_ids
-        answers = {node: answer for node, answer in self.node_answers().items() if answer.listed}
-        silent = [node for node in nodes if node not in answers]
-        if silent:
-            raise TargetRefused(
-                f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to"
-            )
+        answers = self._all_answers()
         objects = {shard.name: shard for shard in self.shards()}
         unclaimed = self._unclaimed(objects.values(), answers)
         if unknown := [name for name in names if name not in objects and name not in unclaimed]:
@@ -196,16 +202,77 @@ class RegistryEditor(ABC):
                 found.append(_made_again(name, unclaimed[name], uid, unproven=unproven))
         return [it for it in found if it is not None]
 
+    def _all_answers(self) -> Mapping[str, NodeAnswer]:
+        """Raises TargetRefused where a node of the cluster gives none."""
+        answers = {node: answer for node, answer in self.node_answers().items() if answer.listed}
+        if silent := [node for node in self.cluster().node_ids if node not in answers]:
+            raise TargetRefused(
+                f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all nodes have to"
+            )
+        return answers
+
     def orphans(self) -> list[Orphan]:
-        """The copies on nodes' disks of which no object of the registry knows, by shard, uid and node."""
+        """The copies on nodes' disks on which no object of the registry counts, by shard, uid and node."""
         answers = self.node_answers()
-        found = self._unclaimed(self.shards(), answers)
-        return [
-            Orphan(node, uid, copy)
-            for _, histories in sorted(found.items())
-            for uid, copies in sorted(histories.items())
-            for node, copy in sorted(copies.items())
+        known = {shard.spec.uid: (*shard.spec.replicas, *(shard.spec.target or ())) for shard in self.shards()}
+        found = [
+            Orphan(node, uid, copy, replaced=uid in known)
+            for node, answer in answers.items()
+            for uid, copy in answer.copies.items()
+            if uid not in known or (copy.role is ObservedRole.STORED and node not in known[uid])
         ]
+        return sorted(found, key=lambda it: (it.copy.shard, it.uid, it.node))
+
+    def retirement(self, name: str) -> Retirement:
+        """What is lost with a shard that no topic of the spec has. Raises TargetRefused for any other one, and unless
+        every node answers: a copy that nobody sees would stay."""
+        shard = self.shard(name)
+        self._require_unwanted(shard)
+        return self._retirement(shard, self._all_answers())
+
+    def _require_unwanted(self, shard: ShardObject) -> None:
+        topic = self.cluster().topic(shard.spec.topic)
+        if topic is not None and shard.spec.queue < topic.queues:
+            raise TargetRefused(f"{shard.name} is wanted: take topic {topic.name} out of the spec first")
+
+    def _retirement(self, shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Retirement:
+        found = {node: answer.copies.get(shard.spec.uid) for node, answer in answers.items()}
+        copies = {node: copy for node, copy in sorted(found.items()) if copy is not None}
+        known = not any(copy.damaged or copy.role is ObservedRole.OPENING for copy in copies.values())
+        pending = max((copy.pending for copy in copies.values()), default=0) if known else None
+        return Retirement(shard, tuple(copies), pending)
+
+    def retire(self, retirement: Retirement) -> None:
+        """Delete the object, then every copy. Raises TargetRefused where it has changed, or has more messages by now;
+        what is left of it is an orphan then, and `nodes orphans --purge` deletes it."""
+        shard = retirement.shard
+        self._delete(shard)
+        for _ in range(TRIES):
+            left = self._retirement(shard, self._all_answers())
+            if not left.nodes:
+                return
+            if retirement.pending is not None and (left.pending is None or left.pending > retirement.pending):
+                raise TargetRefused(f"{shard.name} has more than {retirement.pending:,} messages by now: look again")
+            for orphan in self.orphans():
+                if orphan.uid == shard.spec.uid:
+                    with suppress(TargetRefused):  # delivered or sent meanwhile: it is asked again
+                        self.purge(orphan)
+            time.sleep(RETIRE_AGAIN_S)
+        raise TargetRefused(f"{shard.name} changes all the time: `delayctl nodes orphans` lists what is left of it")
+
+    def _delete(self, shard: ShardObject) -> None:
+        fault: Exception | None = None
+        for _ in range(TRIES):
+            found = self._registry.get_shard(shard.name)
+            if found is None or found.spec.uid != shard.spec.uid:
+                return
+            self._require_unwanted(found)
+            try:
+                self._registry.delete_shard(shard.name, found.version)
+                return
+            except (Conflict, OutcomeUnknown) as error:  # its master and the operator write it too
+                fault = error
+        raise TargetUnreachable(f"{shard.name} could not be deleted: {fault}")
 
     def purge(self, orphan: Orphan) -> None:
         """Delete it, for ever. Raises TargetRefused where the node finds that it is wanted, or has changed."""

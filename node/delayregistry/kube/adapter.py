@@ -154,6 +154,16 @@ class KubeRegistry:
     def write_conditions(self, name: str, conditions: tuple[Condition, ...], version: Version) -> Version:
         return self._swap(name, "/status", objects.conditions_patch(conditions), version)
 
+    def delete_shard(self, name: str, version: Version) -> None:
+        try:
+            self._client.delete(self._shard_path(name), {"preconditions": {"resourceVersion": version}})
+        except ApiRejected as error:
+            if error.code == 409 or error.missing == self._names.object(name):
+                raise Conflict(f"{name} is not at version {version}") from error
+            raise _not_written(name, error) from error
+        except RequestUnanswered as error:
+            raise OutcomeUnknown(f"deletion of {name}: {error}") from error
+
     # ------------------------------------------------------------ leases
     def renew_lease(self, lease: NodeLease) -> None:
         self._follow_leases()

@@ -159,6 +159,10 @@ class KubeClient(KubeTransport):
         """A JSON merge patch; conditional if it has a metadata.resourceVersion."""
         return self._answer("PATCH", path, query, body=patch, content=MERGE_PATCH, read_s=read_s)
 
+    def delete(self, path: str, body: Mapping[str, Any], read_s: float = READ_S) -> Any:
+        """body: DeleteOptions."""
+        return self._answer("DELETE", path, {}, body=body, read_s=read_s)
+
     def watch(self, path: str, query: Mapping[str, str], read_s: float) -> WatchStream:
         """read_s: the watch may be silent for so long. Raises RequestUnanswered, ApiRejected."""
         response = self._send("GET", path, {**query, "watch": "1"}, read_s=read_s, stream=True)

@@ -229,6 +229,15 @@ class Access:
         change: Change = lambda shard: replace(shard, conditions=conditions)  # noqa: E731
         return self._write("write_conditions", lambda: self._truth.change(name, version, change))
 
+    def delete_shard(self, name: str, version: Version) -> None:
+        def delete() -> None:
+            found = self._truth.shard(name)
+            if found is None or found.version != version:
+                raise Conflict(f"{name} is not at version {version}")
+            self._truth.delete(name)
+
+        return self._write("delete_shard", delete)
+
     def renew_lease(self, lease: NodeLease) -> None:
         self._read()
         self._truth.renew(lease)
