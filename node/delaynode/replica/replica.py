@@ -229,8 +229,11 @@ class Replica:
         found = await self._read()
         if found is None or self.context.node in found.spec.replicas:
             return
+        status = found.status
+        if status is None or status.serving_epoch != found.spec.epoch:
+            return  # restored, say: nothing proves that another copy has what this one has
         replica_id = self.local.storage.replica_id
-        if replica_id and found.status is not None and replica_id in found.status.in_sync:
+        if replica_id and replica_id in status.in_sync:
             return
         if (epoch := self._known_epoch()) > found.spec.epoch:
             # A registry that was restored from an older state: that copy may have what no other one has.

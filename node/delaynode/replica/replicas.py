@@ -14,10 +14,11 @@ from delaynode.replica.follower import refuse_unknown
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
-from delaynode.replica.stored_copies import StoredCopies
+from delaynode.replica.stored_copies import StoredCopies, is_outdated, is_wanted
 from delaynode.replication.protocol import LeaseRelease, Message
 from delaynode.replication.transport.peers import Origin
 from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.stored_copy import StoredCopy
 
 POLL_SECONDS = 0.25
 LOOK_AGAIN_SECONDS = 1.0
@@ -39,6 +40,8 @@ class Replicas:
         self._purging: dict[int, ShardObject | None] = {}  # by uid: an object that has come meanwhile
         self._poller: asyncio.Task[None] | None = None
         self._looker: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()  # the disk space of copies that a later term does without
+        self._objects: tuple[ShardObject, ...] = ()  # as of the last look
         self._linked_to: tuple[str, ...] | None = None
         self._cluster: ClusterSpec | None = None  # as of the last look
         # The registry has been read, and the disk looked through: each copy here is a Replica's, or in `stored`.
@@ -58,7 +61,7 @@ class Replicas:
 
     async def stop(self) -> None:
         """Stop serving and following; every copy is checkpointed."""
-        for task in (self._poller, self._looker):
+        for task in (self._poller, self._looker, *self._returning):
             if task is not None:
                 task.cancel()
         results = await asyncio.gather(*(replica.stop() for replica in self), return_exceptions=True)
@@ -85,6 +88,13 @@ class Replicas:
     # ------------------------------------------------------------ the registry
     def refresh(self, objects: Iterable[ShardObject]) -> None:
         """What the registry has now: all shards, or all with a replica here."""
+        self._objects = tuple(objects)
+        self._take_up(self._objects)
+        if self._looker is None:
+            self._looker = self._loop.create_task(self._look())
+        self._update_links()
+
+    def _take_up(self, objects: Iterable[ShardObject]) -> None:
         node, cluster = self._context.node, self._context.cluster()
         same_spec, self._cluster = cluster is self._cluster or cluster == self._cluster, cluster
         for object_ in objects:
@@ -102,9 +112,11 @@ class Replicas:
             elif node in object_.spec.replicas:
                 self.stored.forget(object_.spec.uid)
                 self._by_uid[object_.spec.uid] = Replica(object_, self._context)
-        if self._looker is None:
-            self._looker = self._loop.create_task(self._look())
-        self._update_links()
+            elif (copy := self.stored.get(object_.spec.uid)) is not None and is_outdated(copy, node, object_):
+                self._purging[copy.uid] = None
+                task = self._loop.create_task(self._give_back(copy))
+                self._returning.add(task)
+                task.add_done_callback(self._returning.discard)
 
     async def _look(self) -> None:
         while True:
@@ -115,6 +127,7 @@ class Replicas:
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
             else:
                 self.listed = True
+                self._take_up(self._objects)  # of some that were found now a later term may do without
                 return
 
     def _update_links(self) -> None:
@@ -132,30 +145,50 @@ class Replicas:
 
     # ------------------------------------------------------------ copies that nobody wants
     async def purge(self, uid: int, pending: int) -> None:
-        """Delete a copy of which no object knows. pending: as whoever wants it was told. Raises NotPurged."""
+        """Delete a copy on which no object counts. pending: as whoever wants it was told. Raises NotPurged."""
         if uid in self._purging:
             raise NotPurged(f"the copy with uid {uid:016x} is being deleted already")
         self._purging[uid] = None
         try:
             await self._purge(uid, pending)
         finally:
-            object_ = self._purging.pop(uid)
-        if object_ is not None:
-            self.refresh([object_])
+            self._end_purge(uid)
+
+    def _end_purge(self, uid: int) -> None:
+        if (object_ := self._purging.pop(uid)) is not None:
+            self._take_up([object_])
+            self._update_links()
 
     async def _purge(self, uid: int, pending: int) -> None:
         replica = self._by_uid.get(uid)
         if replica is not None and not replica.discarded:
             found = replica.shard.index.pending if replica.shard is not None else 0
-            await self._check_unwanted(uid, replica.name, found, pending)
+            if await self._object(uid, replica.name) is not None:
+                raise NotPurged(f"shard {replica.name} has this copy: it is no orphan")
+            _check_pending(replica.name, found, pending)
             await replica.stop()  # it may have served on without its object: what it has is counted again
             del self._by_uid[uid]
             await self.stored.add(replica.local.storage.directory)
         stored = self.stored.get(uid)
         if stored is None:
             raise NotPurged(f"there is no copy with uid {uid:016x} here")
-        name = f"{stored.topic}-{stored.queue}"
-        await self._check_unwanted(uid, name, stored.pending, pending)
+        object_ = await self._object(uid, stored.shard)
+        if object_ is not None and is_wanted(stored, self._context.node, object_):
+            raise NotPurged(f"shard {stored.shard} has this copy: it is no orphan")
+        _check_pending(stored.shard, stored.pending, pending)
+        await self._discard(stored)
+        self._context.resources.log("copy-purged", shard=stored.shard, uid=f"{uid:016x}", pending=stored.pending)
+
+    async def _object(self, uid: int, name: str) -> ShardObject | None:
+        """The shard's, read just now; None: none of this uid. Raises NotPurged."""
+        try:
+            found = await self._context.registry.get_shard(name)
+        except RegistryError as error:
+            raise NotPurged(f"the registry can't be asked whether {name} is wanted: {error}") from error
+        return found if found is not None and found.spec.uid == uid else None
+
+    async def _discard(self, stored: StoredCopy) -> None:
+        """Raises NotPurged."""
         resources = self._context.resources
         try:
             await self._loop.run_in_executor(
@@ -163,19 +196,22 @@ class Replicas:
             )
         except OSError as error:
             raise NotPurged(f"{stored.directory}: {error}") from error
-        self.stored.forget(uid)
-        resources.log("copy-purged", shard=name, uid=f"{uid:016x}", pending=stored.pending)
+        self.stored.forget(stored.uid)
 
-    async def _check_unwanted(self, uid: int, name: str, found: int, pending: int) -> None:
-        """Raises NotPurged."""
+    async def _give_back(self, stored: StoredCopy) -> None:
+        """The node was away when its copy was replaced. What fails is tried again with the registry's next news."""
         try:
-            wanted = await self._context.registry.get_shard(name)
-        except RegistryError as error:
-            raise NotPurged(f"the registry can't be asked whether {name} is wanted: {error}") from error
-        if wanted is not None and wanted.spec.uid == uid:
-            raise NotPurged(f"shard {name} has this copy: it is no orphan")
-        if found != pending:
-            raise NotPurged(f"{found:,} messages are pending in the copy of {name}, not {pending:,}: look again")
+            object_ = await self._object(stored.uid, stored.shard)
+            if object_ is not None and is_outdated(stored, self._context.node, object_):
+                await self._discard(stored)
+                self._context.resources.log(
+                    "copy-replaced", shard=stored.shard, uid=f"{stored.uid:016x}", epoch=stored.epoch,
+                    now=object_.spec.epoch,
+                )  # fmt: skip
+        except NotPurged as error:
+            self._context.resources.log("copy-not-discarded", shard=stored.shard, reason=str(error))
+        finally:
+            self._end_purge(stored.uid)
 
     # ------------------------------------------------------------ now and then
     async def _poll_loop(self) -> None:
@@ -258,3 +294,9 @@ class Replicas:
 
     def leading(self) -> list[Replica]:
         return [replica for replica in self if replica.role is ReplicaRole.MASTER]
+
+
+def _check_pending(name: str, found: int, pending: int) -> None:
+    """Raises NotPurged."""
+    if found != pending:
+        raise NotPurged(f"{found:,} messages are pending in the copy of {name}, not {pending:,}: look again")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import TypeVar
 
+from delayregistry.model import ShardObject, copy_id_of
+
 from delaynode.replica.context import ReplicaContext
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import stored_copy
@@ -56,9 +58,29 @@ class StoredCopies:
             if uid not in opened:
                 self._by_uid[uid] = found
                 resources.log(
-                    "copy-found", shard=f"{found.topic}-{found.queue}", uid=f"{uid:016x}", cluster=found.cluster,
+                    "copy-found", shard=found.shard, uid=f"{uid:016x}", cluster=found.cluster,
                     epoch=found.epoch, log_end=found.log_end, pending=found.pending, damaged=found.damage,
                 )  # fmt: skip
+
+
+def is_wanted(copy: StoredCopy, node: str, object_: ShardObject) -> bool:
+    """Whether the object counts on the copy, or is about to, or does not say on which ones it counts."""
+    spec, status = object_.spec, object_.status
+    if spec.uid != copy.uid:
+        return False
+    if node in (*spec.replicas, *(spec.target or ())) or status is None or status.serving_epoch != spec.epoch:
+        return True
+    return copy.copy_id in map(copy_id_of, status.in_sync)
+
+
+def is_outdated(copy: StoredCopy, node: str, object_: ShardObject) -> bool:
+    """Whether a later term serves the shard without this copy, so that nobody will ask for it.
+
+    In the copy's own epoch that can't be told: the object may be an older state that was restored. Nor of a damaged
+    copy, which may have had more.
+    """
+    later = object_.spec.uid == copy.uid and object_.spec.epoch > copy.epoch > 0
+    return later and copy.damage is None and not is_wanted(copy, node, object_)
 
 
 def _read(files: Files, directory: str) -> StoredCopy:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from delaynode.replica.replica import Replica
@@ -16,32 +16,59 @@ from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Version
 from tests.serve.replica.test_follower import Connection
 
 ELSEWHERE = ShardSpec(1, "orders", 0, ("n1", "n2"), master="n1", epoch=5, incarnation="p1")
-GONE = ShardObject("orders-0", Version("7"), ELSEWHERE, ShardStatus(5, "p1", ("c1", "c2")))
+SERVED = ShardStatus(5, "p1", ("c1", "c2"))
+GONE = ShardObject("orders-0", Version("7"), ELSEWHERE, SERVED)
 WANTED_AGAIN = replace(GONE, version=Version("8"), spec=replace(ELSEWHERE, replicas=("n1", "n2", "n3")))
+
+
+def leaver(found: ShardObject, discarded: list[str]) -> Any:
+    """n3's replica of the shard, which the registry shows as `found`."""
+    replica: Any = Replica.__new__(Replica)
+
+    async def discard(why: str) -> None:
+        discarded.append(why)
+
+    async def get_shard(name: str) -> ShardObject:
+        return found
+
+    replica.uid, replica.name, replica.discarded, replica._inbox = 1, "orders-0", False, deque()
+    replica.context = SimpleNamespace(node="n3", registry=SimpleNamespace(get_shard=get_shard))
+    replica.local = SimpleNamespace(
+        object=found, storage=SimpleNamespace(replica_id="c3", newer_format=False), discard=discard
+    )
+    replica._follower = SimpleNamespace(stop=lambda: None)
+    replica._known_epoch = lambda: GONE.spec.epoch
+    return replica
+
+
+@pytest.mark.parametrize(
+    ("found", "goes"),
+    [
+        (GONE, True),
+        (replace(GONE, status=None), False),  # restored without its status: who has everything is not known
+        (replace(GONE, spec=replace(ELSEWHERE, epoch=6)), False),  # nobody has taken the term up yet
+        (replace(GONE, status=replace(SERVED, in_sync=("c1", "c3"))), False),
+    ],
+)
+def test_a_copy_goes_only_where_a_term_is_served_without_it(found: ShardObject, goes: bool) -> None:
+    discarded: list[str] = []
+    asyncio.run(leaver(found, discarded)._leave())
+    assert bool(discarded) is goes
 
 
 @pytest.mark.parametrize("heard", [False, True])
 def test_a_master_that_asks_while_the_copy_goes_is_not_left_without_an_answer(heard: bool) -> None:
     """n3's copy is thrown away, and wanted again before it is gone: seed 38245 of the simulation. heard: n3 knows."""
     master, follow = Connection(), Follow(1, 5, discardable=False)
-    replica: Any = Replica.__new__(Replica)
+    replica = leaver(GONE, [])
 
     async def discard(why: str) -> None:
         replica._inbox.append((master, follow))
         if heard:
             replica.local.object = WANTED_AGAIN
 
-    async def get_shard(name: str) -> ShardObject:
-        return GONE
-
-    replica.uid, replica.name, replica.discarded, replica._inbox = 1, "orders-0", False, deque()
-    replica.context = SimpleNamespace(node="n3", registry=SimpleNamespace(get_shard=get_shard))
-    replica.local = SimpleNamespace(
-        object=GONE, storage=SimpleNamespace(replica_id="c3", newer_format=False), discard=discard
-    )
-    replica._follower = SimpleNamespace(stop=lambda: None)
-    replica._known_epoch = lambda: GONE.spec.epoch
-    asyncio.run(cast(Replica, replica)._leave())
+    replica.local.discard = discard
+    asyncio.run(replica._leave())
 
     if heard:  # it stays, without a copy, and takes the question up
         assert (replica.discarded, list(replica._inbox), master.replies) == (False, [(master, follow)], [])

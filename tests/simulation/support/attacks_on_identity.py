@@ -121,3 +121,15 @@ def d1_empty_shard_beside_full_copies_is_said(seed: int) -> None:
 
 def _reasons(shard: ShardObject) -> list[str]:
     return [condition.reason for condition in shard.conditions]
+
+
+@attack
+def d5_copies_that_were_replaced_while_their_node_was_away_give_their_disk_back(seed: int) -> None:
+    with cluster(seed, nodes=3, replicas=2, replace_after_seconds=4) as run:
+        uid, away = run.shard().spec.uid, run.master()
+        run.world.kill(away)
+        run.until(lambda: away not in run.shard().spec.replicas and run.healthy(), 40, "replaced")
+        run.world.run(5.0)
+        assert directories(run, away, uid)
+        run.world.start(away)
+        run.until(lambda: not directories(run, away, uid), 20, "a copy that a later term does without is gone")

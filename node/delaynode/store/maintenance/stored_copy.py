@@ -45,6 +45,10 @@ class StoredCopy:
     kept_epoch: int = 0
     kept_in_sync: tuple[str, ...] = ()
 
+    @property
+    def shard(self) -> str:
+        return f"{self.topic}-{self.queue}"
+
 
 def directories(files: Files, root: str) -> Iterator[tuple[int, str]]:
     """The uid and path of each shard directory that holds a copy, maybe a damaged one."""
