@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from delaynode.replica import replicas
 from delaynode.replica.replica import Replica
+from delaynode.replica.stored_copies import is_wanted
+from delaynode.store.maintenance.stored_copy import StoredCopy
 from delayoperator.control_loop import replica_queries
 from delayoperator.plan import Observed, bootstrap, planner
-from delayregistry.model import ClusterSpec
+from delayregistry.model import ClusterSpec, ShardObject
 
 from tests.simulation.support.planting import Put, mutation
 
@@ -39,3 +42,16 @@ def looks_for_copies_only_where_the_object_says(put: Put) -> None:
         return replica_queries._NOTHING_FOUND
 
     put(replica_queries, "_found", found)
+
+
+@mutation("d1b_registry_restored_to_before_a_move_costs_no_copy", "no copy leaves by the word of an older object")
+def gives_back_by_the_word_of_an_older_object(put: Put) -> None:
+    def outdated(copy: StoredCopy, node: str, object_: ShardObject) -> bool:
+        return object_.spec.uid == copy.uid and not is_wanted(copy, node, object_)
+
+    put(replicas, "is_outdated", outdated)
+
+
+@mutation("d5_copies_that_were_replaced_while_their_node_was_away_give_their_disk_back", "does without is gone")
+def keeps_for_ever_what_was_replaced(put: Put) -> None:
+    put(replicas, "is_outdated", lambda *_: False)
