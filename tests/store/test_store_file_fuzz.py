@@ -130,7 +130,7 @@ def test_a_file_of_another_shard_that_lived_the_same_life_is_noticed_or_not_need
                 examination.run()
             except Damaged:
                 refused += 1
-    assert refused or part in ("wheels", "log")
+    assert refused or part in ("wheels", "log", "checkpoint")  # the previous checkpoint takes its place
 
 
 @pytest.mark.long

@@ -91,7 +91,8 @@ class ReplicaStorage:
         self._log_event(
             "copy-opened", epoch=shard.identity.epoch, pending=shard.index.pending, units=recovery.units,
             log_end=shard.log.end, applied=shard.applied, dropped_bytes=recovery.dropped_bytes,
-            mended=recovery.repaired, seconds=round((context.boot_ms() - started) / 1000, 3),
+            mended=recovery.repaired, origin=recovery.origin, damage=recovery.damage,
+            seconds=round((context.boot_ms() - started) / 1000, 3),
         )  # fmt: skip
         return True
 

@@ -56,7 +56,8 @@ from delaynode.store.lookup import (
     resolve,
 )
 from delaynode.store.maintenance.reclaim import SpaceReclaimer
-from delaynode.store.queue.consume_queue import ConsumeQueue, ReleasedRows
+from delaynode.store.maintenance.recovery_point import SpareFiles
+from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue, ReleasedRows
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.producers import FirstAnswer, Producers
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
@@ -126,6 +127,7 @@ class Shard:
         self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
         self.committed_offset = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
+        self.spare = SpareFiles()  # there for the previous checkpoint only
         self.skipped: list[int] = []  # log offsets of frames that a person has had skipped, see repair.py
         self.damaged: str | None = None  # why nothing more is written
         self.on_failed: Callable[[str, Exception], None] | None = None  # told when the effect of a proposal has failed
@@ -140,6 +142,12 @@ class Shard:
     @property
     def log_end(self) -> int:
         return self.log.end
+
+    def has_spare_files(self) -> bool:
+        """Whether files would go with the next checkpoint, though nothing more is freed."""
+        spare, timer = self.spare, min(self.spare.timer_start, self.index.unread_below())
+        queue = self.queue.file.closed_below(spare.queue_start * QUEUED_BYTES)
+        return bool(spare.segments or queue or self.index.log.file.closed_below(timer))
 
     def next_batch(self, *, sync: bool) -> WriteBatch | None:
         """The next batch to write. None when nothing waits, and once the copy is damaged."""

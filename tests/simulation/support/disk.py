@@ -193,6 +193,9 @@ class ProcessFiles:
     def link(self, path: str, other: str) -> None:
         self._rename([other], lambda files: files.link(path, other))
 
+    def unlink(self, path: str) -> None:
+        self._rename([path], lambda files: files.unlink(path))
+
     def rename(self, path: str, other: str) -> None:
         self._rename(self._below(path) + self._below(other), lambda files: files.rename(path, other))
 

@@ -17,7 +17,7 @@ from delaynode.store.maintenance.snapshot import CheckpointSnapshot, IncomingCop
 from delaynode.store.shard import Shard
 
 from tests.store.support.consuming import World
-from tests.store.support.lives import a_life, checkpoint_of, lived
+from tests.store.support.lives import a_life, checkpoint_of, files_in, lived
 from tests.store.support.memory_files import Crashed, MemoryFiles
 from tests.store.support.producing import Item
 from tests.store.support.replicating import check_well, state_of
@@ -351,7 +351,9 @@ def test_what_was_left_half_made_is_no_copy(empty: str) -> None:
 
 def test_a_copy_that_has_lost_its_checkpoint_is_damaged_and_not_gone() -> None:
     world = lived(5)
-    world.disk.remove(f"{ROOT}/checkpoint")
+    for part in ("checkpoint", "previous.", "log/00000000000000000000"):
+        for path in files_in(world.disk, part):
+            world.disk.remove(path)
     assert persist.exists(world.disk, ROOT)
     with pytest.raises(Damaged):
         opened(world.disk)

@@ -5,7 +5,7 @@ The rules, per file, at a power cut:
     bytes appended after it               each page for itself: written, zeros or garbage; any length in between
     a name created and never synced       may be gone, whatever was written
     replace, truncate, remove, rename     have happened or not; durable once they returned
-    a second name                         may be gone until a sync() under it
+    a second name, one taken away         may be gone, or there again, until a sync() under it or a replace beside it
     remove_tree                           any of its files may be left
 A killed process loses nothing that an append finished.
 """
@@ -13,6 +13,7 @@ A killed process loses nothing that an append finished.
 from __future__ import annotations
 
 import errno
+import posixpath
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ class MemoryFiles:
         self.page = page
         self.files = Names({})
         self.links: set[str] = set()  # second names that are not on disk for certain
+        self.unlinked: dict[str, MemoryFile] = {}  # second names that may still be on disk
         self.writes = 0  # changing calls so far: the crash points
         self.synced_bytes = 0
         self._countdown: int | None = None
@@ -116,7 +118,11 @@ class MemoryFiles:
             if len(file.data) > file.synced:
                 file.data = self._torn(file)
             file.synced, file.named = len(file.data), True
+        for path, file in self.unlinked.items():
+            if path not in self.files and self.rng.random() < 0.5:
+                self.files[path] = file
         self.links.clear()
+        self.unlinked.clear()
         self._countdown = self._failure = None
 
     def kill(self) -> None:
@@ -216,7 +222,9 @@ class MemoryFiles:
         stop = self._change("replace", path)
         if not stop or self.rng.random() < 0.5:
             self.files[path] = MemoryFile(bytearray(data), len(data), True)
-            self.links.discard(path)
+            beside = posixpath.dirname(path)
+            self.links = {name for name in self.links if posixpath.dirname(name) != beside}
+            self.unlinked = {name: f for name, f in self.unlinked.items() if posixpath.dirname(name) != beside}
         if stop:
             raise Crashed(f"replace {path}")
 
@@ -250,6 +258,18 @@ class MemoryFiles:
             self.links.add(other)
         if stop:
             raise Crashed(f"link {other}")
+
+    def unlink(self, path: str) -> None:
+        file = self.files.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        stop = self._change("unlink", path)
+        if not stop or self.rng.random() < 0.5:
+            del self.files[path]
+            self.links.discard(path)
+            self.unlinked[path] = file
+        if stop:
+            raise Crashed(f"unlink {path}")
 
     def rename(self, path: str, other: str) -> None:
         if not self.list(path):

@@ -157,6 +157,7 @@ def test_a_flush_of_whose_frames_some_are_freed_is_made_again_from_the_others() 
     world.trim()
     world.pump()
     world.checkpoint()
+    world.checkpoint()
     content = without_wheels(content_of(world.disk))
     flush = flushes_of(world.disk)[0]
     assert files_in(world.disk, "log/")[0] != f"{ROOT}/log/{0:020d}", "the first segment is freed"
@@ -200,7 +201,8 @@ def test_a_damaged_timer_log_becomes_what_it_was_or_is_refused_never_anything_el
         except Damaged:
             outcomes["refused"] += 1
             continue
-        kept = timer_files(disk)
+        start = checkpoint_of(disk).timer_start  # what lies before is not read any more
+        kept = {path: data for path, data in timer_files(disk).items() if int(path[-20:]) + len(data) > start}
         assert kept == {path: good[path][: len(kept[path])] for path in kept}, f"case {case}: not what it was"
         outcomes["mended" if recovery.repaired else "not needed"] += 1
         if recovery.repaired and case % 10 == 0:

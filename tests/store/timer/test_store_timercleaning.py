@@ -18,6 +18,7 @@ def test_b15_the_oldest_timer_files_go_and_every_message_stays(cancels: int) -> 
     before = files_in(world.disk, "timerlog/")
     cancelled = [key for key, fate in world.model.gone.items() if fate == "CANCELLED"]
     world.clean()
+    world.checkpoint()
     after = files_in(world.disk, "timerlog/")
     assert after[0] > before[0]
     assert len(after) < len(before)

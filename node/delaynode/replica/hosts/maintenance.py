@@ -190,7 +190,7 @@ class Maintenance:
     def _checkpoint_due(self) -> bool:
         shard, every = self._shard, self._intervals
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
-        pending_delete = bool(shard.space.pending_delete)
+        pending_delete = bool(shard.space.pending_delete) or shard.has_spare_files()
         idle = grown < IDLE_BYTES and not shard.index.unflushed and not pending_delete
         busy = grown >= BUSY_BYTES and not self._resources.checkpoints.locked()
         enough = every.idle_checkpoint if idle else every.busy_checkpoint if busy else every.checkpoint

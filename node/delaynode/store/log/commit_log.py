@@ -218,16 +218,15 @@ class CommitLog:
         return offset <= self.end and self.file.is_complete_from(min(offset, self.written))
 
     # ------------------------------------------------------------ recovery
-    def scan(self, offset: int) -> Iterator[Frame]:
+    def scan(self, offset: int, synced: int = 0) -> Iterator[Frame]:
         """Every valid frame from `offset` on. Ends at the log's end or before a torn tail, which it leaves to cut().
 
         The tail may be torn only at or after the highest `synced` of any frame here, as far as the floor lets it count:
         what was known to be on disk must be there. Raises Damaged when it is not, NewerFormat at a frame of a kind that
-        this program does not know: that is no torn tail.
+        this program does not know: that is no torn tail. synced: log offset that was on disk, as a checkpoint says.
         """
-        known_synced = max(
-            offset, self.synced_limit or 0
-        )  # the caller's checkpoint was written after a sync up to `offset`
+        # the caller's checkpoint was written after a sync up to `offset`
+        known_synced = max(offset, synced, self.synced_limit or 0)
         data, base = memoryview(b""), offset
         while True:
             at = offset - base

@@ -59,6 +59,12 @@ class Files(Protocol):
         What is appended, cut or synced under one name is so under both; replace and remove change one of them only.
         """
 
+    def unlink(self, path: str) -> None:
+        """Take a second name away, which no process has open: after a crash it may be there again.
+
+        It is gone from the disk, as a new second name is there, once a file beside it was replaced.
+        """
+
     def rename(self, path: str, other: str) -> None:
         """Give a directory that nobody uses another name, atomically and on disk when this returns.
 
@@ -196,6 +202,9 @@ class DiskFiles(ReadFiles):
     def link(self, path: str, other: str) -> None:
         Path(other).parent.mkdir(parents=True, exist_ok=True)
         os.link(path, other)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
 
     def rename(self, path: str, other: str) -> None:
         self._make_directory(Path(other).parent)

@@ -75,8 +75,8 @@ def encode(checkpoint: Checkpoint, arrays: Arrays, file: str = "checkpoint") -> 
     return struct.pack("<II", MAGIC, zlib.crc32(body)) + body
 
 
-def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
-    """Raises Damaged or NewerFormat with `what` (a path) in its text."""
+def decode(data: bytes, what: str, file: str = "") -> tuple[Checkpoint, Arrays]:
+    """Raises Damaged or NewerFormat with `what` (a path) in its text. file: what it was written as, if not that."""
     if len(data) < HEAD.size:
         raise Damaged(f"{what}: {len(data)} bytes is too short")
     magic, crc, size, _ = HEAD.unpack_from(data)
@@ -89,7 +89,7 @@ def decode(data: bytes, what: str) -> tuple[Checkpoint, Arrays]:
         if version > formats.NEWEST or new:
             found = f"format {version}" + (f" with {', '.join(sorted(new))}" if new else "")
             raise NewerFormat(f"{what}: written by a newer release ({found}), this one reads up to {formats.NEWEST}")
-        if content["file"] != posixpath.basename(what):
+        if content["file"] != (file or posixpath.basename(what)):
             raise Damaged(f"{what}: this is the file {content['file']!r}")
         arrays: Arrays = {}
         base = HEAD.size + size

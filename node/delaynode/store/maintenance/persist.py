@@ -4,13 +4,14 @@
       shard.json    identity and the highest epoch accepted, then a line with the crc32 of that; its presence means
                     that the directory is whole
       checkpoint    see checkpoint.py
+      previous.<log offset>     the checkpoint before, see recovery_point.py
       wheels        a copy of both wheels as of a TimerLog position, at least every 5 million units
       damaged       only when the copy has failed, see marker.py
       log/  timerlog/  queue/     segmented files
       log/floor     only while a slave catches up, see frame_chunk.py
 
-Recovery: the derived files are cut to the checkpoint's ends, the wheels rebuilt from the TimerLog after their copy,
-and the frames after the checkpoint applied.
+Recovery: the derived files are cut to the ends of the checkpoint, or of what takes its place, the wheels rebuilt
+from the TimerLog after their copy, and the frames after it applied.
 """
 
 from __future__ import annotations
@@ -34,6 +35,14 @@ from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.maintenance.marker import check_unmarked, is_permanent, mark_damaged
 from delaynode.store.maintenance.marker import clear_damaged as clear_damaged  # the way out, for `delaynode verify`
+from delaynode.store.maintenance.recovery_point import (
+    SpareFiles,
+    empty_state,
+    find_recovery_point,
+    keep_previous,
+    read_previous,
+    use,
+)
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.queue.producers import ROW
@@ -44,7 +53,7 @@ from delaynode.store.timer.jobs import FlushJob
 from delaynode.store.timer.repair import FlushRepairer
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import SLOT, TimerWheel
-from delaynode.store.types import MAX_SEQ, Pair, Records
+from delaynode.store.types import Pair, Records
 
 TRASH = ".trash"  # beside the shards' directories
 KEPT_EPOCHS = 64  # of a log's list, also when their frames are gone: a copy that comes back is compared with them
@@ -55,12 +64,16 @@ Epoch = TypeVar("Epoch", tuple[int, int], list[int])
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What a recovery did: units read from the TimerLog, frames applied, bytes of torn tail dropped, and the TimerLog
-    positions of flushes that were bad and are made good."""
+    positions of flushes that were bad and are made good. origin: what it began with, in words; damage: why that is not
+    the checkpoint, "" where it is.
+    """
 
     units: int
     frames: int
     dropped_bytes: int
     repaired: list[int]
+    origin: str = ""
+    damage: str = ""
 
 
 def exists(files: Files, directory: str) -> bool:
@@ -140,12 +153,7 @@ def create(
 ) -> Shard:
     """A new, empty copy with a copy id of its own. epoch: the highest that is known."""
     identity = Identity(uid, new_copy_id(), topic, queue, epoch)
-    empty = Checkpoint(
-        uid=uid, log_offset=0, timer_start=0, timer_end=0, queue_start=0, queue_end=0, watermark_due=now_ms,
-        watermark_seq=MAX_SEQ,
-        minute_bound_ms=config.geometry.first_bound(now_ms), next_seq=0, pending=0, pending_bytes=0, epochs=[],
-        wall_ms=now_ms, format=config.format,
-    )  # fmt: skip
+    empty = empty_state(uid, now_ms, config.geometry, config.format)
     ck.write(files, f"{directory}/checkpoint", empty, {})
     write_identity(files, directory, identity, config.horizon_ms)
     return recover(files, directory, config)[0]
@@ -160,19 +168,16 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     check_unmarked(files, directory)
     identity, horizon_ms = read_identity(files, directory)
     config = replace(config, horizon_ms=horizon_ms)
-    read = ck.read(files, f"{directory}/checkpoint")
-    if read is None:
-        raise Damaged(f"{directory}/checkpoint: missing")
-    state, arrays = read
-    if state.uid != identity.uid:
-        raise Damaged(f"{directory}/checkpoint: of shard {state.uid:x}, the directory is of {identity.uid:x}")
+    point = find_recovery_point(files, directory, identity.uid, config.geometry)
+    use(files, directory, point)
+    state, arrays = point.state, point.arrays
     log = CommitLog.open(files, f"{directory}/log", identity.uid, config.log_segment_bytes)
     if log.end < state.log_offset:
         raise Damaged(f"{log.file.directory}: ends at {log.end}, the checkpoint is at {state.log_offset}")
     ledger = SegmentLedger(arrays.get("ledger"))
     timer_log = TimerLog(files, f"{directory}/timerlog", config.timer_segment_bytes, identity.uid)
     queue = ConsumeQueue(files, f"{directory}/queue", config.queue_segment_bytes, identity.uid)
-    _match_files(files, state, ledger, log, timer_log, queue)
+    spare = _match_files(files, directory, state, ledger, log, timer_log, queue)
 
     watermark = Pair(state.watermark_due, state.watermark_seq)
     index = TimerIndex(
@@ -187,9 +192,10 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     )
     shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
     _restore(shard, state, arrays, ledger)
+    shard.spare = spare
 
     end, frames = state.log_offset, 0
-    for frame in log.scan(state.log_offset):
+    for frame in log.scan(state.log_offset, point.synced):
         if frame.kind is FrameKind.EPOCH:
             log.epochs.append((frame.epoch, frame.offset))
         if replay:
@@ -207,7 +213,7 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
                 mark_damaged(files, directory, f"recovery: {error}", shard.wall_ms, state.log_offset)
         raise
     shard.commit(shard.applied)
-    return shard, Recovery(units, frames, dropped, repairer.repaired)
+    return shard, Recovery(units, frames, dropped, repairer.repaired, point.origin, point.damage)
 
 
 def _apply(shard: Shard, frame: Frame) -> None:
@@ -254,25 +260,39 @@ def _has_too_many_unflushed(shard: Shard) -> bool:
 
 
 def _match_files(
-    files: Files, state: Checkpoint, ledger: SegmentLedger, log: CommitLog, timer_log: TimerLog, queue: ConsumeQueue
-) -> None:
-    """Make the files what the checkpoint says: remove those it did without, cut the derived ones to its ends.
+    files: Files,
+    directory: str,
+    state: Checkpoint,
+    ledger: SegmentLedger,
+    log: CommitLog,
+    timer_log: TimerLog,
+    queue: ConsumeQueue,
+) -> SpareFiles:
+    """Make the files what the checkpoint says: cut the derived ones to its ends, and remove those that it did without,
+    but for those of the previous checkpoint, which are returned.
 
     Raises Damaged when something is missing.
     """
-    known = ledger.segments
-    expected = [(int(row["base"]), int(row["end"]) or state.log_offset) for row in known]
+    expected = ledger.bounds(state.log_offset)
     spare = {base for base in log.file.bases if base < state.log_offset} - {base for base, _ in expected}
-    _remove(files, log.file.drop(spare))
-    log.file.check_complete(0, state.log_offset, expected)
     timer_log.start, queue.start = state.timer_start, state.queue_start
-    for file, start, end in (
-        (timer_log.file, state.timer_start, state.timer_end),
-        (queue.file, state.queue_start * QUEUED_BYTES, state.queue_end * QUEUED_BYTES),
+    timer_start, queue_start = state.timer_start, state.queue_start
+    kept: set[int] = set()
+    if spare or timer_log.file.closed_below(timer_start) or queue.file.closed_below(queue_start * QUEUED_BYTES):
+        for _, other, arrays in read_previous(files, directory, state.uid):
+            named = {base for base, _ in SegmentLedger(arrays.get("ledger")).bounds(other.log_offset)}
+            kept |= {base for base in spare if base in named or base >= other.log_offset}
+            timer_start, queue_start = min(timer_start, other.timer_start), min(queue_start, other.queue_start)
+    _remove(files, log.file.drop(spare - kept))
+    log.file.check_complete(0, state.log_offset, expected)
+    for file, low, start, end in (
+        (timer_log.file, timer_start, state.timer_start, state.timer_end),
+        (queue.file, queue_start * QUEUED_BYTES, state.queue_start * QUEUED_BYTES, state.queue_end * QUEUED_BYTES),
     ):
-        _remove(files, file.drop(file.closed_below(start)))
+        _remove(files, file.drop(file.closed_below(low)))
         file.truncate(end, start)
     queue.cut(state.queue_end)
+    return SpareFiles(state.timer_start, state.queue_start, tuple(sorted(kept)))
 
 
 def _remove(files: Files, paths: list[str]) -> None:
@@ -344,6 +364,7 @@ class CheckpointJob:
         self.flush.run()
         self._shard.queue.sync()
         state = replace(self._state, timer_end=self._shard.index.log.end)
+        keep_previous(self._files, self._directory, state.log_offset)
         ck.write(self._files, f"{self._directory}/checkpoint", state, self._arrays)
         self._state = state
 
@@ -387,16 +408,19 @@ def _kept_epochs(epochs: list[Epoch], start: int) -> list[Epoch]:
 
 
 def finish_checkpoint(job: CheckpointJob) -> list[str]:
-    """On the owner's thread, after run(). Returns files that are needed no more, for remove_files()."""
-    shard, index = job._shard, job._shard.index
+    """On the owner's thread, after run(). Returns files that neither this checkpoint nor the one before needs, for
+    remove_files().
+    """
+    shard, index, former = job._shard, job._shard.index, job._shard.spare
     index.finish_flush(job.flush)
     shard.checkpointed = job.log_offset
     shard.space.pending_delete = [base for base in shard.space.pending_delete if base not in job.pending_delete]
+    shard.spare = SpareFiles(job.timer_start, job.queue_start, tuple(job.pending_delete))
     queue, timer = shard.queue.file, index.log.file
     return [
-        *shard.log.file.drop(job.pending_delete),
-        *queue.drop(queue.closed_below(job.queue_start * QUEUED_BYTES)),
-        *timer.drop(timer.closed_below(min(job.timer_start, index.unread_below()))),
+        *shard.log.file.drop(former.segments),
+        *queue.drop(queue.closed_below(former.queue_start * QUEUED_BYTES)),
+        *timer.drop(timer.closed_below(min(former.timer_start, index.unread_below()))),
     ]
 
 

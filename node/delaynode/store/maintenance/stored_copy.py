@@ -15,9 +15,10 @@ from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
 from delaynode.store.log.frames import FrameKind
-from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.marker import check_unmarked
+from delaynode.store.maintenance.recovery_point import find_recovery_point
+from delaynode.store.timer.index import GEOMETRY
 
 CLUSTER = "cluster"
 _NAME = re.compile(r"(.+)-([0-9]+)-([0-9a-f]{16})")
@@ -78,13 +79,11 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
             raise Damaged(f"{directory}/shard.json: of shard {identity.uid:016x}")
         found = replace(found, copy_id=identity.copy_id, epoch=identity.epoch)
         check_unmarked(files, directory)
-        read = ck.read(files, f"{directory}/checkpoint")
-        if read is None:
-            raise Damaged(f"{directory}/checkpoint: missing")
-        state = read[0]
+        point = find_recovery_point(files, directory, found.uid, GEOMETRY)
+        state = point.state
         log = CommitLog.open(files, f"{directory}/log", found.uid, ShardConfig().log_segment_bytes)
         epoch, end, pending = state.epochs[-1][0] if state.epochs else 0, state.log_offset, state.pending
-        for frame in log.scan(state.log_offset):
+        for frame in log.scan(state.log_offset, point.synced):
             epoch, end = frame.epoch, frame.end
             pending += frame.count if frame.kind is FrameKind.APPEND else 0
     except (Damaged, NewerFormat) as error:

@@ -43,6 +43,10 @@ class SegmentLedger:
             raise Damaged("the ledger's segments are not of this version's form")
         self.segments: Records = np.zeros(0, SEGMENT) if segments is None else segments.copy()
 
+    def bounds(self, log_end: int) -> list[tuple[int, int]]:
+        """(base, end) of each segment, the open one's end being the log's."""
+        return [(int(row["base"]), int(row["end"]) or log_end) for row in self.segments]
+
     def open(self, base: int, wall_ms: int) -> None:
         """A frame begins a segment at `base`."""
         if len(self.segments):

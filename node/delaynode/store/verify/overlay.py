@@ -54,6 +54,9 @@ class ReadOnlyFiles(ReadFiles):
     def link(self, path: str, other: str) -> None:
         raise self._refuse(other)
 
+    def unlink(self, path: str) -> None:
+        raise self._refuse(path)
+
     def rename(self, path: str, other: str) -> None:
         raise self._refuse(path)
 
@@ -134,10 +137,14 @@ class Overlay:
                 found.append((path, rest, mine))
         return found
 
-    # ------------------------------------------------------------ no recovery needs these
     def link(self, path: str, other: str) -> None:
-        raise PermissionError(f"{other}: no second names here")
+        """As a copy: what is changed under one name is not changed under the other."""
+        self.replace(other, self.read(path, 0, self.size(path)))
 
+    def unlink(self, path: str) -> None:
+        self.remove(path)
+
+    # ------------------------------------------------------------ no recovery needs these
     def rename(self, path: str, other: str) -> None:
         raise PermissionError(f"{path}: no directory is renamed here")
 

@@ -39,6 +39,7 @@ from delaynode.store.log.frames import (
     parse_trim,
 )
 from delaynode.store.maintenance import marker, persist
+from delaynode.store.maintenance.recovery_point import remove_previous
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64, at_or_below
 from delaynode.store.verify.overlay import Overlay
@@ -119,6 +120,7 @@ def _write_checkpoint(files: Files, directory: str, shard: Shard) -> None:
     job = persist.begin_checkpoint(files, directory, shard)
     job.run()
     persist.finish_checkpoint(job)  # the files that it does without go at the next start
+    remove_previous(files, directory)  # it does not know what is skipped
 
 
 def _moves_the_queue(shard: Shard, frame: Frame) -> bool:

@@ -18,6 +18,8 @@ from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.maintenance.marker import MARKER, is_marked
+from delaynode.store.maintenance.recovery_point import find_recovery_point, is_previous, read_as_checkpoint
+from delaynode.store.maintenance.stored_copy import CLUSTER
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SEGMENT
@@ -29,7 +31,7 @@ from delaynode.store.verify.findings import Report
 from delaynode.store.verify.log_pass import Expected, LogFacts
 from delaynode.store.verify.timer_pass import WheelCopy
 
-OURS = {"shard.json", "checkpoint", "wheels", "log", "timerlog", "queue", MARKER}
+OURS = {"shard.json", CLUSTER, "checkpoint", "wheels", "log", "timerlog", "queue", MARKER}
 
 
 @dataclass(slots=True)
@@ -67,20 +69,7 @@ def read_state(files: Files, directory: str, report: Report) -> SmallFiles:
         state.identity, state.horizon_ms = persist.read_identity(files, directory)
     except (Damaged, NewerFormat) as error:
         report.add(f"{directory}/shard.json", -1, str(error))
-    path = f"{directory}/checkpoint"
-    try:
-        read = ck.read(files, path)
-        report.read(files.size(path))
-        if read is None:
-            report.add(path, -1, "missing")
-        else:
-            state.checkpoint, state.arrays = read
-            if state.identity is not None and state.checkpoint.uid != state.identity.uid:
-                found = f"{state.checkpoint.uid:x}"
-                report.add(path, -1, "of another shard", expected=f"{state.identity.uid:x}", found=found)
-                state.checkpoint, state.arrays = None, {}
-    except (Damaged, NewerFormat) as error:
-        report.add(path, -1, str(error))
+    _read_checkpoint(files, directory, state, report)
     state.copy = _read_copy(files, f"{directory}/wheels", state, report)
     marker = f"{directory}/{MARKER}"
     if is_marked(files, directory):
@@ -88,7 +77,7 @@ def read_state(files: Files, directory: str, report: Report) -> SmallFiles:
         report.add(marker, -1, "a node has found this copy damaged", found=text)
         report.summary.marked = True
     for name in files.list(directory):
-        if name not in OURS:
+        if name not in OURS and not is_previous(name):
             report.add(f"{directory}/{name}", -1, "not a file of the store", note=True)
     for part in ("log", "timerlog", "queue"):
         for name in files.list(f"{directory}/{part}"):
@@ -98,6 +87,33 @@ def read_state(files: Files, directory: str, report: Report) -> SmallFiles:
             ):
                 report.add(f"{directory}/{part}/{name}", -1, "not a segment", note=True)
     return state
+
+
+def _read_checkpoint(files: Files, directory: str, state: SmallFiles, report: Report) -> None:
+    """What the next start begins with. A damaged checkpoint is a note where something else takes its place."""
+    path = f"{directory}/checkpoint"
+    report.read(files.size(path))
+    try:
+        if state.identity is None:
+            read = ck.read(files, path)
+            if read is None:
+                raise Damaged(f"{path}: missing")
+            state.checkpoint, state.arrays = read
+            return
+        point = find_recovery_point(files, directory, state.identity.uid, ShardConfig().geometry)
+    except (Damaged, NewerFormat) as error:
+        report.add(path, -1, str(error))
+        return
+    state.checkpoint, state.arrays = point.state, point.arrays
+    if point.damage:
+        report.add(path, -1, f"{point.damage}: the next start uses {point.origin}", note=True)
+    for name in filter(is_previous, files.list(directory)):
+        previous = f"{directory}/{name}"
+        try:
+            report.read(files.size(previous))
+            read_as_checkpoint(files, previous)
+        except (Damaged, NewerFormat) as error:
+            report.add(previous, -1, f"{error}: of no use, should the checkpoint be lost", note=True)
 
 
 def _read_copy(files: Files, path: str, state: SmallFiles, report: Report) -> WheelCopy | None:

@@ -7,9 +7,9 @@ from delayapi.units import HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
-from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
-from delaynode.store.timer.index import MINUTE_SLOTS, hour_slots
+from delaynode.store.maintenance.recovery_point import find_recovery_point
+from delaynode.store.timer.index import GEOMETRY, MINUTE_SLOTS, hour_slots
 from delaynode.store.timer.repair import FlushRepairer
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import TimerWheel
@@ -24,13 +24,10 @@ def repair_timer_log(files: Files, directory: str) -> list[int]:
     """
     try:
         identity, horizon_ms = persist.read_identity(files, directory)
-        read = ck.read(files, f"{directory}/checkpoint")
+        state = find_recovery_point(files, directory, identity.uid, GEOMETRY).state
         log = CommitLog.open(files, f"{directory}/log", identity.uid, UNLIMITED)
     except (Damaged, NewerFormat):
         return []
-    if read is None or read[0].uid != identity.uid:
-        return []
-    state = read[0]
     timer = TimerLog(files, f"{directory}/timerlog", UNLIMITED, identity.uid)
     timer.start, timer.file.end = state.timer_start, min(timer.end, state.timer_end)
     mender = FlushRepairer(timer, log)
