@@ -112,6 +112,17 @@ def test_the_longest_lease_is_remembered_until_it_is_over() -> None:
     assert lease_file.adopt(files, "data", 700) == lease_file.MAX_LEASE_MS
 
 
+def test_no_flipped_bit_makes_a_former_lease_shorter() -> None:
+    files = MemoryFiles(random.Random(1))
+    lease_file.write(files, "data", 3_000)
+    for bit in range(8 * files.size("data/lease")):
+        flipped = files.copy()
+        flipped.flip("data/lease", bit)
+        assert lease_file.adopt(flipped, "data", 700) in (3_000, lease_file.MAX_LEASE_MS), f"bit {bit}"
+    files.replace("data/lease", b'{"leaseMs": 3000}')
+    assert lease_file.adopt(files, "data", 700) == 3_000, "as an older release wrote it"
+
+
 @pytest.mark.parametrize(
     ("incarnation", "epoch", "heartbeat"),
     [

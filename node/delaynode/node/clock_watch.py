@@ -1,6 +1,7 @@
 """Keeps what is believed of the clock over a restart of the process, and notices when time has jumped.
 
-    <data>/clock.json    {"boot_id": the kernel's, "offset_ms": ..., "spent_ms": ..., "boot_ms": ...}  see clock.Trust
+    <data>/clock.json    {"boot_id": the kernel's, "offset_ms": ..., "spent_ms": ..., "boot_ms": ...}  see clock.Trust;
+                         sealed
 
 Without it a restart would believe any step that happened before. It is replaced atomically and not synced: only a
 power cut or a reboot could lose it, and to another boot it says nothing.
@@ -8,7 +9,6 @@ power cut or a reboot could lose it, and to another boot it says nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from delaynode.clock import GuardedClock, Trust
+from delaynode.sealed_json import opened, sealed
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KEPT_WITHIN_MS = 10  # smaller changes of the offset are not worth a write
@@ -32,18 +33,18 @@ def boot_id() -> str:
 def read_trust(path: Path, boot: str) -> Trust | None:
     """What a process before believed, if the machine has not booted since."""
     try:
-        content = json.loads(path.read_text())
+        content = opened(path.read_bytes())
         if not boot or content["boot_id"] != boot:
             return None
-        return Trust(int(content["offset_ms"]), int(content["spent_ms"]), int(content["boot_ms"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        return Trust(*(int(str(content[name])) for name in ("offset_ms", "spent_ms", "boot_ms")))
+    except (OSError, ValueError, KeyError):
         return None
 
 
 def write_trust(path: Path, boot: str, trust: Trust) -> None:
     """Raises OSError."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"boot_id": boot, **asdict(trust)}))
+    temporary.write_text(sealed({"boot_id": boot, **asdict(trust)}))
     os.replace(temporary, path)
 
 

@@ -1,17 +1,15 @@
 """How long the leases are that this node's processes grant, across restarts: a new one acts as if its predecessor had
 just granted one.
 
-<data>/lease    JSON {"leaseMs": ...}: the longest that a process of this node may have granted, as far as such
+<data>/lease    JSON {"leaseMs": ...}, sealed: the longest that a process of this node may have granted, as far as such
                 leases can still hold. Where the cluster's lease was shortened it is lowered once the longer is over.
 """
 
 from __future__ import annotations
 
-import json
-from json import JSONDecodeError
-
 from delayapi.units import HOUR_MS
 
+from delaynode.sealed_json import opened, sealed
 from delaynode.store.log.files import Files
 
 MAX_LEASE_MS = HOUR_MS  # that the registry's model allows: of a file that can't be read
@@ -33,11 +31,11 @@ def _path(data: str) -> str:
 
 def write(files: Files, data: str, lease_ms: int) -> None:
     """Raises OSError."""
-    files.replace(_path(data), json.dumps({"leaseMs": lease_ms}).encode())
+    files.replace(_path(data), sealed({"leaseMs": lease_ms}).encode())
 
 
 def _read(content: bytes) -> int:
     try:
-        return min(MAX_LEASE_MS, int(json.loads(content)["leaseMs"]))
-    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+        return min(MAX_LEASE_MS, int(str(opened(content)["leaseMs"])))
+    except (KeyError, ValueError):
         return MAX_LEASE_MS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from delayapi.units import DAY_MS, HOUR_MS
 from delaynode.clock import GuardedClock, Trust, boot_ms, wall_ms
-from delaynode.node.clock_watch import ClockWatch, read_trust
+from delaynode.node.clock_watch import ClockWatch, boot_id, read_trust
 from delaynode.node.conditions import ConditionLog, NodeCondition
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,6 +250,19 @@ def test_a_file_that_says_nothing_is_no_file(machine: Machine, process: Process,
     process.start()
     (process.directory / "clock.json").write_text(text)
     assert process.start().clock.now_ms() == machine.true_ms
+
+
+def test_no_flipped_bit_makes_another_time(machine: Machine, process: Process) -> None:
+    process.start().save()
+    path = process.directory / "clock.json"
+    data, boot = path.read_bytes(), boot_id()
+    kept = read_trust(path, boot)
+    assert kept is not None
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        assert read_trust(path, boot) in (kept, None), f"bit {bit}"
 
 
 def test_a_disk_that_takes_no_file_is_said_once_and_tried_again(machine: Machine, process: Process) -> None:
