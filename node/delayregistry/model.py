@@ -6,6 +6,7 @@ Every field has one writer (docs/protocol.md):
     ShardObject.spec            the operator
     ShardObject.status          the shard's master
     ShardObject.conditions      the operator
+    ShardObject.unclean_allowed_by    people; the operator takes it away
     NodeLease                   the node
 
 Plain values without behaviour that talks to anything; `codec.py` turns them into JSON and back.
@@ -199,6 +200,8 @@ class ShardSpec:
     # The term before this epoch's was taken up, and its process has ended: no lease need be waited out. Set or unset
     # with each epoch.
     vacant: bool = False
+    # The epoch that may begin from a copy out of sync: a person allowed that for this shard, once. 0: none may.
+    unclean_epoch: int = 0
     by_load: tuple[str, ...] = ()  # node ids: a rebalance moved it between them, so that counts don't move it back
 
     def __post_init__(self) -> None:
@@ -264,6 +267,8 @@ class ShardObject:
     spec: ShardSpec
     status: ShardStatus | None = None  # None: no master has ever served
     conditions: tuple[Condition, ...] = ()
+    # Who allows the next term to begin from a copy out of sync; "": none does. A term that begins takes it away.
+    unclean_allowed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 from delayoperator.cluster.annotations import cluster_verbs, drains, paused_by
 from delayregistry.model import ClusterSpec
 
+from tests.kube import fakekinds
 from tests.operator.stage import Stage
 
 KIM = "kim: new disks"
@@ -143,6 +144,29 @@ def test_a_pause_by_annotation_holds_the_operator_and_says_who_asked(stage: Stag
     annotate(stage, paused=None)
     stage.until(lambda: len(stage.kubelet.restarts) == 3)
     stage.settled()
+
+
+def test_an_unclean_failover_is_allowed_for_one_shard_once(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=TOPICS, failover={"replaceAfterSeconds": 3600})
+    stage.settled()
+    before = {it["metadata"]["name"]: it["spec"] for it in stage.server.list("delayshards", "default")}
+    one, other = [name for name, spec in before.items() if spec["master"] == before["shop.orders-0"]["master"]][:2]
+    with stage.kubelet.lock:
+        for name in (one, other):
+            stage.server.store.patch(
+                fakekinds.find("delayshards"), "default", name, {"status": {"inSync": ["lost"]}}, "somebody", "status"
+            )
+        stage.kubelet.kill(before[one]["master"].replace("n", "shop-"))
+    stage.until(lambda: f"{one.removeprefix('shop.')}: NoInSyncReplica" in stage.condition("Degraded")["message"])
+    annotate(stage, "delayshards", one, allow_unclean_failover=KIM)
+    stage.until(lambda: stage.there("delayshards", one)["spec"]["epoch"] > before[one]["epoch"])
+    shard = stage.there("delayshards", one)
+    assert "delaycluster.io/allow-unclean-failover" not in shard["metadata"].get("annotations", {})
+    assert shard["spec"]["uncleanEpoch"] == shard["spec"]["epoch"]
+    stage.until(lambda: KIM in str(stage.there("delayshards", one)["status"].get("conditions")))
+    stage.until(lambda: stage.there("delayshards", one)["status"].get("servingEpoch") == shard["spec"]["epoch"])
+    assert stage.there("delayshards", other)["spec"]["epoch"] == before[other]["epoch"], "it waits for its own word"
 
 
 def _progress(stage: Stage) -> str:

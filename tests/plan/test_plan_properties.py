@@ -90,6 +90,7 @@ def any_shard(draw: st.DrawFn, topic: str, queue: int) -> ShardObject:
             switchover=draw(st.none() | st.builds(Switchover, node_ids)),
             target=draw(st.none() | some_nodes),
             leaving=tuple(draw(st.lists(st.sampled_from(replicas), unique=True, max_size=1))),
+            unclean_epoch=draw(st.integers(0, 9)),
         )
     status = None
     if spec.epoch and draw(st.booleans()):
@@ -98,7 +99,7 @@ def any_shard(draw: st.DrawFn, topic: str, queue: int) -> ShardObject:
         resigned = draw(st.none() | st.just("slow"))
         status = ShardStatus(draw(st.integers(1, spec.epoch)), draw(incarnations), in_sync, handover, resigned)
     found = tuple(draw(st.lists(conditions, max_size=2)))
-    return ShardObject(spec.name, Version("0"), spec, status, found)
+    return ShardObject(spec.name, Version("0"), spec, status, found, draw(st.sampled_from(["", "kim"])))
 
 
 @st.composite
@@ -220,8 +221,9 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
         risks = [it for it in shard.conditions if it.type is ConditionType.RISKED and it.epoch == new.epoch]
         assert copy.replica_id in shard.status.in_sync or [it.reason for it in risks] in (
             ["AllRebooted"],
-            ["UncleanFailover"] if cluster.allow_unclean_failover else [],
+            ["UncleanFailover"] if cluster.allow_unclean_failover or shard.unclean_allowed_by else [],
         )
+        assert new.unclean_epoch in (0, new.epoch if shard.unclean_allowed_by else 0)
 
 
 def check_made(cluster: ClusterSpec, action: CreateShard, observed: Observed) -> None:

@@ -111,6 +111,30 @@ def test_unclean_failover_takes_the_highest_sound_copy_once_no_member_can_be_had
     assert term(planned(said, nodes, copies, cluster=UNCLEAN)) == ("n2", 5, "y")
 
 
+def test_a_word_for_one_shard_allows_its_next_term_alone_and_the_risk_says_whose_it_was() -> None:
+    desired = replace(CLUSTER, replicas=3)
+    it = replace(shard(THREE, "c1"), unclean_allowed_by="kim: n1 is burnt")
+    nodes = {"n0": alive("x"), "n1": dead("first"), "n2": alive("y")}
+    copies = {"n0": copy("c0", 4, 90), "n2": copy("c2", 4, 100)}
+    first = planned(it, nodes, copies, cluster=desired)
+    assert isinstance(first, SetConditions)
+    assert "unclean failover is allowed (kim: n1 is burnt)" in first.conditions[0].message
+    action = planned(replace(it, conditions=first.conditions), nodes, copies, cluster=desired)
+    assert isinstance(action, StartTerm)
+    assert (term(action), action.spec.unclean_epoch) == (("n2", 5, "y"), 5)
+    begun = replace(it, spec=action.spec, unclean_allowed_by="")  # as the write leaves it
+    assert planned(begun, nodes, copies, cluster=desired) is None, "n2 takes it up in peace"
+    gone = {**nodes, "n2": dead("y")}
+    assert refusal(planned(begun, gone, {"n0": copies["n0"]}, cluster=desired)) == "NodeAway", "it was for one term"
+
+
+def test_a_word_for_one_shard_is_not_used_where_a_copy_in_sync_can_be_had() -> None:
+    it = replace(shard(PAIR, "c1", "c2"), unclean_allowed_by="kim")
+    action = planned(it, {"n1": dead("first"), "n2": alive("x")}, {"n2": copy("c2", 4, 100)})
+    assert isinstance(action, StartTerm)
+    assert (action.spec.master, action.spec.unclean_epoch) == ("n2", 0)
+
+
 @pytest.mark.parametrize(
     ("nodes", "copies"),
     [

@@ -84,6 +84,7 @@ specs = drawn(
     target=st.none() | st.lists(node, unique=True, min_size=1).map(tuple),
     leaving=st.lists(node, unique=True).map(tuple),
     vacant=st.booleans(),
+    unclean_epoch=st.integers(0, 2**63),
     by_load=st.lists(node, unique=True).map(tuple),
 )
 statuses = drawn(
@@ -151,6 +152,7 @@ def test_json_speaks_the_names_of_the_design() -> None:
         "epoch": 0,
         "leaving": [],
         "vacant": False,
+        "uncleanEpoch": 0,
         "byLoad": [],
     }
 

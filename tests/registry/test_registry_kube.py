@@ -212,6 +212,23 @@ def change(world: KubeWorld, patch: dict[str, Any], sub: str = "", name: str = N
     world.server.store.patch(SHARDS, NAMESPACE, name, patch, "somebody", sub)
 
 
+def test_a_word_that_allows_an_unclean_failover_is_read_and_goes_with_the_next_term(
+    world: KubeWorld, registry: KubeRegistry
+) -> None:
+    registry.create_shard(SPEC)
+    words = {"delaycluster.io/allow-unclean-failover": "kim:  n1 is burnt", "team": "a"}
+    change(world, {"metadata": {"annotations": words}})
+    found = registry.get_shard("orders-0")
+    assert found is not None
+    assert found.unclean_allowed_by == "kim: n1 is burnt"
+    version = registry.write_spec("orders-0", replace(SPEC, leaving=("n1",)), found.version)
+    assert world.server.get("delayshards", NAME)["metadata"]["annotations"] == words, "the term is the same"
+    registry.write_spec("orders-0", replace(SPEC, epoch=1), version)
+    assert world.server.get("delayshards", NAME)["metadata"]["annotations"] == {"team": "a"}
+    change(world, {"metadata": {"annotations": {"delaycluster.io/allow-unclean-failover": "false"}}})
+    until(lambda: (it := registry.get_shard("orders-0")) is not None and it.unclean_allowed_by == "")
+
+
 def test_fields_and_conditions_of_others_stay_and_ours_that_end_go(world: KubeWorld, registry: KubeRegistry) -> None:
     registry.create_shard(replace(SPEC, switchover=Switchover("n1"), target=("n2",)))
     strange = {"type": "Pretty", "status": "True", "reason": "R", "message": "m"}

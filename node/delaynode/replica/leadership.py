@@ -225,8 +225,8 @@ class Leadership:
         return max(ended, sum(map(context.stopping, nodes)) - max(0, len(nodes) - others))
 
     def _unclean(self) -> bool:
-        cluster = self._context.cluster()
-        return cluster is not None and cluster.allow_unclean_failover
+        cluster, spec = self._context.cluster(), self._copy.object.spec
+        return spec.unclean_epoch == spec.epoch or (cluster is not None and cluster.allow_unclean_failover)
 
     async def _candidate(self, spec: ShardSpec) -> Shard:
         """The copy, on disk as far as it goes, with the epoch persisted. Raises OSError, Damaged."""

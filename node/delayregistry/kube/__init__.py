@@ -5,6 +5,7 @@
                             spec                                the operator (field manager delaycluster-operator)
                             status but conditions               the shard's master (delaynode)
                             status.conditions                   the operator
+                            annotation allow-unclean-failover   people; the operator takes it away with a new term
     ConfigMap CLUSTER-cluster
                             data."cluster.json"                 the operator: the spec that was found good
     Lease CLUSTER.NODE      spec, annotations delaycluster.io/* the node; the operator creates it

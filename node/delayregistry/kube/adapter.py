@@ -146,7 +146,9 @@ class KubeRegistry:
             pass  # it is created again with the next round, in vain
 
     def write_spec(self, name: str, spec: ShardSpec, version: Version) -> Version:
-        return self._swap(name, "", objects.spec_patch(spec), version)
+        known = self._shards.values().get(self._names.object(name))
+        new_term = known is None or known.spec.epoch != spec.epoch
+        return self._swap(name, "", objects.spec_patch(spec, new_term=new_term), version)
 
     def write_status(self, name: str, status: ShardStatus, version: Version) -> Version:
         return self._swap(name, "/status", objects.status_patch(status), version)

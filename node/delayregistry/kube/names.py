@@ -10,6 +10,8 @@ PREFIX = "delaycluster.io/"  # of labels and annotations
 CLUSTER_LABEL = PREFIX + "cluster"
 TOPIC_LABEL = PREFIX + "topic"
 SETTINGS_KEY = "cluster.json"
+ALLOW_UNCLEAN = PREFIX + "allow-unclean-failover"
+"""Annotation of a DelayShard: its next term may begin from a copy out of sync. The value says who allows it."""
 
 NODE_MANAGER = "delaynode"  # field managers
 OPERATOR_MANAGER = "delaycluster-operator"

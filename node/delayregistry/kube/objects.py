@@ -13,7 +13,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from delayregistry.codec import BadRecord, camel, from_json, loads, to_json
-from delayregistry.kube.names import GROUP_VERSION, PREFIX, SETTINGS_KEY, TOPIC_LABEL, Names, OwnerReference
+from delayregistry.kube.names import (
+    ALLOW_UNCLEAN,
+    GROUP_VERSION,
+    PREFIX,
+    SETTINGS_KEY,
+    TOPIC_LABEL,
+    Names,
+    OwnerReference,
+)
 from delayregistry.model import (
     ClusterObject,
     ClusterSpec,
@@ -28,6 +36,8 @@ from delayregistry.model import (
 )
 
 Json = dict[str, Any]
+
+MAX_ALLOWED_BY_CHARS = 200  # of the annotation's value, in a condition
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -48,7 +58,13 @@ def read_shard(names: Names, obj: Json) -> ShardObject:
         spec=spec,
         status=from_json(ShardStatus, mine) if mine else None,
         conditions=tuple(_conditions(status.get("conditions") or ())),
+        unclean_allowed_by=_allowed_by(_metadata(obj)),
     )
+
+
+def _allowed_by(metadata: Json) -> str:
+    who = " ".join(str((metadata.get("annotations") or {}).get(ALLOW_UNCLEAN, "")).split())
+    return "" if who.lower() == "false" else who[:MAX_ALLOWED_BY_CHARS]
 
 
 def _conditions(found: Sequence[Json]) -> list[Condition]:
@@ -67,8 +83,10 @@ def shard_labels(names: Names, topic: str) -> dict[str, str]:
     return {**names.labels, TOPIC_LABEL: topic}
 
 
-def spec_patch(spec: ShardSpec) -> Json:
-    return {"spec": _all_fields(spec)}
+def spec_patch(spec: ShardSpec, *, new_term: bool = False) -> Json:
+    """new_term: what was allowed for one term is over."""
+    over: Json = {"metadata": {"annotations": {ALLOW_UNCLEAN: None}}} if new_term else {}
+    return {**over, "spec": _all_fields(spec)}
 
 
 def status_patch(status: ShardStatus) -> Json:

@@ -69,6 +69,12 @@ class DelayShardSpec(Model):
         False,
         description="The term before this epoch's was taken up and its process has ended: no lease need be waited out.",
     )
+    unclean_epoch: Int = Field(
+        0,
+        ge=0,
+        description="The epoch that may begin from a copy out of sync, which the annotation "
+        "delaycluster.io/allow-unclean-failover allowed for this shard; 0: none.",
+    )
     by_load: list[NodeId] | None = Field(
         None,
         max_length=COPIES,

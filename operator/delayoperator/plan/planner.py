@@ -34,6 +34,7 @@ from delayoperator.plan.observed import (
 from delayoperator.plan.placement import Placement
 from delayoperator.plan.replica_health import ReplicaHealth, classify_replicas
 from delayoperator.plan.term import (
+    UNCLEAN_FAILOVER,
     Adopt,
     Decision,
     Keep,
@@ -93,16 +94,18 @@ def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]
 
 
 def _start_term(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant: bool) -> Action:
+    epoch, risk = shard.spec.epoch + 1, choice.risk
+    unclean = risk is not None and risk.reason == UNCLEAN_FAILOVER and bool(shard.unclean_allowed_by)
     spec = replace(
         shard.spec,
         master=choice.node,
-        epoch=shard.spec.epoch + 1,
+        epoch=epoch,
         incarnation=choice.incarnation,
         switchover=None,  # what was asked of the old master ends with its term
         leaving=tuple(node for node in shard.spec.leaving if node != choice.node),
         vacant=vacant,
+        unclean_epoch=epoch if unclean else 0,
     )
-    risk = choice.risk
     risks = [] if risk is None else [Condition(ConditionType.RISKED, risk.reason, risk.message, epoch=spec.epoch)]
     if risks != [it for it in unstamped(shard) if it.type is ConditionType.RISKED and it.epoch == spec.epoch]:
         # Said first: once the term has begun nothing shows any more what it may have cost.

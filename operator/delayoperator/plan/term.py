@@ -18,6 +18,8 @@ from delayoperator.plan.bootstrap import lost_nodes, unheard_nodes
 from delayoperator.plan.observed import CopyView, Liveness, NotBegun, Observed, ObservedRole
 from delayoperator.plan.replica_health import ReplicaHealth, answer_of, classify_replicas
 
+UNCLEAN_FAILOVER = "UncleanFailover"  # reason of a Risk
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -123,11 +125,16 @@ def _can_never_serve(desired: ClusterSpec, shard: ShardObject, seen: Observed) -
             return f"{master} was chosen, and its copy is damaged"
         case ReplicaHealth.NOTHING:
             return f"{master} was chosen, and has no copy"
-        case ReplicaHealth.OUTSIDE if not desired.allow_unclean_failover or ReplicaHealth.IN_SYNC in known.values():
+        case ReplicaHealth.OUTSIDE if not _may_begin_unclean(desired, shard) or ReplicaHealth.IN_SYNC in known.values():
             # Chosen while unclean failover was allowed. It refuses now, or an in-sync copy that was away is back.
             return f"{master} was chosen, and its copy is not in sync"
         case _:
             return None
+
+
+def _may_begin_unclean(desired: ClusterSpec, shard: ShardObject) -> bool:
+    """The shard's present term, which its master has not begun yet."""
+    return desired.allow_unclean_failover or shard.spec.unclean_epoch == shard.spec.epoch
 
 
 def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
@@ -281,8 +288,9 @@ def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, see
         return _clocks_suspect(members, seen)
     if rebooted and len(rebooted) == len(status.in_sync):
         return _after_reboot(rebooted, copies, seen, fault)
-    if desired.allow_unclean_failover:
-        unclean = _unclean([*rebooted, *_nodes(known, ReplicaHealth.OUTSIDE)], copies, seen, fault)
+    allowed_by = "failover.allowUnclean" if desired.allow_unclean_failover else shard.unclean_allowed_by
+    if allowed_by:
+        unclean = _unclean([*rebooted, *_nodes(known, ReplicaHealth.OUTSIDE)], copies, seen, fault, allowed_by)
         if unclean is not None:
             return unclean
     return _no_candidate(damaged, rebooted, away if not all_found else [], copies)
@@ -358,14 +366,16 @@ def _after_reboot(rebooted: Sequence[str], copies: Mapping[str, CopyView], seen:
     return _promoted(node, seen, f"{fault}: {node} has the highest log end of all in sync after a reboot", risk)
 
 
-def _unclean(nodes: Sequence[str], copies: Mapping[str, CopyView], seen: Observed, fault: str) -> Decision | None:
+def _unclean(
+    nodes: Sequence[str], copies: Mapping[str, CopyView], seen: Observed, fault: str, allowed_by: str
+) -> Decision | None:
     node = _highest([node for node in nodes if node not in seen.ineligible and copies[node].log_end > 0], copies)
     if node is None:
         return None
     risk = Risk(
-        "UncleanFailover",
-        f"no in-sync copy is left and unclean failover is allowed: {node} goes on from log end {copies[node].log_end}; "
-        "acknowledged messages may be lost, or delivered again, or delivered though cancelled",
+        UNCLEAN_FAILOVER,
+        f"no in-sync copy is left and unclean failover is allowed ({allowed_by}): {node} goes on from log end "
+        f"{copies[node].log_end}; acknowledged messages may be lost, or delivered again, or delivered though cancelled",
     )
     return _promoted(node, seen, f"{fault}: {node} is not in sync, and unclean failover is allowed", risk)
 

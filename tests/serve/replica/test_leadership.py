@@ -69,6 +69,14 @@ def test_a_refused_term_is_tried_again_when_the_spec_come_late(refusing: Chosen)
     assert refusing.leadership.is_chosen()
 
 
+@pytest.mark.parametrize(("epoch", "allowed"), [(4, False), (5, True), (6, False)])
+def test_a_copy_out_of_sync_takes_up_the_one_epoch_that_it_was_allowed(
+    refusing: Chosen, epoch: int, *, allowed: bool
+) -> None:
+    refusing.heard(CLEAN, replace(OUTSIDE, spec=replace(SPEC, unclean_epoch=epoch)))
+    assert refusing.leadership.is_chosen() == allowed
+
+
 def test_a_refused_term_is_tried_again_when_the_status_differs(refusing: Chosen) -> None:
     status = ShardStatus(4, "p1", ("c1", "c2"))
     refusing.heard(CLEAN, replace(OUTSIDE, status=status))
