@@ -215,6 +215,19 @@ class LocalCluster:
         deaf = [port for port in (*self._ports.grpc, *self._ports.http) if not ports.accepts(port)]
         return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
 
+    def blocked(self) -> dict[str, str]:
+        """Once nothing but blocked shards is missing: those, by name, and why. Else empty.
+
+        Raises LocalClusterError when a node does not stay up.
+        """
+        faults = self.unready()
+        try:
+            found = spec.blocked_shards(self.registry.list_shards())
+        except RegistryUnavailable:
+            return {}
+        told = {f"shard {name} {why}": (name, why) for name, why in found.items()}
+        return dict(told[fault] for fault in faults) if faults and told.keys() >= set(faults) else {}
+
     def wait_ready(self, timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda: False) -> None:
         """Returns once every shard is served. Raises LocalClusterError, which says what is missing, when late."""
         deadline_s = time.monotonic() + timeout_s

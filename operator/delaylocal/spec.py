@@ -10,6 +10,7 @@ from delayregistry.model import (
     MIN_LEASE_SECONDS,
     BadSpec,
     ClusterSpec,
+    ConditionType,
     Delivery,
     Durability,
     NodeLease,
@@ -70,7 +71,19 @@ def unmet(
     missing = [f"{node} has not registered" for node in desired.node_ids if node not in present]
     by_name = {shard.name: shard for shard in shards}
     names = [shard_name(topic.name, queue) for topic in desired.topics for queue in range(topic.queues)]
-    return missing + [f"shard {name} {why}" for name in names if (why := _unready(by_name.get(name), present))]
+    unready = {name: why for name in names if (why := _unready(by_name.get(name), present))}
+    blocked = blocked_shards(shards)
+    return missing + [f"shard {name} {blocked.get(name, why)}" for name, why in unready.items()]
+
+
+def blocked_shards(shards: Sequence[ShardObject]) -> dict[str, str]:
+    """By name, why a shard can't have a master, as the end of a sentence."""
+    return {
+        shard.name: f"is blocked, {it.reason}: {it.message}"
+        for shard in shards
+        for it in shard.conditions
+        if it.type is ConditionType.BLOCKED
+    }
 
 
 def unsynced(shard: ShardObject) -> str | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
@@ -39,3 +43,49 @@ def test_a_killed_master_costs_no_lease(tmp_path: Path) -> None:
         ]:
             assert time.monotonic() < deadline, waiting
             time.sleep(0.05)
+
+
+def test_a_damaged_shard_is_said_at_the_start_and_the_others_are_served(tmp_path: Path) -> None:
+    first = _start(tmp_path, "--nodes", "1", "--topic", "orders:2")
+    assert "blocked" not in _ready(first)
+    _stop(first)
+    (log,) = tmp_path.glob("n0/shards/orders-0-*/log/00000000000000000000")
+    log.write_bytes(bytes(byte ^ 0xFF for byte in log.read_bytes()))
+    (checkpoint,) = tmp_path.glob("n0/shards/orders-0-*/checkpoint")
+    checkpoint.unlink()
+    second = _start(tmp_path)
+    blocked = _ready(second)["blocked"]
+    said = _stop(second)
+    assert list(blocked) == ["orders-0"]
+    assert "is blocked, CopyDamaged" in blocked["orders-0"]
+    assert f"not served: shard orders-0 {blocked['orders-0']}" in said
+
+
+def _start(data: Path, *options: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from delayctl.main import main; main()",
+        "local",
+        "--data",
+        str(data),
+        "--port",
+        "0",
+        *options,
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _ready(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Its one line."""
+    assert process.stdout is not None
+    found: dict[str, Any] = json.loads(process.stdout.readline())
+    return found
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """What it said on stderr."""
+    process.terminate()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    return said

@@ -11,6 +11,8 @@ from delaylocal.spec import LocalSpec, merge, unmet
 from delayregistry.model import (
     BadSpec,
     ClusterSpec,
+    Condition,
+    ConditionType,
     Delivery,
     Durability,
     NodeLease,
@@ -96,6 +98,14 @@ def test_ready_means_served_by_the_present_process_in_the_present_epoch() -> Non
     pair = replace(SPEC, replicas=("n0", "n1"))
     assert ready(pair, ShardStatus(2, "now", ("c", "d"))) == []
     assert ready(pair, ShardStatus(2, "now", ("c",))) == ["shard orders-0 has 1 of 2 copies in sync"]
+
+
+def test_a_blocked_shard_says_what_it_waits_for_rather_than_for_a_term() -> None:
+    damaged = Condition(ConditionType.BLOCKED, "CopyDamaged", "n0: the log is torn")
+    shard = ShardObject("orders-0", Version("1"), SPEC, ShardStatus(1, "then", ("c",)), (damaged,))
+    assert unmet(DESIRED, [shard], [LEASE], {}) == ["shard orders-0 is blocked, CopyDamaged: n0: the log is torn"]
+    served = replace(shard, status=ShardStatus(2, "now", ("c",)))
+    assert unmet(DESIRED, [served], [LEASE], {}) == [], "it is said for a moment longer than it is so"
 
 
 def test_what_is_missing_is_said() -> None:

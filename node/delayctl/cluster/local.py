@@ -17,6 +17,7 @@ from delayregistry.model import MIN_LEASE_SECONDS, Delivery, Durability, TopicSp
 
 DEFAULT_QUEUES = 8
 SLOW_START_S = 10.0
+BLOCKED_S = 1.0  # nothing but blocked shards was missing for so long: they wait for a person
 _DELIVERIES = {"master": Delivery.MASTER, "master-and-slave": Delivery.MASTER_AND_SLAVE}
 
 
@@ -112,7 +113,8 @@ def local(
     """Run a cluster on this machine until Ctrl-C.
 
     Prints one JSON line, {"event": "ready", "endpoints": [...], "http": [...], "pids": {...}}, once every shard is
-    served; later events (a node died, was restarted) are JSON lines on stderr. A node process that dies is restarted.
+    served, or can't be: "blocked" has the latter, each with the reason. Later events (a node died, was restarted) are
+    JSON lines on stderr. A node process that dies is restarted.
     SIGUSR1, or `delayctl nodes restart`, restarts the nodes one at a time.
     """
     if not topics and not (data / "registry.db").exists():
@@ -141,12 +143,16 @@ def local(
 
 
 def _await_ready(cluster: LocalCluster, signals: _Signals, *, quiet: bool) -> None:
-    waited_s, pause_s = 0.0, 0.03
+    waited_s, pause_s, blocked_s = 0.0, 0.03, 0.0
     while not signals.stopping:
         faults = cluster.unready()
-        if not faults:
+        blocked = cluster.blocked() if faults else {}
+        blocked_s = blocked_s + pause_s if blocked else 0.0
+        if not faults or blocked_s > BLOCKED_S:
             ready = {"event": "ready", "endpoints": cluster.endpoints, "http": cluster.http, "pids": cluster.pids}
-            click.echo(json.dumps(ready))
+            click.echo(json.dumps({**ready, **({"blocked": blocked} if blocked else {})}))
+            for name, why in blocked.items() if not quiet else ():
+                click.echo(f"not served: shard {name} {why}; see docs/operations.md", err=True)
             if not quiet and sys.stderr.isatty():
                 click.echo(f"ready; data in {cluster.data}; Ctrl-C stops the cluster", err=True)
             return
