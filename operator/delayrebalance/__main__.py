@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -128,12 +127,9 @@ class _Kube:
         return settings_of(self._object, self._rebalance())
 
     def read_map(self) -> ClusterMap:
-        from delayrebalance.maps import zones_of
+        from delayoperator.kube.views import locations_of
 
-        def find_zones(silent: Set[str]) -> Mapping[str, str]:
-            return zones_of(self.api, self.namespace, self.cluster, silent, say=lambda said: click.echo(said, err=True))
-
-        return read_map(self.registry, find_zones, self._object["metadata"].get("generation"))
+        return read_map(self.registry, locations_of(self._object), self._object["metadata"].get("generation"))
 
     def publish(self, plan: Any) -> str:
         from delayrebalance import publish

@@ -145,12 +145,20 @@ def elections_verbs() -> set[str]:
 
 def test_an_operator_of_some_namespaces_may_read_what_lies_outside_of_all() -> None:
     (role,) = kinds(render(CHART, "none", "--set", "watchNamespaces={orders}"), "ClusterRole")
-    assert role["rules"] == read(CHART / "files" / "cluster-objects.yaml")
+    assert role["rules"] == read(CHART / "files" / "cluster-objects.yaml") + read(CHART / "files" / "machines.yaml")
+    by_choice = "rbac.readClusterObjects=false,rbac.readNodes=true"
+    (role,) = kinds(render(CHART, "none", "--set", "watchNamespaces={orders}", "--set", by_choice), "ClusterRole")
+    assert role["rules"] == read(CHART / "files" / "machines.yaml")
 
 
-def test_an_operator_of_the_whole_cluster_has_both_sets_of_rules() -> None:
+def test_an_operator_of_the_whole_cluster_has_all_sets_of_rules() -> None:
     (role,) = kinds(render(CHART, "none"), "ClusterRole")
-    assert role["rules"] == read(CHART / "files" / "rules.yaml") + read(CHART / "files" / "cluster-objects.yaml")
+    rules, read_there, machines = (
+        read(CHART / "files" / f"{name}.yaml") for name in ("rules", "cluster-objects", "machines")
+    )
+    assert role["rules"] == rules + read_there + machines
+    (role,) = kinds(render(CHART, "none", "--set", "rbac.readNodes=false"), "ClusterRole")
+    assert role["rules"] == rules + read_there
 
 
 @pytest.mark.parametrize("case", CASES)

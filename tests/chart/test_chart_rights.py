@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from delayoperator.handlers import routes
 from delayoperator.kube import kinds
@@ -45,7 +44,11 @@ def rights(rules: Iterable[Json]) -> set[Right]:
 
 
 def granted() -> set[Right]:
-    return rights([*read(CHART / "files" / "rules.yaml"), *read(CHART / "files" / "cluster-objects.yaml")])
+    return rights([*read(CHART / "files" / "rules.yaml"), *outside_of_namespaces()])
+
+
+def outside_of_namespaces() -> list[Json]:
+    return [*read(CHART / "files" / "cluster-objects.yaml"), *read(CHART / "files" / "machines.yaml")]
 
 
 def of(kind: ObjectKind, *verbs: str, part: str = "") -> set[Right]:
@@ -133,14 +136,14 @@ def test_the_rights_for_executors_are_those_that_their_job_gets_and_nothing_else
 
 
 def test_what_lies_outside_of_namespaces_is_only_read() -> None:
-    assert {verb for _, _, verb in rights(read(CHART / "files" / "cluster-objects.yaml"))} <= {"get", "list", "watch"}
+    assert {verb for _, _, verb in rights(outside_of_namespaces())} <= {"get", "list", "watch"}
 
 
 def test_the_page_on_security_names_what_is_read_outside_of_namespaces_and_nothing_else() -> None:
     page = " ".join((ROOT / "docs" / "security.md").read_text().split())
-    said = re.search(r"Outside of namespaces it only reads, and only two kinds: ([A-Za-z, ]+)\.", page)
+    said = re.search(r"Outside of namespaces it only reads, and only three kinds: ([A-Za-z, ]+)\.", page)
     assert said is not None
-    read_there = {resource for _, resource, _ in rights(read(CHART / "files" / "cluster-objects.yaml"))}
+    read_there = {resource for _, resource, _ in rights(outside_of_namespaces())}
     assert {kind.lower() for kind in said[1].split(", ")} == read_there
 
 
@@ -150,6 +153,5 @@ def test_volumes_are_never_the_operators_to_delete() -> None:
 
 def test_rules_are_one_file_each_that_the_template_takes_as_it_is() -> None:
     template = (CHART / "templates" / "rbac.yaml").read_text()
-    assert {Path(name).name for name in ("rules.yaml", "spark-executors.yaml", "cluster-objects.yaml")} == {
-        path.name for path in (CHART / "files").glob("*.yaml") if f'"files/{path.name}"' in template
-    }
+    taken = {path.name for path in (CHART / "files").glob("*.yaml") if f'"files/{path.name}"' in template}
+    assert taken == {"rules.yaml", "spark-executors.yaml", "cluster-objects.yaml", "machines.yaml"}

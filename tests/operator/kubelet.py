@@ -55,13 +55,15 @@ class Process:
 
 
 class Kubelet:
-    """bad_images: pods that have one of these never start. dead: pods by name whose process does not run.
+    """bad_images: pods that have one of these never start. dead: pods by name whose process does not run. machines:
+    by pod, where it is not on one of its own.
 
     versions: of the files and the wire that an image's release knows; a release that says nothing is not in it.
     """
 
     def __init__(self, store: Store, tick_s: float = TICK_S) -> None:
         self.store, self.tick_s = store, tick_s
+        self.machines: dict[str, str] = {}
         self.bad_images: set[str] = set()
         self.versions: dict[str, VersionRange] = {}
         self.frozen: set[str] = set()  # pods by name
@@ -155,7 +157,7 @@ class Kubelet:
             self.store.create(claims, namespace, body)
         pod = {
             "metadata": {"name": name, "labels": labels, "ownerReferences": [owner], "finalizers": [FINALIZER]},
-            "spec": {**template["spec"], "nodeName": f"machine-{number}"},
+            "spec": {**template["spec"], "nodeName": self.machines.get(name, f"machine-{number}")},
         }
         self.store.create(fakekinds.find("pods"), namespace, pod)
 

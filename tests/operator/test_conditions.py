@@ -63,6 +63,13 @@ def with_summary(**changes: Any) -> ClusterObservation:
 
 CASES = {
     "well": (WELL, "Ready", True, Reason.SERVING, "served: 6 of 6 shards; ready: 3 of 3 nodes"),
+    "copies that share a place": (
+        with_summary(together=("orders-3 (n0, n1 on machine m1)",)),
+        "Ready",
+        True,
+        Reason.SERVING,
+        "served: 6 of 6 shards; ready: 3 of 3 nodes; copies that may fail together: orders-3 (n0, n1 on machine m1)",
+    ),
     "well, too": (WELL, "Degraded", False, Reason.HEALTHY, "nothing"),
     "settled": (WELL, "Progressing", False, Reason.SETTLED, "in place"),
     "not served": (

@@ -10,9 +10,11 @@ from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayoperator.crds.rebalance import DelayRebalance, PlanModel
 from delayoperator.kube.api import ApiError
 from delayoperator.kube.kinds import DELAY_REBALANCE, ObjectKind
+from delayoperator.kube.views import locations_of
+from delayoperator.plan.topology import NodeLocation
 from delayoperator.rebalance_plan import digest
 from delayoperator.resources import names
-from delayrebalance.maps import ZONE, as_map, zones_of
+from delayrebalance.maps import as_map
 from delayrebalance.model import RebalanceError
 from delayrebalance.publish import publish
 from delayrebalance.spec import settings_of
@@ -43,7 +45,7 @@ def lease(node: str, **changed: Any) -> NodeLease:
 def test_only_nodes_that_are_there_to_stay_get_anything() -> None:
     cluster = ClusterSpec("c", nodes=4, drained=("n2",))
     leases = [lease("n0"), lease("n1", stopping=True), lease("n2"), lease("n7")]
-    found = as_map(cluster, [shard()], leases, {"n0": "east"}, generation=5)
+    found = as_map(cluster, [shard()], leases, {"n0": NodeLocation(zone="east")}, generation=5)
     assert {it.name: it.usable for it in found.nodes} == {
         "n0": True,
         "n1": False,
@@ -54,10 +56,11 @@ def test_only_nodes_that_are_there_to_stay_get_anything() -> None:
     assert (found.nodes[0].zone, found.nodes[0].endpoint, found.generation) == ("east", "n0:7070", 5)
 
 
-def test_a_nodes_own_word_is_its_zone_as_the_planner_has_it_and_kubernetes_is_asked_for_the_others() -> None:
+def test_a_nodes_own_word_is_its_zone_as_the_planner_has_it_and_the_operators_is_the_others() -> None:
+    said = [{"node": "n1", "machine": "m1", "zone": "west"}, {"node": "n2", "zone": "south"}]
     leases = [lease("n0", zone="east"), lease("n1", zone="east"), lease("n2")]
-    found = as_map(ClusterSpec("c", nodes=4), [], leases, {"n1": "west", "n2": "south"})
-    assert [it.zone for it in found.nodes] == ["east", "east", "south", ""]
+    found = as_map(ClusterSpec("c", nodes=4), [], leases, locations_of({"status": {"locations": said}}))
+    assert [(it.zone, it.machine) for it in found.nodes] == [("east", ""), ("east", "m1"), ("south", ""), ("", "")]
 
 
 def test_a_shard_at_rest_may_move() -> None:
@@ -177,49 +180,6 @@ def test_whoever_waits_or_has_ended_gets_the_plan(state: str) -> None:
 def test_an_object_that_always_changes_is_given_up_in_words() -> None:
     with pytest.raises(RebalanceError, match="changed 5 times meanwhile"):
         publish(FakeApi({}, conflicts=99), "ns", "shop-rebalance", CLUSTER, plan(("orders-0", "n0", "n1")))  # type: ignore[arg-type]
-
-
-def pod(number: int, **labels: str) -> dict[str, Any]:
-    meta = {"name": f"shop-{number}", "uid": "u", "labels": labels}
-    return {"metadata": meta, "spec": {"nodeName": "machine"}, "status": {}}
-
-
-def test_zones_that_may_not_be_read_are_said_to_be_unknown_and_the_others_are_read() -> None:
-    said: list[str] = []
-    pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1, **{ZONE: "east"}), ("Pod", "shop-2"): pod(2)}
-    assert zones_of(FakeApi(pods), "ns", "shop", {"n0", "n1", "n2"}, said.append) == {"n1": "east"}  # type: ignore[arg-type]
-    assert len(said) == 1
-    assert "the zones of n0, n2 are not known" in said[0]
-    assert "may not get nodes" in said[0]
-
-
-def test_of_nodes_whose_leases_say_their_zones_nothing_is_said() -> None:
-    class Closed(FakeApi):
-        def list(self, kind: ObjectKind, namespace: str, selector: str = "") -> list[dict[str, Any]]:
-            raise ApiError("list Pods", 403, "Forbidden", "not yours")
-
-    said: list[str] = []
-    pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1)}
-    assert zones_of(FakeApi(pods), "ns", "shop", {"n1"}, said.append) == {}  # type: ignore[arg-type]
-    assert [line.partition(" are")[0] for line in said] == ["the zones of n1"]
-    assert zones_of(Closed({}), "ns", "shop", set(), said.append) == {}  # type: ignore[arg-type]
-    assert len(said) == 1
-    assert zones_of(Closed({}), "ns", "shop", {"n0", "n2"}, said.append) == {}  # type: ignore[arg-type]
-    assert said[1].startswith("the zones of n0, n2 are not known: pods may not be listed")
-
-
-def test_zones_come_from_the_pods_else_from_their_machines() -> None:
-    class Allowed(FakeApi):
-        def get(self, kind: ObjectKind, namespace: str, name: str) -> dict[str, Any] | None:
-            return self.objects.get((kind.name, name))
-
-    said: list[str] = []
-    pods = {("Pod", "shop-0"): pod(0), ("Pod", "shop-1"): pod(1, **{ZONE: "east"})}
-    api = Allowed({**pods, ("Node", "machine"): {"metadata": {"labels": {ZONE: "west"}}}})
-    assert zones_of(api, "ns", "shop", {"n0", "n1", "n2"}, said.append) == {"n0": "west", "n1": "east"}  # type: ignore[arg-type]
-    unzoned = Allowed({**pods, ("Node", "machine"): {"metadata": {}}})
-    assert zones_of(unzoned, "ns", "shop", {"n0", "n1", "n2"}, said.append) == {"n1": "east"}  # type: ignore[arg-type]
-    assert said == [], "machines without zones are no fault"
 
 
 def test_a_rebalances_spec_stand_over_its_clusters() -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 from delayoperator.cluster.annotations import RESTART, cluster_verbs, drain_annotation, paused_by
 from delayoperator.control_loop.probe import PatientProber
+from delayoperator.kube.views import locations_of
+from delayoperator.plan.topology import NodeLocation
 from delayregistry.kube.adapter import KubeRegistry
 from delayregistry.kube.client import Credentials, KubeClient
 from delayregistry.kube.names import OwnerReference
@@ -38,6 +40,9 @@ class KubeRegistryEditor(RegistryEditor):
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
         super().__init__(registry, PatientProber(forwards.dial))
         self._access = access
+
+    def locations(self) -> Mapping[str, NodeLocation]:
+        return locations_of(self._access.delaycluster())
 
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
         self._not_paused(self._access.delaycluster())

@@ -110,6 +110,10 @@ class RegistryEditor(ABC):
         """Every shard is served by one of these processes, with all its copies in sync."""
         return all(_is_fully_replicated(shard, incarnations) for shard in self.shards())
 
+    def locations(self) -> Mapping[str, NodeLocation]:
+        """By node id, what is known beyond the zone that a node's lease says."""
+        return {}
+
     # Changes of the spec.
 
     def move(self, name: str, to: str, origin: str | None) -> tuple[str, ...]:
@@ -330,8 +334,9 @@ class RegistryEditor(ABC):
 
     def _check_together(self, to: str, source: str, others: Sequence[str]) -> None:
         """Raises TargetRefused where two copies would share a zone or a machine; the operator would undo that."""
-        leases, spec = self._registry.list_leases(), self.cluster()
-        topology = Topology({lease.node: NodeLocation(zone=lease.zone) for lease in leases})
+        leases, spec, known = self._registry.list_leases(), self.cluster(), self.locations()
+        located = [(lease, known.get(lease.node, NodeLocation())) for lease in leases]
+        topology = Topology({lease.node: replace(at, zone=lease.zone or at.zone) for lease, at in located})
         may = [it.node for it in leases if it.node in spec.node_ids and it.node not in spec.drained and not it.stopping]
         better = topology.farther(to, others, may)
         living = self.node_answers(better) if better else {}

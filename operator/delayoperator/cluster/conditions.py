@@ -95,7 +95,8 @@ def _ready(seen: ClusterObservation) -> ConditionUpdate:
         return ConditionUpdate("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
     if not counted.desired:
         return ConditionUpdate("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
-    return ConditionUpdate("Ready", True, Reason.SERVING, f"served: {served}; {nodes}{surplus}")
+    together = f"; copies that may fail together: {some(counted.together)}" if counted.together else ""
+    return ConditionUpdate("Ready", True, Reason.SERVING, f"served: {served}; {nodes}{surplus}{together}")
 
 
 def _progressing(seen: ClusterObservation) -> ConditionUpdate:

@@ -9,6 +9,7 @@ from itertools import compress
 
 from delayregistry.model import ClusterSpec, ConditionType, ShardObject, shard_name
 
+from delayoperator.cluster.shared_places import shared_places
 from delayoperator.plan import Liveness, ObservedNode
 
 SWITCHING_MS = 2_000  # a switchover's pause, seen from here
@@ -26,6 +27,7 @@ class PodView:
     # Why its container does not run, as the kubelet or the scheduler says it ("ImagePullBackOff: ..."). None: it runs.
     stopped: str | None = None
     machine: str = ""  # the Kubernetes node; "" while not scheduled
+    zoneless: bool = False  # its people have set the zone's variable to nothing: zones are to stay unknown
     restart: str = ""  # who asked for its restart; "": none did
 
 
@@ -67,6 +69,7 @@ class ShardSummary:
     risked: tuple[str, ...] = ()
     masters: Mapping[str, int] = field(default_factory=dict)  # by node id
     named: Mapping[str, int] = field(default_factory=dict)  # by node id: shards that have, or are to have, a copy there
+    together: tuple[str, ...] = ()  # copies of a shard that share a machine or a zone
 
     @property
     def sound(self) -> bool:
@@ -108,6 +111,7 @@ def summarize_shards(
         risked=_condition_messages(shards, ConditionType.RISKED),
         masters=masters,
         named=named,
+        together=shared_places(shards, nodes),
     )
 
 

@@ -36,6 +36,7 @@ from delayoperator.plan import (
     plan_isolating,
     report_orphans,
 )
+from delayoperator.plan.topology import NodeLocation
 
 POLL_MS = 50
 PROBE_MS = 500
@@ -73,6 +74,7 @@ class ControlLoop:
     paused: whether to keep out of things: then masters are still chosen where there is none, and no more is done.
     acts: whether this process may write; until then leases and objects are only followed, so that a process that
     begins to act knows who has been silent for how long.
+    locations: by node id, where its process runs, as far as it is known. A zone that its lease names stands.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ControlLoop:
         writers: int = 1,
         paused: Callable[[], bool] = bool,
         acts: Callable[[], bool] = lambda: True,
+        locations: Callable[[], Mapping[str, NodeLocation]] = dict,
     ) -> None:
         self._registry = registry
         self._new_uid = new_uid
@@ -96,6 +99,7 @@ class ControlLoop:
         self._ended = ended
         self._writers = writers
         self._paused, self._acts = paused, acts
+        self._locations = locations
         self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
         self._probed_ms: int | None = None
         self._watch: LeaseWatch | None = None
@@ -180,7 +184,8 @@ class ControlLoop:
         if self._cluster is None:
             return Round()
         now_ms = self._clock.monotonic_ms()
-        self._nodes = nodes = self._watch_for(self._cluster).update(leases, asked_ms, now_ms, self._cluster.node_ids)
+        views = self._watch_for(self._cluster).update(leases, asked_ms, now_ms, self._cluster.node_ids)
+        self._nodes = nodes = _located(views, self._locations())
         if not self._acts():
             self._stable_world = None
             return Round()
@@ -278,6 +283,13 @@ class ControlLoop:
                 self._registry.write_conditions(action.shard.name, conditions, action.shard.version)
             case _:
                 assert_never(action)
+
+
+def _located(nodes: Mapping[str, ObservedNode], locations: Mapping[str, NodeLocation]) -> Mapping[str, ObservedNode]:
+    return {
+        node: replace(view, machine=at.machine, zone=view.zone or at.zone) if (at := locations.get(node)) else view
+        for node, view in nodes.items()
+    }
 
 
 def new_uid() -> int:

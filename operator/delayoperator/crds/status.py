@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from delayoperator.crds.base import Int, Model, Text, list_map
+from delayoperator.crds.base import Int, Model, NodeId, Text, list_map
 
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
@@ -39,6 +39,14 @@ class ClaimingOperator(Model):
     version: Text | None = Field(None, description="Its release. A newer operator takes the cluster from an older one.")
 
 
+class NodeLocationModel(Model):
+    """Where a node's pod runs."""
+
+    node: NodeId = Field(description="The node's id; n2 is the pod NAME-2.")
+    machine: Text | None = Field(None, description="The Kubernetes node that the pod is on.")
+    zone: Text | None = Field(None, description="What may fail with that machine, where it is known.")
+
+
 class DelayClusterStatus(Model):
     """What the cluster is, as its operator sees it."""
 
@@ -58,6 +66,13 @@ class DelayClusterStatus(Model):
     shards: Int | None = Field(None, ge=0, description="Shards that the topics ask for.")
     served_shards: Int | None = Field(None, ge=0, description="Shards whose master serves.")
     in_sync_shards: Int | None = Field(None, ge=0, description="Shards that have all their copies in sync.")
+    locations: list[NodeLocationModel] | None = Field(
+        None,
+        max_length=1_000,
+        description="Where the nodes run. Copies of a shard are kept in different zones, else on different machines, "
+        "as far as there are any.",
+        json_schema_extra=list_map("node"),
+    )
     selector: str | None = Field(
         None, max_length=1_024, description="The pods' label selector, for the scale subresource."
     )

@@ -43,6 +43,7 @@ JOB = ObjectKind("Job", "batch", "v1", "jobs")
 POD = ObjectKind("Pod", "", "v1", "pods")
 CLAIM = ObjectKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
 STORAGE_CLASS = ObjectKind("StorageClass", "storage.k8s.io", "v1", "storageclasses", namespaced=False)
+NODE = ObjectKind("Node", "", "v1", "nodes", namespaced=False)  # a machine, in our words
 EVENT = ObjectKind("Event", "", "v1", "events")
 
 # What a cluster owns and is compared with what it should be. PodMonitor is only there where Prometheus' operator is.

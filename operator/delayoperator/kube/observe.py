@@ -19,7 +19,9 @@ from delayoperator.kube.kinds import (
     STORAGE_CLASS,
     ObjectKind,
 )
+from delayoperator.kube.machine_zones import MachineZones
 from delayoperator.kube.views import claim_view, pod_view, set_view
+from delayoperator.plan.topology import NodeLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class LiveObjects:
     claims: Sequence[ClaimView] = ()
     claim_bodies: Mapping[str, Json] = field(default_factory=dict)
     pod_bodies: Sequence[Json] = ()
+    locations: Mapping[str, NodeLocation] = field(default_factory=dict)  # by node id, of nodes that have a pod
 
     def stateful_set(self, name: str) -> Json | None:
         return self.owned.get((STATEFUL_SET, name))
@@ -47,6 +50,7 @@ class Observer:
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api, self._namespace, self._name = api, namespace, name
         self._expandable: dict[str, bool] = {}  # by storage class
+        self._zones = MachineZones(api)
 
     def observe(self) -> LiveObjects:
         """Raises ApiError."""
@@ -66,7 +70,11 @@ class Observer:
             [it for it in views if it is not None],
             claims,
             pod_bodies,
+            {pod.node: NodeLocation(pod.machine, self._zone(pod)) for pod in pods},
         )
+
+    def _zone(self, pod: PodView) -> str:
+        return "" if pod.zoneless else self._zones.zone(pod.machine)
 
     def list_named_nodes(self) -> Mapping[str, int]:
         """By node id, how many shards have or are to have a copy there; a consistent read. Raises ApiError."""

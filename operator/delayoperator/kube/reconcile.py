@@ -109,6 +109,8 @@ class ClusterReconciler:
         if not is_ours():
             return ReconcileResult(wrote=False, soon=True)
         found = self._registry.list_shards()
+        if shards is not None:
+            shards.locate(live.locations)
         nodes = {} if shards is None else shards.nodes
         accepted = last_accepted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
         requested = requested_spec(body, accepted)

@@ -13,6 +13,7 @@ from delayoperator.cluster.shard_summary import counted_of, some
 from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, LoopClock, new_uid
 from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.plan import ObservedNode, OrphanReport
+from delayoperator.plan.topology import NodeLocation
 
 REFRESH_MS = 500  # between consistent lists of the leases
 AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
@@ -50,6 +51,7 @@ class ShardsThread:
         self._lock = threading.Lock()
         self._done = LoopCounts()
         self._loop: ControlLoop | None = None
+        self._locations: Mapping[str, NodeLocation] = {}
         self.paused = False
         self.fault: str | None = None
         self._thread = threading.Thread(target=self._run, name="shards", daemon=True)
@@ -88,6 +90,12 @@ class ShardsThread:
             self._wake.set()
         return new
 
+    def locate(self, locations: Mapping[str, NodeLocation]) -> None:
+        """By node id: where each pod runs."""
+        if locations != self._locations:
+            self._locations = locations
+            self._wake.set()
+
     def drain_counts(self) -> LoopCounts:
         with self._lock:
             done, self._done = self._done, LoopCounts()
@@ -106,6 +114,7 @@ class ShardsThread:
                 writers=WRITERS,
                 paused=lambda: self.paused,
                 acts=self._acts,
+                locations=lambda: self._locations,
             )
             try:
                 self._loop.run(self._stop, refresh_ms=REFRESH_MS, wake=self._wake)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, ConditionUpdate, finished
 from delayoperator.cluster.reasons import Reason
+from delayoperator.cluster.shard_summary import ordinal
 from delayoperator.kube.api import Api, Json
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
+from delayoperator.plan import ObservedNode
+from delayoperator.plan.topology import NodeLocation
 
 RELEASE = metadata.version("delaycluster")  # of this operator
 QUIET = (Reason.HEALTHY, Reason.NOT_REBALANCING, Reason.SETTLED, Reason.UP_TO_DATE)  # of a new cluster: no event
@@ -49,11 +52,22 @@ def status_of(
         "shards": seen.shard_summary.desired,
         "servedShards": seen.shard_summary.served,
         "inSyncShards": seen.shard_summary.in_sync,
+        # A loop that has only just begun has seen none.
+        "locations": _locations(seen.nodes) or before.get("locations") or [],
         "selector": selector,
         "nodesVersion": max(seen.versions.version, written_version(before)),
         "version": RELEASE,
         "image": image,
     }
+
+
+def _locations(nodes: Mapping[str, ObservedNode]) -> list[Json]:
+    """Of nodes of which something is known."""
+    return [
+        {"node": node, **{key: value for key, value in (("machine", it.machine), ("zone", it.zone)) if value}}
+        for node in sorted(nodes, key=ordinal)
+        if (it := nodes[node].location) != NodeLocation()
+    ]
 
 
 def degraded_only(before: Json, fault: ClusterProblem, generation: int, wall_ms: int) -> Json:

@@ -9,8 +9,10 @@ from typing import Any
 from delayoperator.cluster.annotations import asked_restart
 from delayoperator.cluster.ended_processes import incarnation_of
 from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView
+from delayoperator.plan.topology import NodeLocation
 from delayoperator.resources.names import CONTAINER
 from delayoperator.resources.normal import whole_bytes
+from delayoperator.resources.pod import ZONE_VARIABLE
 
 Json = Mapping[str, Any]
 
@@ -33,6 +35,7 @@ def pod_view(cluster: str, pod: Json) -> PodView | None:
         deleting="deletionTimestamp" in meta,
         stopped=_stopped(status, conditions),
         machine=str((pod.get("spec") or {}).get("nodeName") or ""),
+        zoneless=_zoneless(pod.get("spec") or {}),
         restart=asked_restart(meta),
     )
 
@@ -47,6 +50,12 @@ def ended_processes(pod: Json) -> list[str]:
                 if incarnation is not None:
                     found.append(incarnation)
     return found
+
+
+def locations_of(cluster: Json) -> dict[str, NodeLocation]:
+    """By node id, as the status of the DelayCluster has them."""
+    said = (cluster.get("status") or {}).get("locations") or ()
+    return {str(it["node"]): NodeLocation(it.get("machine", ""), it.get("zone", "")) for it in said}
 
 
 def set_view(body: Json) -> SetView:
@@ -72,6 +81,15 @@ def claim_view(cluster: str, claim: Json, expandable: Mapping[str, bool]) -> Cla
         requested_bytes=whole_bytes((spec.get("resources") or {}).get("requests", {}).get("storage", "0")),
         capacity_bytes=whole_bytes((status.get("capacity") or {}).get("storage", "0")),
         expandable=expandable.get(str(spec.get("storageClassName") or "")),
+    )
+
+
+def _zoneless(spec: Json) -> bool:
+    return any(
+        variable.get("name") == ZONE_VARIABLE and not variable.get("value") and not variable.get("valueFrom")
+        for container in spec.get("containers") or ()
+        if container.get("name") == CONTAINER
+        for variable in container.get("env") or ()
     )
 
 

@@ -38,7 +38,6 @@ def job_access(view: ClusterView) -> tuple[Json, ...]:
         _rule("delaycluster.io", "delayrebalances/status", ["patch"]),
         _rule("coordination.k8s.io", "leases", ["get", "list"]),
         _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name)]),
-        _rule("", "pods", ["list"]),  # which machine, thus which zone, a node runs in
     ]
     if view.rebalance is not None and view.rebalance.executors:
         verbs = ["get", "list", "watch", "create", "patch", "delete", "deletecollection"]
