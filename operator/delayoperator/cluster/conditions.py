@@ -93,6 +93,8 @@ def _ready(seen: ClusterObservation) -> ConditionUpdate:
         return ConditionUpdate("Ready", False, reason, f"served: {served}; {nodes}: {some(counted.unserved)}")
     if not ready and not seen.was_ready:
         return ConditionUpdate("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
+    if not counted.desired and not ready:
+        return ConditionUpdate("Ready", False, Reason.NO_NODES_READY, f"{nodes}{_why_not(seen.pods)}")
     if not counted.desired:
         return ConditionUpdate("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
     together = f"; copies that may fail together: {some(counted.together)}" if counted.together else ""
@@ -134,6 +136,8 @@ def _under_way(seen: ClusterObservation) -> Iterator[tuple[Reason, str]]:
         many = counted_of(len(seen.orphans.waiting), "shard")
         nodes = ", ".join(seen.orphans.unheard)
         yield Reason.VOLUMES_UNREAD, f"{many} wait until these nodes have said what their volumes have: {nodes}"
+    if counted.coming:
+        yield Reason.TOPICS_COMING, f"{counted_of(len(counted.coming), 'new shard')} on the way: {some(counted.coming)}"
     if not seen.was_ready and counted.unsynced and not counted.unserved:
         yield Reason.COPIES_COMING, f"copies of {counted_of(len(counted.unsynced), 'new shard')} are being made"
     if seen.sizes.leaving:

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     SERVING = "Serving"  # every shard has a master that serves
     STARTING = "Starting"  # the cluster has never been ready yet
     SHARDS_NOT_SERVED = "ShardsNotServed"  # clients of some shards wait
+    NO_NODES_READY = "NoNodesReady"  # without topics nobody waits, but a topic would
     # Progressing
     SETTLED = "Settled"  # what was asked for is in place
     PAUSED = "Paused"  # by the spec or an annotation: nothing is changed; only a shard without a master still gets one
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"  # copies leave a node that people want empty
     MOVING_SHARDS = "MovingShards"
     COPIES_COMING = "CopiesComing"  # of a new cluster: its shards are served and get their other copies
+    TOPICS_COMING = "TopicsComing"  # shards of a topic that was added are on their way
     PODS_STARTING = "PodsStarting"
     VOLUMES_UNREAD = "VolumesUnread"  # no shard is made before every node has said what its volume has
     # Degraded
@@ -73,8 +75,8 @@ DEGRADED = (  # the worst first: a condition names the first that holds
     Reason.REBALANCE_FAILED,
 )  # fmt: skip
 NEEDS_PAGE = frozenset({
-    *DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.PAUSED, Reason.STARTING, Reason.VERSIONS_MIXED,
-    Reason.UPGRADE_NOT_FINALIZED, Reason.MANAGED_BY_ANOTHER,
+    *DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.NO_NODES_READY, Reason.PAUSED, Reason.STARTING,
+    Reason.VERSIONS_MIXED, Reason.UPGRADE_NOT_FINALIZED, Reason.MANAGED_BY_ANOTHER,
 })  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from delayoperator.plan import Liveness, ObservedNode
 
 SWITCHING_MS = 2_000  # a switchover's pause, seen from here
 STUCK_MS = 120_000  # a shard that is Blocked for longer is not waited for by a restart
+COMING_MS = 300_000  # a new shard that is not whole by then is a fault, not a beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class ShardSummary:
     unserved: tuple[str, ...] = ()
     unserved_names: tuple[str, ...] = ()  # of the shards that `unserved` has a sentence about, in its order
     unsynced: tuple[str, ...] = ()
+    unsynced_names: tuple[str, ...] = ()  # likewise
+    unmade: frozenset[str] = frozenset()  # of shards that do not exist, or have never been served
+    coming: tuple[str, ...] = ()  # of new ones that are on their way: neither in `unserved` nor in `unsynced`
     blocked: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     risked: tuple[str, ...] = ()
@@ -106,6 +110,8 @@ def summarize_shards(
         unserved=tuple(f"{name} {why}" for name, why in unserved.items()),
         unserved_names=tuple(unserved),
         unsynced=tuple(f"{name} {why}" for name, why in unsynced.items()),
+        unsynced_names=tuple(unsynced),
+        unmade=frozenset(name for name in wanted if _is_unmade(by_name.get(name))),
         blocked=_condition_messages(shards, ConditionType.BLOCKED),
         held=_condition_messages(shards, ConditionType.HELD),
         risked=_condition_messages(shards, ConditionType.RISKED),
@@ -138,6 +144,44 @@ def without_switchovers(counted: ShardSummary, since_ms: Mapping[str, int], now_
 def unserved_since(counted: ShardSummary, before_ms: Mapping[str, int], now_ms: int) -> dict[str, int]:
     """Since when each shard that is not served was seen so."""
     return {name: before_ms.get(name, now_ms) for name in counted.unserved_names}
+
+
+def without_new(counted: ShardSummary, since_ms: Mapping[str, int], now_ms: int) -> ShardSummary:
+    """`counted`, but shards that have been coming for less than COMING_MS are counted as such: a topic that is added
+    takes nothing from anybody. since_ms: by the shard's name, see `coming_since`."""
+    coming = {name for name, at_ms in since_ms.items() if now_ms - at_ms < COMING_MS}
+    unserved = [name not in coming for name in counted.unserved_names]
+    unsynced = [name not in coming for name in counted.unsynced_names]
+    if all(unserved) and all(unsynced):
+        return counted
+    said = dict(zip(counted.unsynced_names, counted.unsynced, strict=True))
+    said |= zip(counted.unserved_names, counted.unserved, strict=True)
+    return replace(
+        counted,
+        unserved=tuple(compress(counted.unserved, unserved)),
+        unserved_names=tuple(compress(counted.unserved_names, unserved)),
+        unsynced=tuple(compress(counted.unsynced, unsynced)),
+        unsynced_names=tuple(compress(counted.unsynced_names, unsynced)),
+        coming=tuple(sentence for name, sentence in said.items() if name in coming),
+    )
+
+
+def coming_since(
+    counted: ShardSummary, before_ms: Mapping[str, int], known: Collection[str], now_ms: int
+) -> dict[str, int]:
+    """Since when each new shard has been on its way: from when it was missed until it is served and has all its copies.
+    known: names of shards that are not new, whatever is missing of them now."""
+    behind = {*counted.unserved_names, *counted.unsynced_names}
+    new = {name: before_ms.get(name, now_ms) for name in counted.unmade if name not in known}
+    return new | {name: at_ms for name, at_ms in before_ms.items() if name in behind}
+
+
+def _is_unmade(shard: ShardObject | None) -> bool:
+    """One that waits for a person is none: its condition says so, and that nobody serves it."""
+    if shard is None:
+        return True
+    blocked = any(it.type is ConditionType.BLOCKED for it in shard.conditions)
+    return shard.status is None and shard.spec.epoch <= 1 and not blocked
 
 
 def _unserved(shard: ShardObject | None, nodes: Mapping[str, ObservedNode]) -> str | None:

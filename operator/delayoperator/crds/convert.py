@@ -49,8 +49,11 @@ class DesiredCluster:
     finalize: bool = True  # a newer format is written as soon as every node reads it
 
 
-def desired_of(body: object, accepted: ClusterSpec | None = None) -> DesiredCluster:
+def desired_of(
+    body: object, accepted: ClusterSpec | None = None, kept: Mapping[str, int] | None = None
+) -> DesiredCluster:
     """body: the DelayCluster's JSON. accepted: the spec that was accepted last, which some fields may not go behind.
+    kept: by topic, also of those that were removed: so many queues it takes for all its shards.
 
     Raises InvalidSpec.
     """
@@ -60,7 +63,7 @@ def desired_of(body: object, accepted: ClusterSpec | None = None) -> DesiredClus
         spec = DelayClusterSpec.model_validate({} if raw is None else raw)
     except ValidationError as error:
         raise InvalidSpec((*refusals, *from_pydantic(error, raw))) from error
-    refusals += [*_impossible(spec), *_topics(spec), *(_taken_back(spec, accepted) if accepted else ())]
+    refusals += [*_impossible(spec), *_topics(spec), *(_taken_back(spec, accepted, kept or {}) if accepted else ())]
     if refusals:
         raise InvalidSpec(tuple(refusals))
     try:
@@ -159,13 +162,17 @@ def _ms(text: str) -> float:
         return math.inf
 
 
-def _taken_back(spec: DelayClusterSpec, accepted: ClusterSpec) -> Iterator[Refusal]:
+def _taken_back(spec: DelayClusterSpec, accepted: ClusterSpec, kept: Mapping[str, int]) -> Iterator[Refusal]:
     if spec.horizon_days < accepted.horizon_days:
         why = f"is {spec.horizon_days}, but was {accepted.horizon_days}; {limits.HORIZON['message']}"
         yield Refusal("spec.horizonDays", why)
     for topic in spec.topics or ():
         before, path = accepted.topic(topic.name), field_path("spec.topics", topic.name)
         if before is None:
+            if topic.queues < (queues := kept.get(topic.name, 0)):
+                # No rule of the schema sees it: the item is new.
+                why = f"is {topic.queues}, but the topic was removed with {queues} queues, whose messages are kept"
+                yield Refusal(f"{path}.queues", f"{why}: ask for as many, or retire its shards first")
             continue
         if topic.queues < before.queues:
             yield Refusal(f"{path}.queues", f"is {topic.queues}, but was {before.queues}; {limits.TOPIC[0]['message']}")

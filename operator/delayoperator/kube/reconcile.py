@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from delayregistry.model import ClusterSpec
+from delayregistry.model import ClusterSpec, ShardObject
 from delayregistry.port import Registry
 
 from delayoperator.cluster.annotations import paused_by
@@ -14,10 +14,12 @@ from delayoperator.cluster.pod_counts import Sizes, sizes
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import (
     ShardSummary,
+    coming_since,
     counted_of,
     stuck_shards,
     summarize_shards,
     unserved_since,
+    without_new,
     without_switchovers,
 )
 from delayoperator.cluster.versions import decide_nodes_version
@@ -91,7 +93,10 @@ class ClusterReconciler:
         self._observer = Observer(api, namespace, name)
         self._applier = Applier(api, self.record_event)
         self._restarter = PodRestarter(api, self.record_event)
-        self._unserved_since_ms: dict[str, int] = {}  # for what is said only; an operator that is new does without
+        # For what is said only; an operator that is new does without.
+        self._unserved_since_ms: dict[str, int] = {}
+        self._coming_since_ms: dict[str, int] = {}
+        self._known: set[str] = set()
 
     def close(self) -> None:
         self._rebalances.close()
@@ -113,7 +118,7 @@ class ClusterReconciler:
             shards.locate(live.locations)
         nodes = {} if shards is None else shards.nodes
         accepted = last_accepted(live.owned.get((CONFIG_MAP, names.settings_map(self._name))))
-        requested = requested_spec(body, accepted)
+        requested = requested_spec(body, accepted, found)
         desired, invalid = requested.desired, requested.invalid
         ready_before = was_ready(body.get("status") or {})
         if desired is None:
@@ -154,10 +159,12 @@ class ClusterReconciler:
                 others = summarize_shards(view.cluster, found, nodes, without=stuck) if stuck else counted
                 restart = self._restarter.restart_next(view, live, others, stuck, outcome)
         rebalanced = self._rebalance(body, view, nodes, outcome, paused=paused)
+        orphans = OrphanReport() if shards is None else shards.orphans
+        settled = self._without_switchovers(counted, ready_before)
         observation = ClusterObservation(
             name=self._name,
             wanted_nodes=desired.cluster.nodes,
-            shard_summary=self._without_switchovers(counted, ready_before),
+            shard_summary=self._without_new(settled, counted, found, orphans) if ready_before else settled,
             pods=live.pods,
             nodes=nodes,
             sizes=size,
@@ -170,7 +177,7 @@ class ClusterReconciler:
             was_ready=ready_before,
             problems=[*problems, *outcome.problems],
             rebalancing=rebalanced.under_way,
-            orphans=OrphanReport() if shards is None else shards.orphans,
+            orphans=orphans,
             versions=versions,
         )
         if shards is not None:
@@ -179,7 +186,7 @@ class ClusterReconciler:
         return replace(
             result,
             wrote=result.wrote or rebalanced.wrote,
-            soon=observation.shard_summary is not counted,
+            soon=settled is not counted,
             again_s=rebalanced.again_s,
         )
 
@@ -199,6 +206,16 @@ class ClusterReconciler:
         now_ms = self._clock.monotonic_ms()
         self._unserved_since_ms = unserved_since(counted, self._unserved_since_ms, now_ms)
         return without_switchovers(counted, self._unserved_since_ms, now_ms) if was_ready else counted
+
+    def _without_new(
+        self, settled: ShardSummary, counted: ShardSummary, found: Sequence[ShardObject], orphans: OrphanReport
+    ) -> ShardSummary:
+        now_ms = self._clock.monotonic_ms()
+        # A shard that had a master, or whose copies wait for a person's word, is not new, though its object be gone.
+        served = {shard.name for shard in found if shard.status is not None}
+        self._known = served | (self._known & counted.unmade) | set(orphans.names)
+        self._coming_since_ms = coming_since(counted, self._coming_since_ms, self._known - served, now_ms)
+        return without_new(settled, self._coming_since_ms, now_ms)
 
     def report_fault(self, fault: ClusterProblem) -> None:
         """A round that could not be done, told where people look: in Degraded; all else stands as it was said last.

@@ -4,11 +4,12 @@ which stands while a new one can't be accepted."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from delayregistry import codec
-from delayregistry.model import ClusterSpec
+from delayregistry.model import ClusterSpec, ShardObject
 
 from delayoperator.cluster.annotations import Drains, cluster_verbs, drains
 from delayoperator.cluster.pod_counts import Sizes
@@ -56,10 +57,10 @@ def last_accepted(settings: Json | None) -> LastAcceptedSpec:
     return LastAcceptedSpec(spec if isinstance(spec, dict) else None, cluster)
 
 
-def requested_spec(body: Json, accepted: LastAcceptedSpec) -> RequestedSpec:
-    """body: the DelayCluster."""
+def requested_spec(body: Json, accepted: LastAcceptedSpec, shards: Sequence[ShardObject] = ()) -> RequestedSpec:
+    """body: the DelayCluster. shards: all that exist."""
     try:
-        return _with_verbs(body, desired_of(body, accepted.cluster), dict(body.get("spec") or {}))
+        return _with_verbs(body, desired_of(body, accepted.cluster, kept_queues(shards)), dict(body.get("spec") or {}))
     except InvalidSpec as error:
         invalid = tuple(str(refusal) for refusal in error.refusals)
     if accepted.spec is None:
@@ -68,6 +69,14 @@ def requested_spec(body: Json, accepted: LastAcceptedSpec) -> RequestedSpec:
         return _with_verbs(body, desired_of({**body, "spec": accepted.spec}), accepted.spec, invalid)
     except InvalidSpec:
         return RequestedSpec(None, {}, invalid)
+
+
+def kept_queues(shards: Sequence[ShardObject]) -> dict[str, int]:
+    """By topic: so many queues it takes for all its shards, whether the topic is asked for or not."""
+    found: dict[str, int] = {}
+    for shard in shards:
+        found[shard.spec.topic] = max(found.get(shard.spec.topic, 0), shard.spec.queue + 1)
+    return found
 
 
 def _with_verbs(body: Json, desired: DesiredCluster, written: Json, invalid: tuple[str, ...] = ()) -> RequestedSpec:

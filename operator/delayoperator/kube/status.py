@@ -15,6 +15,7 @@ from delayoperator.kube.kinds import DELAY_CLUSTER
 from delayoperator.plan import ObservedNode
 from delayoperator.plan.topology import NodeLocation
 
+NOT_READY = (Reason.SHARDS_NOT_SERVED, Reason.NO_NODES_READY)  # of a cluster that was ready before
 RELEASE = metadata.version("delaycluster")  # of this operator
 QUIET = (Reason.HEALTHY, Reason.NOT_REBALANCING, Reason.SETTLED, Reason.UP_TO_DATE)  # of a new cluster: no event
 
@@ -25,7 +26,7 @@ def was_ready(status: Json) -> bool:
     ready, progressing = known.get("Ready", {}), known.get("Progressing", {})
     if progressing.get("reason") == Reason.COPIES_COMING:
         return False
-    return bool(ready) and (ready.get("status") == "True" or ready.get("reason") == Reason.SHARDS_NOT_SERVED)
+    return bool(ready) and (ready.get("status") == "True" or ready.get("reason") in NOT_READY)
 
 
 def written_version(status: Json) -> int:
@@ -112,7 +113,7 @@ def transitions(before: Json, after: Json) -> list[tuple[str, str, bool]]:
         if not old and condition["reason"] in QUIET:
             continue  # of a cluster that is new: nothing has happened
         bad = condition["type"] == "Degraded" and condition["status"] == "True"
-        bad = bad or (condition["type"] == "Ready" and condition["reason"] == Reason.SHARDS_NOT_SERVED)
+        bad = bad or (condition["type"] == "Ready" and condition["reason"] in NOT_READY)
         bad = bad or condition["reason"] == Reason.INVALID_SPEC
         found.append((str(condition["reason"]), str(condition["message"]), bad))
     return list(dict.fromkeys(found))

@@ -123,27 +123,29 @@ class OrphanReport:
     unheard: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     pending: int = 0
+    names: tuple[str, ...] = ()  # of the shards that `orphans` has a sentence about
 
 
 def report_orphans(desired: ClusterSpec, seen: Observed) -> OrphanReport:
     """What people should know of copies without an object, as of this look."""
     found, unheard = histories_by_shard(seen), unheard_nodes(desired, seen)
     missing = dict.fromkeys(missing_shards(desired, seen.shards))
-    waiting, orphans, pending = [], [], 0
+    waiting, orphans, pending = [], dict[str, str](), 0
     for name in missing:
         decision = decide_missing(desired, found.get(name, {}), seen, unheard)
         if isinstance(decision, Unheard):
             waiting.append(name)
         elif isinstance(decision, Orphaned):
-            orphans.append(f"{name}: {decision.why}")
+            orphans[name] = decision.why
             pending += sum(map(most_pending, found[name].values()))
     if desired.bootstrap_volumes is not BootstrapVolumes.IGNORE:
         exists = {shard.name for shard in seen.shards}
         for name in sorted(found.keys() - missing.keys()):
             why = "beside the shard that has this name now" if name in exists else "no topic has this shard"
-            orphans.append(f"{name}: {described(found[name])}: {why}")
+            orphans[name] = f"{described(found[name])}: {why}"
             pending += sum(map(most_pending, found[name].values()))
-    return OrphanReport(tuple(waiting), unheard if waiting else (), tuple(orphans), pending)
+    said = tuple(f"{name}: {why}" for name, why in orphans.items())
+    return OrphanReport(tuple(waiting), unheard if waiting else (), said, pending, tuple(orphans))
 
 
 def missing_shards(desired: ClusterSpec, shards: Iterable[ShardObject]) -> Iterator[str]:
