@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+from delayoperator.kube.worker import MIN_PAUSE_S, Worker
+
 from tests.kube import fakekinds
 from tests.operator.stage import NAMESPACE, Stage
 
@@ -36,3 +40,46 @@ def test_objects_are_listed_in_pages_when_the_operator_starts(stage: Stage) -> N
     listed = [it for it in stage.server.requests("LIST") if it.agent.startswith("kopf")]
     assert {it.path.rsplit("/", 1)[-1] for it in listed} >= {"pods", "configmaps", "delayclusters"}
     assert {it.query.get("limit") for it in listed} == {"500"}
+
+
+def test_what_the_operator_writes_into_a_status_wakes_no_round(stage: Stage) -> None:
+    running = stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    (worker,) = running.operator.clusters.workers()
+    rounds = until_at_rest(stage, worker)
+    # Somebody else's writing is seen, and mended.
+    kind = fakekinds.find("delayclusters")
+    stage.server.store.patch(kind, NAMESPACE, "shop", {"status": {"nodes": 77}}, "somebody", "status")
+    stage.until(lambda: stage.there("delayclusters", "shop")["status"]["nodes"] == 3)
+    assert until_at_rest(stage, worker) == rounds + 1, "the round that mended it, and none for its own writing"
+
+
+def until_at_rest(stage: Stage, worker: Worker) -> int:
+    """The number of rounds when none has begun for some seconds."""
+    seen = (worker.rounds, time.monotonic())
+
+    def at_rest() -> bool:
+        nonlocal seen
+        if worker.rounds != seen[0]:
+            seen = (worker.rounds, time.monotonic())
+        return time.monotonic() - seen[1] > 3 * MIN_PAUSE_S
+
+    stage.until(at_rest)
+    return seen[0]
+
+
+def test_an_idle_minute_of_the_operator_is_a_few_requests(stage: Stage) -> None:
+    """A third of a minute, and a round in it, which comes once in a minute by itself."""
+    running = stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    (worker,) = running.operator.clusters.workers()
+    until_at_rest(stage, worker)
+    since_s = time.monotonic()
+    worker.wake()
+    time.sleep(20)
+    came = stage.server.requests(since_s=since_s)
+    assert sum(it.method == "WATCH" for it in came) <= 2 * 20 / 8 + 2, "two watches begun anew each 8 to 10 s"
+    assert sum(it.method in ("GET", "LIST") for it in came) <= 18 + 4, "one round, and two late leases at most"
+    assert sum(it.method not in ("GET", "LIST", "WATCH") for it in came) == 0

@@ -206,8 +206,8 @@ def test_a_cluster_that_is_made_again_while_the_former_is_being_closed_is_not_fo
         gone(namespace, name)
         deleted.set()
 
-    def heard(namespace: str, name: str) -> None:
-        seen(namespace, name)
+    def heard(namespace: str, name: str, version: str) -> None:
+        seen(namespace, name, version)
         if made.is_set():
             at_a_time.append(sum(it.name == "cluster-default/shop" for it in threading.enumerate()))
             told.set()

@@ -61,11 +61,11 @@ def routes(clusters: Clusters, credentials: Credentials) -> kopf.OperatorRegistr
     def login(**_: Any) -> kopf.ConnectionInfo:
         return _connection(credentials)
 
-    async def cluster(type: str | None, namespace: str | None, name: str | None, **_: Any) -> None:
+    async def cluster(type: str | None, namespace: str | None, name: str | None, meta: kopf.Meta, **_: Any) -> None:
         if type == "DELETED":
             clusters.gone(str(namespace), str(name))
         else:
-            clusters.seen(str(namespace), str(name))
+            clusters.seen(str(namespace), str(name), str(meta["resourceVersion"]))
 
     async def owned(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
         clusters.touched(str(namespace), labels[CLUSTER_LABEL])

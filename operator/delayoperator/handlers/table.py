@@ -21,11 +21,11 @@ class Clusters:
         self._lock = threading.Lock()
         self._workers: dict[tuple[str, str], Worker] = {}
 
-    def seen(self, namespace: str, name: str) -> None:
-        """There is such a DelayCluster, and something about it may be new."""
+    def seen(self, namespace: str, name: str, version: str) -> None:
+        """There is such a DelayCluster, of this version: perhaps one that we have written ourselves."""
         with self._lock:
             worker = self._workers.get((namespace, name))
-            if worker is not None and worker.wake():
+            if worker is not None and worker.wake(version):
                 return
             worker = self._workers[namespace, name] = self._new_worker(namespace, name)
             worker.start()

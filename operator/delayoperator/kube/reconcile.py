@@ -45,7 +45,8 @@ TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFU
 class ReconcileResult:
     """The result of one round."""
 
-    wrote: bool
+    wrote: bool  # an object; the status is what was said of them
+    version: str = ""  # the DelayCluster's, as this round read it or left it
     pods: Sequence[Json] = ()
     problems: Sequence[ClusterProblem] = ()
     retry_after_s: float = 0.0
@@ -262,14 +263,20 @@ class ClusterReconciler:
         generation = int(meta.get("generation", 0))
         now_ms = self._clock.wall_ms()
         after = status_of(conditions(observation), observation, before, generation, selector, image, now_ms)
-        problems, wrote = [*observation.problems], bool(outcome.written)
+        problems, version = [*observation.problems], str(meta["resourceVersion"])
         try:
-            wrote = write_status(self._api, self._events, meta, before, after) or wrote
+            version = write_status(self._api, self._events, meta, before, after)
         except ApiError as error:
             # Somebody has changed the object. The next round sees that and writes the status, later.
             problems.append(problem(error))
         return ReconcileResult(
-            wrote, live.pod_bodies, problems, outcome.retry_after_s, observation, conflicts=bool(outcome.conflicts)
+            bool(outcome.written),
+            version,
+            live.pod_bodies,
+            problems,
+            outcome.retry_after_s,
+            observation,
+            conflicts=bool(outcome.conflicts),
         )
 
     def record_event(self, reason: Reason, message: str, warning: bool) -> None:

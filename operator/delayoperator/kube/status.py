@@ -119,18 +119,19 @@ def transitions(before: Json, after: Json) -> list[tuple[str, str, bool]]:
     return list(dict.fromkeys(found))
 
 
-def write_status(api: Api, events: EventRecorder, meta: Json, before: Json, after: Json) -> bool:
-    """Writes what differs, and an event for each new transition. Whether there was anything to write.
+def write_status(api: Api, events: EventRecorder, meta: Json, before: Json, after: Json) -> str:
+    """Writes what differs, and an event for each new transition. Returns the DelayCluster's version then.
 
     meta: the DelayCluster's; the write is conditional on its version. Raises ApiError.
     """
-    patch = changed(before, after)
+    patch, version = changed(before, after), str(meta["resourceVersion"])
     if patch:
-        version = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
-        api.merge(DELAY_CLUSTER, meta["namespace"], meta["name"], version, "status")
+        body = {"metadata": {"resourceVersion": version}, "status": patch}
+        written = api.merge(DELAY_CLUSTER, meta["namespace"], meta["name"], body, "status")
+        version = str(written["metadata"]["resourceVersion"])
         for reason, message, warning in transitions(before, after):
             events.record(meta, reason, message, warning=warning)
-    return bool(patch)
+    return version
 
 
 def _by_type(status: Json) -> dict[str, Json]:

@@ -89,6 +89,8 @@ class Worker:
         self._registry: Registry | None = None
         self._shards: ShardsThread | None = None
         self._reconciler: ClusterReconciler | None = None
+        self._touched = False  # something but the DelayCluster may have changed since the last round began
+        self._own_version = self._heard_version = ""  # of the DelayCluster: as a round left it, as a watch told last
         self._faults = 0
         self._seen: object = None  # the registry's version and the nodes' liveness, as the last round had them
         self._ends: list[str] = []  # told of before the loop was there
@@ -101,10 +103,15 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def wake(self) -> bool:
-        """There may be something to look at. False: it is over, and looks at nothing any more."""
+    def wake(self, version: str = "") -> bool:
+        """There may be something to look at; version: no more than that the DelayCluster has this one. False: it is
+        over, and looks at nothing any more."""
         with self._ending:
             if not self._closed:
+                if version:
+                    self._heard_version = version
+                else:
+                    self._touched = True
                 self._wake.set()
             return not self._closed
 
@@ -144,6 +151,7 @@ class Worker:
         try:
             while not self._stop.is_set():
                 self._wake.clear()
+                self._touched = False
                 began_s = time.monotonic()
                 self.round_began_s = began_s
                 pause_s = self._round()
@@ -197,6 +205,7 @@ class Worker:
         if "deletionTimestamp" in body["metadata"]:
             # Kubernetes is deleting what the cluster owns: an object made again now would stay for ever.
             self._stop_shards()
+            self._own_version = str(body["metadata"]["resourceVersion"])
             return ReconcileResult(wrote=False)
         if self._shards is not None:
             self._shards.paused = bool(paused_by(body))
@@ -213,6 +222,7 @@ class Worker:
         for message in news:
             reconciler.record_event(Reason.CONTAINER_ENDED, message, True)
         result = reconciler.reconcile(body, self._shards, self._problems(), self._is_ours)
+        self._own_version = result.version
         if self._shards is not None:
             self._shards.ended([it for pod in result.pods for it in ended_processes(pod)])
         self._seen = self._observe()
@@ -297,8 +307,12 @@ class Worker:
         until_s = time.monotonic() + pause_s
         while not self._stop.is_set():
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or self._wake.wait(min(left_s, WATCH_S)):
+            if left_s <= 0:
                 break
+            if self._wake.wait(min(left_s, WATCH_S)):
+                self._wake.clear()
+                if self._touched or self._heard_version != self._own_version:  # else the last round wrote it
+                    break
             if self._observe() != self._seen:
                 break
         self._stop.wait(max(BATCH_WINDOW_S, began_s + min_pause_s - time.monotonic()))
