@@ -239,7 +239,7 @@ def edited(change: Callable[[dict[str, object]], object]) -> Callable[[bytes], b
 MANIFESTS: dict[str, Callable[[bytes], bytes]] = {
     "no JSON": lambda manifest: manifest[:-1],
     "no object": lambda manifest: b"7",
-    "another version": edited(lambda c: c.update(version=2)),
+    "no version": edited(lambda c: c.pop("version")),
     "no uid": edited(lambda c: c.pop("uid")),
     "a negative offset": edited(lambda c: c.update(log_offset=-1)),
     "a way out": edited(lambda c: c.update(files=[["checkpoint", 5], ["log/../../x", 5]])),
