@@ -215,7 +215,7 @@ class Worker:
         reconciler = self._reconciler_of(str(body["metadata"]["uid"]))
         # First of all, and whatever is wrong with the other objects: failovers wait for nothing else.
         self._start_shards(body)
-        self._seen = self._observe()
+        self._seen = self._observe()  # before it is read: what changes during the round is news after it
         news, self._news = self._news, []
         if not self.acts:
             return ReconcileResult(wrote=False)
@@ -225,7 +225,6 @@ class Worker:
         self._own_version = result.version
         if self._shards is not None:
             self._shards.ended([it for pod in result.pods for it in ended_processes(pod)])
-        self._seen = self._observe()
         return result
 
     def _claim(self, body: Json) -> None:
