@@ -190,11 +190,12 @@ class Maintenance:
     def _checkpoint_due(self) -> bool:
         shard, every = self._shard, self._intervals
         age, grown = time.monotonic() - self._checkpointed, shard.log_end - shard.checkpointed
-        pending_delete = bool(shard.space.pending_delete) or shard.has_spare_files()
+        spare = shard.has_spare_files()
+        pending_delete = bool(shard.space.pending_delete) or spare
         idle = grown < IDLE_BYTES and not shard.index.unflushed and not pending_delete
         busy = grown >= BUSY_BYTES and not self._resources.checkpoints.locked()
         enough = every.idle_checkpoint if idle else every.busy_checkpoint if busy else every.checkpoint
-        old = grown > 0 and age > enough
+        old = (grown > 0 or spare) and age > enough
         return old or self._many_units() or (pending_delete and self._resources.disk_tight())
 
     async def _checkpoint(self) -> None:
