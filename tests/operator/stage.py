@@ -135,14 +135,14 @@ class Stage:
         self.operators.append(running[0])
         return running[0]
 
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self, lease_seconds: int = LEASE_SECONDS) -> subprocess.Popen[bytes]:
         """Start an operator as in its container: a process that can be killed."""
         environment = {
             **os.environ,
             "DELAYNODE_IMAGE": IMAGE,
             "OPERATOR_HTTP": "127.0.0.1:0",
             "OPERATOR_LEASE": LEASE,
-            "OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS),
+            "OPERATOR_LEASE_SECONDS": str(lease_seconds),
             "KUBECONFIG": str(self.kubeconfig),
         }
         log = (self.directory / f"operator-{len(self.processes)}.log").open("wb")
