@@ -137,6 +137,38 @@ def test_scaling_out_and_in_again_moves_the_copies_first(stage: Stage) -> None:
     assert stage.names("persistentvolumeclaims") == {"data-shop-0", "data-shop-1", "data-shop-2"}
 
 
+def test_a_node_with_a_copy_that_no_shard_has_is_not_scaled_in(stage: Stage) -> None:
+    """Its volume would go with it, and a person has not said yet what becomes of the copy."""
+    stage.operator()
+    stage.create(nodes=5, topics=[ORDERS])
+    stage.settled()
+    with stage.kubelet.lock:
+        stage.kubelet.names["77"] = "removed", 0
+        stage.kubelet.disks["default/shop", "n4"]["77"] = 3
+    stage.until(lambda: stage.reason("Degraded") == "OrphanedCopies")
+    stage.edit(nodes=3)
+    stage.until(lambda: "n4 has copies that belong to no DelayShard" in stage.condition("Progressing")["message"])
+    assert not _placed(stage) & {"n3", "n4"}
+    assert "data-shop-4" in stage.names("persistentvolumeclaims")
+    with stage.kubelet.lock:
+        del stage.kubelet.disks["default/shop", "n4"]["77"]
+    stage.until(lambda: stage.names("persistentvolumeclaims") == {"data-shop-0", "data-shop-1", "data-shop-2"})
+
+
+def test_volumes_of_more_nodes_than_are_asked_for_are_read_before_they_go(stage: Stage) -> None:
+    """Scaled to 5 by hand, deleted, and applied again with the 3 of the file."""
+    stage.operator()
+    stage.create(nodes=5, topics=[ORDERS])
+    stage.settled()
+    before = {it["metadata"]["name"]: it["spec"]["uid"] for it in stage.server.list("delayshards", "default")}
+    stage.delete("delayclusters", "shop")
+    stage.until(lambda: not stage.pods())
+    stage.create(nodes=3, topics=[ORDERS])
+    stage.until(lambda: stage.names("persistentvolumeclaims") == {"data-shop-0", "data-shop-1", "data-shop-2"})
+    stage.settled()
+    assert {it["metadata"]["name"]: it["spec"]["uid"] for it in stage.server.list("delayshards", "default")} == before
+
+
 def _placed(stage: Stage) -> set[str]:
     shards = stage.server.list("delayshards", "default")
     return {node for it in shards for node in [*it["spec"]["replicas"], *(it["spec"].get("target") or [])]}

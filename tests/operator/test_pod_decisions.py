@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from delayoperator.cluster.ended_processes import KEPT, EndedProcesses, incarnation_of
-from delayoperator.cluster.pod_counts import Sizes, sizes
+from delayoperator.cluster.pod_counts import Sizes, sizes, without_copies_lost
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.cluster.shard_summary import (
     STUCK_MS,
@@ -198,6 +198,30 @@ def test_no_pod_goes_that_has_a_copy_and_leaving_ends(
         wanted, found.pods, {node: count for node, count in named.items() if int(node[1:]) < wanted}, drained
     )
     assert once_empty.pods == wanted
+
+
+SPARE = {
+    "each has said that it has nothing else": ({"n3": 0, "n4": 0}, "n3 n4", "", 3),
+    "one has": ({"n3": 1, "n4": 0}, "n3 n4", "", 4),
+    "one has not said so": ({"n3": 0}, "n3 n4", "", 5),
+    "it never had a volume": ({"n3": 0}, "n3", "", 3),
+    "it has been away for long": ({"n3": 0}, "n3 n4", "n4", 3),
+}
+
+
+@pytest.mark.parametrize("name", SPARE)
+def test_no_volume_goes_that_may_have_copies_on_which_no_shard_counts(name: str) -> None:
+    spare, have, gone, pods = SPARE[name]
+    found = without_copies_lost(Sizes(3, 3), 3, 5, spare, have.split(), gone.split())
+    assert (found.nodes, found.pods) == (pods, pods)
+    assert found.leaving == tuple(f"n{number}" for number in range(3, pods))
+
+
+def test_a_set_that_is_made_again_begins_with_all_volumes_that_there_are() -> None:
+    assert sizes(3, 0, {}, (), {"n0", "n4"}) == Sizes(
+        5, 5, ("n3", "n4"), "to 3 nodes: n3, n4 go, and no shard is left there"
+    )
+    assert sizes(3, 3, {}, (), {"n0", "n4"}) == Sizes(3, 3), "one that is left behind beside a set is not waited for"
 
 
 # ---------------------------------------------------------------- volumes

@@ -21,11 +21,14 @@ class Sizes:
     message: str = ""  # "" when nothing changes
 
 
-def sizes(wanted: int, pods: int, named: Mapping[str, int], drained: Collection[str]) -> Sizes:
+def sizes(
+    wanted: int, pods: int, named: Mapping[str, int], drained: Collection[str], volumes: Collection[str] = ()
+) -> Sizes:
     """wanted: spec.nodes. pods: what the StatefulSet has now; 0: there is none. named: by node id, the shards that have
-    or are to have a copy there. drained: as the nodes and the planner read it now."""
-    highest = max((ordinal(node) + 1 for node, count in named.items() if count), default=0)
-    present = max(pods, highest)
+    or are to have a copy there. drained: as the nodes and the planner read it now. volumes: the nodes that have one; a
+    StatefulSet that is made again begins with all of them, for what is there may be on no other."""
+    highest = _highest([node for node, count in named.items() if count])
+    present = max(pods, highest, 0 if pods else _highest(volumes))
     if wanted >= present:
         grown = f"from {pods} to {wanted} nodes" if 0 < pods < wanted else ""
         return Sizes(wanted, wanted, message=grown)
@@ -37,6 +40,30 @@ def sizes(wanted: int, pods: int, named: Mapping[str, int], drained: Collection[
     return Sizes(kept, kept, _ids(wanted, kept), _message(wanted, leaving, named))
 
 
+def without_copies_lost(
+    size: Sizes, wanted: int, pods: int, spare: Mapping[str, int], volumes: Collection[str], gone: Collection[str]
+) -> Sizes:
+    """A node's volume is deleted with it, so one stays that has copies on which no shard counts, or may have some.
+
+    spare: by node that has said what it has, the number of such copies. volumes: the nodes that have one. gone: nodes
+    that have been away for so long that they are waited for no more.
+    """
+    held = [node for node in _ids(size.pods, pods) if node in volumes and node not in gone and spare.get(node) != 0]
+    if not held:
+        return size
+    kept = _highest(held)
+    leaving = _ids(wanted, kept)
+    why = [
+        f"{node} has copies that belong to no DelayShard" if node in spare else f"{node} has not said what it has"
+        for node in held
+    ]
+    return Sizes(kept, kept, leaving, f"{_message(wanted, leaving, {})}: {', '.join(why)}")
+
+
+def _highest(nodes: Collection[str]) -> int:
+    return max((ordinal(node) + 1 for node in nodes), default=0)
+
+
 def _ids(first: int, end: int) -> tuple[str, ...]:
     return tuple(f"n{number}" for number in range(first, end))
 
@@ -44,4 +71,4 @@ def _ids(first: int, end: int) -> tuple[str, ...]:
 def _message(wanted: int, leaving: tuple[str, ...], named: Mapping[str, int]) -> str:
     left = [f"{node} still has {counted_of(named[node], 'shard')}" for node in leaving if named.get(node)]
     what = f"to {wanted} nodes: {', '.join(leaving)} {'goes' if len(leaving) == 1 else 'go'}"
-    return f"{what}; {', '.join(left)}" if left else f"{what}, and nothing is left there"
+    return f"{what}; {', '.join(left)}" if left else f"{what}, and no shard is left there"

@@ -123,6 +123,11 @@ class ControlLoop:
         """As of the last plan. From any thread."""
         return self._orphans
 
+    @property
+    def spare_copies(self) -> Mapping[str, int]:
+        """By node that has said what it has, how many copies on which no shard counts. From any thread."""
+        return self._queries.spare_copies
+
     def run(
         self,
         stop: threading.Event,

@@ -39,6 +39,11 @@ class ReplicaQueries:
         self._found = _NOTHING_FOUND  # likewise
         self._term_starts = TermStarts()
 
+    @property
+    def spare_copies(self) -> Mapping[str, int]:
+        """By node that has said what it has, how many copies on which no shard counts."""
+        return self._found.spare
+
     def query(
         self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool, missing: bool = False
     ) -> Observed | None:
@@ -143,9 +148,10 @@ class _FoundCopies:
 
     unclaimed: Mapping[int, Mapping[str, CopyView]]
     strays: Mapping[int, Mapping[str, CopyView]]
+    spare: Mapping[str, int]  # by node that answered, how many of both it has
 
 
-_NOTHING_FOUND = _FoundCopies({}, {})
+_NOTHING_FOUND = _FoundCopies({}, {}, {})
 
 
 def _found(seen: Observed, answers: Mapping[str, NodeAnswer]) -> _FoundCopies:
@@ -159,7 +165,11 @@ def _found(seen: Observed, answers: Mapping[str, NodeAnswer]) -> _FoundCopies:
                 unclaimed.setdefault(uid, {})[node] = copy
             elif node not in nodes:
                 strays.setdefault(uid, {})[node] = copy
-    return _FoundCopies(unclaimed, strays)
+    spare = {node: 0 for node, answer in answers.items() if answer.listed}
+    for copies in (*unclaimed.values(), *strays.values()):
+        for node in copies.keys() & spare.keys():
+            spare[node] += 1
+    return _FoundCopies(unclaimed, strays, spare)
 
 
 def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[int, int], str]:

@@ -10,7 +10,7 @@ from delayregistry.port import Registry
 
 from delayoperator.cluster.annotations import paused_by
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, conditions
-from delayoperator.cluster.pod_counts import Sizes, sizes
+from delayoperator.cluster.pod_counts import Sizes, sizes, without_copies_lost
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import (
     ShardSummary,
@@ -138,7 +138,7 @@ class ClusterReconciler:
             return self._finish(body, observation, ApplyOutcome(), live, "")
         paused = bool(paused_by(body))
         named = summarize_shards(desired.cluster, found, nodes).named
-        size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, paused)
+        size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, shards, paused)
         told = 1 if accepted.cluster is None else accepted.cluster.nodes_version
         written = max(told, written_version(body.get("status") or {}))
         versions = decide_nodes_version(
@@ -231,17 +231,22 @@ class ClusterReconciler:
         write_status(self._api, self._events, body["metadata"], before, after)
 
     def _sizes(
-        self, nodes: int, live: LiveObjects, named: Mapping[str, int], accepted: ClusterSpec | None, paused: bool
-    ) -> Sizes:
+        self, nodes: int, live: LiveObjects, named: Mapping[str, int], accepted: ClusterSpec | None,
+        shards: ShardsThread | None, paused: bool,
+    ) -> Sizes:  # fmt: skip
         current = live.set_view(self._name)
         pods = 0 if current is None else current.replicas
         if paused and accepted is not None:
             return Sizes(accepted.nodes, pods)
         drained = () if accepted is None else accepted.drained
-        size = sizes(nodes, pods, named, drained)
+        volumes = {claim.node for claim in live.claims if claim.capacity_bytes}
+        size = sizes(nodes, pods, named, drained, volumes)
         if size.pods < pods:
             # Pods and their volumes are about to go: what the watch says of the shards is not enough for that.
             size = sizes(nodes, pods, self._observer.list_named_nodes(), drained)
+            spare, views = ({}, {}) if shards is None else (shards.spare_copies, shards.nodes)
+            gone = {node for node, view in views.items() if view.replaceable}
+            size = without_copies_lost(size, nodes, pods, spare, volumes, gone)
         return size
 
     def _desired(self, view: ClusterView, live: LiveObjects, written: Json) -> list[Json]:

@@ -82,6 +82,10 @@ class ShardsThread:
     def orphans(self) -> OrphanReport:
         return OrphanReport() if self._loop is None else self._loop.orphans
 
+    @property
+    def spare_copies(self) -> Mapping[str, int]:
+        return {} if self._loop is None else self._loop.spare_copies
+
     def ended(self, incarnations: list[str]) -> tuple[str, ...]:
         """These processes have ended for certain. Returns those that this is news of."""
         with self._lock:

@@ -325,7 +325,7 @@ class Worker:
         except RegistryUnavailable:
             return self._seen
         nodes: Mapping[str, Liveness] = {node: view.liveness for node, view in self._shards.nodes.items()}
-        return version, nodes, self._shards.fault, self._shards.orphans
+        return version, nodes, self._shards.fault, self._shards.orphans, self._shards.spare_copies
 
     def _stop_shards(self) -> None:
         if self._shards is not None:
