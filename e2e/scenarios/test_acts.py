@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from e2e.harness.delaycluster import ClusterUnderTest
+from e2e.harness.delaycluster import LABEL, ClusterUnderTest
 from e2e.harness.helm import Release
-from e2e.harness.kubectl import Kubectl, wait_until
+from e2e.harness.kubectl import Kubectl, Object, wait_until
 
 LATER, SOON = 9_500, 500
 SOON_SECONDS = 120
@@ -20,6 +20,7 @@ GONE_SECONDS = 120.0
 SPEC: dict[str, Any] = {
     "nodes": 3, "replicas": 2, "storage": {"size": "1Gi"}, "topics": [{"name": "orders", "queues": 4}],
 }  # fmt: skip
+LIST_SHARDS = "import os; print([it for it in os.listdir('/data/shards') if not it.startswith('.')])"
 CRDS = tuple(f"{kind}.delaycluster.io" for kind in ("delayclusters", "delayshards", "delayrebalances"))
 
 
@@ -51,6 +52,39 @@ def acted(operator: Release, kube: Kubectl, namespace: str) -> ClusterUnderTest:
 def uids(cluster: ClusterUnderTest) -> dict[str, str]:
     found = cluster.kube.list("delayshards", cluster.namespace, f"delaycluster.io/cluster={cluster.name}")
     return {shard["metadata"]["name"]: shard["spec"]["uid"] for shard in found}
+
+
+def bare(found: Object) -> Object:
+    """As a backup has it: without owners, status and what the API server gave it."""
+    kept = {key: found["metadata"][key] for key in ("name", "namespace", "labels") if key in found["metadata"]}
+    return {**{key: found[key] for key in ("apiVersion", "kind", "spec")}, "metadata": kept}
+
+
+def shard_objects(cluster: ClusterUnderTest) -> list[Object]:
+    return cluster.kube.list("delayshards", cluster.namespace, f"{LABEL}={cluster.name}")
+
+
+def keep_volumes(cluster: ClusterUnderTest) -> list[Object]:
+    """The nodes' claims. Their volumes outlive them from now on."""
+    claims = list(cluster.claims().values())
+    for claim in claims:
+        kept = {"spec": {"persistentVolumeReclaimPolicy": "Retain"}}
+        cluster.kube.patch("persistentvolume", claim["spec"]["volumeName"], kept)
+    return claims
+
+
+def bind(cluster: ClusterUnderTest, claims: list[Object]) -> None:
+    """Give the volumes of these claims, which are gone, to nodes of this cluster."""
+    for claim in claims:
+        ordinal, volume = claim["metadata"]["name"].rpartition("-")[2], claim["spec"]["volumeName"]
+        mine = bare(claim)
+        mine["metadata"]["name"] = f"data-{cluster.name}-{ordinal}"
+        mine["metadata"]["namespace"] = cluster.namespace
+        mine["metadata"]["labels"] = {**mine["metadata"]["labels"], LABEL: cluster.name}
+        free = {"claimRef": {"namespace": cluster.namespace, "name": mine["metadata"]["name"]}}
+        cluster.kube.patch("persistentvolume", volume, {"spec": {"claimRef": None}})
+        cluster.kube.patch("persistentvolume", volume, {"spec": free})
+        cluster.kube.apply(mine, namespace=cluster.namespace)
 
 
 def check_all_is_there(cluster: ClusterUnderTest, before: dict[str, str]) -> dict[str, float]:
@@ -115,3 +149,37 @@ def test_volumes_that_may_not_be_adopted_wait_for_a_persons_word(
     assert {it["uid"] for it in orphans} == {f"{int(uid):016x}" for uid in before.values()}
     acted.delayctl("adopt", "--yes")
     figure(act="refuse, then adopt", **check_all_is_there(acted, before))
+
+
+def test_a_namespace_that_is_restored_has_its_messages(
+    acted: ClusterUnderTest, kube: Kubectl, figure: Callable[..., None]
+) -> None:
+    """The volumes, then the DelayCluster, then its DelayShards without owner and status, as backup tools restore them
+    while the operator runs."""
+    before, shards, claims = uids(acted), shard_objects(acted), keep_volumes(acted)
+    kube.delete("namespace", acted.namespace)
+    kube.namespace(acted.namespace)
+    bind(acted, claims)
+    acted.apply(**SPEC)
+    for shard in shards:
+        kube("create", "--namespace", acted.namespace, "-f", "-", stdin=json.dumps(bare(shard)), check=False)
+    figure(act="namespace restored", **check_all_is_there(acted, before))
+
+
+def test_a_removed_topic_gives_its_disk_back_once_its_pending_count_is_typed(
+    acted: ClusterUnderTest, figure: Callable[..., None]
+) -> None:
+    """As docs/operations.md has it under TopicRemoved."""
+    acted.apply(**{**SPEC, "topics": []})
+    wait_until("the shards are surplus", lambda: [it.name for it in acted.shards() if not it.conditions], GONE_SECONDS)
+    acted.delayctl("shards", "retire", "--topic", "orders", "--pending", str(LATER + SOON))
+    assert shard_objects(acted) == []
+    orphans = acted.delayctl("nodes", "orphans", "--json")
+    assert orphans == ""
+    left = {}
+    for node, pod in acted.pods().items():
+        name = pod["metadata"]["name"]
+        listed = ("exec", name, "--namespace", acted.namespace, "--", "python", "-c", LIST_SHARDS)
+        left[node] = acted.kube(*listed).strip()
+    assert set(left.values()) == {"[]"}
+    figure(act="topic removed, then retired", pending_before=LATER + SOON, directories_left=0)
