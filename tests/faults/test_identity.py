@@ -120,6 +120,34 @@ def test_a_node_refuses_to_purge_what_is_wanted_or_not_there(tmp_path: Path) -> 
                 assert why in refused.value.details()
 
 
+def test_of_two_histories_a_person_chooses_one_and_purges_the_other(tmp_path: Path) -> None:
+    """As docs/operations.md has it under OrphanedCopies. Their copies are on different nodes' disks, or on the same."""
+    data, aside, sent = tmp_path / "data", tmp_path / "aside", []
+    for count in (MESSAGES, 3):
+        with make_cluster(data, TopicSpec("orders", 1)) as cluster:
+            cluster.wait_ready()
+            (shard,) = cluster.registry.list_shards()
+            sent.append((f"{shard.spec.uid:016x}", send(cluster, count, 20_000)))
+        forget_registry(data)
+        for copy in list(data.glob("n*/shards/orders-0-*")):
+            away = aside / copy.relative_to(data)
+            away.parent.mkdir(parents=True, exist_ok=True)
+            copy.rename(away)
+    for copy in list(aside.glob("n*/shards/orders-0-*")):
+        copy.rename(data / copy.relative_to(aside))
+    (first, wanted), (second, _) = sent
+    with make_cluster(data, TopicSpec("orders", 1)) as cluster:
+        deadline_s = time.monotonic() + 60
+        while "2 histories; choose one with --uid" not in (why := refused(data, "adopt", "orders-0", "--yes")):
+            assert time.monotonic() < deadline_s, why  # until every node answers
+        delayctl(data, "adopt", "orders-0", "--uid", first, "--yes")
+        cluster.wait_ready()
+        assert {it["uid"] for it in delayctl(data, "nodes", "orphans")} == {second}
+        delayctl(data, "nodes", "orphans", "--purge", second, "--pending", "3")
+        assert delayctl(data, "nodes", "orphans") == []
+        assert sorted(receive(cluster, MESSAGES)) == sorted(wanted)
+
+
 def remove_orders(cluster: LocalCluster) -> None:
     """Take the topic out of the spec."""
     found = cluster.registry.read_cluster()
