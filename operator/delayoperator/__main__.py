@@ -188,7 +188,7 @@ class Operator:
         async def healthz(_: web.Request) -> web.Response:
             stuck = self.clusters.stuck()
             if stuck:
-                return web.Response(status=503, text=f"a round does not end: {', '.join(stuck)}\n")
+                return web.Response(status=503, text="\n".join(stuck) + "\n")
             return web.Response(text="ok\n")
 
         async def readyz(_: web.Request) -> web.Response:

@@ -41,11 +41,20 @@ class OperatorCollector(Collector):
         another = GaugeMetricFamily(
             "delay_operator_managed_by_another", "1: another operator has claimed the cluster.", labels=labels
         )
+        last_look = GaugeMetricFamily(
+            "delay_operator_last_look_seconds", "Since the failover loop saw the nodes' leases.", labels=labels
+        )
+        failovers = CounterMetricFamily(
+            "delay_operator_failovers", "Terms that replaced a master that had not handed over.", labels=labels
+        )
         for worker in self._clusters.workers():
             where = [worker.namespace, worker.name]
             if worker.managed_by is not None and self._leads():
                 another.add_metric(where, 1.0)
             rounds.add_metric(where, worker.rounds)
+            failovers.add_metric(where, worker.failovers)
+            if (seconds := worker.last_look_s()) is not None:
+                last_look.add_metric(where, seconds)
             seen = None if worker.last is None else worker.last.observation
             if seen is None:
                 continue
@@ -62,7 +71,7 @@ class OperatorCollector(Collector):
                 shards.add_metric([*where, state], number)
             nodes.add_metric([*where, "wanted"], seen.wanted_nodes)
             nodes.add_metric([*where, "ready"], sum(pod.ready for pod in seen.pods))
-        yield from (rounds, condition_gauge, shards, nodes, another)
+        yield from (rounds, condition_gauge, shards, nodes, another, last_look, failovers)
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:

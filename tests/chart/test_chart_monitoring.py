@@ -41,7 +41,10 @@ def exposed() -> dict[str, set[str]]:
 def operator_collector() -> OperatorCollector:
     """The collector of an operator that has seen one cluster, once."""
     tended = SimpleNamespace(observation=ClusterObservation("orders", 3))
-    worker = SimpleNamespace(namespace="shop", name="orders", rounds=1, last=tended, managed_by="another")
+    worker = SimpleNamespace(
+        namespace="shop", name="orders", rounds=1, last=tended, managed_by="another", failovers=1,
+        last_look_s=lambda: 0.5,
+    )  # fmt: skip
     clusters, api = SimpleNamespace(workers=lambda: [worker]), SimpleNamespace(sent={"get": 1})
     return OperatorCollector(cast(Clusters, clusters), cast(Api, api), lambda: True)
 

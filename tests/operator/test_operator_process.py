@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     assert f'delay_operator_nodes{{{where},state="ready"}} 3.0' in text
     assert f'delay_operator_condition{{{where},reason="Serving",type="Ready"}} 1.0' in text
     assert f"delay_operator_rounds_total{{{where}}}" in text
+    assert f"delay_operator_last_look_seconds{{{where}}} " in text
+    assert f"delay_operator_failovers_total{{{where}}} 0.0" in text, "first terms are none"
+    with stage.kubelet.lock:
+        stage.kubelet.kill(stage.there("delayshards", "shop.orders-0")["spec"]["master"].replace("n", "shop-"))
+    failed_over = re.compile(rf"delay_operator_failovers_total{{{where}}} [1-3].0")
+    stage.until(lambda: failed_over.search(generate_latest(registry).decode()))
     assert 'delay_operator_api_requests_total{verb="apply"}' in text
 
 
@@ -69,8 +76,8 @@ def test_health_and_readiness(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked("/healthz") == (200, "ok\n")
     assert asked("/readyz") == (200, "ok: leads\n")
     assert asked("/metrics")[0] == 200
-    monkeypatch.setattr(running.operator.clusters, "stuck", lambda: ["default/shop"])
-    assert asked("/healthz") == (503, "a round does not end: default/shop\n")
+    monkeypatch.setattr(running.operator.clusters, "stuck", lambda: ["default/shop: its thread has died"])
+    assert asked("/healthz") == (503, "default/shop: its thread has died\n")
 
 
 def test_a_node_leaves_its_incarnation_for_the_kubelet(tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ class LoopClock:
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
 
+@dataclass(slots=True)
+class LoopPulse:
+    """Signs of life of a loop, ms of its monotonic clock. Written by its thread, read by others."""
+
+    looked_ms: int  # it has seen the leases
+    ended_round_ms: int  # a round was over, though perhaps in vain
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """The outcome of one round."""
@@ -75,6 +83,7 @@ class ControlLoop:
     acts: whether this process may write; until then leases and objects are only followed, so that a process that
     begins to act knows who has been silent for how long.
     locations: by node id, where its process runs, as far as it is known. A zone that its lease names stands.
+    pulse: where the loop says that it lives.
     """
 
     def __init__(
@@ -89,6 +98,7 @@ class ControlLoop:
         paused: Callable[[], bool] = bool,
         acts: Callable[[], bool] = lambda: True,
         locations: Callable[[], Mapping[str, NodeLocation]] = dict,
+        pulse: LoopPulse | None = None,
     ) -> None:
         self._registry = registry
         self._new_uid = new_uid
@@ -100,6 +110,7 @@ class ControlLoop:
         self._writers = writers
         self._paused, self._acts = paused, acts
         self._locations = locations
+        self._pulse = pulse or LoopPulse(0, 0)
         self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
         self._probed_ms: int | None = None
         self._watch: LeaseWatch | None = None
@@ -151,6 +162,7 @@ class ControlLoop:
                     if connected:
                         self._log({"event": "registry-unavailable", "error": str(error)})
                     connected = False
+                self._pulse.ended_round_ms = self._clock.monotonic_ms()
                 refused = refused + 1 if done.refused and not done.applied else 0
                 if done.applied == 0:
                     pause_ms = poll_ms << min(max(0, refused - 1), REFUSED_DOUBLINGS)
@@ -188,7 +200,7 @@ class ControlLoop:
             raise
         if self._cluster is None:
             return Round()
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._pulse.looked_ms = self._clock.monotonic_ms()
         views = self._watch_for(self._cluster).update(leases, asked_ms, now_ms, self._cluster.node_ids)
         self._nodes = nodes = _located(views, self._locations())
         if not self._acts():
@@ -308,6 +320,11 @@ def _stamped(action: SetConditions, now_ms: int) -> tuple[Condition, ...]:
     return tuple(replace(new, since_ms=since.get((new.type, new.reason), now_ms)) for new in action.conditions)
 
 
+def _is_failover(shard: ShardObject) -> bool:
+    """Whether its next term replaces a master that did not hand over."""
+    return shard.status is not None and shard.status.handover is None
+
+
 def _described(action: Action) -> dict[str, object]:
     match action:
         case CreateShard():
@@ -316,8 +333,8 @@ def _described(action: Action) -> dict[str, object]:
                 what["uid"] = f"{action.uid:016x}"
         case AdoptCopies():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch}
-        case StartTerm():
-            what = {"shard": action.shard.name, "epoch": action.spec.epoch, "node": action.spec.master}
+        case StartTerm(shard, spec):
+            what = {"shard": shard.name, "epoch": spec.epoch, "node": spec.master, "failover": _is_failover(shard)}
         case ChangeSpec():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch}
         case SetConditions():

@@ -10,8 +10,6 @@ from delayoperator.control_loop.loop import Log
 from delayoperator.kube.api import Json
 from delayoperator.kube.worker import Worker
 
-STUCK_S = 600.0  # every call is bounded: a round that lasts so long will not end
-
 
 class Clusters:
     """new_worker: (namespace, name) -> a worker that was not started. From any thread."""
@@ -62,10 +60,10 @@ class Clusters:
             return [worker for worker in self._workers.values() if worker.alive]
 
     def stuck(self) -> list[str]:
-        """Clusters whose round does not end: this process should be started again."""
-        now_s = time.monotonic()
-        began = [(worker, worker.round_began_s) for worker in self.workers()]
-        return [f"{it.namespace}/{it.name}" for it, at_s in began if at_s is not None and now_s - at_s > STUCK_S]
+        """Why this process should be started again, a sentence for each cluster that nobody looks after."""
+        with self._lock:
+            workers = list(self._workers.values())
+        return [f"{it.namespace}/{it.name}: {why}" for it in workers if (why := it.stuck()) is not None]
 
     def stop(self, timeout_s: float = 20.0) -> None:
         workers = self.workers()

@@ -10,12 +10,13 @@ from delayregistry.port import Registry
 
 from delayoperator.cluster.ended_processes import EndedProcesses
 from delayoperator.cluster.shard_summary import counted_of, some
-from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, LoopClock, new_uid
+from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, LoopClock, LoopPulse, new_uid
 from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.plan import ObservedNode, OrphanReport
 from delayoperator.plan.topology import NodeLocation
 
 REFRESH_MS = 500  # between consistent lists of the leases
+STUCK_S = 60.0  # each call of a round is bounded, and all of them together by far less
 AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after a fault of the loop's own
 
 
@@ -45,7 +46,10 @@ class ShardsThread:
         acts: Callable[[], bool] = lambda: True,
     ) -> None:
         self._registry, self._log, self._on_action, self._acts = registry, log, on_action, acts
-        self._prober, self._clock = prober, clock
+        self._prober, self._clock = prober, clock or LoopClock()
+        now_ms = self._clock.monotonic_ms()
+        self._pulse = LoopPulse(now_ms, now_ms)
+        self.failovers = 0
         self._endings = EndedProcesses()
         self._stop, self._wake = threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -70,9 +74,16 @@ class ShardsThread:
         """Something may be new: the next round begins at once."""
         self._wake.set()
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def last_look_s(self) -> float:
+        """How long ago the leases were seen, at most a round ago when all is well."""
+        return (self._clock.monotonic_ms() - self._pulse.looked_ms) / 1000
+
+    def stuck(self) -> str | None:
+        """Why it will fail over no shard any more. A loop that the API server gives no answer is not stuck."""
+        if not self._thread.is_alive() and not self._stop.is_set():
+            return "the thread of its failover loop has died"
+        silent_s = (self._clock.monotonic_ms() - self._pulse.ended_round_ms) / 1000
+        return f"a round of its failover loop has not ended for {silent_s:.0f} s" if silent_s > STUCK_S else None
 
     @property
     def nodes(self) -> Mapping[str, ObservedNode]:
@@ -119,6 +130,7 @@ class ShardsThread:
                 paused=lambda: self.paused,
                 acts=self._acts,
                 locations=lambda: self._locations,
+                pulse=self._pulse,
             )
             try:
                 self._loop.run(self._stop, refresh_ms=REFRESH_MS, wake=self._wake)
@@ -139,5 +151,6 @@ class ShardsThread:
             done = self._done
             created, terms = event.get("action") == "CreateShard", event.get("action") == "StartTerm"
             reasons = (*done.reasons, f"{event.get('shard')}: {event.get('reason')}")[:3] if terms else done.reasons
+            self.failovers += event.get("failover") is True
             self._done = LoopCounts(done.created + created, done.terms + terms, reasons)
         self._on_action()

@@ -38,6 +38,7 @@ RESYNC_S = 60.0  # a change that no watch told us of is found by then
 BATCH_WINDOW_S = 0.1  # a burst of changes is one round
 MIN_PAUSE_S = 0.5  # between the beginnings of two rounds
 TOLD_AGAIN_S = 1_800.0  # between events that say whose a cluster is: Kubernetes keeps them for an hour
+STUCK_S = 600.0  # every call is bounded: a round that lasts so long will not end
 WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
 
 
@@ -86,6 +87,7 @@ class Worker:
         self._wake, self._stop = threading.Event(), threading.Event()
         self._ending = threading.Lock()  # between a wake-up and the end: it is heard, or refused
         self._closed = False
+        self._over = False  # it has ended as it should
         self._registry: Registry | None = None
         self._shards: ShardsThread | None = None
         self._reconciler: ClusterReconciler | None = None
@@ -147,25 +149,49 @@ class Worker:
         tenure = self._claims.tenure()
         return tenure is not None and tenure == self._claimed_in
 
+    def stuck(self) -> str | None:
+        """Why this process should be started again; None: it need not."""
+        if not self.alive and not self._over:
+            return "its thread has died"
+        began_s = self.round_began_s
+        if began_s is not None and time.monotonic() - began_s > STUCK_S:
+            return f"a round has not ended for {time.monotonic() - began_s:.0f} s"
+        shards = self._shards
+        return None if shards is None else shards.stuck()
+
+    def last_look_s(self) -> float | None:
+        """How long ago the failover loop saw the leases; None: there is no such loop yet."""
+        shards = self._shards
+        return None if shards is None else shards.last_look_s()
+
+    @property
+    def failovers(self) -> int:
+        shards = self._shards
+        return 0 if shards is None else shards.failovers
+
     def _run(self) -> None:
         try:
-            while not self._stop.is_set():
-                self._wake.clear()
-                self._touched = False
-                began_s = time.monotonic()
-                self.round_began_s = began_s
-                pause_s = self._round()
-                self.round_began_s = None
-                if pause_s is not None:
-                    self._rest(began_s, pause_s)
-                    continue
-                self._close()  # takes seconds, in which another cluster of this name may have come
-                if self._is_last():
-                    return
+            self._work()
+            self._over = True
         finally:
             self._close()
             with self._ending:
                 self._closed = True
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            self._touched = False
+            began_s = time.monotonic()
+            self.round_began_s = began_s
+            pause_s = self._round()
+            self.round_began_s = None
+            if pause_s is not None:
+                self._rest(began_s, pause_s)
+                continue
+            self._close()  # takes seconds, in which another cluster of this name may have come
+            if self._is_last():
+                return
 
     def _is_last(self) -> bool:
         """Unless it was woken since it last looked."""
