@@ -20,12 +20,14 @@ from delayctl.targets.kube_target import KubeTarget, parse_target
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
     from delayclient.routing.routing import Cluster
+    from rich.table import Table
 
 DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
 FAILED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3
 UNKNOWN: Final = -1  # pending messages where a copy is damaged
+WHOLE_COLUMNS: Final = 10_000  # wider than any table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -208,6 +210,14 @@ def progress(
     with Progress(*columns, console=console, refresh_per_second=draws_per_second, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+def print_table(table: Table) -> None:
+    """On a terminal as wide as that is; elsewhere whole, one line a row: a script or a file has no width."""
+    from rich.console import Console
+
+    whole = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(width=WHOLE_COLUMNS if whole else None).print(table)
 
 
 KUBE: Final = Parsed("cluster", parse_target)

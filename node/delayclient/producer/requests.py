@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from delayapi.durations import format_ms
+from delayapi.units import format_bytes
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayTooLong, TooLarge
@@ -125,7 +126,7 @@ def too_long(topic: str, delay_ms: int, max_delay_ms: int) -> DelayTooLong:
 
 def too_large(record_bytes: int) -> TooLarge:
     """The error that the shard would answer."""
-    message = f"a message of {record_bytes} bytes is over the limit of {MAX_RECORD_BYTES}"
+    message = f"a message of {record_bytes:,} bytes is over the limit of {format_bytes(MAX_RECORD_BYTES)}"
     return TooLarge(message, code="INVALID_ARGUMENT", reason="MESSAGE_TOO_LARGE")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from delayapi.durations import format_ms
 from delayapi.options import DURATION
 
 from delayctl.common import (
@@ -19,6 +20,7 @@ from delayctl.common import (
     common_options,
     confirmed,
     fail,
+    print_table,
     put_json,
     run_admin,
 )
@@ -114,7 +116,7 @@ def restart(settings: CommandSettings, data: Path, timeout: int) -> None:
                 if len(back) == len(wanted) and at.fully_replicated(now):
                     break
                 if time.monotonic() > started_s + timeout / 1000:
-                    fail(f"{len(back)} of {len(wanted)} nodes are back after {timeout / 1000:g} s", FAILED)
+                    fail(f"{len(back)} of {len(wanted)} nodes are back after {format_ms(timeout)}", FAILED)
                 time.sleep(0.1)
         seconds = round(time.monotonic() - started_s, 3)
         if settings.as_json:
@@ -207,7 +209,6 @@ def _print_orphans(found: list[Orphan], settings: CommandSettings) -> None:
         click.echo("every copy on the nodes that answer belongs to a shard")
         return
     from delayoperator.plan import ObservedRole
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -223,11 +224,10 @@ def _print_orphans(found: list[Orphan], settings: CommandSettings) -> None:
             it.node, copy.shard, f"{it.uid:016x}", copy.cluster or "?", str(copy.epoch), f"{copy.pending:,}", size,
             copy.damaged or remark,
         )  # fmt: skip
-    Console().print(table)
+    print_table(table)
 
 
 def _print_table(found: list[NodeView]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -244,7 +244,7 @@ def _print_table(found: list[NodeView]) -> None:
             node.node, *([node.zone or "-"] if zones else []), node.endpoint, "no" if node.not_ready else "yes",
             _clock(node), f"{node.disk_free_bytes >> 20:,} MiB", "\n".join(remarks),
         )  # fmt: skip
-    Console().print(table)
+    print_table(table)
 
 
 def _clock(node: NodeView) -> str:

@@ -13,7 +13,7 @@ from delayapi.durations import format_ms
 from delayapi.options import DURATION
 from delayoperator.crds import APPROVE, VERB
 
-from delayctl.common import FAILED, CommandSettings, common_options, put_json
+from delayctl.common import FAILED, CommandSettings, common_options, print_table, put_json
 from delayctl.targets.errors import TargetRefused
 from delayctl.targets.options import ProgressBar, data_option
 from delayctl.targets.rebalances import (
@@ -247,4 +247,4 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
             *("?" if count is None else f"{count:,}" for count in counts),
             ": ".join(filter(None, (move.get("state"), move.get("reason")))),
         )
-    console.print(table)
+    print_table(table)

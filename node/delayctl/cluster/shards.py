@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from delayapi.durations import format_ms
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, UNKNOWN, CommandSettings, common_options, fail, put_json, run_admin
+from delayctl.common import (
+    FAILED,
+    UNKNOWN,
+    CommandSettings,
+    common_options,
+    fail,
+    print_table,
+    put_json,
+    run_admin,
+)
 from delayctl.targets.options import ProgressBar, data_option, open_registry_editor
 
 if TYPE_CHECKING:
@@ -127,7 +137,7 @@ def switchover(settings: CommandSettings, data: Path, shard: str, to: str | None
             if time.monotonic() > started_s + timeout / 1000:
                 at.cancel_switchover(shard, to)
                 if not _leads(at, shard, to):
-                    fail(f"{shard}: {to} has not taken over within {timeout / 1000:g} s; withdrawn", FAILED)
+                    fail(f"{shard}: {to} has not taken over within {format_ms(timeout)}; withdrawn", FAILED)
             time.sleep(0.02)
         spec = at.shard(shard).spec
         seconds = round(time.monotonic() - started_s, 3)
@@ -266,7 +276,6 @@ def _copy_json(copies: ShardCopies, copy: ReplicaRow) -> dict[str, Any]:
 
 
 def _print_table(found: list[_Shard]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -293,7 +302,7 @@ def _print_table(found: list[_Shard]) -> None:
             *counts,
             "; ".join(remark for remark in remarks if remark),
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _remark(copy: ReplicaRow) -> str:

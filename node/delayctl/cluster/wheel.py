@@ -68,7 +68,7 @@ def wheel(
     if plan is not None and proposed:
         raise click.UsageError("--plan and --proposed name two plans: give one of them")
     if slot < 1_000:
-        raise click.UsageError(f"--slot {slot} ms: at least 1 s")
+        raise click.UsageError(f"--slot {format_ms(slot)}: at least 1 s")
     _show_nodes(settings, topic, from_ms, to_ms, slot, _planned(settings, data, plan, proposed))
 
 

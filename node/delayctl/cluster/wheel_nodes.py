@@ -19,7 +19,7 @@ from delayapi.slots import spread_slots
 from delayoperator.cluster.shard_summary import counted_of
 from numpy.typing import NDArray
 
-from delayctl.common import put_json
+from delayctl.common import print_table, put_json
 from delayctl.heat_map import cells
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def _print_table(before: SlotLoads, after: SlotLoads | None, moves: int, bound: 
             at = format_instant(int(before.edges_ms[int(row.argmax())]))[11:16] if row.any() else "-"
             strip = cells(_highest(row, together), hottest)
             table.add_row(f"{node} {when}".rstrip(), f"{row.sum():,.0f}", f"{row.max():,.0f}", at, strip)
-    console.print(table)
+    print_table(table)
 
 
 def _summary(before: SlotLoads, after: SlotLoads | None, moves: int, bound: float) -> str:

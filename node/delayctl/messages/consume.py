@@ -63,7 +63,7 @@ def consume(
             if not no_ack:
                 await consumer.flush()
         if left:
-            click.echo(f"delayctl: {(count or 0) - left} of {count} messages came in {timeout} s", err=True)
+            click.echo(f"delayctl: {(count or 0) - left} of {count} messages came in {timeout:g} s", err=True)
             return FAILED
         return 0
 

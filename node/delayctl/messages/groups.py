@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.durations import format_ms
 
-from delayctl.common import CommandSettings, common_options, put_json, run_admin
+from delayctl.common import CommandSettings, common_options, print_table, put_json, run_admin
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
@@ -132,7 +132,6 @@ def _print(settings: CommandSettings, rows: Sequence[dict[str, object]], columns
         for row in rows:
             put_json(row)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -141,7 +140,7 @@ def _print(settings: CommandSettings, rows: Sequence[dict[str, object]], columns
         table.add_column(head, justify="left" if column in ("group", "tags") else "right")
     for row in rows:
         table.add_row(*(_cell(column, row[column]) for column in columns))
-    Console().print(table)
+    print_table(table)
 
 
 def _cell(column: str, value: object) -> str:

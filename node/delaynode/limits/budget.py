@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from delayapi.units import format_bytes
+
 from delaynode.store.errors import Refused
 
 SMALL_ANSWER_BYTES = 4 << 10  # not counted: cheaper, and there are at most so many calls
@@ -100,7 +102,9 @@ class Budget:
             used, limit = (self.used, self.limit) if node else (self._by_peer.get(peer, 0), self.limit_per_peer)
             where = "in this node" if node else "for this connection"
             raise Refused(
-                "BUSY", f"{used:,} bytes {self._what} {where}, the limit is {limit:,}", retry_after_ms=BUSY_RETRY_MS
+                "BUSY",
+                f"{used:,} bytes {self._what} {where}, the limit is {format_bytes(limit)}",
+                retry_after_ms=BUSY_RETRY_MS,
             ) from None
 
     async def acquire(self, peer: str, size: int) -> Hold:

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.units import format_bytes
 from google.rpc import code_pb2
 
 from delaynode.limits.budget import Answers, Hold
@@ -172,6 +173,7 @@ class _Stream:
         if len(call.request) > MAX_REQUEST_BYTES:
             raise Refused(
                 "BAD_REQUEST",
-                f"the request has {len(call.request):,} bytes, in a CallStream the limit is {MAX_REQUEST_BYTES:,}",
+                f"the request has {len(call.request):,} bytes, in a CallStream the limit is "
+                f"{format_bytes(MAX_REQUEST_BYTES)}",
             )
         return serve

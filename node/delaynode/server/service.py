@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delayapi.units import DAY_MS
+from delayapi.units import DAY_MS, format_bytes
 from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
@@ -87,7 +87,7 @@ class DelayService:
                 raise Refused(
                     "ANSWER_TOO_LARGE",
                     f"the slots of {len(answer.shards) + 1} of {len(hosts)} shards have {size:,} bytes, an answer's "
-                    f"limit is {MAX_WHEEL_BYTES:,}: ask for a shorter range, or shard by shard",
+                    f"limit is {format_bytes(MAX_WHEEL_BYTES)}: ask for a shorter range, or shard by shard",
                 )
             await answers.reserve(SLOT_COLUMNS * len(shard.messages))
             answer.shards.append(shard)

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from delayapi.durations import format_ms
 
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
@@ -239,7 +240,7 @@ class Shard:
         watermark = self.index.watermark.due
         if now_ms < watermark and bool(((due > now_ms) & (due <= watermark)).any()):
             raise Refused(
-                "CLOCK_BEHIND", f"this node's clock is {watermark - now_ms} ms behind what was released; retry"
+                "CLOCK_BEHIND", f"this node's clock is {format_ms(watermark - now_ms)} behind what was released; retry"
             )
 
     def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int) -> None:

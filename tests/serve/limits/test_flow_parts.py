@@ -35,11 +35,13 @@ def test_a_full_budget_refuses_who_cannot_wait_long_and_says_which_limit(monkeyp
     async def run() -> None:
         budget = Budget("of messages wait", 100, 60)
         first = await budget.acquire_soon("a", 60)
-        with pytest.raises(Refused, match="60 bytes of messages wait for this connection, the limit is 60") as caught:
+        with pytest.raises(
+            Refused, match="60 bytes of messages wait for this connection, the limit is 60 bytes"
+        ) as caught:
             await budget.acquire_soon("a", 1)
         assert caught.value.reason == "BUSY"
         assert int(caught.value.metadata["retry_after_ms"]) > 0
-        with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100"):
+        with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100 bytes"):
             await budget.acquire_soon("b", 41)
         soon = asyncio.create_task(budget.acquire_soon("b", 41))
         await turn()

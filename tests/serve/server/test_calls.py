@@ -68,7 +68,7 @@ def test_an_error_is_an_answer_and_ends_nothing(shard: Shard) -> None:
         "BAD_REQUEST", "BAD_REQUEST", "UNKNOWN_TOPIC", "BAD_REQUEST",
     ]  # fmt: skip
     assert found[1].error.message == "a CallStream carries Ack, Cancel, Nack, Reschedule, not 'Enqueue'"
-    assert found[4].error.message == "the request has 1,048,577 bytes, in a CallStream the limit is 1,048,576"
+    assert found[4].error.message == "the request has 1,048,577 bytes, in a CallStream the limit is 1 MiB"
     assert found[3].error.code == grpc.StatusCode.NOT_FOUND.value[0]
     assert pb.AckResponse.FromString(found[5].response).acknowledged == 1
 

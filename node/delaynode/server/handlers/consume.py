@@ -122,7 +122,9 @@ class ConsumeCalls:
         shard = host.shard
         if not -1 <= request.backoff_ms <= MAX_INVISIBLE_MS:
             raise Refused(
-                "BAD_REQUEST", f"backoff_ms is {request.backoff_ms}, the limit is {MAX_INVISIBLE_MS}; -1: the default"
+                "BAD_REQUEST",
+                f"backoff_ms: {format_ms(request.backoff_ms)} is not within 0 ms and the limit, "
+                f"{format_ms(MAX_INVISIBLE_MS)}; -1: the default",
             )
         await host.pass_filtered(request.group)
         counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, self.node.clock.now_ms())

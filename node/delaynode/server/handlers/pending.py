@@ -7,6 +7,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from delayapi.durations import format_instant
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from google.protobuf.message import DecodeError
 
@@ -71,7 +72,8 @@ class PendingCalls:
     async def _with_key(self, request: pb.CancelRequest, host: ShardHost) -> tuple[I64, I64]:
         """Pending messages in the due range whose key is the request's: by hash first, then the key itself."""
         if request.from_ms >= request.to_ms:
-            raise Refused("BAD_REQUEST", f"empty range: from_ms {request.from_ms} is not before to_ms {request.to_ms}")
+            first, end = format_instant(request.from_ms), format_instant(request.to_ms)
+            raise Refused("BAD_REQUEST", f"empty range: from_ms ({first}) is not before to_ms ({end})")
         low, high = Pair(request.from_ms, 0), Pair(request.to_ms, 0)
         rows, _ = await self._pending(host, low, high, KeyFilter(crc32(request.key.encode())), MAX_OF_KEY + 1)
         if len(rows) > MAX_OF_KEY:

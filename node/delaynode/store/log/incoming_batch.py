@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from delayapi.units import DAY_MS
+from delayapi.units import DAY_MS, format_bytes
 
 from delaynode.store.errors import Refused
 from delaynode.store.types import I64, U8, U32, Buffer
@@ -48,7 +48,9 @@ def columns_of(
     if not 0 < count <= MAX_BATCH_MESSAGES:
         raise Refused("BATCH_TOO_LARGE", f"a batch has 1 to {MAX_BATCH_MESSAGES:,} messages, this one says {count:,}")
     if len(records) > MAX_BATCH_BYTES:
-        raise Refused("BATCH_TOO_LARGE", f"the records have {len(records):,} bytes, the limit is {MAX_BATCH_BYTES:,}")
+        raise Refused(
+            "BATCH_TOO_LARGE", f"the records have {len(records):,} bytes, the limit is {format_bytes(MAX_BATCH_BYTES)}"
+        )
     columns = []
     for name, data, dtype, optional in (
         ("time", time, "<i8", False), ("relative", relative, "u1", True), ("size", size, "<u4", False),
@@ -69,7 +71,8 @@ def columns_of(
     if int(sizes.max()) > MAX_MESSAGE_BYTES:
         at = int(np.argmax(sizes))
         raise Refused(
-            "MESSAGE_TOO_LARGE", f"message {at} has {int(sizes[at]):,} bytes, the limit is {MAX_MESSAGE_BYTES:,}"
+            "MESSAGE_TOO_LARGE",
+            f"message {at} has {int(sizes[at]):,} bytes, the limit is {format_bytes(MAX_MESSAGE_BYTES)}",
         )
     if int(sizes.min()) == 0:
         raise Refused("BAD_COLUMNS", f"column size: message {int(np.argmin(sizes))} has an empty record")
