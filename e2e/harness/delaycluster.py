@@ -63,7 +63,7 @@ class ClusterUnderTest:
 
     @property
     def endpoint(self) -> str:
-        return f"{self.name}.{self.namespace}.svc:7070"
+        return f"{self.name}-client.{self.namespace}.svc:7070"
 
     def manifest(self, **spec: Any) -> Object:
         names = {"name": self.name, "namespace": self.namespace}

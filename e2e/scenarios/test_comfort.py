@@ -17,8 +17,8 @@ def table(told: str) -> list[dict[str, str]]:
     return [{name: line[start:end].strip() for (name, start), end in zip(columns, ends, strict=True)} for line in lines]
 
 
-def test_get_dc_shows_how_each_cluster_is(cluster: ClusterUnderTest, topic: str) -> None:
-    (row,) = table(cluster.kube("get", "dc", cluster.name, "--namespace", cluster.namespace))
+def test_get_dlc_shows_how_each_cluster_is(cluster: ClusterUnderTest, topic: str) -> None:
+    (row,) = table(cluster.kube("get", "dlc", cluster.name, "--namespace", cluster.namespace))
     assert re.fullmatch(r"(\d+[dhms])+", row.pop("AGE"))
     shards = str(len(cluster.shards()))
     counts = {"SHARDS": shards, "SERVED": shards, "IN SYNC": shards}
@@ -42,7 +42,7 @@ def test_get_delayshards_is_the_map_of_the_cluster(cluster: ClusterUnderTest, to
 
 
 def test_explain_teaches_the_fields(kube: Kubectl, cluster: ClusterUnderTest) -> None:
-    told = " ".join(kube("explain", "dc.spec.failover").split())
+    told = " ".join(kube("explain", "dlc.spec.failover").split())
     assert "When a node counts as lost." in told
     assert "leaseSeconds <integer> A failover after a node was lost takes about this long." in told
     assert "replaceAfterSeconds <integer> A node that was away for so long gets its copies replaced on other" in told

@@ -41,9 +41,9 @@ def test_install_with_no_values_first_message_delete_uninstall(
     kube(*wait, "--namespace", namespace, seconds=READY_SECONDS + 10)
     ready = time.monotonic() - began
     produce = ("produce", "greetings", "--delay", "2s", "--body", "hello, later")
-    delayctl(kube, namespace, "hello-0", "hello:7070", *produce)
+    delayctl(kube, namespace, "hello-0", "hello-client:7070", *produce)
     consume = ("consume", "greetings", "--group", "me", "--count", "1", "--timeout", "30")
-    told = delayctl(kube, namespace, "hello-0", "hello:7070", *consume)
+    told = delayctl(kube, namespace, "hello-0", "hello-client:7070", *consume)
     assert "hello, later" in told
     figure(ready_s=round(ready, 1))
 

@@ -120,7 +120,7 @@ def test_the_columns_name_fields_that_there_are(kind: CrdKind) -> None:
 
 def test_names_and_subresources() -> None:
     assert [(kind.plural, kind.short) for kind in KINDS] == [
-        ("delayclusters", "dc"), ("delayshards", "dsh"), ("delayrebalances", "drb"),
+        ("delayclusters", "dlc"), ("delayshards", "dsh"), ("delayrebalances", "drb"),
     ]  # fmt: skip
     for kind in KINDS:
         assert "status" in kind.manifest()["spec"]["versions"][0]["subresources"]

@@ -69,7 +69,7 @@ def test_an_api_server_that_asks_for_time_gets_it(stage: Stage) -> None:
     stage.create(topics=[ORDERS])
     stage.settled()
     fault = stage.server.fault(method="PATCH", path="/services/", code=429, retry_after_s=4, times=None)
-    stage.delete("services", "shop")
+    stage.delete("services", "shop-client")
     stage.until(lambda: fault.met > 0)
     time.sleep(3)
     assert fault.met <= 3
@@ -110,8 +110,8 @@ def test_broken_and_expired_watches_hide_nothing(stage: Stage) -> None:
     stage.server.expire_watches()
     stage.edit(topics=[{"name": "orders", "queues": 5}])
     stage.until(lambda: "shop.orders-4" in stage.names("delayshards"))
-    stage.delete("services", "shop")
-    stage.until(lambda: stage.get("services", "shop"))
+    stage.delete("services", "shop-client")
+    stage.until(lambda: stage.get("services", "shop-client"))
     stage.settled()
 
 

@@ -14,7 +14,7 @@ from tests.operator.stage import NAMESPACE, Stage
 
 OWNED = {
     "statefulsets": {"shop"},
-    "services": {"shop", "shop-nodes"},
+    "services": {"shop-client", "shop-nodes"},
     "poddisruptionbudgets": {"shop"},
     "serviceaccounts": {"shop-node"},
     "roles": {"shop-node"},
@@ -94,15 +94,17 @@ def test_edited_objects_are_put_right_and_others_fields_stay(stage: Stage) -> No
     stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
-    was = stage.there("services", "shop")["spec"]["selector"]
-    stage.patch("services", "shop", {"spec": {"selector": {"app": "mine"}}, "metadata": {"annotations": {"a": "b"}}})
+    was = stage.there("services", "shop-client")["spec"]["selector"]
+    stage.patch(
+        "services", "shop-client", {"spec": {"selector": {"app": "mine"}}, "metadata": {"annotations": {"a": "b"}}}
+    )
     stage.patch("statefulsets", "shop", {"spec": {"replicas": 1}})
     stage.patch("configmaps", "shop-cluster", {"data": {"cluster.json": "{}"}})
-    stage.until(lambda: stage.there("services", "shop")["spec"]["selector"].items() >= was.items())
+    stage.until(lambda: stage.there("services", "shop-client")["spec"]["selector"].items() >= was.items())
     stage.until(lambda: stage.there("statefulsets", "shop")["spec"]["replicas"] == 3)
     stage.until(lambda: "orders" in stage.there("configmaps", "shop-cluster")["data"]["cluster.json"])
     stage.settled()
-    assert stage.there("services", "shop")["metadata"]["annotations"]["a"] == "b"
+    assert stage.there("services", "shop-client")["metadata"]["annotations"]["a"] == "b"
     said = "StatefulSet shop: spec.replicas: 1 -> 3"
     stage.until(lambda: any(said in it["message"] for it in stage.events("ObjectApplied")))
 
@@ -118,17 +120,17 @@ def test_a_change_that_no_watch_tells_of_is_found(stage: Stage) -> None:
 
 def test_what_belongs_to_somebody_else_is_left_alone(stage: Stage) -> None:
     kind = fakekinds.find("services")
-    body = {"metadata": {"name": "shop"}, "spec": {"selector": {"app": "web"}}}
+    body = {"metadata": {"name": "shop-client"}, "spec": {"selector": {"app": "web"}}}
     stage.server.store.create(kind, "default", body, "helm")
     stage.operator()
     stage.create(topics=[ORDERS])
     stage.until(lambda: stage.reason("Degraded") == "NameTaken")
     stage.until(lambda: stage.reason("Ready") == "Serving")
     said = stage.condition("Degraded")["message"]
-    assert "Service shop is needed by this cluster and is left alone" in said
+    assert "Service shop-client is needed by this cluster and is left alone" in said
     assert said.endswith("See docs/operations.md#nametaken")
-    assert stage.there("services", "shop")["spec"] == {"selector": {"app": "web"}}
-    stage.delete("services", "shop")
+    assert stage.there("services", "shop-client")["spec"] == {"selector": {"app": "web"}}
+    stage.delete("services", "shop-client")
     stage.settled()
 
 
@@ -246,3 +248,37 @@ def test_namespaces_that_are_not_ours_are_left_alone(stage: Stage) -> None:
     stage.create()
     stage.settled()
     assert stage.server.list("statefulsets", "other") == []
+
+
+def test_an_application_of_the_clusters_name_keeps_its_service(stage: Stage) -> None:
+    stage.server.store.create(
+        fakekinds.find("services"), "default", {"metadata": {"name": "shop"}, "spec": {"selector": {"app": "web"}}}
+    )
+    stage.operator()
+    stage.create(topics=[{"name": "orders", "queues": 2}])
+    stage.settled()
+    assert stage.reason("Degraded") == "Healthy"
+    assert stage.there("services", "shop")["spec"] == {"selector": {"app": "web"}}
+    assert stage.there("services", "shop-client")["spec"]["ports"][0]["port"] == 7070
+
+
+def test_a_cluster_that_has_a_service_of_its_bare_name_keeps_it_and_gets_the_other_one(stage: Stage) -> None:
+    """Made by an earlier release; its clients know no other name."""
+    running = stage.operator()
+    stage.create(topics=[{"name": "orders", "queues": 2}])
+    stage.settled()
+    running.close()
+    made = stage.there("services", "shop-client")
+    meta = {key: made["metadata"][key] for key in ("labels", "ownerReferences")}
+    stage.server.store.create(
+        fakekinds.find("services"), "default", {"metadata": {"name": "shop", **meta}, "spec": made["spec"]}
+    )
+    stage.delete("services", "shop-client")
+    stage.operator()
+    stage.until(lambda: stage.get("services", "shop-client"))
+    stage.patch("services", "shop", {"spec": {"selector": {"app": "mine"}}})
+    stage.until(lambda: stage.there("services", "shop")["spec"]["selector"].items() >= made["spec"]["selector"].items())
+    stage.delete("services", "shop")
+    stage.edit(replicas=3)  # somebody whose clients have all moved deletes it: it is not made again
+    stage.settled()
+    assert stage.names("services") == {"shop-client", "shop-nodes"}

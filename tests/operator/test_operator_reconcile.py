@@ -277,7 +277,7 @@ def test_paused_nothing_is_changed_and_masters_still_fail_over(stage: Stage) -> 
     stage.edit(paused=True)
     stage.until(lambda: stage.reason("Progressing") == "Paused")
     stage.edit(nodes=5, image="node:2", topics=[ORDERS, {"name": "mails", "queues": 1}])
-    stage.delete("services", "shop")
+    stage.delete("services", "shop-client")
     stage.until(lambda: stage.condition("Progressing").get("observedGeneration", 0) == 3)
     stage.kubelet.frozen.add("shop-0")
 
@@ -286,7 +286,7 @@ def test_paused_nothing_is_changed_and_masters_still_fail_over(stage: Stage) -> 
 
     stage.until(failed_over)
     time.sleep(1)
-    assert stage.get("services", "shop") is None
+    assert stage.get("services", "shop-client") is None
     assert stage.there("statefulsets", "shop")["spec"]["replicas"] == 3
     assert "shop.mails-0" not in stage.names("delayshards")
     assert stage.kubelet.restarts == []

@@ -25,7 +25,7 @@ def test_an_object_that_the_api_server_refuses_is_named_with_its_words(stage: St
     said = degraded(stage, "ObjectRefused")
     assert f"apply StatefulSet shop is refused: {words}" in said
     assert said.endswith("See docs/operations.md#objectrefused")
-    stage.until(lambda: stage.names("services") == {"shop", "shop-nodes"})  # it holds up none of the others
+    stage.until(lambda: stage.names("services") == {"shop-client", "shop-nodes"})  # it holds up none of the others
     fault.times = 0
     stage.settled()
 

@@ -52,7 +52,7 @@ def test_building_twice_gives_the_same(view: ClusterView) -> None:
 def test_services_choose_the_pods_and_name_ports_that_they_have(view: ClusterView) -> None:
     template = stateful_set(view)["spec"]["template"]
     ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
-    for name in (view.name, f"{view.name}-nodes"):
+    for name in (f"{view.name}-client", f"{view.name}-nodes"):
         spec = one(build(view), "Service", name)["spec"]
         assert spec["selector"].items() <= template["metadata"]["labels"].items()
         assert {port["targetPort"] for port in spec["ports"]} <= ports
@@ -175,7 +175,7 @@ def test_a_claim_is_left_alone_that_is_large_enough_or_not_bound_or_about_to_go(
 
 # ---------------------------------------------------------------- others' objects
 def test_an_object_that_was_there_before_is_nobody_elses_to_take() -> None:
-    service = served(one(build(MINIMAL), "Service", "orders"))
+    service = served(one(build(MINIMAL), "Service", "orders-client"))
     service["metadata"].update(ownerReferences=[], labels={"app": "shop"})
     assert foreign(MINIMAL, service) == "it was there before and is not the operator's"
     service["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "shop", "uid": "77", "controller": True}]
@@ -183,6 +183,6 @@ def test_an_object_that_was_there_before_is_nobody_elses_to_take() -> None:
 
 
 def test_what_an_orphaning_deletion_left_behind_is_taken_over() -> None:
-    left = served(one(build(MINIMAL), "Service", "orders"))
+    left = served(one(build(MINIMAL), "Service", "orders-client"))
     del left["metadata"]["ownerReferences"]
     assert foreign(replace(MINIMAL, uid="another"), left) is None

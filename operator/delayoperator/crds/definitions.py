@@ -103,7 +103,7 @@ def _ready(field: str) -> str:
 
 CLUSTER: Final = CrdKind(
     DelayCluster,
-    "dc",
+    "dlc",
     (
         Column("Nodes", ".spec.nodes", "Nodes that are asked for.", "integer"),
         Column("Ready", ".status.readyNodes", "Nodes that are ready.", "integer"),

@@ -28,7 +28,7 @@ from delayoperator.control_loop.loop import LoopClock
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.events import EventRecorder
-from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, STATEFUL_SET
+from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
 from delayoperator.kube.observe import LiveObjects, Observer
 from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
@@ -36,7 +36,7 @@ from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
 from delayoperator.plan import ObservedNode, OrphanReport
-from delayoperator.resources import ClusterView, build, names
+from delayoperator.resources import ClusterView, build, foreign, names
 
 TRANSIENT = frozenset({Reason.APPLY_FAILED, Reason.FORBIDDEN, Reason.OBJECT_REFUSED, Reason.NAME_TAKEN})
 
@@ -250,7 +250,9 @@ class ClusterReconciler:
         return size
 
     def _desired(self, view: ClusterView, live: LiveObjects, written: Json) -> list[Json]:
-        objects = build(view, live.stateful_set(self._name))
+        bare = live.owned.get((SERVICE, self._name))
+        kept = bare is not None and foreign(view, bare) is None
+        objects = build(view, live.stateful_set(self._name), bare_service=kept)
         return [with_last_accepted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
 
     def _report_actions(self, shards: ShardsThread) -> None:

@@ -14,10 +14,11 @@ STAMP = names.PREFIX + "wanted"
 """Annotation: a digest of what was wanted when the object was applied last."""
 
 
-def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
+def build(view: ClusterView, live_set: Json | None = None, *, bare_service: bool = False) -> tuple[Json, ...]:
     """In the order in which they are to be applied: what the pods may do and read before the pods.
 
-    live_set: the StatefulSet that is there; None: there is none. Each object is in normal form, to be applied as it is.
+    live_set: the StatefulSet that is there; None: there is none. bare_service: the cluster has a Service of its bare
+    name, and keeps it. Each object is in normal form, to be applied as it is.
     """
     cron = cronjob.cron_job(view)
     found = (
@@ -26,6 +27,7 @@ def build(view: ClusterView, live_set: Json | None = None) -> tuple[Json, ...]:
         *(settings.node_lease(view, node) for node in view.cluster.node_ids),
         services.headless_service(view),
         services.client_service(view),
+        *([services.bare_client_service(view)] if bare_service else []),
         services.disruption_budget(view),
         stateful_set(view, live_set),
         *([settings.pod_monitor(view)] if view.pod_monitor else []),

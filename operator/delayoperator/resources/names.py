@@ -19,6 +19,11 @@ HTTP_PORT = 7170
 PEER_PORT = 7270  # TCP: shipping, UDP: heartbeats
 
 
+def client_service(cluster: str) -> str:
+    """Not the bare name, which an application of the same name has for its own Service."""
+    return f"{cluster}-client"
+
+
 def headless_service(cluster: str) -> str:
     return f"{cluster}-nodes"
 

@@ -8,7 +8,16 @@ from delayoperator.resources.view import ClusterView, Json
 
 def client_service(view: ClusterView) -> Json:
     """For applications: any ready node will do, it forwards what is not its own."""
-    return _service(view, view.name, {"type": "ClusterIP", "ports": [_port("grpc", names.GRPC_PORT)]})
+    return _client_service(view, names.client_service(view.name))
+
+
+def bare_client_service(view: ClusterView) -> Json:
+    """The same by the cluster's bare name, as earlier releases made it: clients go on using it."""
+    return _client_service(view, view.name)
+
+
+def _client_service(view: ClusterView, name: str) -> Json:
+    return _service(view, name, {"type": "ClusterIP", "ports": [_port("grpc", names.GRPC_PORT)]})
 
 
 def headless_service(view: ClusterView) -> Json:
