@@ -151,6 +151,7 @@ def test_each_action_is_an_event_with_its_reason(world: World) -> None:
         "action": "StartTerm",
         "shard": "orders-0",
         "epoch": 1,
+        "failover": False,
         "node": "n0",
         "reason": "the shard has no master yet: n0 has the only copy; epoch 1 begins",
         "outcome": "done",
