@@ -203,7 +203,7 @@ def cuts_for_an_answer_to_what_it_said_earlier(put: Put) -> None:
     put(ReplicaFollower, "_start", obedient)
 
 
-@mutation(None, "healthy (again|before .*): .* target", (1,), kinds=("move", "drain", "hang_disk"))
+@mutation(None, "healthy (again|before .*): .* target", (96,), kinds=("move", "drain", "hang_disk"))
 def gives_up_for_good_what_is_wanted_again(put: Put) -> None:
     leave = Replica._leave
 
