@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from delayoperator.control_loop.loop import ControlLoop, LoopClock
 from delayoperator.control_loop.probe import NullProber
+from delayoperator.kube import shards
 from delayoperator.kube.shards import STUCK_S, ShardsThread
 from delayoperator.kube.worker import Worker
 from delayregistry.model import ClusterSpec, NodeLease
@@ -95,6 +96,18 @@ def test_a_registry_that_gives_no_answer_is_no_reason_to_start_again(loop: Loop)
     loop.looked_again()
     assert loop.thread.stuck() is None, "another process would get no answer either"
     assert loop.thread.last_look_s() == 600
+
+
+def test_a_fault_that_comes_again_is_no_round_that_does_not_end(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "AGAIN_S", (0.01,))
+    loop.thread.start()
+    loop.looked_again()
+    loop.error = ValueError("a fault of one cluster")
+    loop.looked_again()
+    loop.now_ms += 600_000
+    loop.looked_again()
+    assert loop.thread.fault == "ValueError: a fault of one cluster"
+    assert loop.thread.stuck() is None, "to end the process would take failover from all other clusters too"
 
 
 def test_a_loop_whose_thread_has_died_is_stuck_and_one_that_was_stopped_is_not(

@@ -162,7 +162,8 @@ class ControlLoop:
                     if connected:
                         self._log({"event": "registry-unavailable", "error": str(error)})
                     connected = False
-                self._pulse.ended_round_ms = self._clock.monotonic_ms()
+                finally:
+                    self._pulse.ended_round_ms = self._clock.monotonic_ms()
                 refused = refused + 1 if done.refused and not done.applied else 0
                 if done.applied == 0:
                     pause_ms = poll_ms << min(max(0, refused - 1), REFUSED_DOUBLINGS)
