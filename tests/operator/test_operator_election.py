@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from delayoperator.kube import worker
 from delayoperator.plan import Liveness
 
 from tests.kube import fakekinds
@@ -159,6 +160,26 @@ def test_a_leader_that_may_not_renew_stops_acting_and_begins_again(stage: Stage)
     stage.settled()
     assert running.operator.election.tenure() == 2
     assert len(stage.names("delayshards")) == 5
+
+
+def test_failover_in_a_new_tenure_waits_for_no_pause_after_faults(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "AGAIN_S", (0.1,) * (len(worker.AGAIN_S) - 1) + (30.0,))
+    running = stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    stage.server.fault(method="PATCH", path="/poddisruptionbudgets/", code=500, times=None)
+    stage.delete("poddisruptionbudgets", "shop")
+    stage.until(lambda: [it for it in running.events if it.get("again_in_seconds") == 30])
+    renewals = stage.server.fault(method="PATCH", path="/namespaces/operators/leases/", code=500, times=None)
+    stage.until(lambda: running.operator.election.tenure() is None)
+    stage.kubelet.frozen.add("shop-0")
+    renewals.times = 0
+    stage.until(lambda: running.operator.election.tenure() == 2)
+    leads_s = time.monotonic()
+    stage.until(lambda: "n0" not in masters(stage))
+    assert time.monotonic() - leads_s < 10, "it waited for the worker, which rests for 30 s"
 
 
 def test_a_process_that_may_not_read_the_lease_is_not_ready_and_says_why(stage: Stage) -> None:

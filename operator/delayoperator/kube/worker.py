@@ -80,6 +80,7 @@ class Worker:
         self._api, self._open_registry, self._settings = api, open_registry, settings
         self._claims = claims
         self._claimed_in: int | None = None  # the tenure in which the cluster was found to be ours
+        self._began_in: int | None = None  # the tenure in which the last round began
         self.managed_by: OperatorClaim | None = None  # another operator that has it
         self._told: float | None = None  # when that was said last, monotonic seconds
         self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
@@ -184,6 +185,7 @@ class Worker:
             self._touched = False
             began_s = time.monotonic()
             self.round_began_s = began_s
+            self._began_in = self._claims.tenure()
             pause_s = self._round()
             self.round_began_s = None
             if pause_s is not None:
@@ -327,7 +329,8 @@ class Worker:
 
     def _rest(self, began_s: float, pause_s: float) -> None:
         """Until something may have changed, or `pause_s` are over. After a fault, wake-ups don't shorten the pause to
-        nothing: somebody else's changes must not make us ask an API server that is overloaded."""
+        nothing: somebody else's changes must not make us ask an API server that is overloaded. A new tenure does: no
+        master is chosen before the claim is read in it, and the faults were of the time before."""
         min_pause_s = MIN_PAUSE_S if self._faults == 0 else min(pause_s, MIN_PAUSE_S * 2 ** min(self._faults, 6))
         until_s = time.monotonic() + pause_s
         while not self._stop.is_set():
@@ -340,7 +343,18 @@ class Worker:
                     break
             if self._observe() != self._seen:
                 break
-        self._stop.wait(max(BATCH_WINDOW_S, began_s + min_pause_s - time.monotonic()))
+        until_s = max(time.monotonic() + BATCH_WINDOW_S, began_s + min_pause_s)
+        while not self._stop.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            if self._leads_anew():
+                self._faults = 0
+                return
+            self._wake.wait(left_s)
+            self._wake.clear()
+
+    def _leads_anew(self) -> bool:
+        """Whether a tenure has begun in which there was no round yet."""
+        tenure = self._claims.tenure()
+        return tenure is not None and tenure != self._began_in
 
     def _observe(self) -> object:
         """A cheap look at the shards and the leases: the same value as before means that nothing has happened."""
