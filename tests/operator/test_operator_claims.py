@@ -14,7 +14,8 @@ from prometheus_client import generate_latest
 
 from tests.chart.places import ROOT
 from tests.kube import fakekinds
-from tests.operator.stage import DEAD_AFTER_MS, LEASE, NAMESPACE, RunningOperator, Stage
+from tests.kube.fakekinds import Kind
+from tests.operator.stage import DEAD_AFTER_MS, LEASE, NAMESPACE, Json, RunningOperator, Stage
 
 ORDERS = {"name": "orders", "queues": 4}
 STAGING = "staging/delaycluster"
@@ -159,3 +160,24 @@ def test_the_page_hands_a_cluster_over_as_it_is_written(stage: Stage) -> None:
     stage.until(lambda: claim(stage) == THEIRS)
     assert time.monotonic() - taken_s < DEAD_AFTER_MS / 1000 - 1, "without waiting for its death"
     assert stage.leader(LEASE) == ""
+
+
+def test_a_cluster_whose_definition_drops_claims_is_looked_after(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """crds.create is false, and nobody has applied the definitions of this release yet."""
+    store = stage.server.store
+    patch = store.patch
+
+    def older(kind: Kind, namespace: str, name: str, body: Json, *rest: str) -> Json:
+        (body.get("status") or {}).pop("operator", None)
+        return patch(kind, namespace, name, body, *rest)
+
+    monkeypatch.setattr(store, "patch", older)
+    running = stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    (event,) = [it for it in running.events if it["event"] == "claim-dropped"]
+    assert "drops status.operator" in event["error"]
+    monkeypatch.undo()  # they are applied
+    stage.edit(topics=[{**ORDERS, "queues": 5}])
+    stage.until(lambda: claim(stage) == OURS)
+    stage.until(lambda: len(stage.names("delayshards")) == 5)

@@ -36,6 +36,7 @@ class ClusterClaims:
         self.mine, self.tenure = mine, tenure
         self._api, self._now_ms, self._dead_after_ms = api, monotonic_ms, dead_after_ms
         self.look_ms = dead_after_ms // 12  # between looks at another release's Lease, however many clusters it has
+        self.dropped = False  # the last claim was: the definition of DelayClusters is older than claims
         self._lock = threading.Lock()
         self._holders: dict[tuple[str, str], _Holder] = {}
 
@@ -61,16 +62,21 @@ class ClusterClaims:
             }
             written = self._api.merge(DELAY_CLUSTER, meta["namespace"], meta["name"], patch, "status")
             body.update(written)
+            self.dropped = OperatorClaim.read(written.get("status")) is None
         return None
 
     def holds(self, namespace: str, name: str) -> bool:
         """Whether the DelayCluster is ours at this moment. What was observed before this, and is written on condition
-        that it has not changed since, overwrites nothing of an operator that has claimed the cluster meanwhile.
+        that it has not changed since, overwrites nothing of an operator that has claimed the cluster meanwhile. Where
+        no claim can be stored it is everybody's, as it was before there were claims.
 
         Raises ApiError.
         """
         body = self._api.get(DELAY_CLUSTER, namespace, name)
-        return body is not None and OperatorClaim.read(body.get("status")) == self.mine
+        if body is None:
+            return False
+        found = OperatorClaim.read(body.get("status"))
+        return found == self.mine or (found is None and self.dropped)
 
     def _step(self, found: OperatorClaim | None) -> ClaimStep:
         step = claim_step(self.mine, found, HolderLife.UNKNOWN)

@@ -40,6 +40,10 @@ MIN_PAUSE_S = 0.5  # between the beginnings of two rounds
 TOLD_AGAIN_S = 1_800.0  # between events that say whose a cluster is: Kubernetes keeps them for an hour
 STUCK_S = 600.0  # every call is bounded: a round that lasts so long will not end
 WATCH_S = 1.0  # between looks at the registry's version, which cost nothing
+CLAIM_DROPPED = (
+    "the CustomResourceDefinition of DelayClusters is of an older release and drops status.operator, so another "
+    "operator would not see that this one looks after the cluster: apply the definitions of this release"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Worker:
         self._began_in: int | None = None  # the tenure in which the last round began
         self.managed_by: OperatorClaim | None = None  # another operator that has it
         self._told: float | None = None  # when that was said last, monotonic seconds
+        self._told_dropped = False
         self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
         self._events = EventRecorder(api, settings.clock, self._log)
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -259,6 +264,9 @@ class Worker:
         """Finds out whose the cluster is, and makes it ours if it may be and this process leads."""
         tenure = self._claims.tenure()
         self.managed_by = self._claims.another(body) if tenure is None else self._claims.claim(body)
+        if self._claims.dropped and not self._told_dropped:
+            self._log({"event": "claim-dropped", "error": CLAIM_DROPPED})
+        self._told_dropped = self._claims.dropped
         claimed_in = None if self.managed_by is not None else tenure
         begins, self._claimed_in = claimed_in != self._claimed_in, claimed_in
         if begins and self._shards is not None:
