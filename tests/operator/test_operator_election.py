@@ -182,21 +182,37 @@ def test_failover_in_a_new_tenure_waits_for_no_pause_after_faults(
     assert time.monotonic() - leads_s < 10, "it waited for the worker, which rests for 30 s"
 
 
+def readiness(running: RunningOperator) -> str:
+    try:
+        with urllib.request.urlopen(f"http://{running.operator.http_address}/readyz", timeout=5) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return str(error.read().decode())
+
+
 def test_a_process_that_may_not_read_the_lease_is_not_ready_and_says_why(stage: Stage) -> None:
     stage.server.fault(path="/namespaces/operators/leases", code=403, times=None)
     running = stage.operator()
     stage.until(lambda: running.operator.http_address)
-
-    def readiness() -> str:
-        try:
-            with urllib.request.urlopen(f"http://{running.operator.http_address}/readyz", timeout=5) as answer:
-                return str(answer.read().decode())
-        except urllib.error.HTTPError as error:
-            return str(error.read().decode())
-
-    stage.until(lambda: "403" in readiness(), readiness)
-    assert "Lease delaycluster of namespace operators" in readiness()
+    stage.until(lambda: "403" in readiness(running), lambda: readiness(running))
+    assert "Lease delaycluster of namespace operators" in readiness(running)
     assert stage.writes(0.0) == 0
+
+
+def test_a_standby_that_may_not_watch_the_lease_is_ready_and_reads_it(stage: Stage) -> None:
+    """Somebody else grants the rights, as of the release before: an operator that is never ready would keep that
+    release's running beside the new one."""
+    leader = stage.operator()
+    stage.until(lambda: leader.operator.election.tenure() == 1)
+    refused = stage.server.fault(method="WATCH", path="/namespaces/operators/leases", code=403, times=None)
+    standby = stage.operator()
+    stage.until(lambda: standby.operator.http_address and "stands by" in readiness(standby))
+    met = refused.met
+    stage.until(lambda: refused.met > met + 2)
+    assert standby.operator.election.fault is None
+    assert not [it for it in standby.events if it["event"] == "lead-unknown"]
+    leader.close()
+    stage.until(lambda: standby.operator.election.tenure() == 1)
 
 
 def test_the_lease_says_who_leads_since_when_and_for_how_long(stage: Stage) -> None:

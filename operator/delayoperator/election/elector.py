@@ -192,9 +192,9 @@ class LeaderElection:
         """Looks on until there is something to do, or nothing is heard for so long. What it is, is decided from a read.
         False: the watch is over, and nothing is known."""
         query = {"fieldSelector": f"metadata.name={self._name}", "resourceVersion": lease.version}
-        self._stream = stream = self._client.watch(LEASE.path(self._namespace), query, silent_s)
-        seen = lease
+        seen, stream = lease, None
         try:
+            self._stream = stream = self._client.watch(LEASE.path(self._namespace), query, silent_s)
             for event in stream if not self._stop.is_set() else ():
                 if event.get("type") in ("ADDED", "MODIFIED"):
                     seen = read_lease(event["object"])
@@ -204,12 +204,13 @@ class LeaderElection:
                 if next_step(self.identity, seen, unchanged_ms, self._times) is not LeaseStep.WAIT:
                     return True
                 self._say_waiting(seen.holder)
-        except RequestUnanswered:
-            pass  # silent, or broken
+        except (RequestUnanswered, ApiRejected):
+            pass  # silent, broken, or refused: then the Lease is read again and again
         finally:
             self._stream = None
-            with suppress(OSError, ValueError):
-                stream.close()
+            if stream is not None:
+                with suppress(OSError, ValueError):
+                    stream.close()
         return False
 
     @property
