@@ -25,7 +25,7 @@ CRDS = tuple(f"{kind}.delaycluster.io" for kind in ("delayclusters", "delayshard
 
 
 def in_pod(cluster: ClusterUnderTest, *argv: str) -> str:
-    to = ("--endpoint", f"{cluster.name}:7070", "--json")
+    to = ("--endpoint", cluster.endpoint, "--json")
     pod = f"{cluster.name}-0"
     return cluster.kube(
         "exec", pod, "--namespace", cluster.namespace, "--", "delayctl", *argv, *to, seconds=SOON_SECONDS + 60

@@ -132,9 +132,9 @@ def test_the_production_example_runs_as_it_is_on_five_machines(
     ready = cluster.wait_whole()
     assert len({pod["spec"]["nodeName"] for pod in cluster.pods().values()}) == 5, "no two on one machine"
     assert {len(shard.replicas) for shard in cluster.shards()} == {3}
-    delayctl(kube, namespace, "production-0", "production:7070", "produce", "webhooks", "--body", "order paid")
+    delayctl(kube, namespace, "production-0", cluster.endpoint, "produce", "webhooks", "--body", "order paid")
     consume = ("consume", "webhooks", "--group", "me", "--count", "1", "--timeout", "30")
-    assert "order paid" in delayctl(kube, namespace, "production-0", "production:7070", *consume)
+    assert "order paid" in delayctl(kube, namespace, "production-0", cluster.endpoint, *consume)
     figure(ready_s=round(ready, 1), shards=len(cluster.shards()))
     cluster.delete()
     wait_until("its pods are gone", lambda: sorted(cluster.pods()), GONE_SECONDS)
