@@ -38,7 +38,9 @@ class StoredCopies:
         self._by_uid.pop(uid, None)
 
     async def add(self, directory: str) -> None:
-        """Nobody has the directory open any more."""
+        """Nobody has the directory open any more. It never seems gone: until it is read its name alone is known."""
+        unread = stored_copy.unreadable(directory, "it is being read")
+        self._by_uid[unread.uid] = unread
         found = await self._off_loop(partial(_read, self._context.resources.files, directory))
         self._by_uid[found.uid] = found
 

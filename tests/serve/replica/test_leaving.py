@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from delaynode.replica.replica import Replica
+from delaynode.replica.stored_copies import StoredCopies
 from delaynode.replication.protocol import Follow, FollowRefused
+from delaynode.store.log.files import DiskFiles
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Version
 
 from tests.serve.replica.test_follower import Connection
@@ -75,3 +80,23 @@ def test_a_master_that_asks_while_the_copy_goes_is_not_left_without_an_answer(he
     else:  # the master asks again; then the registry's news will have made another replica
         assert replica.discarded
         assert [type(reply) for reply in master.replies] == [FollowRefused]
+
+
+def test_a_copy_that_a_replica_gives_back_is_there_while_it_is_read(tmp_path: Path) -> None:
+    """Else the operator would hear that this node has nothing, and might make an empty shard beside it."""
+
+    async def main() -> None:
+        read, directory = threading.Event(), f"{tmp_path}/orders-0-{7:016x}"
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(read.wait)
+            context: Any = SimpleNamespace(resources=SimpleNamespace(files=DiskFiles(), pool=pool))
+            stored = StoredCopies(context)
+            adding = asyncio.create_task(stored.add(directory))
+            await asyncio.sleep(0)
+            meanwhile = [(it.uid, it.shard, it.damage) for it in stored]
+            read.set()
+            await adding
+        assert meanwhile == [(7, "orders-0", "it is being read")]
+        assert [it.damage for it in stored] != ["it is being read"]
+
+    asyncio.run(main())
