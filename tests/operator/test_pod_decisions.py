@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from delayoperator.cluster.ended_processes import KEPT, EndedProcesses, incarnation_of
-from delayoperator.cluster.pod_counts import Sizes, sizes, without_copies_lost
+from delayoperator.cluster.pod_counts import Sizes, sizes, spare_copies, without_copies_lost
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.cluster.shard_summary import (
     STUCK_MS,
@@ -215,6 +215,15 @@ def test_no_volume_goes_that_may_have_copies_on_which_no_shard_counts(name: str)
     found = without_copies_lost(Sizes(3, 3), 3, 5, spare, have.split(), gone.split())
     assert (found.nodes, found.pods) == (pods, pods)
     assert found.leaving == tuple(f"n{number}" for number in range(3, pods))
+
+
+def test_a_copy_whose_shard_was_deleted_a_moment_ago_keeps_its_node() -> None:
+    """The volume would be gone before the nodes are asked again: what they said is held against the shards of now."""
+    said = {"n3": frozenset({7}), "n4": frozenset({7, 8})}
+    assert spare_copies(said, {7: {"n3", "n4"}, 8: {"n4"}}) == {"n3": 0, "n4": 0}
+    assert spare_copies(said, {7: {"n0", "n4"}}) == {"n3": 1, "n4": 1}
+    found = without_copies_lost(Sizes(3, 3), 3, 5, spare_copies(said, {}), {"n3", "n4"}, ())
+    assert found.pods == 5
 
 
 def test_a_set_that_is_made_again_begins_with_all_volumes_that_there_are() -> None:

@@ -40,6 +40,12 @@ def sizes(
     return Sizes(kept, kept, _ids(wanted, kept), _message(wanted, leaving, named))
 
 
+def spare_copies(held: Mapping[str, Collection[int]], placed: Mapping[int, Collection[str]]) -> dict[str, int]:
+    """By node, how many of its copies no shard counts on. held: uids, as the nodes said them some seconds ago. placed:
+    by uid, the nodes of each shard that there is now: one may have been deleted since they said so."""
+    return {node: sum(node not in placed.get(uid, ()) for uid in uids) for node, uids in held.items()}
+
+
 def without_copies_lost(
     size: Sizes, wanted: int, pods: int, spare: Mapping[str, int], volumes: Collection[str], gone: Collection[str]
 ) -> Sizes:

@@ -135,6 +135,11 @@ class ControlLoop:
         return self._orphans
 
     @property
+    def held_copies(self) -> Mapping[str, frozenset[int]]:
+        """By node that has said what it has, the uids of its copies. From any thread."""
+        return self._queries.held_copies
+
+    @property
     def spare_copies(self) -> Mapping[str, int]:
         """By node that has said what it has, how many copies on which no shard counts. From any thread."""
         return self._queries.spare_copies

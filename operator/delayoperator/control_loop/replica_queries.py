@@ -40,6 +40,11 @@ class ReplicaQueries:
         self._term_starts = TermStarts()
 
     @property
+    def held_copies(self) -> Mapping[str, frozenset[int]]:
+        """By node that has said what it has, the uids of its copies."""
+        return self._found.held
+
+    @property
     def spare_copies(self) -> Mapping[str, int]:
         """By node that has said what it has, how many copies on which no shard counts."""
         return self._found.spare
@@ -148,10 +153,11 @@ class _FoundCopies:
 
     unclaimed: Mapping[int, Mapping[str, CopyView]]
     strays: Mapping[int, Mapping[str, CopyView]]
-    spare: Mapping[str, int]  # by node that answered, how many of both it has
+    held: Mapping[str, frozenset[int]]  # by node that said all that it has, the uids
+    spare: Mapping[str, int]  # by the same nodes, how many of the first two they have
 
 
-_NOTHING_FOUND = _FoundCopies({}, {}, {})
+_NOTHING_FOUND = _FoundCopies({}, {}, {}, {})
 
 
 def _found(seen: Observed, answers: Mapping[str, NodeAnswer]) -> _FoundCopies:
@@ -165,11 +171,12 @@ def _found(seen: Observed, answers: Mapping[str, NodeAnswer]) -> _FoundCopies:
                 unclaimed.setdefault(uid, {})[node] = copy
             elif node not in nodes:
                 strays.setdefault(uid, {})[node] = copy
-    spare = {node: 0 for node, answer in answers.items() if answer.listed}
+    held = {node: frozenset(answer.copies) for node, answer in answers.items() if answer.listed}
+    spare = dict.fromkeys(held, 0)
     for copies in (*unclaimed.values(), *strays.values()):
         for node in copies.keys() & spare.keys():
             spare[node] += 1
-    return _FoundCopies(unclaimed, strays, spare)
+    return _FoundCopies(unclaimed, strays, held, spare)
 
 
 def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[int, int], str]:

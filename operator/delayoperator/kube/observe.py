@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,13 +75,14 @@ class Observer:
     def _zone(self, pod: PodView) -> str:
         return "" if pod.zoneless else self._zones.zone(pod.machine)
 
-    def list_named_nodes(self) -> Mapping[str, int]:
-        """By node id, how many shards have or are to have a copy there; a consistent read. Raises ApiError."""
-        named: Counter[str] = Counter()
+    def list_placed(self) -> Mapping[int, frozenset[str]]:
+        """By uid, the nodes where the shard has or is to have a copy; a consistent read. Raises ApiError."""
+        placed = {}
         for body in self._api.list(DELAY_SHARD, self._namespace, f"{CLUSTER_LABEL}={self._name}"):
             spec = body.get("spec") or {}
-            named.update({*(spec.get("replicas") or ()), *(spec.get("target") or ())})
-        return named
+            nodes = *(spec.get("replicas") or ()), *(spec.get("target") or ())
+            placed[int(spec.get("uid") or 0)] = frozenset(map(str, nodes))
+        return placed
 
     def _listed(self, kind: ObjectKind, selector: str) -> list[Json]:
         try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from delayregistry.model import ClusterSpec, ShardObject
 from delayregistry.port import Registry
 
 from delayoperator.cluster.annotations import paused_by
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, conditions
-from delayoperator.cluster.pod_counts import Sizes, sizes, without_copies_lost
+from delayoperator.cluster.pod_counts import Sizes, sizes, spare_copies, without_copies_lost
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import (
     ShardSummary,
@@ -243,10 +245,11 @@ class ClusterReconciler:
         size = sizes(nodes, pods, named, drained, volumes)
         if size.pods < pods:
             # Pods and their volumes are about to go: what the watch says of the shards is not enough for that.
-            size = sizes(nodes, pods, self._observer.list_named_nodes(), drained)
-            spare, views = ({}, {}) if shards is None else (shards.spare_copies, shards.nodes)
+            placed = self._observer.list_placed()
+            size = sizes(nodes, pods, Counter(chain.from_iterable(placed.values())), drained)
+            held, views = ({}, {}) if shards is None else (shards.held_copies, shards.nodes)
             gone = {node for node, view in views.items() if view.replaceable}
-            size = without_copies_lost(size, nodes, pods, spare, volumes, gone)
+            size = without_copies_lost(size, nodes, pods, spare_copies(held, placed), volumes, gone)
         return size
 
     def _desired(self, view: ClusterView, live: LiveObjects, written: Json) -> list[Json]:

@@ -94,6 +94,10 @@ class ShardsThread:
         return OrphanReport() if self._loop is None else self._loop.orphans
 
     @property
+    def held_copies(self) -> Mapping[str, frozenset[int]]:
+        return {} if self._loop is None else self._loop.held_copies
+
+    @property
     def spare_copies(self) -> Mapping[str, int]:
         return {} if self._loop is None else self._loop.spare_copies
 
