@@ -111,7 +111,7 @@ class LocalCluster:
 
     def _prepare(self) -> None:
         found = self.registry.read_cluster()
-        self.desired = spec.merge(None if found is None else found.spec, self._requested)
+        self.desired = spec.merge(None if found is None else found.spec, self._requested, self._nodes_on_disk())
         self._ports = ports.choose(self._port, self.desired.nodes)
         # Nodes of a supervisor that was killed a moment ago may still be dying.
         ports.await_unused(self._ports.all, timeout_s=1.0)
@@ -214,6 +214,11 @@ class LocalCluster:
             return faults
         deaf = [port for port in (*self._ports.grpc, *self._ports.http) if not ports.accepts(port)]
         return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
+
+    def _nodes_on_disk(self) -> int:
+        """So many it takes for all that have shards in the directory."""
+        found = (path.parent.name.removeprefix("n") for path in self.data.glob("n*/shards"))
+        return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
 
     def blocked(self) -> dict[str, str]:
         """Once nothing but blocked shards is missing: those, by name, and why. Else empty.

@@ -36,15 +36,19 @@ class LocalSpec(TypedDict, total=False):
     lease_seconds: int | None
 
 
-def merge(found: ClusterSpec | None, requested: LocalSpec) -> ClusterSpec:
-    """The new spec. Topics are added to those found.
+def merge(found: ClusterSpec | None, requested: LocalSpec, on_disk: int = 0) -> ClusterSpec:
+    """The new spec. Topics are added to those found. on_disk: so many nodes it takes for all that have data here: where
+    the registry was lost, a shard would be made empty whose copies lie with a node that is left out.
 
     Raises BadSpec for what can't be taken back (fewer nodes, fewer queues of a topic, a shorter horizon), and for a
     lease that living nodes could not keep up.
     """
     nodes, horizon_days = requested.get("nodes"), requested.get("horizon_days")
     if found is None:
-        found = ClusterSpec("local", nodes or DEFAULT_NODES, horizon_days=horizon_days or DEFAULT_HORIZON_DAYS)
+        _not_less("nodes", nodes, on_disk)
+        found = ClusterSpec(
+            "local", nodes or max(DEFAULT_NODES, on_disk), horizon_days=horizon_days or DEFAULT_HORIZON_DAYS
+        )
     _not_less("nodes", nodes, found.nodes)
     _not_less("horizon days", horizon_days, found.horizon_days)
     lease_seconds = requested.get("lease_seconds")

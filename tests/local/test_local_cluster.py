@@ -200,6 +200,14 @@ def test_spec_that_would_shrink_are_refused(make: Make) -> None:
         make(nodes=1).start()
 
 
+def test_a_directory_without_its_registry_is_not_opened_with_fewer_nodes_than_have_shards(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "n3" / "shards").mkdir(parents=True)
+    with pytest.raises(LocalClusterError, match="nodes: 2 asked for, but this cluster has 4"):
+        make().start()
+
+
 def test_a_node_that_does_not_stay_up_is_reported_with_its_log(
     make: Make, monkeypatch: pytest.MonkeyPatch, events: list[Mapping[str, object]]
 ) -> None:

@@ -32,6 +32,14 @@ def test_a_new_directory_gets_the_defaults() -> None:
     )
 
 
+def test_nodes_that_have_data_are_all_there_again_when_the_registry_is_lost() -> None:
+    assert merge(None, LocalSpec(), on_disk=5).nodes == 5
+    assert merge(None, LocalSpec(), on_disk=2).nodes == 3
+    assert merge(None, LocalSpec(nodes=6), on_disk=5).nodes == 6
+    with pytest.raises(BadSpec, match="nodes: 4 asked for, but this cluster has 5"):
+        merge(None, LocalSpec(nodes=4), on_disk=5)
+
+
 def test_a_start_without_spec_keeps_what_is_there() -> None:
     assert merge(FOUND, LocalSpec()) == FOUND
 
