@@ -147,7 +147,7 @@ def test_a_node_with_a_copy_that_no_shard_has_is_not_scaled_in(stage: Stage) -> 
         stage.kubelet.disks["default/shop", "n4"]["77"] = 3
     stage.until(lambda: stage.reason("Degraded") == "OrphanedCopies")
     stage.edit(nodes=3)
-    stage.until(lambda: "n4 has copies that belong to no DelayShard" in stage.condition("Progressing")["message"])
+    stage.until(lambda: "n4 has copies on which no DelayShard counts" in stage.condition("Progressing")["message"])
     assert not _placed(stage) & {"n3", "n4"}
     assert "data-shop-4" in stage.names("persistentvolumeclaims")
     with stage.kubelet.lock:

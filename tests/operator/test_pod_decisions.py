@@ -215,6 +215,7 @@ def test_no_volume_goes_that_may_have_copies_on_which_no_shard_counts(name: str)
     found = without_copies_lost(Sizes(3, 3), 3, 5, spare, have.split(), gone.split())
     assert (found.nodes, found.pods) == (pods, pods)
     assert found.leaving == tuple(f"n{number}" for number in range(3, pods))
+    assert ("`delayctl nodes orphans`" in found.message) == (name == "one has")
 
 
 def test_a_copy_whose_shard_was_deleted_a_moment_ago_keeps_its_node() -> None:

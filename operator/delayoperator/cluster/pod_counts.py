@@ -60,10 +60,11 @@ def without_copies_lost(
     kept = _highest(held)
     leaving = _ids(wanted, kept)
     why = [
-        f"{node} has copies that belong to no DelayShard" if node in spare else f"{node} has not said what it has"
+        f"{node} has copies on which no DelayShard counts" if node in spare else f"{node} has not said what it has"
         for node in held
     ]
-    return Sizes(kept, kept, leaving, f"{_message(wanted, leaving, {})}: {', '.join(why)}")
+    look = "; `delayctl nodes orphans` lists them" if any(node in spare for node in held) else ""
+    return Sizes(kept, kept, leaving, f"{_message(wanted, leaving, {})}: {', '.join(why)}{look}")
 
 
 def _highest(nodes: Collection[str]) -> int:
