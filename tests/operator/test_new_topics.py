@@ -113,6 +113,8 @@ def test_without_topics_a_cluster_whose_pods_are_all_gone_is_not_ready() -> None
     ready = said(gone, "Ready")
     assert (ready.status, ready.reason) == (False, Reason.NO_NODES_READY)
     assert ready.message == "ready: 0 of 3 nodes. See docs/operations.md#nonodesready"
+    added = replace(gone, shard_summary=ShardSummary(desired=1, coming=("new-0 does not exist yet",)))
+    assert said(added, "Ready").reason is Reason.NO_NODES_READY, "nor is it once a topic is added that nobody can make"
     stopped = replace(gone, pods=(STOPPED,))
     assert "shop-2: CrashLoopBackOff: exit code 1" in said(stopped, "Ready").message
     assert said(replace(gone, pods=WELL.pods), "Ready").status is True

@@ -93,7 +93,7 @@ def _ready(seen: ClusterObservation) -> ConditionUpdate:
         return ConditionUpdate("Ready", False, reason, f"served: {served}; {nodes}: {some(counted.unserved)}")
     if not ready and not seen.was_ready:
         return ConditionUpdate("Ready", False, Reason.STARTING, f"{nodes}{_why_not(seen.pods)}")
-    if not counted.desired and not ready:
+    if not counted.served and not ready:  # no topics, or only such as were just added
         return ConditionUpdate("Ready", False, Reason.NO_NODES_READY, f"{nodes}{_why_not(seen.pods)}")
     if not counted.desired:
         return ConditionUpdate("Ready", True, Reason.SERVING, f"no topics are asked for; {nodes}{surplus}")
