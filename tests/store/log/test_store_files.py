@@ -444,6 +444,17 @@ def test_a_removed_name_is_gone_from_the_disk(tmp_path: Path, disk: DiskFiles) -
     disk.remove(path)
 
 
+def test_a_second_name_that_was_read_is_not_kept_open_when_it_is_taken_away(tmp_path: Path, disk: DiskFiles) -> None:
+    path, other = f"{tmp_path}/f", f"{tmp_path}/g"
+    disk.replace(path, b"one")
+    disk.link(path, other)
+    assert disk.read(other, 0, 9) == b"one"
+    disk.replace(path, b"two")
+    disk.unlink(other)
+    disk.link(path, other)
+    assert disk.read(other, 0, 9) == b"two"
+
+
 @pytest.fixture
 def impatient_threads() -> Iterator[None]:
     """Threads take turns five hundred times as often: what goes wrong once in 500 files does in 25."""

@@ -60,7 +60,7 @@ class Files(Protocol):
         """
 
     def unlink(self, path: str) -> None:
-        """Take a second name away, which no process has open: after a crash it may be there again.
+        """Take a second name away, which nobody reads just now: after a crash it may be there again.
 
         It is gone from the disk, as a new second name is there, once a file beside it was replaced.
         """
@@ -188,13 +188,8 @@ class DiskFiles(ReadFiles):
         _on_disk(os.fsync, fd, path)
 
     def remove(self, path: str) -> None:
-        with self._lock:
-            fd = self._descriptors.pop(path, None)
-            self._named.discard(path)
-        if fd is not None:
-            os.close(fd)
         try:
-            os.unlink(path)
+            self.unlink(path)
         except FileNotFoundError:
             return
         self._sync_directory(os.path.dirname(path))
@@ -204,6 +199,11 @@ class DiskFiles(ReadFiles):
         os.link(path, other)
 
     def unlink(self, path: str) -> None:
+        with self._lock:
+            fd = self._descriptors.pop(path, None)
+            self._named.discard(path)
+        if fd is not None:
+            os.close(fd)
         os.unlink(path)
 
     def rename(self, path: str, other: str) -> None:
