@@ -63,6 +63,15 @@ def test_an_upgrade_is_final_by_a_persons_word_and_until_then_there_is_a_way_bac
     assert stage.is_settled(), "no node was restarted for it"
 
 
+def test_whoever_puts_the_former_manifest_in_place_goes_back_though_it_holds_nothing_back(upgradable: Stage) -> None:
+    stage = upgradable
+    stage.edit(upgrade={"finalize": "Manual"})
+    rolled(stage, NEW, "UpgradeNotFinalized")
+    stage.edit(image=OLD, upgrade={"finalize": "Automatic"})
+    stage.until(lambda: images(stage) == {OLD} and stage.is_settled() and stage.reason("Upgrading") == "UpToDate")
+    assert written(stage) == (1, 1)
+
+
 def test_after_it_is_final_the_way_back_is_refused_at_the_first_node_and_says_why(upgradable: Stage) -> None:
     stage = upgradable
     rolled(stage, NEW, "UpToDate")

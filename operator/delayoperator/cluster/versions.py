@@ -29,8 +29,8 @@ class NodesVersion:
 def decide_nodes_version(
     written: int, wanted: Sequence[str], nodes: Mapping[str, ObservedNode], *, settled: bool, finalize: bool
 ) -> NodesVersion:
-    """written: the format so far. wanted: the nodes that may have copies. settled: no pod is being replaced.
-    finalize: nobody holds it back."""
+    """written: the format so far. wanted: the nodes that may have copies. settled: no pod is being replaced, nor about
+    to be. finalize: nobody holds it back."""
     seen = {node: nodes[node] for node in wanted if node in nodes and nodes[node].incarnation is not None}
     formats = _by_range({node: view.formats for node, view in seen.items()})
     wires = _by_range({node: view.wire for node, view in seen.items()})

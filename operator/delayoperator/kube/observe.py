@@ -21,6 +21,7 @@ from delayoperator.kube.kinds import (
 from delayoperator.kube.machine_zones import MachineZones
 from delayoperator.kube.views import claim_view, pod_view, set_view
 from delayoperator.plan.topology import NodeLocation
+from delayoperator.resources.names import CONTAINER
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,12 @@ class LiveObjects:
     def set_view(self, name: str) -> SetView | None:
         body = self.stateful_set(name)
         return None if body is None else set_view(body)
+
+    def set_image(self, name: str) -> str:
+        """Of the pods that are made from now on; "" where there is no StatefulSet."""
+        spec = (self.stateful_set(name) or {}).get("spec") or {}
+        containers = spec.get("template", {}).get("spec", {}).get("containers", ())
+        return next((str(it["image"]) for it in containers if it["name"] == CONTAINER), "")
 
 
 class Observer:

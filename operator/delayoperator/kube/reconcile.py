@@ -68,9 +68,12 @@ class ReconcileResult:
         return self.conflicts or any(it.reason in TRANSIENT for it in self.problems)
 
 
-def _is_settled(live: LiveObjects) -> bool:
-    """No pod is being replaced."""
-    return all(pod.ready for pod in live.pods) and len({pod.revision for pod in live.pods}) == 1
+def _is_settled(live: LiveObjects, name: str, image: str) -> bool:
+    """No pod is being replaced, nor about to be: all are of the image that is wished for now."""
+    found = live.set_view(name)
+    if found is None or not found.observed or live.set_image(name) != image:
+        return False
+    return bool(live.pods) and all(pod.ready and pod.revision == found.update_revision for pod in live.pods)
 
 
 class ClusterReconciler:
@@ -145,7 +148,8 @@ class ClusterReconciler:
         written = max(told, written_version(body.get("status") or {}))
         versions = decide_nodes_version(
             written, [f"n{number}" for number in range(max(size.nodes, size.pods))], nodes,
-            settled=_is_settled(live), finalize=desired.finalize and not paused,
+            settled=_is_settled(live, self._name, desired.image or self._image),
+            finalize=desired.finalize and not paused,
         )  # fmt: skip
         names_of_all = tuple(shard.name for shard in found)
         view = view_of(
