@@ -12,10 +12,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from delayapi.units import HOUR_MS
+from delayapi.units import HOUR_MS, MINUTE_MS
 from delaynode.store.errors import Damaged
+from delaynode.store.log.frames import FrameKind, parse_tick
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.recovery_point import find_recovery_point
 from delaynode.store.maintenance.stored_copy import read_stored_copy
 from delaynode.store.verify import Finding, verify_shard
 from hypothesis import settings
@@ -24,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from tests.store.support.consuming import World
 from tests.store.support.freeable import FREE, NEAR, consume_near
-from tests.store.support.lives import checkpoint_of, files_in, lived, pieces_of
+from tests.store.support.lives import checkpoint_of, files_in, frames_of, lived, pieces_of
 from tests.store.support.memory_files import MemoryFiles
 from tests.store.support.producing import Item
 from tests.store.support.steps import CONSUMERS, JOBS, MESSAGES, TIDYING, TROUBLE, Draw, finale
@@ -58,6 +60,16 @@ def log_is_whole(world: World) -> bool:
     return bool(bounds) and bounds[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(bounds))
 
 
+def first_ms(world: World) -> int:
+    """When the shard was made, as far as its log tells: not after any time of its frames up to the first TICK."""
+    times_ms: list[int] = []
+    for frame in frames_of(world):
+        times_ms.append(frame.wall_ms)
+        if frame.kind is FrameKind.TICK:
+            return min(*times_ms, parse_tick(frame).due)
+    return min(times_ms)
+
+
 # ---------------------------------------------------------------- at any moment of any life
 def rot(world: World, draw: Draw) -> None:
     """The checkpoint is damaged and the process killed; it comes back as if nothing were wrong, and lives on.
@@ -70,6 +82,8 @@ def rot(world: World, draw: Draw) -> None:
         return
     disk.crash_after(None)
     DAMAGES[draw(0, len(DAMAGES) - 1)](disk, draw)
+    if not find_recovery_point(disk, ROOT, UID, world.config.geometry).path:
+        world.born = first_ms(world)
     world.kill()
     assert world.recovery.damage
     assert checkpoint_of(world.disk).uid == UID, "the next start has a checkpoint again"
@@ -145,6 +159,16 @@ def test_it_is_the_undamaged_twin_to_the_last_byte_of_its_queue(
         assert queue == expected
         assert shard.space.ledger.segments.tobytes() == whole.space.ledger.segments.tobytes()
         assert shard.consumers.snapshot()[0] == whole.consumers.snapshot()[0]
+
+
+def test_a_shard_that_was_made_long_before_its_first_frame_comes_back_from_the_log_alone() -> None:
+    """When it was made is in no frame: its watermark is the first frame's time, until there is a TICK."""
+    world = World(1, SMALL)
+    world.advance(30 * MINUTE_MS)
+    world.power_cut()  # the first term's frame was not written
+    world.pump()
+    rot(world, random.Random(1).randint)
+    finale(world)
 
 
 def test_a_copy_of_the_wheels_that_is_later_than_what_is_used_is_never_read_again() -> None:
