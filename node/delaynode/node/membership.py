@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
@@ -23,6 +22,7 @@ from delayregistry.model import (
 from delayregistry.port import Registry, RegistryError, RegistryUnavailable
 
 from delaynode.node.routes import Routes
+from delaynode.replication.transport.until import wait_event
 
 WATCH_SECONDS = 0.05
 LEASES_SECONDS = 1.0
@@ -120,9 +120,7 @@ class Membership:
         """The lease may become shorter meanwhile: the operator counts by the new one at once."""
         began_s = time.monotonic()
         while (left_s := began_s + min(self._renewal_s(), at_most_s) - time.monotonic()) > 0:
-            self._spec_read.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._spec_read.wait(), left_s)
+            await wait_event(self._spec_read, left_s)
 
     def _renewal_s(self) -> float:
         cluster = self._routes.cluster

@@ -207,3 +207,21 @@ def test_a_renewal_that_failed_is_tried_again_long_before_the_next_one_is_due() 
     renew_for(registry, 6.5)
     assert len(registry.tried_s) >= 2
     assert registry.tried_s[1] - registry.tried_s[0] < 2.5
+
+
+def test_a_stop_while_the_registry_has_news_ends_the_renewals() -> None:
+    """A rolling restart stood still: wait_for() swallowed the cancellation, as the spec was read in the same moment."""
+
+    async def stop() -> bool:
+        registry = SlowRegistry()
+        member = Membership(cast(Registry, registry), Routes(), stub_member(), lambda *args, **fields: None)
+        renewing = asyncio.create_task(member.renew_loop())
+        await asyncio.sleep(0.05)
+        member._spec_read.set()
+        renewing.cancel()
+        done, _ = await asyncio.wait([renewing], timeout=0.5)
+        renewing.cancel()
+        member.close()
+        return bool(done)
+
+    assert asyncio.run(stop())
