@@ -2,9 +2,10 @@
 
     python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [pytest's arguments, such as -m quick or -k freeze]
 
-kubelab: e2e/cluster, built from Go modules; needs root on Debian 12. kind: needs Docker and kind. current: the
-kubeconfig's current context, which must be named for tests, with an image that it can pull (--image). Without --on:
-kind where Docker runs and kind is installed, else kubelab.
+kubelab: e2e/cluster, built from Go modules; needs root on Debian 12. kind: needs Docker, kind, kubectl and helm; where
+Docker does not run, root on Debian 12: kind is built and its nodes run on podman. current: the kubeconfig's current
+context, which must be named for tests, with an image that it can pull (--image). Without --on: kind where Docker runs
+and kind is installed, else kubelab.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from e2e.harness.helm import default_image, rebalance_image
 ROOT = Path(__file__).resolve().parents[1]
 KUBELAB = (sys.executable, str(ROOT / "e2e" / "kubelab"))
 MACHINES = 5  # as docs/examples/production.yaml wants them
-KIND_SCRIPT = str(ROOT / "e2e" / "kind" / "kind")
+KIND = (sys.executable, str(ROOT / "e2e" / "kind" / "kind"))
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-c", str(ROOT / "e2e" / "pytest.ini"), "--rootdir", str(ROOT / "e2e")),
     str(ROOT / "e2e" / "scenarios"),
@@ -83,14 +84,16 @@ def on_kubelab(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
 
 
 def on_kind(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
+    with timed("building kind's node image (once for each cache; nothing where Docker pulls it)"):
+        must(*KIND, "build")
     try:
         with timed("starting from a clean cluster, building and loading the image"):
-            must(KIND_SCRIPT, "up", default_image(), *[rebalance_image()] * spark)
+            must(*KIND, "up", f"docker.io/{default_image()}", *[f"docker.io/{rebalance_image()}"] * spark)
         with timed("scenarios"):
-            return call(*PYTEST, "--context", "kind-delaycluster-e2e", *arguments)
+            return call(*KIND, "exec", "--", *PYTEST, "--context", "kind-delaycluster-e2e", *arguments)
     finally:
         if not keep:
-            call(KIND_SCRIPT, "down")
+            call(*KIND, "down")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,17 +40,21 @@ func main() {
 
 
 def build() -> None:
-    """Idempotent; about 10 minutes the first time on 2 cores. Two at once: the second waits."""
+    """Idempotent; about 10 minutes the first time on 2 cores."""
+    with alone():
+        packages(PACKAGES)
+        modules(MODULES)
+        kubernetes()
+        pause()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Two that build at once: the second waits."""
     PLACES.bin.mkdir(parents=True, exist_ok=True)
     with open(PLACES.cache / "build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        packages()
-        for name, module in MODULES.items():
-            if not (PLACES.bin / name).exists():
-                with timed(f"building {name}"):
-                    _install(name, module)
-        kubernetes()
-        pause()
+        yield
 
 
 @contextmanager
@@ -61,8 +65,9 @@ def timed(what: str) -> Iterator[None]:
     say(f"{what}: {time.monotonic() - began:.0f} s")
 
 
-def packages() -> None:
-    wanted = PACKAGES if shutil.which("go") else (*PACKAGES, DEBIAN_PACKAGE)
+def packages(names: Sequence[str]) -> None:
+    """Installs those of Debian that are missing, and Go where there is none."""
+    wanted = names if shutil.which("go") else (*names, DEBIAN_PACKAGE)
     missing = [package for package in wanted if not succeeds("dpkg", "-s", package)]
     if not missing:
         return
@@ -70,6 +75,19 @@ def packages() -> None:
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         sh("apt-get", "update", "-qq", quiet=True)
         sh("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, quiet=True, env=env)
+
+
+def modules(wanted: Mapping[str, str]) -> None:
+    """wanted: names of binaries, and the modules that make them."""
+    for name, module in wanted.items():
+        if not (PLACES.bin / name).exists():
+            with timed(f"building {name}"):
+                _install(name, module)
+
+
+def module_directory(module: str) -> Path:
+    """Where the files of `PATH@VERSION` are in the module cache."""
+    return Path(json.loads(_go("mod", "download", "-json", module, cwd=Path("/"), capture=True))["Dir"])
 
 
 def _go(*argv: Word, cgo: bool = False, cwd: Path | None = None, quiet: bool = False, capture: bool = False) -> str:
@@ -82,7 +100,7 @@ def kubernetes() -> None:
     binary = PLACES.bin / f"kube-{KUBE_VERSION}"
     if not binary.exists():
         with timed(f"building Kubernetes {KUBE_VERSION}"):
-            _build_kubernetes(binary)
+            build_from_kubernetes(SOURCE, binary)
     for name in COMPONENTS:
         link = PLACES.bin / name
         if not link.is_symlink() or os.readlink(link) != binary.name:
@@ -90,10 +108,11 @@ def kubernetes() -> None:
             link.symlink_to(binary.name)
 
 
-def _build_kubernetes(binary: Path) -> None:
-    source = PLACES.cache / "src"
+def build_from_kubernetes(main: Path, binary: Path) -> None:
+    """main: a main.go that imports packages of k8s.io/kubernetes."""
+    source = PLACES.cache / "src" / main.parent.name
     source.mkdir(parents=True, exist_ok=True)
-    shutil.copy(SOURCE, source / "main.go")
+    shutil.copy(main, source / "main.go")
     module = f"k8s.io/kubernetes@v{KUBE_VERSION}"
     found = json.loads(_go("mod", "download", "-json", module, cwd=Path("/"), capture=True))
     parent = json.loads(_go("mod", "edit", "-json", found["GoMod"], capture=True))

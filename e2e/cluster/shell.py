@@ -12,16 +12,17 @@ from typing import NoReturn
 from e2e.cluster.settings import PLACES
 
 POLL_SECONDS = 0.5
+PROGRAM = Path(sys.argv[0]).name  # kubelab or kind
 
 Word = str | Path
 
 
 def say(*words: object) -> None:
-    print("kubelab:", *words, file=sys.stderr, flush=True)
+    print(f"{PROGRAM}:", *words, file=sys.stderr, flush=True)
 
 
 def fail(message: str) -> NoReturn:
-    sys.exit(f"kubelab: {message}")
+    sys.exit(f"{PROGRAM}: {message}")
 
 
 def sh(

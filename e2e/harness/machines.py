@@ -73,22 +73,26 @@ def _index(node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Nodes are Docker containers, named like the nodes. Traffic is dropped by rules inside the node's container."""
+    """Nodes are containers, named like the nodes. Traffic is dropped by rules inside the node's container.
+
+    engine: docker, or podman, which takes the same words.
+    """
 
     cluster: str
+    engine: str = "docker"
 
     @property
     def control_plane(self) -> str:
         return f"{self.cluster}-control-plane"
 
     def power_off(self, node: str) -> None:
-        run(("docker", "kill", node), seconds=HARM_SECONDS)
+        run((self.engine, "kill", node), seconds=HARM_SECONDS)
 
     def power_on(self, node: str) -> None:
-        run(("docker", "start", node), seconds=HARM_SECONDS)
+        run((self.engine, "start", node), seconds=HARM_SECONDS)
 
     def _inside(self, node: str, *argv: str) -> str:
-        return run(("docker", "exec", node, *argv), seconds=HARM_SECONDS)
+        return run((self.engine, "exec", node, *argv), seconds=HARM_SECONDS)
 
     def _cable(self, node: str, action: str) -> None:
         for chain, side in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
@@ -101,7 +105,7 @@ class Kind:
         self._cable(node, "-D")
 
     def _to_api(self, node: str, action: str) -> None:
-        words = ("docker", "inspect", "-f", "{{.NetworkSettings.Networks.kind.IPAddress}}", self.control_plane)
+        words = (self.engine, "inspect", "-f", "{{.NetworkSettings.Networks.kind.IPAddress}}", self.control_plane)
         address = run(words).strip()
         to_api = ("-d", address, "-p", "tcp", "--dport", CONTROL_PLANE_PORT, "-j", "DROP")
         for chain in ("OUTPUT", "FORWARD"):  # the kubelet's own, and the pods'
@@ -131,5 +135,5 @@ def machines_of(context: str) -> Machines | None:
     if context == "kubelab" and os.environ.get("KUBELAB"):
         return Kubelab()
     if context.startswith("kind-"):
-        return Kind(context.removeprefix("kind-"))
+        return Kind(context.removeprefix("kind-"), os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker"))
     return None
