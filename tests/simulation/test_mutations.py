@@ -13,7 +13,7 @@ from delaynode.replication.term.commit_rule import CommitRule
 
 from tests.simulation.run import outcome_of
 from tests.simulation.support.listed import ATTACKS, MUTATIONS
-from tests.simulation.support.planting import LACKS, Mutation, Put
+from tests.simulation.support.mutations.planting import LACKS, Mutation, Put
 from tests.simulation.support.stage import Failed
 
 PAGE = Path(__file__).parents[2] / "docs/simulation.md"

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW = re.compile(r"^\| `(tests/\w+/support/\w+\.py)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(tests/\w+/support/(?:\w+/)?\w+\.py)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 
 
 def test_every_support_module_is_in_the_index_once_and_the_index_names_no_other() -> None:
     rows = [path for path, _ in ROW.findall((ROOT / "docs/testing.md").read_text())]
-    assert rows == sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/support/*.py"))
+    assert rows == sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/support/**/*.py"))
 
 
 def test_every_room_that_the_index_names_exists() -> None:

@@ -14,11 +14,11 @@ from delayoperator.control_loop.probe import NodeAnswer, read_answer
 from delayregistry.model import NodeLease
 from delayregistry.port import RegistryError
 
-from tests.simulation.support.loop import MILLI, Job, in_job
+from tests.simulation.support.machine.loop import MILLI, Job, in_job
 from tests.simulation.support.registry import Access, Weather
 
 if TYPE_CHECKING:
-    from tests.simulation.support.process import Process
+    from tests.simulation.support.machine.process import Process
     from tests.simulation.support.world import World
 
 POLL_NS = 150 * MILLI

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.support import (  # noqa: F401
+from tests.simulation.support.attacks import (  # noqa: F401
     attacks,
     attacks_on_clocks,
     attacks_on_containment,
@@ -14,13 +14,15 @@ from tests.simulation.support import (  # noqa: F401
     attacks_on_progress,
     attacks_on_take_ups,
     attacks_on_terms,
+)
+from tests.simulation.support.attacks.schedules import ATTACKS
+from tests.simulation.support.mutations import (  # noqa: F401
     mutations,
     mutations_of_identity,
     mutations_of_maintenance,
     mutations_of_silent_ends,
     mutations_of_terms,
 )
-from tests.simulation.support.planting import MUTATIONS
-from tests.simulation.support.schedules import ATTACKS
+from tests.simulation.support.mutations.planting import MUTATIONS
 
 __all__ = ["ATTACKS", "MUTATIONS"]

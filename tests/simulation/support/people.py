@@ -7,7 +7,7 @@ from delayctl.targets.registry import RegistryEditor
 from delayregistry.model import ShardObject
 
 from tests.simulation.support.control import SimProber
-from tests.simulation.support.loop import Job, in_job
+from tests.simulation.support.machine.loop import Job, in_job
 from tests.simulation.support.registry import Access, Weather
 from tests.simulation.support.stage import HEALTHY_SECONDS, Run
 

@@ -19,7 +19,7 @@ from delayregistry.model import (
 )
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryUnavailable
 
-from tests.simulation.support.loop import MICRO, MILLI, Scheduler
+from tests.simulation.support.machine.loop import MICRO, MILLI, Scheduler
 
 Change = Callable[[ShardObject], ShardObject]
 Told = Callable[[ShardObject | None, ShardObject], None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from delayapi.units import HOUR_MS
 from delayregistry.model import Delivery, Durability, ShardObject
 
-from tests.simulation.support.loop import MILLI, SECOND
+from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.people import restore
 from tests.simulation.support.sizes import Sizes, sizes_of
 from tests.simulation.support.stage import Failed, Run

@@ -15,8 +15,8 @@ from delaynode.store.shard import Appended
 from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Switchover
 from delayregistry.port import Conflict
 
-from tests.simulation.support.frontdoor import enqueue
-from tests.simulation.support.loop import MILLI, SECOND
+from tests.simulation.support.machine.frontdoor import enqueue
+from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.workload import NEAR_MS, Clients, ShardView, Timeout
 from tests.simulation.support.world import World, virtual
 

@@ -17,8 +17,8 @@ from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
-from tests.simulation.support.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
-from tests.simulation.support.process import Process
+from tests.simulation.support.machine.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
+from tests.simulation.support.machine.process import Process
 
 if TYPE_CHECKING:
     from tests.simulation.support.world import World

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from delaynode.replica.hosts import sync_threads
 from delayregistry.model import ClusterSpec, Durability, TopicSpec
 
-from tests.simulation.support.checker import Checker
-from tests.simulation.support.clocks import MachineClocks, true_ms
+from tests.simulation.support.checks.checker import Checker
+from tests.simulation.support.checks.convergence import Convergence
+from tests.simulation.support.checks.copies import Copies
+from tests.simulation.support.checks.coverage import Coverage
 from tests.simulation.support.control import Control
-from tests.simulation.support.convergence import Convergence
-from tests.simulation.support.copies import Copies
-from tests.simulation.support.coverage import Coverage
-from tests.simulation.support.disk import Disk
-from tests.simulation.support.loop import MILLI, SECOND, ProcessLoop, Scheduler
-from tests.simulation.support.network import Network
-from tests.simulation.support.process import Machine, NoThreads, Process
+from tests.simulation.support.machine.clocks import MachineClocks, true_ms
+from tests.simulation.support.machine.disk import Disk
+from tests.simulation.support.machine.loop import MILLI, SECOND, ProcessLoop, Scheduler
+from tests.simulation.support.machine.network import Network
+from tests.simulation.support.machine.process import Machine, NoThreads, Process
 from tests.simulation.support.registry import Truth, Weather
 from tests.simulation.support.sizes import SIZES, Sizes
 from tests.simulation.support.trace import Trace

@@ -10,7 +10,7 @@ from delayoperator.control_loop.replica_queries import ReplicaQueries
 from delayoperator.plan import CopyView, NotBegun, Observed, term
 from delayregistry.model import ClusterSpec, NodeLease, ShardObject
 
-from tests.simulation.support.planting import Put, mutation
+from tests.simulation.support.mutations.planting import Put, mutation
 
 
 @mutation("h3_one_404_ends_no_term", "not within .*: (the dead slave is out of|the master goes on)|had to be chosen")

@@ -9,8 +9,8 @@ from delaynode.replica.role import ReplicaRole
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delayregistry.model import BootstrapVolumes, Delivery
 
-from tests.simulation.support.loop import MILLI, SECOND
-from tests.simulation.support.schedules import attack, shrink
+from tests.simulation.support.attacks.schedules import attack, shrink
+from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.stage import Run, cluster
 from tests.simulation.support.workload import Message
 

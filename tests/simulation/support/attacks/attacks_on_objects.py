@@ -7,10 +7,10 @@ from dataclasses import replace
 from delaynode.replica.role import ReplicaRole
 from delayregistry.model import BootstrapVolumes, ShardSpec
 
-from tests.simulation.support.attacks_on_copies import batch_of
-from tests.simulation.support.loop import SECOND
+from tests.simulation.support.attacks.attacks_on_copies import batch_of
+from tests.simulation.support.attacks.schedules import attack, shrink
+from tests.simulation.support.machine.loop import SECOND
 from tests.simulation.support.people import adopt
-from tests.simulation.support.schedules import attack, shrink
 from tests.simulation.support.stage import Run, cluster
 from tests.simulation.support.workload import ShardView
 

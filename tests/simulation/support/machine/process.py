@@ -26,11 +26,11 @@ from delaynode.store.maintenance import snapshot
 from delayregistry.model import ClusterSpec, Durability, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import RegistryError
 
-from tests.simulation.support.clocks import MachineClocks
-from tests.simulation.support.disk import Disk, ProcessFiles
-from tests.simulation.support.loop import MICRO, MILLI, Job, Pool, ProcessLoop, in_job
-from tests.simulation.support.machineclock import MachineClock
-from tests.simulation.support.network import SOCKET_DATAGRAMS, SimPeers
+from tests.simulation.support.machine.clocks import MachineClocks
+from tests.simulation.support.machine.disk import Disk, ProcessFiles
+from tests.simulation.support.machine.loop import MICRO, MILLI, Job, Pool, ProcessLoop, in_job
+from tests.simulation.support.machine.machineclock import MachineClock
+from tests.simulation.support.machine.network import SOCKET_DATAGRAMS, SimPeers
 from tests.simulation.support.registry import Access, Weather
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 
-from tests.simulation.support.process import Process
+from tests.simulation.support.machine.process import Process
 
 Work = Callable[[ShardHost, Process], Coroutine[Any, Any, Any]]
 

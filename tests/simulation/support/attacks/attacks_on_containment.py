@@ -12,7 +12,7 @@ from delaynode.store.errors import Impossible, Unappliable
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64
 
-from tests.simulation.support.schedules import attack
+from tests.simulation.support.attacks.schedules import attack
 from tests.simulation.support.stage import Run, cluster
 
 

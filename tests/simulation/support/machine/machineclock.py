@@ -9,7 +9,7 @@ from delaynode.clock import GuardedClock
 from delaynode.node.clock_watch import ClockWatch
 
 if TYPE_CHECKING:
-    from tests.simulation.support.process import Machine
+    from tests.simulation.support.machine.process import Machine
 
 
 class MachineClock(ClockWatch):

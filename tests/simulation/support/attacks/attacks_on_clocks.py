@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delayapi.units import HOUR_MS
 
-from tests.simulation.support.schedules import attack
+from tests.simulation.support.attacks.schedules import attack
 from tests.simulation.support.stage import cluster
 
 

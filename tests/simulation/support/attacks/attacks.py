@@ -14,8 +14,8 @@ from delaynode.replication.peer_replica import Phase
 from delaynode.replication.protocol import Ack
 from delayregistry.model import Durability
 
-from tests.simulation.support.loop import MILLI, SECOND
-from tests.simulation.support.schedules import attack, shrink
+from tests.simulation.support.attacks.schedules import attack, shrink
+from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.stage import cluster
 
 

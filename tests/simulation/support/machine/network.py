@@ -15,7 +15,7 @@ from typing import Protocol
 from delaynode.replication.protocol import Message, decode, encode
 from delaynode.replication.transport.peers import Handler
 
-from tests.simulation.support.loop import MICRO, MILLI, ProcessLoop, Scheduler
+from tests.simulation.support.machine.loop import MICRO, MILLI, ProcessLoop, Scheduler
 
 SOCKET_DATAGRAMS = 300  # datagrams that wait for a frozen process
 

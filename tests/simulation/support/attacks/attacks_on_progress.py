@@ -13,8 +13,8 @@ from delaynode.store import formats
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import checkpoint
 
-from tests.simulation.support.loop import SECOND
-from tests.simulation.support.schedules import attack, shrink
+from tests.simulation.support.attacks.schedules import attack, shrink
+from tests.simulation.support.machine.loop import SECOND
 from tests.simulation.support.stage import cluster
 
 

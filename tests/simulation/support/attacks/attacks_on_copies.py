@@ -13,9 +13,9 @@ from delaynode.store.log.frames import MAGIC, BadFrame, Frame, parse
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delayregistry.model import ConditionType, Durability, ShardObject
 
-from tests.simulation.support.frontdoor import Work, cancel, enqueue
-from tests.simulation.support.loop import MILLI, SECOND
-from tests.simulation.support.schedules import attack
+from tests.simulation.support.attacks.schedules import attack
+from tests.simulation.support.machine.frontdoor import Work, cancel, enqueue
+from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.sizes import SIZES
 from tests.simulation.support.stage import Run, cluster
 from tests.simulation.support.workload import Message, ShardView, Timeout

@@ -10,9 +10,9 @@ from delayoperator.control_loop.term_starts import TAKE_UP_MS
 from delayregistry.model import Condition, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError
 
-from tests.simulation.support.attacks_on_terms import missing_for
-from tests.simulation.support.loop import MILLI
-from tests.simulation.support.schedules import attack
+from tests.simulation.support.attacks.attacks_on_terms import missing_for
+from tests.simulation.support.attacks.schedules import attack
+from tests.simulation.support.machine.loop import MILLI
 from tests.simulation.support.stage import Run, cluster
 
 PASSED_OVER_SECONDS = TAKE_UP_MS / 1000 + 8  # the 8 s: until the operator looks, and a lease to wait out

@@ -20,8 +20,8 @@ from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
 from delaynode.store.shard import Shard
 from delayregistry.model import Durability, ShardObject
 
-from tests.simulation.support.disk import Disk
-from tests.simulation.support.process import DATA, Machine, Process
+from tests.simulation.support.machine.disk import Disk
+from tests.simulation.support.machine.process import DATA, Machine, Process
 
 if TYPE_CHECKING:
     from tests.simulation.support.world import World

@@ -26,7 +26,7 @@ from delayoperator.plan import moves, planner, replica_health, term
 from delayregistry.model import ShardObject
 
 from tests.simulation.support.control import Supervisor
-from tests.simulation.support.planting import DEPOSED, LACKS, NOBODY, TWO, UNCOMMITTED, Put, mutation
+from tests.simulation.support.mutations.planting import DEPOSED, LACKS, NOBODY, TWO, UNCOMMITTED, Put, mutation
 from tests.simulation.support.world import World
 
 

@@ -9,8 +9,8 @@ from delaynode.replica.role import ReplicaRole
 from delaynode.replication.protocol import Heartbeat, encode_heartbeat
 from delayregistry.model import ShardObject
 
-from tests.simulation.support.loop import MILLI
-from tests.simulation.support.schedules import attack, shrink
+from tests.simulation.support.attacks.schedules import attack, shrink
+from tests.simulation.support.machine.loop import MILLI
 from tests.simulation.support.stage import Run, cluster
 
 UNSERVED_SECONDS = 15.0  # from the end of a term until another is served: the operator's look, a lease, the choice

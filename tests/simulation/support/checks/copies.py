@@ -24,7 +24,7 @@ from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delayregistry.model import copy_id_of
 
 if TYPE_CHECKING:
-    from tests.simulation.support.process import Process
+    from tests.simulation.support.machine.process import Process
     from tests.simulation.support.world import World
 
 NO_ROOM = "No space left on device"

@@ -14,8 +14,8 @@ from delaynode.replication.term import in_sync_rule
 from delaynode.replication.term.in_sync_rule import APPLIED_MS
 from delaynode.replication.transport.until import wait_until
 
-from tests.simulation.support.loop import MILLI, SECOND
-from tests.simulation.support.schedules import attack
+from tests.simulation.support.attacks.schedules import attack
+from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.stage import Run, cluster
 
 

@@ -24,7 +24,7 @@ from delaynode.replication.term.leader import Leader
 from delayregistry.model import Version
 from delayregistry.port import OutcomeUnknown
 
-from tests.simulation.support.planting import DEPOSED, LACKS, NOBODY, TWO, Put, mutation
+from tests.simulation.support.mutations.planting import DEPOSED, LACKS, NOBODY, TWO, Put, mutation
 
 
 # ---------------------------------------------------------------- commit and the in-sync set

@@ -26,7 +26,7 @@ from delaynode.store.timer.due_window import DueWindow
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.types import Pair, Records
 
-from tests.simulation.support.planting import Put, mutation
+from tests.simulation.support.mutations.planting import Put, mutation
 
 DAMAGED = "invariant 8: .* copy is called damaged: "
 COUNTS = "more messages have gone than it held|no CommitLog segment holds offset"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from delaynode.store.types import Buffers
 
-from tests.simulation.support.loop import MICRO, MILLI, Scheduler
+from tests.simulation.support.machine.loop import MICRO, MILLI, Scheduler
 from tests.store.support.memory_files import MemoryFile, MemoryFiles
 
 PAGE = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.simulation.support.loop import MILLI, SECOND
+from tests.simulation.support.machine.loop import MILLI, SECOND
 
 EPOCH_NS = 1_790_000_000 * SECOND + 123 * MILLI  # the wall time at which a run begins: in 2026
 

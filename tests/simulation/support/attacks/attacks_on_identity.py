@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from delayregistry.model import BootstrapVolumes, ShardObject
 
-from tests.simulation.support.attacks_on_objects import directories
+from tests.simulation.support.attacks.attacks_on_objects import directories
+from tests.simulation.support.attacks.schedules import attack
 from tests.simulation.support.people import adopt
-from tests.simulation.support.schedules import attack
 from tests.simulation.support.stage import Run, cluster
 
 

@@ -10,7 +10,7 @@ from delayoperator.control_loop import replica_queries
 from delayoperator.plan import Observed, bootstrap, planner
 from delayregistry.model import ClusterSpec, ShardObject
 
-from tests.simulation.support.planting import Put, mutation
+from tests.simulation.support.mutations.planting import Put, mutation
 
 HIDDEN = "not within .*: served again, with its messages"
 
