@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-long test-real test-all simulate lint format proto crds bench e2e e2e-kind clean
+.PHONY: help setup demo test test-long test-real test-all simulate lint format proto crds lock bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,12 +37,13 @@ lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py
+	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/names.py
 	@$(BIN)/python scripts/proto.py --check
 	@$(BIN)/python scripts/crds.py --check
 	@$(BIN)/python scripts/chart.py --check
+	@$(BIN)/python scripts/lock.py --check
 
 format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix .
@@ -54,6 +55,9 @@ proto: setup ## generate delay_pb2 from delay.proto
 crds: setup ## generate crds/*.yaml from the models, and the chart's copies
 	@$(BIN)/python scripts/crds.py
 	@$(BIN)/python scripts/chart.py
+
+lock: setup ## lock the packages that pyproject.toml asks for (ARGS=--upgrade takes the newest), with their hashes
+	@$(BIN)/python scripts/lock.py $(ARGS)
 
 bench: setup ## the workloads of docs/benchmarks.md, whose figures it replaces (takes long; the machine should be idle)
 	@$(BIN)/python benchmarks/record.py $(ARGS)

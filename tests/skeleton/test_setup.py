@@ -1,6 +1,7 @@
 """scripts/setup with stand-ins for python3, apt-get and id: when it builds, when it leaves alone, what it says."""
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ case "$*" in
   *'print("python'*) echo python3.11-venv ;;
   --version) echo Python 3.11.2 ;;
   '-m venv'*) echo venv >>"$STATE/log"; rm -rf .venv; mkdir -p .venv/bin; cp "$STATE/bin/python3" .venv/bin/python ;;
-  '-m pip'*) echo pip >>"$STATE/log"; [ ! -e "$STATE/offline" ] && touch .venv/bin/delay{ctl,node} \\
+  '-m pip'*) echo "pip ${*: -1}" >>"$STATE/log"; [ ! -e "$STATE/offline" ] && touch .venv/bin/delay{ctl,node} \\
     && chmod +x .venv/bin/delay* ;;
 esac
 """
@@ -36,6 +37,8 @@ JAVA = """#!/bin/bash
 ID = """#!/bin/bash
 cat "$STATE/uid"
 """
+
+INSTALLED = ["pip locks/build.txt", "pip locks/dev.txt", "pip ."]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ def machine(tmp_path: Path) -> Machine:
     made = Machine(tmp_path / "clone", tmp_path / "state")
     (made.clone / "scripts").mkdir(parents=True)
     shutil.copy(SETUP, made.clone / "scripts" / "setup")
-    (made.clone / "pyproject.toml").write_text("")
+    (made.clone / "locks").mkdir()
+    for name in ("pyproject.toml", "locks/build.txt", "locks/dev.txt"):
+        (made.clone / name).write_text("")
     (made.state / "bin").mkdir(parents=True)
     for name, text in {"python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID, "java": JAVA}.items():
         path = made.state / "bin" / name
@@ -82,7 +87,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_a_fresh_clone_gets_both_commands(machine: Machine) -> None:
     assert machine.setup().returncode == 0
-    assert machine.log() == ["venv", "pip"]
+    assert machine.log() == ["venv", *INSTALLED]
     assert (machine.clone / ".venv/bin/delayctl").exists()
     assert (machine.clone / ".venv/bin/delaynode").exists()
 
@@ -94,13 +99,21 @@ def test_a_good_venv_is_left_alone(machine: Machine) -> None:
     assert machine.log() == []
 
 
-def test_a_newer_pyproject_installs_again(machine: Machine) -> None:
+@pytest.mark.parametrize("file", ["pyproject.toml", "locks/build.txt", "locks/dev.txt"])
+def test_a_newer_pyproject_or_lock_installs_again(machine: Machine, file: str) -> None:
     machine.setup()
     machine.log()
     stamp = (machine.clone / ".venv/.stamp").stat().st_mtime
-    os.utime(machine.clone / "pyproject.toml", (stamp + 10, stamp + 10))
+    os.utime(machine.clone / file, (stamp + 10, stamp + 10))
     machine.setup()
-    assert machine.log() == ["pip"]
+    assert machine.log() == INSTALLED
+
+
+def test_only_locked_packages_with_their_hashes_are_installed() -> None:
+    text = SETUP.read_text()
+    assert "--no-deps --no-build-isolation" in text, "nothing is looked up, and nothing fetched to build with"
+    (fetching,) = re.findall(r"^for lock in .*$", text, re.MULTILINE)
+    assert "--require-hashes" in fetching
 
 
 def test_a_lost_command_is_installed_again(machine: Machine) -> None:
@@ -108,7 +121,7 @@ def test_a_lost_command_is_installed_again(machine: Machine) -> None:
     machine.log()
     (machine.clone / ".venv/bin/delaynode").unlink()
     machine.setup()
-    assert machine.log() == ["pip"]
+    assert machine.log() == INSTALLED
 
 
 def test_a_moved_clone_gets_a_new_venv(machine: Machine) -> None:
@@ -116,7 +129,7 @@ def test_a_moved_clone_gets_a_new_venv(machine: Machine) -> None:
     machine.log()
     moved = Machine(machine.clone.rename(machine.clone.parent / "elsewhere"), machine.state)
     moved.setup()
-    assert moved.log() == ["venv", "pip"]
+    assert moved.log() == ["venv", *INSTALLED]
 
 
 def test_a_lost_interpreter_gets_a_new_venv(machine: Machine) -> None:
@@ -124,7 +137,7 @@ def test_a_lost_interpreter_gets_a_new_venv(machine: Machine) -> None:
     machine.log()
     (machine.clone / ".venv/bin/python").unlink()
     machine.setup()
-    assert machine.log() == ["venv", "pip"]
+    assert machine.log() == ["venv", *INSTALLED]
 
 
 def test_a_failed_install_is_tried_again_next_time(machine: Machine) -> None:
@@ -142,7 +155,7 @@ def test_root_gets_the_missing_venv_package_installed(machine: Machine) -> None:
     assert done[0].startswith("apt update")
     assert done[1].startswith("apt install")
     assert done[1].endswith("python3.11-venv")
-    assert done[2:] == ["venv", "pip"]
+    assert done[2:] == ["venv", *INSTALLED]
 
 
 def test_a_user_is_told_which_package_is_missing(machine: Machine) -> None:
@@ -158,9 +171,9 @@ def test_root_gets_what_only_some_tests_need(machine: Machine) -> None:
     (machine.state / "libfaketime").unlink()
     assert machine.setup().returncode == 0
     done = machine.log()
-    assert done[:2] == ["venv", "pip"]
-    assert done[3].startswith("apt install")
-    assert done[3].endswith("libfaketime")
+    assert done[:4] == ["venv", *INSTALLED]
+    assert done[5].startswith("apt install")
+    assert done[5].endswith("libfaketime")
 
 
 @pytest.mark.parametrize("hindrance", ["a user", "no network"])
