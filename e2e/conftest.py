@@ -205,6 +205,7 @@ def kept(load: Load, figure: Callable[..., None]) -> Callable[..., Result]:
             **{name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()},
             acknowledged=result.totals["acknowledged"],
             missing=sum(result.totals["missing"]),
+            early=result.totals["early"],
             errors=result.errors,
             pause_of_sends_s=result.longest("acknowledged", range(QUEUES)),
             pause_of_deliveries_s=result.longest("delivered", range(QUEUES)),

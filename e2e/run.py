@@ -1,6 +1,6 @@
 """Brings a clean cluster, builds the image onto it, runs the scenarios, takes the cluster away.
 
-    python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [pytest's arguments, such as -m quick or -k freeze]
+    python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [--next] [pytest's arguments, such as -m quick]
 
 kubelab: e2e/cluster, built from Go modules; needs root on Debian 12. kind: needs Docker, kind, kubectl and helm; where
 Docker does not run, root on Debian 12: kind is built and its nodes run on podman. current: the kubeconfig's current
@@ -15,12 +15,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.harness.helm import default_image, rebalance_image
+from e2e import nextversion
+from e2e.harness.helm import default_image, next_image, rebalance_image
 
 ROOT = Path(__file__).resolve().parents[1]
 KUBELAB = (sys.executable, str(ROOT / "e2e" / "kubelab"))
@@ -63,7 +65,13 @@ def choose() -> str:
     )
 
 
-def on_kubelab(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
+def build_next() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        nextversion.make(Path(directory))
+        must(*KUBELAB, "image", f"docker.io/{next_image()}", directory)
+
+
+def on_kubelab(keep: bool, spark: bool, newer: bool, arguments: Sequence[str]) -> int:
     with timed("building Kubernetes (once for each cache)"):
         must(*KUBELAB, "build")
     try:
@@ -75,6 +83,9 @@ def on_kubelab(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
         if spark:
             with timed("building and loading the rebalance image"):
                 must(*KUBELAB, "image", f"docker.io/{rebalance_image()}", str(ROOT), "--target", "rebalance")
+        if newer:
+            with timed("building and loading the next release's image"):
+                build_next()
         with timed("scenarios"):
             return call(*KUBELAB, "exec", "--", *PYTEST, *arguments)
     finally:
@@ -101,12 +112,15 @@ def main() -> None:
     parser.add_argument("--on", choices=("kubelab", "kind", "current"))
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     parser.add_argument("--spark", action="store_true", help="build the rebalance image too (1.4 GB): its job runs")
+    parser.add_argument("--next", action="store_true", help="build the next release's image too (kubelab)")
     options, arguments = parser.parse_known_args()
     on = options.on or choose()
     if on == "current":
         raise SystemExit(call(*PYTEST, *arguments, *["--keep"] * options.keep))
     arguments.append("--keep")  # what the scenarios made goes with the cluster
-    raise SystemExit((on_kind if on == "kind" else on_kubelab)(options.keep, options.spark, arguments))
+    if on == "kind":
+        raise SystemExit(on_kind(options.keep, options.spark, arguments))
+    raise SystemExit(on_kubelab(options.keep, options.spark, options.next, arguments))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ def rebalance_image() -> str:
     return _image("rebalanceImage")
 
 
+def next_image() -> str:
+    """The image of the release that e2e/nextversion.py makes."""
+    return f"{default_image().rpartition(':')[0]}:next"
+
+
 def _image(value: str) -> str:
     repository = yaml.safe_load((CHART / "values.yaml").read_text())[value]["repository"]
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
