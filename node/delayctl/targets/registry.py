@@ -23,7 +23,7 @@ from delayoperator.plan import CopyView, ObservedRole, missing_shards
 from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
 from delayoperator.plan.bootstrap import described
 from delayoperator.plan.topology import NodeLocation, Topology
-from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover
+from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover, Version
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delayregistry.sqlite import SqliteRegistry
 
@@ -304,17 +304,38 @@ class RegistryEditor(ABC):
         return found
 
     def adopt(self, adoption: Adoption) -> None:
-        """Raises TargetRefused when the shard's object has changed meanwhile."""
-        shard, name = adoption.shard, adoption.spec.name
-        try:
-            # The epoch first: without a status nobody can be chosen yet.
-            if shard is None:
-                version = self._registry.create_shard(adoption.spec)
-            else:
-                version = self._registry.write_spec(name, adoption.spec, shard.version)
-            self._registry.write_status(name, adoption.status, version)
-        except Conflict as error:
-            raise TargetRefused(f"{name} has changed meanwhile; try again") from error
+        """Raises TargetRefused when the shard's object has changed meanwhile, other than in its conditions.
+
+        Nobody can be chosen before both parts are written, also where that ends between them: an object without a
+        status waits for it, and one of an older state is behind until it has the epoch. Beside the newer epoch its old
+        in-sync set would be believed.
+        """
+        shard, spec, status = adoption.shard, adoption.spec, adoption.status
+        if shard is None:
+            try:
+                self._registry.create_shard(spec)
+            except Conflict as error:
+                raise TargetRefused(f"{spec.name} has changed meanwhile; try again") from error
+            self._write_over(spec, None, lambda version: self._registry.write_status(spec.name, status, version))
+        elif shard.status is None:
+            self._write_over(shard.spec, None, lambda version: self._registry.write_spec(spec.name, spec, version))
+            self._write_over(spec, None, lambda version: self._registry.write_status(spec.name, status, version))
+        else:
+            self._write_over(
+                shard.spec, shard.status, lambda version: self._registry.write_status(spec.name, status, version)
+            )
+            self._write_over(shard.spec, status, lambda version: self._registry.write_spec(spec.name, spec, version))
+
+    def _write_over(self, spec: ShardSpec, status: ShardStatus | None, write: Callable[[Version], Version]) -> None:
+        """Write while the object has these two. The operator may write its conditions at the same time."""
+        for _ in range(TRIES):
+            found = self.shard(spec.name)
+            if (found.spec, found.status) != (spec, status):
+                break
+            with suppress(Conflict):
+                write(found.version)
+                return
+        raise TargetRefused(f"{spec.name} has changed meanwhile; try again")
 
     def _cluster(self) -> ClusterObject:
         found = self._registry.read_cluster()
