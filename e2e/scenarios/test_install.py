@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.harness.delaycluster import ClusterUnderTest
+from e2e.harness.delaycluster import API_VERSION, LABEL, ClusterUnderTest
 from e2e.harness.helm import Release
 from e2e.harness.kubectl import Kubectl, wait_until
 from e2e.harness.load import CALM_SECONDS, Load, Result
@@ -23,6 +25,19 @@ OWNED = (
     *("serviceaccounts", "roles", "rolebindings", "leases"),
 )
 GONE_SECONDS = 120.0
+DISPATCHED = re.compile(
+    r'^apiserver_flowcontrol_dispatched_requests_total\{flow_schema="([^"]+)".*\} (\S+)$', re.MULTILINE
+)
+# Run in a pod, with its own account: the UID of the FlowSchema that a GET of each path matches.
+WHICH_SCHEMA = """
+import pathlib, ssl, sys, urllib.request
+account = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
+trust = ssl.create_default_context(cafile=account / "ca.crt")
+headers = {"Authorization": "Bearer " + (account / "token").read_text()}
+for path in sys.argv[1:]:
+    asked = urllib.request.Request("https://kubernetes.default.svc" + path, headers=headers)
+    print(urllib.request.urlopen(asked, context=trust).headers["X-Kubernetes-PF-FlowSchema-UID"])
+"""
 
 
 def delayctl(kube: Kubectl, namespace: str, pod: str, *argv: str) -> str:
@@ -148,3 +163,52 @@ def test_volumes_go_with_the_cluster_where_that_is_wished(operator: Release, kub
     assert set(cluster.claims()) == {"n0"}
     cluster.delete()
     wait_until("its volume is gone", lambda: sorted(cluster.claims()), GONE_SECONDS)
+
+
+@pytest.fixture
+def flow_schema(operator: Release, kube: Kubectl) -> Iterator[str]:
+    """The name of the chart's FlowSchema, which the API server has accepted with a priority level that it knows."""
+    operator.install("flowSchema.create=true")
+    name = f"{operator.deployment['metadata']['name']}-{operator.namespace}"
+
+    def dangling() -> list[str]:
+        conditions = kube.get("flowschema", name).get("status", {}).get("conditions", ())
+        return [] if {"Dangling": "False"} in [{it["type"]: it["status"]} for it in conditions] else [str(conditions)]
+
+    try:
+        wait_until("the API server knows its priority level", dangling, AWAY_SECONDS)
+        yield name
+    finally:
+        operator.install()
+
+
+def dispatched(kube: Kubectl) -> Counter[str]:
+    """Requests so far, by the FlowSchema that they matched."""
+    found: Counter[str] = Counter()
+    for schema, count in DISPATCHED.findall(kube("get", "--raw", "/metrics")):
+        found[schema] += int(float(count))
+    return found
+
+
+def test_the_flow_schema_takes_the_requests_of_the_operator_and_what_failovers_wait_for_of_the_nodes(
+    flow_schema: str, operator: Release, cluster: ClusterUnderTest, kube: Kubectl, figure: Callable[..., None]
+) -> None:
+    ours = kube.get("flowschema", flow_schema)["metadata"]["uid"]
+    lease = kube.list("leases", cluster.namespace, f"{LABEL}={cluster.name}")[0]["metadata"]["name"]
+    asked = {
+        (operator.namespace, operator.leader): ("/api/v1/configmaps", f"/apis/{API_VERSION}/delayclusters", "/apis"),
+        (cluster.namespace, f"{cluster.name}-0"): (
+            f"/apis/coordination.k8s.io/v1/namespaces/{cluster.namespace}/leases/{lease}",
+            f"/apis/{API_VERSION}/namespaces/{cluster.namespace}/delayshards",
+        ),
+    }
+    for (namespace, pod), paths in asked.items():
+        told = kube("exec", pod, "--namespace", namespace, "--", "python", "-c", WHICH_SCHEMA, *paths).split()
+        assert told == [ours] * len(paths), f"{pod}: {paths} match {told}, not {flow_schema}, {ours}"
+
+    before = dispatched(kube)
+    operator.restart()
+    time.sleep(AWAY_SECONDS)
+    found = dispatched(kube) - before
+    figure(requests_of_a_restart=found)
+    assert found[flow_schema] > found["service-accounts"], "most of what accounts of pods asked for was ours"

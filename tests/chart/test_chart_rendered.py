@@ -252,6 +252,7 @@ def test_the_flow_schema_has_the_operator_and_all_that_nodes_do_in_a_failover(mo
     (deployment,) = kinds(objects, "Deployment")
     account = {"name": deployment["spec"]["template"]["spec"]["serviceAccountName"], "namespace": "delaycluster-system"}
     assert operator["subjects"] == [{"kind": "ServiceAccount", "serviceAccount": account}]
+    assert operator["nonResourceRules"] == [{"nonResourceURLs": ["*"], "verbs": ["*"]}], "it asks which resources exist"
     assert [it["group"]["name"] for it in nodes["subjects"]] == groups
     had = rights(nodes["resourceRules"])
     for wanted in rights(node_rules()):
