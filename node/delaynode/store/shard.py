@@ -13,7 +13,7 @@ watermark and epoch only grow; seq is never reused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -46,6 +46,7 @@ from delaynode.store.log.frames import (
     parse_trim,
 )
 from delaynode.store.log.incoming_batch import IncomingBatch, resolve_due
+from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.lookup import (
     ALREADY_CANCELLED,
     CANCELLED,
@@ -146,9 +147,15 @@ class Shard:
 
     def has_spare_files(self) -> bool:
         """Whether files would go with the next checkpoint, though nothing more is freed."""
-        spare, timer = self.spare, min(self.spare.timer_start, self.index.unread_below())
-        queue = self.queue.file.closed_below(spare.queue_start * QUEUED_BYTES)
-        return bool(spare.segments or queue or self.index.log.file.closed_below(timer))
+        return any(map(self.spare_bases, (self.log.file, self.index.log.file, self.queue.file)))
+
+    def spare_bases(self, file: SegmentedFile) -> Sequence[int]:
+        """Segments of one of the shard's files that are there for the previous checkpoint only."""
+        if file is self.index.log.file:
+            return file.closed_below(min(self.spare.timer_start, self.index.unread_below()))
+        if file is self.queue.file:
+            return file.closed_below(self.spare.queue_start * QUEUED_BYTES)
+        return self.spare.segments
 
     def next_batch(self, *, sync: bool) -> WriteBatch | None:
         """The next batch to write. None when nothing waits, and once the copy is damaged."""

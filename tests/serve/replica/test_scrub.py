@@ -134,6 +134,38 @@ def test_a_flipped_bit_stops_the_copy_with_the_segment_and_the_place(part: str, 
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_copy_serves_on_with_rot_in_what_is_kept_for_the_previous_checkpoint(tmp_path: Path) -> None:
+    """It is told and counted, once a lap, until the next checkpoint does without the file."""
+
+    async def main() -> None:
+        events: EVENTS = []
+        keep = KeepConfig(retention_ms=1, mark_ms=1, keep_log_bytes=0, keep_log_ms=0, relocate_after_ms=0)
+        async with a_host(tmp_path / "shard", events, scrub_days=SECOND_DAYS, keep=keep) as host:
+            await fill(host, 12)
+            await until(lambda: host.shard.queue.visible >= 4_500)
+            await until(lambda: len(host.shard.space.pending_delete) > 0)
+            await host.maintenance.persist(copy_wheels=False)
+            segment = tmp_path / "shard" / "log" / f"{host.shard.spare.segments[0]:020d}"
+            data = bytearray(segment.read_bytes())
+            data[len(data) // 2] ^= 16
+            with segment.open("r+b") as file:
+                file.write(data)
+            scrubber = Scrubber(lambda: [host] * host.serving, host.resources.metrics, host.resources.log)
+            task = asyncio.create_task(scrubber.run())
+            await until(lambda: any(event == "scrubbed" for event, _ in events))
+            told = [fields for event, fields in events if event == "spare-file-damaged"]
+            assert [fields["shard"] for fields in told] == [host.name]
+            assert f"{segment}: byte " in told[0]["reason"]
+            assert host.resources.metrics.scrub_errors == 1
+            assert host.failure is None
+            assert host.serving
+            await fill(host, 1)
+            task.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_bytes_are_spread_over_the_days(tmp_path: Path) -> None:
     """In a fraction of the time, a fraction of the bytes."""
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.store.support.consuming import World
-from tests.store.support.freeable import FREE, NEAR, consume_near
+from tests.store.support.freeable import FREE, NEAR, consume_near, spared
 from tests.store.support.lives import checkpoint_of, files_in, frames_of, lived, pieces_of
 from tests.store.support.memory_files import MemoryFiles
 from tests.store.support.producing import Item
@@ -258,6 +258,19 @@ def test_a_previous_checkpoint_that_rots_is_a_note_and_harms_nothing() -> None:
     (found,) = [finding for finding in findings(world.disk) if finding.path == path]
     assert found.note
     assert world.twin(world.disk.copy(), world.shard.log.end).recovery.damage == ""
+
+
+@pytest.mark.parametrize("part", ["log", "timerlog", "queue"])
+def test_verify_notes_rot_in_a_file_that_only_the_previous_checkpoint_needs(part: str) -> None:
+    world, (path, *_) = spared(part)
+    (previous,) = previous_in(world.disk)
+    assert not any(finding.path == previous for finding in findings(world.disk))
+    world.disk.flip(path, 333)
+    found = findings(world.disk)
+    assert all(finding.note for finding in found), "the copy does without it"
+    (note,) = [finding for finding in found if finding.path == previous]
+    assert f"{path}: byte " in note.what
+    assert "of no use, should the checkpoint be lost" in note.what
 
 
 # ---------------------------------------------------------------- what is refused

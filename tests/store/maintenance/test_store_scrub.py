@@ -13,6 +13,7 @@ from delaynode.store.maintenance.scrub import Scrub, size_of
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 
 from tests.store.support.consuming import World
+from tests.store.support.freeable import spared
 from tests.store.support.lives import a_life, lived, pieces_of
 from tests.store.support.producing import Item
 from tests.store.support.walks import times
@@ -27,6 +28,21 @@ def lap(world: World, start: float = 0.0, between: Callable[[], None] = lambda: 
         step.run()
         work.finish(step)
     return work.bytes
+
+
+def lap_of_a_copy_in_service(world: World) -> list[str]:
+    """What is wrong with files that the copy does without. Raises Damaged for others."""
+    work, spare = Scrub(world.shard, 0.0), []
+    while (step := work.begin()) is not None:
+        try:
+            step.run()
+        except Damaged as error:
+            if not work.pass_over_spare(step):
+                raise
+            spare.append(str(error))
+        else:
+            work.finish(step)
+    return spare
 
 
 def closed(world: World, part: str) -> list[tuple[str, int]]:
@@ -64,6 +80,20 @@ def test_any_flipped_bit_is_found_with_its_segment_and_place(part: str) -> None:
             assert at == bit // 8 // QUEUED_BYTES * QUEUED_BYTES
         world.disk.flip(path, bit)
     lap(world)
+
+
+@pytest.mark.parametrize("part", ["log", "timerlog", "queue"])
+def test_rot_in_files_that_only_the_previous_checkpoint_needs_is_told_apart(part: str) -> None:
+    world, spare = spared(part)
+    assert lap_of_a_copy_in_service(world) == []
+    for path in spare:
+        world.disk.flip(path, 333)
+    found = lap_of_a_copy_in_service(world)
+    assert [error.split(": byte ")[0] for error in found] == spare
+    needed = next(path for path, _ in closed(world, part) if path not in spare)
+    world.disk.flip(needed, 333)
+    with pytest.raises(Damaged, match=needed):
+        lap_of_a_copy_in_service(world)
 
 
 def test_a_missing_or_shortened_segment_is_found() -> None:

@@ -68,6 +68,34 @@ def coming_down() -> World:
     return world
 
 
+def spared(part: str) -> tuple[World, list[str]]:
+    """The newest checkpoint does without some files of this part, which are kept for the one before it; and others are
+    of use. Returns those that go with the next checkpoint."""
+    world = aged() if part == "timerlog" else mixed()
+    if part == "timerlog":
+        world.clean()
+    if part == "log":
+        world = World(1, FREE)
+        world.join("g")
+        for _ in range(6):
+            world.enqueue([NEAR] * 6)
+            world.pump()
+        consume_near(world)
+        world.checkpoint()
+        world.trim()
+        world.trim()
+        world.pump()
+        world.checkpoint()
+        world.enqueue([FAR] * 40)
+        world.pump()
+    later = world.twin(world.disk.copy(), world.shard.log.end)
+    later.checkpoint()
+    left = files_in(later.disk, f"{part}/")
+    spare = [path for path in files_in(world.disk, f"{part}/") if path not in left]
+    assert spare
+    return world, spare
+
+
 def come_down(world: World) -> None:
     """Finish that cascade, free disk, then release all messages and read every body."""
     world.finish_cascade()

@@ -92,6 +92,9 @@ class Scrubber:
             await host.off_loop(step.run)
         except (Damaged, OSError) as error:
             self._metrics.scrub_errors += 1
+            if scrub.pass_over_spare(step):
+                self._log("spare-file-damaged", shard=host.name, reason=f"scrub: {error}")
+                return True
             host.fail(f"scrub: {error}", error)
             return False
         finally:

@@ -180,6 +180,34 @@ def _check_whole(
         pass
 
 
+def spare_segments(
+    files: Files, directory: str, name: str, newest: RecoveryPoint
+) -> Iterator[tuple[str, SegmentedFile, int]]:
+    """What the newest checkpoint does without, and the previous one of this name needs: part, its file, where a segment
+    begins. Reads only. Raises Damaged unless the previous one could take its place, and NewerFormat."""
+    path = f"{directory}/{name}"
+    state, arrays = read_as_checkpoint(files, path)
+    if state.uid != newest.state.uid:
+        raise Damaged(f"{path}: of shard {state.uid:x}, the directory is of {newest.state.uid:x}")
+    log = CommitLog.open(files, f"{directory}/log", state.uid, UNLIMITED)
+    ledger = SegmentLedger(arrays.get("ledger"))
+    _check_whole(files, directory, state, ledger, log, int(name.removeprefix("previous.")))
+    bounds = SegmentLedger(newest.arrays.get("ledger")).bounds(newest.state.log_offset)
+    mine = {base for base, _ in ledger.bounds(state.log_offset)}
+    for base in {base for base in log.file.bases if base < newest.state.log_offset} - {base for base, _ in bounds}:
+        if base in mine or base >= state.log_offset:
+            yield "log", log.file, base
+    for part, low, high in (
+        ("timerlog", state.timer_start, newest.state.timer_start),
+        ("queue", state.queue_start * QUEUED_BYTES, newest.state.queue_start * QUEUED_BYTES),
+    ):
+        file = SegmentedFile(files, f"{directory}/{part}", UNLIMITED)
+        freed = file.closed_below(low)
+        for base in file.closed_below(high):
+            if base not in freed:
+                yield part, file, base
+
+
 def _state_of_start(log: CommitLog, uid: int, geometry: Geometry, synced: int) -> Checkpoint:
     """Of before the first frame. Raises Damaged unless every frame is there.
 

@@ -5,7 +5,7 @@
     ConsumeQueue                each unit's own check
 
 A lap is made of steps: begin() on the owner's thread, run() on any, finish() on the owner's. Files that are freed
-meanwhile are passed over.
+meanwhile are passed over, and those in which something is wrong, where only the previous checkpoint needs them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,6 +157,20 @@ class QueueStep(ScrubStep):
         return f" (queue offset {self.scrub_range.offset // QUEUED_BYTES + row})"
 
 
+STEPS: Mapping[str, type[ScrubStep]] = {"log": LogStep, "timerlog": FlushStep, "queue": QueueStep}
+
+
+def scrub_segment(part: str, file: SegmentedFile, base: int, uid: int) -> int:
+    """Checks a segment of a copy that is not in use. Returns the bytes read. Raises Damaged."""
+    end = dict(file.segments())[base]
+    scrub_range, read = ScrubRange(file, base, base, end), 0
+    while scrub_range.offset < end:
+        step = STEPS[part](scrub_range, uid)
+        step.run()
+        read += step.bytes
+    return read
+
+
 class Scrub:
     """One lap over a shard's files as they are now. Owned by the shard's thread.
 
@@ -189,6 +204,14 @@ class Scrub:
         self.bytes += step.bytes
         if step.scrub_range.offset >= step.scrub_range.end:
             self._now = None
+
+    def pass_over_spare(self, step: ScrubStep) -> bool:
+        """After a step that raised: goes on with the next file, if the copy does without this one."""
+        spare = step.scrub_range.base in self._shard.spare_bases(step.scrub_range.file)
+        if spare:
+            step.scrub_range.offset = step.scrub_range.end
+            self.finish(step)
+        return spare
 
 
 def size_of(shard: Shard) -> int:

@@ -18,7 +18,8 @@ from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.maintenance.marker import MARKER, is_marked
-from delaynode.store.maintenance.recovery_point import find_recovery_point, is_previous, read_as_checkpoint
+from delaynode.store.maintenance.recovery_point import find_recovery_point, is_previous, spare_segments
+from delaynode.store.maintenance.scrub import scrub_segment
 from delaynode.store.maintenance.stored_copy import CLUSTER
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
@@ -109,9 +110,12 @@ def _read_checkpoint(files: Files, directory: str, state: SmallFiles, report: Re
         report.add(path, -1, f"{point.damage}: the next start uses {point.origin}", note=True)
     for name in filter(is_previous, files.list(directory)):
         previous = f"{directory}/{name}"
+        if previous == point.path:
+            continue
         try:
             report.read(files.size(previous))
-            read_as_checkpoint(files, previous)
+            for part, file, base in spare_segments(files, directory, name, point):
+                report.read(scrub_segment(part, file, base, point.state.uid))
         except (Damaged, NewerFormat) as error:
             report.add(previous, -1, f"{error}: of no use, should the checkpoint be lost", note=True)
 
