@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,12 @@ class Result:
         assert not totals["broken"], f"promises were broken: {totals}"
         assert min(totals["delivered"]) > 0, totals
 
-    def longest(self, which: str, queues: Sequence[int], since_ms: int = 0) -> float:
-        """The longest pause of these queues, seconds. which: acknowledged or delivered."""
+    def longest(self, which: str, queues: Sequence[int], since_ms: int = 0, until_ms: float = math.inf) -> float:
+        """The longest pause of these queues, seconds; of those that began by `until_ms`. which: acknowledged or
+        delivered."""
         found: tuple[Pause, ...] = getattr(self, which)
-        fitting = [one.length_ms for one in found if one.queue in queues and one.covers(since_ms)]
+        near = [one for one in found if one.covers(since_ms) and one.began_ms <= until_ms]
+        fitting = [one.length_ms for one in near if one.queue in queues]
         return max(fitting, default=0) / 1000
 
     def resumed(self, which: str, queues: Sequence[int], harmed_ms: int) -> float:

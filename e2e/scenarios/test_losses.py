@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from e2e.conftest import QUEUES
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import REPLICAS, Release
 from e2e.harness.kubectl import Object, wait_until
@@ -15,6 +17,9 @@ from e2e.harness.load import CALM_SECONDS, Load, Result
 from e2e.harness.machines import Machines
 
 FAILOVER_SECONDS = 60.0  # generous: the machines share two cores with all of Kubernetes
+NEW_MASTERS_SECONDS = 15.0  # after the machine of the operator that leads has lost power
+ALONE_SECONDS = 180.0  # without any operator: Kubernetes notices that a machine is lost after 50 s
+PLANNED_PAUSE_SECONDS = 1.0  # of sends and of deliveries, while that machine is drained
 FREEZE_SECONDS = 60.0
 REPLACE_AFTER_SECONDS = 15
 REPLACED_SECONDS = 90.0
@@ -58,7 +63,7 @@ class Trial:
         name: str = pod["status"]["containerStatuses"][0]["containerID"]
         return pod["spec"]["nodeName"], name.removeprefix("containerd://")
 
-    def wait_terms(self, led: Epochs, not_by: str = "") -> float:
+    def wait_terms(self, led: Epochs, not_by: str = "", seconds: float = FAILOVER_SECONDS) -> float:
         """Until each of those shards is served in a later epoch, and not by that node: seconds."""
         return wait_until(
             "another term of every shard that it led",
@@ -67,7 +72,7 @@ class Trial:
                 for shard in self.cluster.shards(self.topic)
                 if shard.name in led and (shard.master == not_by or shard.serving_epoch <= led[shard.name])
             ],
-            FAILOVER_SECONDS,
+            seconds,
         )
 
     def lose_machine(
@@ -228,3 +233,131 @@ def test_a_loss_while_the_operator_is_down_waits_for_it_and_the_others_go_on(tri
     result = trial.settle(led, harmed_ms, failover_s=elsewhere)
     waited = result.longest("delivered", others, harmed_ms)
     assert waited < 15, f"shards with a living master delivered nothing for {waited} s"
+
+
+def place_operators(operator: Release, machines: Collection[str]) -> set[str]:
+    """Operators anew, on these machines alone: the ones that they are on."""
+    others = [it for it in operator.kube.workers() if it not in machines]
+    for machine in others:
+        operator.kube("cordon", machine)
+    try:
+        operator.restart()
+    finally:
+        for machine in others:
+            operator.kube("uncordon", machine)
+    found = {pod["spec"]["nodeName"] for pod in operator.pods()}
+    assert found <= set(machines)
+    return found
+
+
+def start_trial(cluster: ClusterUnderTest, operator: Release, topic: str, image: str, figure: Figure) -> Trial:
+    """With the load on a machine without an operator, and without a node if there is one."""
+    under_nodes = {pod["spec"]["nodeName"] for pod in cluster.pods().values()}
+    busy = {pod["spec"]["nodeName"] for pod in operator.pods()}
+    machine = min(set(cluster.kube.workers()) - busy, key=lambda it: (it in under_nodes, it))
+    settings = {"endpoints": [cluster.endpoint], "topic": topic, "queues": QUEUES, "rate": 400}
+    load = Load.start(cluster.kube, cluster.namespace, "load", image, machine, **settings)
+    return Trial(cluster, operator, topic, load, figure)
+
+
+def put_beside_nodes(operator: Release, cluster: ClusterUnderTest) -> None:
+    """Each of the operator's pods shares a machine with a node, and with no other operator."""
+    under_nodes = {pod["spec"]["nodeName"] for pod in cluster.pods().values()}
+    found = {pod["spec"]["nodeName"] for pod in operator.pods()}
+    if not found <= under_nodes or len(found) < REPLICAS:
+        found = place_operators(operator, under_nodes)
+    assert len(found) == REPLICAS, f"two operators are on one machine: {found}"
+
+
+@pytest.fixture
+def beside(cluster: ClusterUnderTest, operator: Release, topic: str, image: str, figure: Figure) -> Iterator[Trial]:
+    """A trial whose operators are beside nodes."""
+    put_beside_nodes(operator, cluster)
+    trial = start_trial(cluster, operator, topic, image, figure)
+    yield trial
+    trial.load.remove()
+
+
+@pytest.fixture
+def together(cluster: ClusterUnderTest, operator: Release, topic: str, image: str, figure: Figure) -> Iterator[Trial]:
+    """A trial in which all of the operator's pods are on one machine, with a node that leads something."""
+    place_operators(operator, [cluster.machine_of(cluster.victim(topic))])
+    trial = start_trial(cluster, operator, topic, image, figure)
+    yield trial
+    trial.load.remove()
+
+
+def beside_the_leader(trial: Trial) -> tuple[str, str, Epochs]:
+    """The machine of the operator that leads, the node on it, and what that leads, once it leads something."""
+    machine = trial.operator.node
+    (victim,) = (node for node in trial.cluster.pods() if trial.cluster.machine_of(node) == machine)
+    wait_until(f"{victim} leads something", lambda: [] if trial.led_by(victim) else ["nothing yet"], FAILOVER_SECONDS)
+    time.sleep(CALM_SECONDS)
+    return machine, victim, trial.led_by(victim)
+
+
+@pytest.mark.machines
+def test_the_leading_operators_machine_loses_power_with_masters_on_it(
+    beside: Trial, machines: Machines, pytestconfig: pytest.Config
+) -> None:
+    """--rounds 10: so often, one leader after the other."""
+    took: list[float] = []
+    for _ in range(pytestconfig.option.rounds):
+        put_beside_nodes(beside.operator, beside.cluster)
+        machine, victim, led = beside_the_leader(beside)
+        leader, harmed_s, harmed_ms = beside.operator.leader, time.monotonic(), now_ms()
+        machines.power_off(machine)
+        try:
+            beside.wait_terms(led, not_by=victim)
+            took.append(round(time.monotonic() - harmed_s, 1))
+            assert beside.operator.leader not in ("", leader)
+        finally:
+            machines.power_on(machine)
+        beside.cluster.wait_whole()
+        beside.operator.wait_ready()
+    beside.figure(new_masters_s=took, median_s=statistics.median(took), worst_s=max(took))
+    beside.settle(led, harmed_ms)
+    assert max(took) < NEW_MASTERS_SECONDS
+
+
+@pytest.mark.machines
+def test_a_lost_machine_with_both_operators_is_followed_once_they_run_elsewhere(
+    together: Trial, machines: Machines
+) -> None:
+    machine, victim, led = beside_the_leader(together)
+    harmed_s, harmed_ms = time.monotonic(), now_ms()
+    machines.power_off(machine)
+    try:
+        together.wait_terms(led, not_by=victim, seconds=ALONE_SECONDS)
+        took = time.monotonic() - harmed_s
+        assert together.operator.node != machine
+    finally:
+        machines.power_on(machine)
+    together.operator.wait_ready()
+    together.settle(led, harmed_ms, failover_s=took)
+
+
+def test_a_drain_of_the_leading_operators_machine_pauses_nothing(beside: Trial, pytestconfig: pytest.Config) -> None:
+    """--rounds 10: so often."""
+    kube, cluster, operator = beside.cluster.kube, beside.cluster, beside.operator
+    drains: list[tuple[int, int]] = []  # began, ended, ms since 1970 UTC
+    for _ in range(pytestconfig.option.rounds):
+        put_beside_nodes(operator, cluster)
+        machine, victim, led = beside_the_leader(beside)
+        leader, harmed_ms = operator.leader, now_ms()
+        try:
+            kube("drain", machine, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", seconds=130)
+            beside.wait_terms(led, not_by=victim)
+            assert operator.leader not in ("", leader)
+            time.sleep(CALM_SECONDS)
+            drains.append((harmed_ms, now_ms()))
+        finally:
+            kube("uncordon", machine)
+        operator.wait_ready()
+        cluster.wait_whole()
+    result = beside.settle(led, harmed_ms)
+    sends, deliveries = (
+        [result.longest(which, range(QUEUES), *drain) for drain in drains] for which in ("acknowledged", "delivered")
+    )
+    beside.figure(drains_pause_sends_s=sends, drains_pause_deliveries_s=deliveries)
+    assert max(sends + deliveries) <= PLANNED_PAUSE_SECONDS
