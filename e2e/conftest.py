@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="run on it though its name does not say that it is for tests",
     )
-    group.addoption("--image", metavar="REPOSITORY:TAG", help="instead of the one that the chart names by itself")
+    group.addoption("--image", metavar="REPOSITORY:TAG", help="of nodes; the operator's is REPOSITORY-operator:TAG")
     group.addoption("--rounds", type=int, default=1, help="of the scenarios that can be repeated")
     group.addoption("--figures", metavar="FILE", help="write what was measured to it, as JSON lines")
     group.addoption("--keep", action="store_true", help="leave operator and clusters when done")

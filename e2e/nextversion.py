@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("node", "operator", "pyproject.toml", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
+COPIED = ("node", "operator", "locks", "pyproject.toml", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
 TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 

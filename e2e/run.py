@@ -1,4 +1,4 @@
-"""Brings a clean cluster, builds the image onto it, runs the scenarios, takes the cluster away.
+"""Brings a clean cluster, builds the images onto it, runs the scenarios, takes the cluster away.
 
     python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [--next] [pytest's arguments, such as -m quick]
 
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e import nextversion
-from e2e.harness.helm import default_image, next_image, rebalance_image
+from e2e.harness.helm import next_image, targets
 
 ROOT = Path(__file__).resolve().parents[1]
 KUBELAB = (sys.executable, str(ROOT / "e2e" / "kubelab"))
@@ -68,7 +68,7 @@ def choose() -> str:
 def build_next() -> None:
     with tempfile.TemporaryDirectory() as directory:
         nextversion.make(Path(directory))
-        must(*KUBELAB, "image", f"docker.io/{next_image()}", directory)
+        must(*KUBELAB, "image", directory, f"node=docker.io/{next_image()}")
 
 
 def on_kubelab(keep: bool, spark: bool, newer: bool, arguments: Sequence[str]) -> int:
@@ -78,11 +78,8 @@ def on_kubelab(keep: bool, spark: bool, newer: bool, arguments: Sequence[str]) -
         with timed("starting from a clean cluster"):
             must(*KUBELAB, "down")
             must(*KUBELAB, "up", "--nodes", str(MACHINES))
-        with timed("building and loading the image"):
-            must(*KUBELAB, "image", f"docker.io/{default_image()}", str(ROOT))
-        if spark:
-            with timed("building and loading the rebalance image"):
-                must(*KUBELAB, "image", f"docker.io/{rebalance_image()}", str(ROOT), "--target", "rebalance")
+        with timed("building and loading the images"):
+            must(*KUBELAB, "image", str(ROOT), *targets(spark))
         if newer:
             with timed("building and loading the next release's image"):
                 build_next()
@@ -98,8 +95,8 @@ def on_kind(keep: bool, spark: bool, arguments: Sequence[str]) -> int:
     with timed("building kind's node image (once for each cache; nothing where Docker pulls it)"):
         must(*KIND, "build")
     try:
-        with timed("starting from a clean cluster, building and loading the image"):
-            must(*KIND, "up", f"docker.io/{default_image()}", *[f"docker.io/{rebalance_image()}"] * spark)
+        with timed("starting from a clean cluster, building and loading the images"):
+            must(*KIND, "up", *targets(spark))
         with timed("scenarios"):
             return call(*KIND, "exec", "--", *PYTEST, "--context", "kind-delaycluster-e2e", *arguments)
     finally:

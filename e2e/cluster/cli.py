@@ -15,7 +15,7 @@ USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or 
     kubelab up [--nodes 3]         start; prints nothing but progress; idempotent
     kubelab exec -- CMD ...        run CMD inside the cluster's network with KUBECONFIG and PATH set
     kubelab base-image             make docker.io/library/python:3.11-slim-bookworm locally (debootstrap, podman)
-    kubelab image TAG CONTEXT [podman build options]   build a Dockerfile and load it on every node
+    kubelab image CONTEXT TARGET=TAG ...       build targets of a Dockerfile and load them on every node
     kubelab load ARCHIVE           load a docker-archive on every node
     kubelab stop-node N | start-node N         power a node off (kill -9 of all that it runs) and on again
     kubelab cut-node N | join-node N           unplug a node's network cable, and plug it back in
@@ -44,10 +44,9 @@ def parser() -> argparse.ArgumentParser:
     command("up", lifecycle.up, "nodes").add_argument("--nodes", type=int, default=3)
     command("exec", lifecycle.execute, "command").add_argument("command", nargs=argparse.REMAINDER)
     command("base-image", images.base_image)
-    image = command("image", images.image, "tag", "context", "options")
-    image.add_argument("tag")
+    image = command("image", images.image, "context", "targets")
     image.add_argument("context", type=Path)
-    image.add_argument("options", nargs=argparse.REMAINDER)
+    image.add_argument("targets", metavar="TARGET=TAG", nargs="+")
     command("load", images.load, "archive").add_argument("archive", type=Path)
     power, network = (faults.stop_node, faults.start_node), (faults.cut_node, faults.join_node)
     for harm in (*power, *network, faults.cut_api, faults.join_api):

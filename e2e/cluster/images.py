@@ -59,14 +59,27 @@ def _mirror() -> list[str]:
     return []
 
 
-def image(tag: str, context: Path, options: Sequence[str] = ()) -> None:
-    """Builds the Dockerfile in `context` and loads it on every node. options: podman build's."""
+def image(context: Path, targets: Sequence[str]) -> None:
+    """Builds targets of the Dockerfile in `context`, each a TARGET=TAG, and loads them on every node."""
     base_image()
-    with timed(f"building {tag}"):
-        sh("podman", "build", "--network=host", "--isolation=chroot", "-t", tag, *options, context)
+    tags = dict(one.split("=", 1) for one in targets)
+    for target, tag in tags.items():
+        with timed(f"building {tag}"):
+            sh("podman", "build", "--network=host", "--isolation=chroot", "--target", target, "-t", tag, context)
     archive = PLACES.cache / "load.tar"
     archive.unlink(missing_ok=True)
-    sh("podman", "save", "--format", "docker-archive", "-o", archive, tag, quiet=True)
+    # in one archive, for they have most layers in common
+    sh(
+        "podman",
+        "save",
+        "--multi-image-archive",
+        "--format",
+        "docker-archive",
+        "-o",
+        archive,
+        *tags.values(),
+        quiet=True,
+    )
     load(archive)
 
 

@@ -17,8 +17,14 @@ COMPONENT = "app.kubernetes.io/component=operator"
 
 
 def default_image() -> str:
-    """The image that the chart runs when it gets no values."""
+    """The image that the chart has nodes run when it gets no values."""
     return _image("image")
+
+
+def operator_image(image: str) -> str:
+    """The operator's, by the nodes'."""
+    repository, _, tag = image.rpartition(":")
+    return f"{repository}-operator:{tag}"
 
 
 def rebalance_image() -> str:
@@ -29,6 +35,14 @@ def rebalance_image() -> str:
 def next_image() -> str:
     """The image of the release that e2e/nextversion.py makes."""
     return f"{default_image().rpartition(':')[0]}:next"
+
+
+def targets(spark: bool) -> list[str]:
+    """TARGET=TAG of the Dockerfile, for all that the chart runs. spark: the rebalance's jobs too."""
+    tags = {"node": default_image(), "operator": operator_image(default_image())}
+    if spark:
+        tags["rebalance"] = rebalance_image()
+    return [f"{target}=docker.io/{tag}" for target, tag in tags.items()]
 
 
 def _image(value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from e2e.cluster.build import timed
 from e2e.cluster.images import base_image
@@ -15,8 +15,8 @@ from e2e.kind.nodeimage import prepare
 
 USAGE = """\
 kind build                        make what `up` needs, where kind runs on podman
-kind up IMAGE [REBALANCE_IMAGE]   a cluster anew, the project's Dockerfile as IMAGE on every node; with its target
-                                  `rebalance` as REBALANCE_IMAGE, on the workers
+kind up TARGET=TAG ...            a cluster anew, with these targets of the project's Dockerfile on every node
+                                  (`rebalance` on the workers alone)
 kind exec -- CMD ...              run CMD with the cluster's PATH and KUBECONFIG
 kind down                         delete it
 """
@@ -28,8 +28,8 @@ def main() -> None:
     match sys.argv[1:]:
         case ["build"]:
             build(engine())
-        case ["up", image, *more] if len(more) <= 1:
-            up(engine(), image, *more)
+        case ["up", *targets] if targets and all("=" in one for one in targets):
+            up(engine(), dict(one.split("=", 1) for one in targets))
         case ["exec", "--", command, *words]:
             environment = engine().environment
             os.execvpe(command, [command, *words], environment)
@@ -44,26 +44,29 @@ def build(on: Engine) -> list[str]:
     return ["--image", prepare(on)] if on.makes_nodes else []
 
 
-def up(on: Engine, image: str, rebalance: str = "") -> None:
+def up(on: Engine, tags: Mapping[str, str]) -> None:
+    """tags: of the images, by the targets of the Dockerfile."""
     options = build(on)
     _kind(on, "delete", "cluster", "--name", NAME)
     with timed("starting kind"):
         _kind(on, "create", "cluster", "--config", HERE / "cluster.yaml", "--wait", "180s", *options)
-    _image(on, image, ())
-    if rebalance:
+    _images(on, {target: tag for target, tag in tags.items() if target != "rebalance"})
+    if "rebalance" in tags:
         nodes = _kind(on, "get", "nodes", "--name", NAME, capture=True).split()
         workers = ",".join(node for node in nodes if "control-plane" not in node)
-        _image(on, rebalance, ("--target", "rebalance"), "--nodes", workers)
+        _images(on, {"rebalance": tags["rebalance"]}, "--nodes", workers)
 
 
-def _image(on: Engine, tag: str, options: Sequence[str], *load: str) -> None:
+def _images(on: Engine, tags: Mapping[str, str], *load: str) -> None:
     if on.makes_nodes:
         base_image()
     archive = HOME / "load.tar"
     archive.unlink(missing_ok=True)
-    with timed(f"building and loading {tag}"):
-        sh(on.name, "build", *on.build, "--tag", tag, *options, ROOT, env=on.environment)
-        sh(on.name, "save", "--output", archive, tag, env=on.environment, quiet=True)
+    with timed(f"building and loading {', '.join(tags.values())}"):
+        for target, tag in tags.items():
+            sh(on.name, "build", *on.build, "--target", target, "--tag", tag, ROOT, env=on.environment)
+        several = ["--multi-image-archive"] * (on.name == "podman")  # docker needs not be told
+        sh(on.name, "save", *several, "--output", archive, *tags.values(), env=on.environment, quiet=True)
         _kind(on, "load", "image-archive", archive, "--name", NAME, *load)
     archive.unlink()
 

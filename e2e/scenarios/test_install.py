@@ -38,6 +38,15 @@ for path in sys.argv[1:]:
     asked = urllib.request.Request("https://kubernetes.default.svc" + path, headers=headers)
     print(urllib.request.urlopen(asked, context=trust).headers["X-Kubernetes-PF-FlowSchema-UID"])
 """
+# Prints what a node's image must not have: what installs packages, and the operator.
+FORBIDDEN = """
+import os
+forbidden = {"pip", "ensurepip", "setuptools", "kopf", "delayoperator", "delaylocal", "delayrebalance"}
+for top in "/usr", "/opt":
+    for folder, folders, _ in os.walk(top):
+        for name in forbidden.intersection(folders):
+            print(os.path.join(folder, name))
+"""
 
 
 def delayctl(kube: Kubectl, namespace: str, pod: str, *argv: str) -> str:
@@ -61,6 +70,7 @@ def test_install_with_no_values_first_message_delete_uninstall(
     told = delayctl(kube, namespace, "hello-0", "hello-client:7070", *consume)
     assert "hello, later" in told
     figure(ready_s=round(ready, 1))
+    assert kube("exec", "hello-0", "--namespace", namespace, "--", "python", "-c", FORBIDDEN) == ""
 
     kube.delete("delaycluster", "hello", namespace)
     owned = "delaycluster.io/cluster=hello"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from e2e.harness.delaycluster import ClusterUnderTest
-from e2e.harness.helm import CHART, Release
+from e2e.harness.helm import CHART, Release, operator_image
 from e2e.harness.load import CALM_SECONDS, Load, Result
 
 ROOT = CHART.parents[1]
@@ -40,22 +40,30 @@ def earlier_chart(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def upgraded_from(release: Release, earlier_chart: Path) -> Release:
+def upgraded_from(release: Release, earlier_chart: Path, image: str) -> Release:
     """The operator by the earlier chart; first of the fixtures, so that cluster and load are made under it."""
     if release.installed:
         release.uninstall()
     earlier = dataclasses.replace(release, chart=earlier_chart)
+    if "operatorImage" not in yaml.safe_load((earlier_chart / "values.yaml").read_text()):
+        # Nodes and operator ran one image then.
+        earlier = dataclasses.replace(earlier, image=operator_image(image))
     earlier.install()
     return earlier
 
 
 def test_the_chart_is_upgraded_under_load(
-    upgraded_from: Release, cluster: ClusterUnderTest, release: Release, load: Load, kept: Callable[..., Result]
+    upgraded_from: Release,
+    cluster: ClusterUnderTest,
+    release: Release,
+    image: str,
+    load: Load,
+    kept: Callable[..., Result],
 ) -> None:
     """A cluster of the earlier chart goes on under this one, and no message is lost; the definitions are new."""
     time.sleep(CALM_SECONDS)
     began = time.monotonic()
-    release.install()
+    dataclasses.replace(release, image=image).install()  # named, or Helm takes the earlier release's
     whole = cluster.wait_whole()
     upgraded = time.monotonic() - began
     for file in sorted((ROOT / "crds").glob("*.yaml")):

@@ -28,7 +28,21 @@ _COMMANDS: Final = {
 }
 
 
+_OPERATORS_HALF: Final = ("delayoperator", "delaylocal", "delayrebalance")  # not in the nodes' image
+
+
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _OPERATORS_HALF:
+                raise
+            raise click.UsageError(
+                "this needs the operator's half of delaycluster, which is not in the nodes' image: run it where "
+                "delaycluster is installed, or in the operator's image"
+            ) from error
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

@@ -66,7 +66,13 @@ def paths(value: Any, at: str = "") -> Iterator[str]:
 
 def test_every_value_is_used_by_a_template() -> None:
     templates = "".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
-    whole = (".image", ".rebalanceImage", ".resources", ".dashboard.labels")  # handed on with all that is in them
+    whole = (
+        ".image",
+        ".operatorImage",
+        ".rebalanceImage",
+        ".resources",
+        ".dashboard.labels",
+    )  # handed on with all that is in them
     for path in paths(read(CHART / "values.yaml")):
         used = next((it for it in whole if path.startswith(f"{it}.")), path)
         assert f".Values{used}" in templates, path
@@ -76,7 +82,7 @@ def test_chart_image_and_package_have_one_version() -> None:
     version = project()["project"]["version"]
     chart = read(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == version
-    assert (ROOT / "Dockerfile").read_text().count(f"ARG VERSION={version}\n") == 2
+    assert (ROOT / "Dockerfile").read_text().count(f"ARG VERSION={version}\n") == 3
 
 
 def test_the_definitions_in_the_chart_are_those_of_the_project() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.harness import writes
 from e2e.harness.delaycluster import Shard
-from e2e.harness.helm import default_image
+from e2e.harness.helm import default_image, operator_image, targets
 from e2e.harness.kubectl import Failed, WrongContext, check_context, wait_until
 from e2e.harness.load import Result
 from e2e.harness.loadpod import pauses
+
+ROOT = Path(__file__).resolve().parents[2]
 
 METRICS = """# TYPE apiserver_request_total counter
 apiserver_request_total{code="200",dry_run="",group="",resource="configmaps",scope="resource",subresource="",verb="PATCH",version="v1"} 3
@@ -107,7 +111,15 @@ def test_waiting_ends_with_what_is_still_wrong() -> None:
         wait_until("the pod", lambda: ["it is Pending"], 0)
 
 
-def test_the_charts_own_image_is_named() -> None:
+def test_the_charts_own_images_are_named() -> None:
     repository, _, tag = default_image().rpartition(":")
     assert "/" in repository
     assert tag
+    assert operator_image(default_image()) == f"{repository}-operator:{tag}"
+
+
+def test_each_image_is_built_from_the_target_of_its_name() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    wanted = dict(one.split("=") for one in targets(spark=True))
+    assert set(wanted) <= set(stages)
+    assert wanted["operator"] == f"docker.io/{operator_image(default_image())}"

@@ -46,6 +46,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{/* The operator's own image: the nodes' with -operator after its name, unless it is named. */}}
+{{- define "operator.ownImage" -}}
+{{- $own := .Values.operatorImage -}}
+{{- $repository := default (printf "%s-operator" .Values.image.repository) $own.repository -}}
+{{- $image := dict "repository" $repository "tag" (default .Values.image.tag $own.tag) "digest" $own.digest -}}
+{{- include "operator.image" (list . $image) -}}
+{{- end -}}
+
 {{- define "operator.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
