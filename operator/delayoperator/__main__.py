@@ -109,6 +109,7 @@ class Operator:
             options.lease,
             process_identity(),
             lambda: self.clusters.look_again(),
+            self._list_again,
             log,
             options.election,
         )
@@ -121,9 +122,12 @@ class Operator:
         self._claims = ClusterClaims(self.api, mine, self.election.tenure, boot_ms, self._settings.dead_after_ms)
         self.clusters = Clusters(self._new_worker, log)
         self._watching = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
+        self._rolled_back = asyncio.Event()
         self.http_address = ""  # while it serves
 
     async def run(self, stop: asyncio.Event) -> None:
+        self._loop = asyncio.get_running_loop()
         runner = await self._serve_http()
         self.election.start()
         # At once, beside all else that ends: a drain must not wait for this process's end to have another leader.
@@ -145,12 +149,20 @@ class Operator:
         await stop.wait()
         await asyncio.to_thread(self.election.release)
 
+    def _list_again(self) -> None:
+        """From any thread: etcd was restored from an older state. A watch that goes on from a version of before tells
+        of nothing until there is that version again; a DelayCluster that is made until then would never be seen."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._rolled_back.set)
+
     async def _watch(self, stop: asyncio.Event) -> None:
         faults = 0
         while not stop.is_set():
-            ready = asyncio.Event()
+            ready, over = asyncio.Event(), asyncio.Event()
+            self._rolled_back.clear()
             try:
                 waiting = asyncio.create_task(self._note_ready(ready, stop))
+                ending = asyncio.create_task(_set_with(over, stop, self._rolled_back))
                 await kopf.operator(
                     registry=routes(self.clusters, self._credentials),
                     settings=settings(),
@@ -158,13 +170,16 @@ class Operator:
                     clusterwide=not self._options.namespaces,
                     namespaces=self._options.namespaces,
                     ready_flag=ready,
-                    stop_flag=stop,
+                    stop_flag=over,
                 )
+                if self._rolled_back.is_set():
+                    continue
                 stop.set()  # in the main thread kopf takes the signals itself, and returns
             except Exception as error:  # the workers go on meanwhile: they need no watches, only find changes later
                 self._log({"event": "watching-failed", "error": f"{type(error).__name__}: {error}"})
             finally:
                 waiting.cancel()
+                ending.cancel()
                 self._watching = False
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), AGAIN_S[min(faults, len(AGAIN_S) - 1)])
@@ -209,6 +224,17 @@ class Operator:
         await web.SockSite(runner, address.listen(*address.split(self._options.http))).start()
         self.http_address = address.join(*runner.addresses[0][:2])
         return runner
+
+
+async def _set_with(event: asyncio.Event, *others: asyncio.Event) -> None:
+    """Once one of the others is set."""
+    waiting = [asyncio.create_task(other.wait()) for other in others]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    event.set()
 
 
 async def serve(options: Options, log: Log) -> None:

@@ -103,7 +103,13 @@ class Stage:
 
     # ------------------------------------------------------------ operators
     def operator(
-        self, *, resync_s: float = 60.0, namespaces: tuple[str, ...] = (), lease: str = LEASE, image: str = IMAGE
+        self,
+        *,
+        resync_s: float = 60.0,
+        namespaces: tuple[str, ...] = (),
+        lease: str = LEASE,
+        lease_seconds: int = LEASE_SECONDS,
+        image: str = IMAGE,
     ) -> RunningOperator:
         """Start an operator in a thread of this process, with kopf really running in it.
 
@@ -118,7 +124,8 @@ class Stage:
         def run() -> None:
             async def main() -> None:
                 stop = asyncio.Event()
-                options = Options(namespaces, image, "127.0.0.1:0", lease=lease, election=ElectionTimes(LEASE_SECONDS))
+                election = ElectionTimes(lease_seconds)
+                options = Options(namespaces, image, "127.0.0.1:0", lease=lease, election=election)
                 made = Operator(
                     options, lambda event: events.append(dict(event)), Credentials(configuration),
                     WorkerSettings(image, resync_s=resync_s, dead_after_ms=DEAD_AFTER_MS),

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.kube.fakefaults import Fault
-from tests.operator.stage import Stage
+from tests.operator.stage import LEASE, RunningOperator, Stage
 
 ORDERS = {"name": "orders", "queues": 4}
 OWNED = ("statefulsets", "services", "poddisruptionbudgets", "serviceaccounts", "roles", "configmaps", "leases")
@@ -38,6 +38,35 @@ def test_an_error_that_stays_is_said_with_its_object_and_the_rest_goes_on(stage:
     assert came <= fault.met - met + 3, "nothing else is written meanwhile"
     fault.times = 0
     stage.settled()
+
+
+def noticed(operator: RunningOperator) -> bool:
+    """Whether its election has seen versions go back."""
+    return any(it["event"] == "registry-went-back" and "newest" in it for it in operator.events)
+
+
+def test_a_cluster_that_is_made_after_an_older_state_was_restored_is_looked_after(stage: Stage) -> None:
+    """Its versions are below those that watches had come to: they would tell of it when it is gone, or never."""
+    running, store = stage.operator(lease_seconds=10), stage.server.store
+    stage.create(nodes=1, replicas=1)
+    stage.settled()
+    standby = stage.operator(lease_seconds=10)
+    stage.until(lambda: [it for it in standby.events if it["event"] == "operator-stands-by"])
+    backup = store.backup()
+    with store.lock:
+        store.version += 10_000  # by writes of others
+    began_s = time.monotonic()
+    stage.patch("delayclusters", "shop", {"metadata": {"annotations": {"seen": "late"}}})
+    heard = store.version
+    stage.until(lambda: stage.server.requests("GET", "/delayclusters/shop", began_s))
+    renewals = f"/leases/{LEASE.rpartition('/')[2]}"
+    stage.until(lambda: len(stage.server.requests("PATCH", renewals, began_s)) > 1)  # the standby has heard of one
+    store.restore(backup)
+    stage.server.break_watches()
+    stage.create("other", nodes=1, replicas=1)
+    stage.settled("other")
+    assert store.version < heard, "a watch from there would have told of nothing yet"
+    stage.until(lambda: noticed(running) and noticed(standby))
 
 
 def told_and_mended(stage: Stage, fault: Fault, words: str) -> None:

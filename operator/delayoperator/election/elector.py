@@ -1,6 +1,6 @@
 """Holds the Lease of the election while it can, in a thread of its own, or waits for it.
 
-    election = LeaderElection(client, "delaycluster-system/delaycluster", identity, on_change, log)
+    election = LeaderElection(client, "delaycluster-system/delaycluster", identity, on_change, on_rollback, log)
     election.start(); election.tenure(); election.release()
 
 The Lease has `spec.holderIdentity`, `renewTime` and so on, as client-go's: `kubectl get lease` shows who leads. A
@@ -62,7 +62,8 @@ def read_lease(body: Json) -> ElectionLease:
 class LeaderElection:
     """client: with no fence of its own, since it is what the fence asks; stays the caller's to close.
 
-    place: the Lease, as NAMESPACE/NAME. on_change: called from the thread after a tenure began or ended.
+    place: the Lease, as NAMESPACE/NAME. on_change: called from the thread after a tenure began or ended. on_rollback:
+    likewise once the API server has an older state than before.
     """
 
     def __init__(
@@ -71,17 +72,19 @@ class LeaderElection:
         place: str,
         identity: str,
         on_change: Callable[[], object],
+        on_rollback: Callable[[], object],
         log: Log,
         times: ElectionTimes | None = None,
         monotonic_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self.identity = identity
-        self._client, self._on_change, self._log = client, on_change, log
+        self._client, self._on_change, self._on_rollback, self._log = client, on_change, on_rollback, log
         self._namespace, _, self._name = place.partition("/")
         self._times = times or ElectionTimes()
         self._now_ms = monotonic_ms
         self._sight, self._tenure = LeaseSight(), Tenure(self._times)
         self._lease: ElectionLease | None = None  # as it was seen last
+        self._newest = 0  # the version that the API server had last
         self._told: str | None = None  # what the log was told last
         self.fault: str | None = None  # why nothing is known of the Lease
         self._stop = threading.Event()
@@ -161,8 +164,17 @@ class LeaderElection:
                 raise
             self._lease = None
         else:
-            self._lease = read_lease(body)
+            self._lease = self._checked(read_lease(body))
         return self._lease
+
+    def _checked(self, lease: ElectionLease) -> ElectionLease:
+        """As the API server has it now. Versions only grow, unless etcd was restored from an older state."""
+        version, newest = int(lease.version), self._newest
+        self._newest = version
+        if version < newest:
+            self._log({"event": "registry-went-back", "version": version, "newest": newest})
+            self._on_rollback()
+        return lease
 
     def _hold(self, lease: ElectionLease | None, step: LeaseStep) -> None:
         """Writes that it is ours. Raises RequestUnanswered, ApiRejected: then it may be anybody's, and is read anew."""
@@ -179,9 +191,9 @@ class LeaderElection:
             meta = {"name": self._name, "namespace": self._namespace}
             body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta, "spec": spec}
             answer = self._client.post(LEASE.path(self._namespace), body, BY, self._request_s)
-            self._lease = read_lease(answer)
+            self._lease = self._checked(read_lease(answer))
         else:
-            self._lease = self._write(lease, spec)
+            self._lease = self._checked(self._write(lease, spec))
 
     def _write(self, lease: ElectionLease, spec: Json) -> ElectionLease:
         patch = {"metadata": {"resourceVersion": lease.version}, "spec": spec}
@@ -198,6 +210,7 @@ class LeaderElection:
             for event in stream if not self._stop.is_set() else ():
                 if event.get("type") in ("ADDED", "MODIFIED"):
                     seen = read_lease(event["object"])
+                    self._newest = max(self._newest, int(seen.version))
                 elif event.get("type") != "BOOKMARK":
                     return event.get("type") == "DELETED"
                 unchanged_ms = self._sight.unchanged_ms(seen.version, self._now_ms())
