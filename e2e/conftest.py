@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from e2e.harness import acts
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.diagnose import describe
 from e2e.harness.helm import Release, default_image, rebalance_image
@@ -154,6 +155,16 @@ def namespace(kube: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
     kube.namespace(name)
     yield name
     kube("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def acted(operator: Release, kube: Kubectl, namespace: str) -> ClusterUnderTest:
+    """A cluster of the scenario's own, with acts.MESSAGES pending."""
+    cluster = ClusterUnderTest(kube, "acts", namespace)
+    cluster.apply(**acts.SPEC)
+    cluster.wait_whole()
+    acts.send(cluster)
+    return cluster
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or 
     kubelab cut-node N | join-node N           unplug a node's network cable, and plug it back in
     kubelab cut-api N | join-api N             cut a node and its pods from the API server only
     kubelab freeze COMPONENT | thaw COMPONENT  SIGSTOP / SIGCONT of kube-apiserver, etcd, ...
+    kubelab save-etcd | restore-etcd           keep etcd's files, and put them back: an older state of all objects
     kubelab down                   stop everything and delete the state
 
 Root on Debian 12 is needed. KUBELAB_HOME: the state (/var/lib/kubelab).
@@ -53,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
         command(harm.__name__.replace("_", "-"), harm, "index").add_argument("index", type=int)
     for harm_component in (faults.freeze, faults.thaw):
         command(harm_component.__name__, harm_component, "component").add_argument("component")
+    command("save-etcd", faults.save_etcd)
+    command("restore-etcd", faults.restore_etcd)
     command("down", lifecycle.down)
     return found
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.settings import CONTROL_PLANE, PLACES, node_name
-from e2e.cluster.shell import Word, out, sh
+from e2e.cluster.shell import Word, out, sh, wait_for
+
+FIRST = ("etcd", "coredns")  # one of them runs as long as there is a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class Host:
     def send_signal(self, process: str, number: signal.Signals) -> None:
         os.kill(int(self.pidfile(process).read_text()), number)
 
+    def kill(self, process: str) -> None:
+        """SIGKILL; returns when it has ended."""
+        pidfile = self.pidfile(process)
+        program = Path("/proc", pidfile.read_text(), "exe")  # a zombie has none that can be followed
+        self.send_signal(process, signal.SIGKILL)
+        wait_for(f"the end of {process}", lambda: not program.exists())
+        pidfile.unlink()
+
     def power_off(self) -> None:
         """kill -9 of every process in the namespace, and of the containers, which have namespaces of their own."""
         found = set(out("ip", "netns", "pids", self.name, check=False).split())
@@ -111,10 +121,10 @@ def known_nodes() -> list[int]:
 
 
 def _machine_mounts() -> str:
-    """nsenter's option for the mounts that the cluster's first process, etcd, was started among."""
-    first = control_plane_host()
-    pid = first.pidfile("etcd").read_text() if first.runs("etcd") else "self"
-    return f"--mount=/proc/{pid}/ns/mnt"
+    """nsenter's option for the mounts that the cluster's first processes were started among."""
+    host = control_plane_host()
+    pids = (host.pidfile(process).read_text() for process in FIRST if host.runs(process))
+    return f"--mount=/proc/{next(pids, 'self')}/ns/mnt"
 
 
 def _descendants(pids: list[str]) -> list[str]:

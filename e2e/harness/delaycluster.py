@@ -47,6 +47,11 @@ class Shard:
         )
 
     @property
+    def surplus(self) -> bool:
+        """Kept, though no topic asks for it."""
+        return any(condition.startswith("Surplus/") for condition in self.conditions)
+
+    @property
     def faults(self) -> list[str]:
         if self.epoch == 0 or self.serving_epoch != self.epoch:
             return [f"{self.name}: epoch {self.epoch} of {self.master}, serving {self.serving_epoch} {self.conditions}"]

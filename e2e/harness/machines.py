@@ -63,6 +63,13 @@ class Kubelab:
     def thaw_api(self) -> None:
         self._do("thaw", "kube-apiserver")
 
+    def save_etcd(self) -> None:
+        self._do("save-etcd")
+
+    def restore_etcd(self) -> None:
+        """All objects are as they were when etcd was saved; pods, volumes and processes are not."""
+        self._do("restore-etcd")
+
     def ctr(self, node: str, *argv: str) -> str:
         return run(("ctr", "-a", f"/run/kubelab/{node}/containerd.sock", "-n", "k8s.io", *argv), seconds=HARM_SECONDS)
 

@@ -1,108 +1,43 @@
-"""What people do to objects while the volumes are whole: 10,000 messages are pending before and after."""
+"""What people do to objects while the volumes are whole: 10,000 messages are pending before, and all are delivered."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
-from e2e.harness.delaycluster import LABEL, ClusterUnderTest
+from e2e.harness.acts import (
+    GONE_SECONDS,
+    MESSAGES,
+    SPEC,
+    adopt,
+    bare,
+    bind,
+    check_all_is_there,
+    delete,
+    keep_volumes,
+    pending,
+    says,
+    send,
+    shard_objects,
+    uids,
+    unbind,
+)
+from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import Release
-from e2e.harness.kubectl import Kubectl, Object, wait_until
+from e2e.harness.kubectl import Kubectl, wait_until
 
-LATER, SOON = 9_500, 500
-SOON_SECONDS = 120
-GONE_SECONDS = 120.0
-SPEC: dict[str, Any] = {
-    "nodes": 3, "replicas": 2, "storage": {"size": "1Gi"}, "topics": [{"name": "orders", "queues": 4}],
-}  # fmt: skip
 LIST_SHARDS = "import os; print([it for it in os.listdir('/data/shards') if not it.startswith('.')])"
 CRDS = tuple(f"{kind}.delaycluster.io" for kind in ("delayclusters", "delayshards", "delayrebalances"))
 
-
-def in_pod(cluster: ClusterUnderTest, *argv: str) -> str:
-    to = ("--endpoint", cluster.endpoint, "--json")
-    pod = f"{cluster.name}-0"
-    return cluster.kube(
-        "exec", pod, "--namespace", cluster.namespace, "--", "delayctl", *argv, *to, seconds=SOON_SECONDS + 60
-    )
-
-
-def pending(cluster: ClusterUnderTest) -> int:
-    return len(in_pod(cluster, "pending", "orders", "--limit", "0").splitlines())
-
-
-@pytest.fixture
-def acted(operator: Release, kube: Kubectl, namespace: str) -> ClusterUnderTest:
-    """A cluster of the scenario's own, with LATER messages due in an hour and SOON ones due in SOON_SECONDS."""
-    cluster = ClusterUnderTest(kube, "acts", namespace)
-    cluster.apply(**SPEC)
-    cluster.wait_whole()
-    soon = datetime.now(UTC) + timedelta(seconds=SOON_SECONDS)
-    in_pod(cluster, "produce", "orders", "--count", str(LATER), "--delay", "1h")
-    in_pod(cluster, "produce", "orders", "--count", str(SOON), "--at", soon.isoformat(timespec="milliseconds"))
-    assert pending(cluster) == LATER + SOON
-    return cluster
-
-
-def uids(cluster: ClusterUnderTest) -> dict[str, str]:
-    found = cluster.kube.list("delayshards", cluster.namespace, f"delaycluster.io/cluster={cluster.name}")
-    return {shard["metadata"]["name"]: shard["spec"]["uid"] for shard in found}
-
-
-def bare(found: Object) -> Object:
-    """As a backup has it: without owners, status and what the API server gave it."""
-    kept = {key: found["metadata"][key] for key in ("name", "namespace", "labels") if key in found["metadata"]}
-    return {**{key: found[key] for key in ("apiVersion", "kind", "spec")}, "metadata": kept}
-
-
-def shard_objects(cluster: ClusterUnderTest) -> list[Object]:
-    return cluster.kube.list("delayshards", cluster.namespace, f"{LABEL}={cluster.name}")
-
-
-def keep_volumes(cluster: ClusterUnderTest) -> list[Object]:
-    """The nodes' claims. Their volumes outlive them from now on."""
-    claims = list(cluster.claims().values())
-    for claim in claims:
-        kept = {"spec": {"persistentVolumeReclaimPolicy": "Retain"}}
-        cluster.kube.patch("persistentvolume", claim["spec"]["volumeName"], kept)
-    return claims
-
-
-def bind(cluster: ClusterUnderTest, claims: list[Object]) -> None:
-    """Give the volumes of these claims, which are gone, to nodes of this cluster."""
-    for claim in claims:
-        ordinal, volume = claim["metadata"]["name"].rpartition("-")[2], claim["spec"]["volumeName"]
-        mine = bare(claim)
-        mine["metadata"]["name"] = f"data-{cluster.name}-{ordinal}"
-        mine["metadata"]["namespace"] = cluster.namespace
-        mine["metadata"]["labels"] = {**mine["metadata"]["labels"], LABEL: cluster.name}
-        free = {"claimRef": {"namespace": cluster.namespace, "name": mine["metadata"]["name"]}}
-        cluster.kube.patch("persistentvolume", volume, {"spec": {"claimRef": None}})
-        cluster.kube.patch("persistentvolume", volume, {"spec": free})
-        cluster.kube.apply(mine, namespace=cluster.namespace)
-
-
-def check_all_is_there(cluster: ClusterUnderTest, before: dict[str, str]) -> dict[str, float]:
-    """Wait until the cluster is whole again, with the same shards and every message. Returns figures."""
-    whole = cluster.wait_whole()
-    assert uids(cluster) == before, "the shards are the ones that the volumes have, and no new ones"
-    found = pending(cluster)
-    assert found >= LATER
-    consume = ("consume", "orders", "--group", "g", "--count", str(SOON), "--timeout", str(SOON_SECONDS + 30))
-    got = [json.loads(line) for line in in_pod(cluster, *consume).splitlines()]
-    assert len(got) == SOON
-    assert pending(cluster) == LATER
-    return {"whole_s": round(whole, 1), "pending_before": LATER + SOON, "pending_after": found, "delivered": len(got)}
+Figure = Callable[..., None]
 
 
 @pytest.mark.quick
 def test_a_cluster_that_is_deleted_and_applied_again_has_its_messages(
-    acted: ClusterUnderTest, kube: Kubectl, figure: Callable[..., None]
+    acted: ClusterUnderTest, kube: Kubectl, figure: Figure
 ) -> None:
     """First the objects of its shards are deleted, then everything but the volumes."""
     before = uids(acted)
@@ -111,14 +46,13 @@ def test_a_cluster_that_is_deleted_and_applied_again_has_its_messages(
     wait_until("the shards are made again", lambda: [] if uids(acted) == before else ["not yet"], GONE_SECONDS)
     acted.wait_whole()
     figure(act="delete delayshards", whole_s=round(time.monotonic() - began, 1), pending_after=pending(acted))
-    acted.delete()
-    wait_until("its pods are gone", lambda: sorted(acted.pods()), GONE_SECONDS)
+    delete(acted)
     acted.apply(**SPEC)
     figure(act="delete and apply", **check_all_is_there(acted, before))
 
 
 def test_an_uninstalled_operator_and_deleted_definitions_cost_no_message(
-    acted: ClusterUnderTest, operator: Release, kube: Kubectl, figure: Callable[..., None]
+    acted: ClusterUnderTest, operator: Release, kube: Kubectl, figure: Figure
 ) -> None:
     before = uids(acted)
     operator.uninstall()
@@ -129,31 +63,21 @@ def test_an_uninstalled_operator_and_deleted_definitions_cost_no_message(
     figure(act="uninstall and reinstall", **check_all_is_there(acted, before))
 
 
-def test_volumes_that_may_not_be_adopted_wait_for_a_persons_word(
-    acted: ClusterUnderTest, figure: Callable[..., None]
-) -> None:
+def test_volumes_that_may_not_be_adopted_wait_for_a_persons_word(acted: ClusterUnderTest, figure: Figure) -> None:
     """As docs/operations.md has it under OrphanedCopies."""
     before = uids(acted)
-    acted.delete()
-    wait_until("its pods are gone", lambda: sorted(acted.pods()), GONE_SECONDS)
+    delete(acted)
     acted.apply(**SPEC, bootstrap={"volumes": "Refuse"})
-
-    def unsaid() -> list[str]:
-        degraded = acted.condition("Degraded")
-        return [] if degraded.get("reason") == "OrphanedCopies" else [f"Degraded: {degraded}"]
-
-    wait_until("the condition says what waits", unsaid, GONE_SECONDS)
+    said = says(acted, "bootstrap.volumes is Refuse")
+    assert acted.condition("Degraded")["reason"] == "OrphanedCopies"
     assert uids(acted) == {}
-    assert "bootstrap.volumes is Refuse" in acted.condition("Degraded")["message"]
     orphans = [json.loads(line) for line in acted.delayctl("nodes", "orphans", "--json").splitlines()]
     assert {it["uid"] for it in orphans} == {f"{int(uid):016x}" for uid in before.values()}
-    acted.delayctl("adopt", "--yes")
-    figure(act="refuse, then adopt", **check_all_is_there(acted, before))
+    adopt(acted)
+    figure(act="refuse, then adopt", said_s=said, **check_all_is_there(acted, before))
 
 
-def test_a_namespace_that_is_restored_has_its_messages(
-    acted: ClusterUnderTest, kube: Kubectl, figure: Callable[..., None]
-) -> None:
+def test_a_namespace_that_is_restored_has_its_messages(acted: ClusterUnderTest, kube: Kubectl, figure: Figure) -> None:
     """The volumes, then the DelayCluster, then its DelayShards without owner and status, as backup tools restore them
     while the operator runs."""
     before, shards, claims = uids(acted), shard_objects(acted), keep_volumes(acted)
@@ -166,13 +90,73 @@ def test_a_namespace_that_is_restored_has_its_messages(
     figure(act="namespace restored", **check_all_is_there(acted, before))
 
 
+def test_volumes_under_another_clusters_name_wait_for_a_persons_word(
+    acted: ClusterUnderTest, kube: Kubectl, figure: Figure
+) -> None:
+    """As docs/operations.md has it under OrphanedCopies."""
+    before = uids(acted)
+    other = ClusterUnderTest(kube, "moved", acted.namespace)
+    bind(other, unbind(acted))
+    other.apply(**SPEC)
+    said = says(other, f"of {acted.name}, and this is cluster {other.name}")
+    assert shard_objects(other) == []
+    adopt(other, *(name.removeprefix(f"{acted.name}.") for name in sorted(before)))
+    renamed = {name.replace(acted.name, other.name): uid for name, uid in before.items()}
+    figure(act="another cluster's name, then adopt", said_s=said, **check_all_is_there(other, renamed))
+
+
+def test_of_two_histories_on_different_volumes_a_person_chooses_one(acted: ClusterUnderTest, figure: Figure) -> None:
+    """As docs/operations.md has it under OrphanedCopies. A full volume comes back beside those of a cluster that was
+    made anew meanwhile, under the same name."""
+    spec = {**SPEC, "replicas": 3}  # every volume has all shards
+    acted.apply(**spec)
+    acted.wait_whole()
+    before, full = uids(acted), unbind(acted)
+    acted.apply(**spec)
+    acted.wait_whole()
+    send(acted, 3)
+    other = uids(acted)
+    bind(acted, [full[0], *unbind(acted)[1:]])
+    acted.apply(**spec)
+    said = says(acted, "histories, and only one can go on")
+    assert uids(acted) == {}
+    for name, uid in sorted(before.items()):
+        adopt(acted, name.removeprefix(f"{acted.name}."), "--uid", f"{int(uid):016x}")
+    figure(act="two histories, one adopted", said_s=said, **check_all_is_there(acted, before))
+    purged = 0
+    for uid in other.values():
+        orphans = [json.loads(line) for line in acted.delayctl("nodes", "orphans", "--json").splitlines()]
+        ours = [it["pending"] for it in orphans if it["uid"] == f"{int(uid):016x}"]
+        purged += max(ours)
+        acted.delayctl("nodes", "orphans", "--purge", f"{int(uid):016x}", "--pending", str(max(ours)))
+    assert purged == 3
+    assert acted.delayctl("nodes", "orphans", "--json") == ""
+
+
+def test_a_prune_by_a_gitops_tool_costs_no_message(acted: ClusterUnderTest, kube: Kubectl, figure: Figure) -> None:
+    """Argo CD takes what has its application's label for the application's, and deletes it in the foreground. Here the
+    application is called as the cluster is, so the label is on the cluster's own objects as well."""
+    label = f"app.kubernetes.io/instance={acted.name}"
+    before, claims = uids(acted), {claim["metadata"]["uid"] for claim in acted.claims().values()}
+    kube("label", "delaycluster", acted.name, label, "--namespace", acted.namespace)
+    kinds = kube("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name").split()
+    foreground = ("--selector", label, "--cascade=foreground", f"--timeout={GONE_SECONDS:g}s")
+    kube("delete", ",".join(kinds), "--namespace", acted.namespace, *foreground, seconds=GONE_SECONDS + 10)
+    wait_until("its pods are gone", lambda: sorted(acted.pods()), GONE_SECONDS)
+    assert not kube.exists("delaycluster", acted.name, acted.namespace)
+    assert shard_objects(acted) == []
+    assert {claim["metadata"]["uid"] for claim in acted.claims().values()} == claims
+    acted.apply(**SPEC)
+    figure(act="pruned, then applied again", **check_all_is_there(acted, before))
+
+
 def test_a_removed_topic_gives_its_disk_back_once_its_pending_count_is_typed(
-    acted: ClusterUnderTest, figure: Callable[..., None]
+    acted: ClusterUnderTest, figure: Figure
 ) -> None:
     """As docs/operations.md has it under TopicRemoved."""
     acted.apply(**{**SPEC, "topics": []})
     wait_until("the shards are surplus", lambda: [it.name for it in acted.shards() if not it.conditions], GONE_SECONDS)
-    acted.delayctl("shards", "retire", "--topic", "orders", "--pending", str(LATER + SOON))
+    acted.delayctl("shards", "retire", "--topic", "orders", "--pending", str(MESSAGES))
     assert shard_objects(acted) == []
     orphans = acted.delayctl("nodes", "orphans", "--json")
     assert orphans == ""
@@ -182,4 +166,4 @@ def test_a_removed_topic_gives_its_disk_back_once_its_pending_count_is_typed(
         listed = ("exec", name, "--namespace", acted.namespace, "--", "python", "-c", LIST_SHARDS)
         left[node] = acted.kube(*listed).strip()
     assert set(left.values()) == {"[]"}
-    figure(act="topic removed, then retired", pending_before=LATER + SOON, directories_left=0)
+    figure(act="topic removed, then retired", pending_before=MESSAGES, directories_left=0)
