@@ -28,7 +28,7 @@ import kopf
 from aiohttp import web
 from delayapi import address
 from delayapi.events import EventLog
-from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
+from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference, SharedWatches
 from delayregistry.port import Registry
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -115,6 +115,7 @@ class Operator:
         )
         self._transport = kube_transport(credentials, self._leads)
         self._client = KubeClient(credentials, FIELD_MANAGER, may_write=self._leads)
+        self._shared = SharedWatches(self._client, options.namespaces, log)
         self.api = Api(self._transport)
         namespace, _, release = options.lease.partition("/")
         self._settings = workers or WorkerSettings(options.image, options.rebalance_image)
@@ -138,6 +139,7 @@ class Operator:
             stop.set()
             await released
             await asyncio.to_thread(self.clusters.stop)
+            self._shared.close()
             await runner.cleanup()
             for client in (self._transport, self._client, self._unfenced):
                 client.close()
@@ -194,8 +196,11 @@ class Operator:
     def _new_worker(self, namespace: str, name: str) -> Worker:
         return Worker(namespace, name, self.api, self._open_registry, self._settings, self._log, self._claims)
 
-    def _open_registry(self, namespace: str, name: str, uid: str) -> Registry:
-        return KubeRegistry(self._client, namespace, name, OwnerReference(name, uid), log=self._log)
+    def _open_registry(self, namespace: str, name: str, uid: str, on_change: Callable[[], None]) -> Registry:
+        owner = OwnerReference(name, uid)
+        return KubeRegistry(
+            self._client, namespace, name, owner, log=self._log, on_change=on_change, shared=self._shared
+        )
 
     async def _serve_http(self) -> web.AppRunner:
         metrics = registry_of(OperatorCollector(self.clusters, self.api, self._leads))

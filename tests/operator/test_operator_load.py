@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from itertools import count
 from typing import Any
 
 import pytest
 from delayoperator.kube.reconcile import ClusterReconciler, ReconcileResult
 from delayoperator.kube.worker import MIN_PAUSE_S, Worker
+from delayregistry.kube import KubeRegistry
 
 from tests.kube import fakekinds
 from tests.operator.stage import NAMESPACE, Stage
@@ -106,3 +109,36 @@ def test_what_changes_during_a_round_is_looked_at_after_it(stage: Stage, monkeyp
     monkeypatch.setattr(ClusterReconciler, "reconcile", changing)
     worker.wake()
     stage.until(lambda: worker.rounds >= rounds + 2, timeout_s=20)
+
+
+def test_a_further_cluster_costs_two_threads_and_no_watch(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker and its failover loop, which is told of changes and does not look for them."""
+    stage.operator()
+    names = ["one", "two", "three"]
+    stage.create(names[0], topics=[ORDERS])
+    stage.settled(names[0])
+    watches, threads = stage.server.open_watches, own_threads()
+    for name in names[1:]:
+        stage.create(name, topics=[ORDERS])
+    for name in names[1:]:
+        stage.settled(name)
+    stage.until(lambda: stage.server.open_watches == watches)
+    more = [f"cluster-default/{name}" for name in names[1:]] + ["shards"] * 2
+    stage.until(lambda: own_threads() == sorted([*threads, *more]), own_threads)
+    looks, version = count(), KubeRegistry.version
+
+    def counted(registry: KubeRegistry) -> int:
+        next(looks)
+        return version(registry)
+
+    monkeypatch.setattr(KubeRegistry, "version", counted)
+    began_s = time.monotonic()
+    time.sleep(3)
+    a_second = next(looks) / (time.monotonic() - began_s)
+    assert a_second <= 8 * len(names), "two a round of the loop, twice a second; one a second for the other objects"
+
+
+def own_threads() -> list[str]:
+    """The names of the operator's threads, gRPC's and the event loop's left out."""
+    ours = ("cluster-", "shards", "watch ", "registry-write")
+    return sorted(it.name for it in threading.enumerate() if it.name.startswith(ours))

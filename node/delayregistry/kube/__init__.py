@@ -14,24 +14,27 @@ Every write but a creation is a JSON merge patch of the writer's own fields with
 named stays: fields of a later release, a person's labels. Version = resourceVersion.
 
     client = KubeClient(Credentials.from_environment(), agent="delaycluster-operator")       # one per process
-    registry = KubeRegistry(client, namespace, cluster, owner=OwnerReference(cluster, uid))  # one per cluster
+    shared = SharedWatches(client, (), log)                                                  # one per process
+    registry = KubeRegistry(client, namespace, cluster, owner=OwnerReference(cluster, uid), shared=shared)
     ControlLoop(registry, ..., writers=32)                                                   # up to 32 writes at a time
-    registry.close(); client.close()
+    registry.close(); shared.close(); client.close()
 
 Leases and ConfigMap are applied by the operator with a cluster's other objects (`delayoperator/resources`).
 
-With an `owner` this is the operator's registry: what it creates goes with the owner, a lease that does not move is read
-consistently (a stale list would look like deaths), its writes are the operator's. Without one it is a node's: leases
-come from a watch, or from the API server's memory, and a spec that a person deleted is kept until there is another.
+Client and watches are a process's, the registry is a cluster's. With an `owner` this is the operator's registry: what
+it creates goes with the owner, a lease that does not move is read consistently (a stale list would look like deaths),
+its writes are the operator's. Without one it is a node's: leases come from a watch, or from the API server's memory,
+and a spec that a person deleted is kept until there is another.
 
 Two watches in threads of their own (`watch.py`, `mirror.py`) follow the shards and the spec from the first call on;
 `version()` counts what they told, and what this process wrote itself. A DelayShard that can't be read is said in the
 log and left alone: it stays listed as it last could be read, or not at all, and every write to it is a conflict. A
-third one follows the leases (`leases.py`), from the first renewal on, or the operator's first look.
+third one follows the leases (`leases.py`), from the first renewal on, or the operator's first look. An operator gives
+all its registries the same three (`cluster_watches.py`).
 
 Costs, in requests a second: a node renews its lease (0.74 with the default lease of 3 s) and begins two watches anew
-(0.22); an operator whose nodes all live has the two watches. While a node is silent it probes, and lists the leases, as
-often as the control loop asks (2 a second each).
+(0.22); an operator whose nodes all live has the watches, whatever the number of its clusters. While a node is silent it
+probes, and lists the leases, as often as the control loop asks (2 a second each).
 """
 
 from __future__ import annotations
@@ -40,11 +43,12 @@ import os
 
 from delayregistry.kube.adapter import KubeRegistry
 from delayregistry.kube.client import Credentials, KubeClient
+from delayregistry.kube.cluster_watches import SharedWatches
 from delayregistry.kube.names import NODE_MANAGER, OwnerReference
 from delayregistry.model import ClusterObject
 from delayregistry.port import RegistryError, RegistryUnavailable
 
-__all__ = ["Credentials", "KubeClient", "KubeRegistry", "OwnerReference", "open_for_node"]
+__all__ = ["Credentials", "KubeClient", "KubeRegistry", "OwnerReference", "SharedWatches", "open_for_node"]
 
 
 class _NodesRegistry(KubeRegistry):

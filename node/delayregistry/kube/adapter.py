@@ -12,11 +12,12 @@ from delayapi.events import EventLog
 from delayregistry.codec import BadRecord
 from delayregistry.kube import objects
 from delayregistry.kube.client import ApiRejected, KubeClient, RequestUnanswered
+from delayregistry.kube.cluster_watches import ClusterWatches, OwnWatches, SharedWatches
 from delayregistry.kube.leases import LeaseFollower
 from delayregistry.kube.mirror import Mirror
 from delayregistry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names, OwnerReference
 from delayregistry.kube.objects import at_version
-from delayregistry.kube.watch import GRACE_S, WATCH_S, ObjectWatch
+from delayregistry.kube.watch import GRACE_S, WATCH_S
 from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
 
@@ -36,8 +37,10 @@ class KubeRegistry:
     """See the package. owner: whose the objects are that are created; given, this is the operator's registry.
 
     pod_uid: of this process's pod. manager: who is said to write, if neither a node nor the operator does. log: gets
-    events, from other threads; otherwise they go to stderr as JSON lines. watch_s, grace_s: see kube/watch.py. The
-    client stays the caller's to close.
+    events, from other threads; otherwise they go to stderr as JSON lines. on_change: called, likewise, when version()
+    has grown. shared: follows the objects; without it the
+    registry has watches of its own, and watch_s, grace_s are theirs (kube/watch.py). The client stays the caller's to
+    close.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class KubeRegistry:
         pod_uid: str = "",
         manager: str | None = None,
         log: Log | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        shared: SharedWatches | None = None,
         watch_s: float = WATCH_S,
         grace_s: float = GRACE_S,
     ) -> None:
@@ -57,19 +62,13 @@ class KubeRegistry:
         self._names = names = Names(namespace, cluster)
         self._log: Log = log or EventLog()
         self._by = {"fieldManager": manager or (OPERATOR_MANAGER if owner is not None else NODE_MANAGER)}
-        self._shards = Mirror(lambda obj: objects.read_shard(names, obj), self._unreadable("DelayShard"))
-        self._settings = Mirror(objects.read_settings, self._unreadable("ConfigMap"))
-        self._watches = (
-            ObjectWatch(
-                client, names.shards, {"labelSelector": names.selector}, self._shards, self._say,
-                watch_s=watch_s, grace_s=grace_s,
-            ),
-            ObjectWatch(
-                client, names.config_maps, {"fieldSelector": f"metadata.name={names.settings}"}, self._settings,
-                self._say, fetch=self._fetch_settings, watch_s=watch_s, grace_s=grace_s,
-            ),
-        )  # fmt: skip
-        self._followed = LeaseFollower(client, names, self._lease, self._say, watch_s, grace_s)
+        self._shards = Mirror(lambda obj: objects.read_shard(names, obj), self._unreadable("DelayShard"), on_change)
+        self._settings = Mirror(objects.read_settings, self._unreadable("ConfigMap"), on_change)
+        follow: ClusterWatches = (
+            OwnWatches(client, names, self._say, watch_s, grace_s) if shared is None else shared.of(names)
+        )
+        self._watches = follow.shards(self._shards), follow.settings(self._settings)
+        self._followed = LeaseFollower(self._lease, follow.leases)
         self._starting = threading.Lock()
         self._started = self._following = self._closed = False
         self._sorted: tuple[Mapping[str, ShardObject], tuple[ShardObject, ...]] = ({}, ())
@@ -290,15 +289,6 @@ class KubeRegistry:
         for watch in self._watches:
             if not watch.wait_synced(SYNC_S):
                 raise RegistryUnavailable(f"nothing was heard from the API server yet: {watch.fault}")
-
-    def _fetch_settings(self) -> list[Json]:
-        """One object by its name, which a node may read, where it may list none."""
-        try:
-            return [self._client.get(f"{self._names.config_maps}/{self._names.settings}")]
-        except ApiRejected as error:
-            if error.missing != self._names.settings:
-                raise
-            return []
 
     def _create(self, what: str, path: str, body: Json, mirror: Mirror[Any]) -> Version:
         try:

@@ -18,9 +18,7 @@ import urllib3
 
 CONNECT_S = 2.0
 READ_S = 3.0
-CONNECTIONS = (
-    40  # kept: 32 threads for shards' requests, and one each for both watches, a node's renewals and its reads
-)
+CONNECTIONS = 40  # kept: 32 threads for shards' requests, the watches, a node's renewals and its reads
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"

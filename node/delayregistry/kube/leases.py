@@ -11,14 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from delayregistry.kube.client import KubeClient
 from delayregistry.kube.mirror import Json, Mirror
-from delayregistry.kube.names import Names
 from delayregistry.kube.objects import name_of
-from delayregistry.kube.watch import ObjectWatch, Say
+from delayregistry.kube.watch import Watch
 from delayregistry.model import NodeLease, Version
 
-LIVELY_WATCH_S = 300.0  # a silent one is given up all the same; to begin it anew would prove nothing more
 RETURN_S = 1.0  # an own renewal takes longer to come back by the watch: it lags, or is silent
 
 
@@ -29,26 +26,19 @@ class _FollowedLease:
 
 
 class LeaseFollower:
-    """Owns the watch. read: a lease's object to its value. From any thread."""
+    """Owns the watch. read: a lease's object to its value. watch: makes what fills a mirror. From any thread."""
 
     def __init__(
         self,
-        client: KubeClient,
-        names: Names,
         read: Callable[[Json], NodeLease | None],
-        say: Say,
-        watch_s: float,
-        grace_s: float,
+        watch: Callable[[Mirror[_FollowedLease]], Watch],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read_lease, self._monotonic_s = read, monotonic_s
         self._last: dict[str, _FollowedLease] = {}  # by the object's name; under the mirror's lock
         self._mirror: Mirror[_FollowedLease] = Mirror(self._read, lambda name, version, why: None)
         self._written: tuple[int, float] = (0, 0.0)  # the last own renewal: its version, and when it was answered
-        self.watch = ObjectWatch(
-            client, names.leases, {"labelSelector": names.selector}, self._mirror, say,
-            watch_s=watch_s, grace_s=grace_s, lively_watch_s=LIVELY_WATCH_S,
-        )  # fmt: skip
+        self.watch = watch(self._mirror)
 
     def leases(self) -> tuple[NodeLease, ...]:
         """By node id."""

@@ -33,12 +33,18 @@ class _Entry(Generic[T]):
 class Mirror(Generic[T]):
     """Safe to use from any thread. read: makes a value of an object; raises BadRecord.
 
-    unreadable: is told (name, version, why), under the mirror's lock.
+    unreadable: is told (name, version, why), and on_change that something has changed, under the mirror's lock.
     """
 
-    def __init__(self, read: Callable[[Json], T], unreadable: Callable[[str, str, str], None]) -> None:
+    def __init__(
+        self,
+        read: Callable[[Json], T],
+        unreadable: Callable[[str, str, str], None],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._read = read
         self._unreadable = unreadable
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry[T]] = {}
         self._heard = 0  # the watch has told everything up to this version
@@ -130,3 +136,4 @@ class Mirror(Generic[T]):
     def _changed(self) -> None:
         self._changes += 1
         self._values = None
+        self._on_change()

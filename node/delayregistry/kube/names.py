@@ -39,22 +39,26 @@ class OwnerReference:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one cluster's objects."""
+    """The names of one cluster's objects. Without a namespace, the paths are those of all namespaces."""
 
     namespace: str
     cluster: str
 
     @property
     def shards(self) -> str:
-        return f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/delayshards"
+        return f"/apis/{GROUP_VERSION}{self._inside}/delayshards"
 
     @property
     def leases(self) -> str:
-        return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+        return f"/apis/coordination.k8s.io/v1{self._inside}/leases"
 
     @property
     def config_maps(self) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/configmaps"
+        return f"/api/v1{self._inside}/configmaps"
+
+    @property
+    def _inside(self) -> str:
+        return f"/namespaces/{self.namespace}" if self.namespace else ""
 
     @property
     def settings(self) -> str:

@@ -17,10 +17,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from delayregistry.kube.client import ApiRejected, KubeClient, RequestUnanswered, WatchStream
-from delayregistry.kube.mirror import Mirror
 
 WATCH_S = 10.0
 GRACE_S = 3.0
@@ -34,6 +33,41 @@ Fetch = Callable[[], list[Json]]
 """The objects. Raises RequestUnanswered, ApiRejected."""
 
 
+class WatchSink(Protocol):
+    """What a watch tells; see Mirror."""
+
+    @property
+    def resume_version(self) -> str: ...
+
+    def apply_list(self, objects: list[Json], version: str | None, *, anew: bool = False) -> None: ...
+
+    def apply_event(self, kind: str, obj: Json) -> None: ...
+
+
+class Watch(Protocol):
+    """Keeps a mirror up to date from start() to stop(). From any thread."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def join(self, timeout_s: float) -> None:
+        """After stop(): returns when its thread has ended, or would take longer to."""
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        """Whether the mirror has been filled once; waits for it."""
+
+    def wait_running(self, timeout_s: float) -> bool:
+        """Whether the watch runs; waits for it."""
+
+    def out_s(self) -> float:
+        """For how long the watch has been known not to run; 0: it runs."""
+
+    @property
+    def fault(self) -> str:
+        """Why it does not run."""
+
+
 class ObjectWatch:
     """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back.
     lively_watch_s: a watch is asked to end after this time instead where the one before it told of something."""
@@ -43,7 +77,7 @@ class ObjectWatch:
         client: KubeClient,
         path: str,
         query: Mapping[str, str],
-        mirror: Mirror[Any],
+        mirror: WatchSink,
         log: Say,
         fetch: Fetch | None = None,
         watch_s: float = WATCH_S,
@@ -81,26 +115,21 @@ class ObjectWatch:
                 self._stream.abort()
 
     def join(self, timeout_s: float) -> None:
-        """After stop(): returns when the thread has ended, or would take longer to."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, timeout_s))
 
     def wait_synced(self, timeout_s: float) -> bool:
-        """Whether the mirror has been filled once; waits for it."""
         self._sync_resolved.wait(timeout_s)
         return self._synced
 
     def wait_running(self, timeout_s: float) -> bool:
-        """Whether the watch runs; waits for it."""
         return self._running.wait(timeout_s)
 
     def out_s(self) -> float:
-        """For how long the watch has been known not to run; 0: it runs."""
         return 0.0 if self._running.is_set() else time.monotonic() - self._out_since_s
 
     @property
     def fault(self) -> str:
-        """Why it does not run."""
         return self._fault or "the first list has not come yet"
 
     # ------------------------------------------------------------ the thread

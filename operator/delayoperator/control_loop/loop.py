@@ -111,7 +111,6 @@ class ControlLoop:
         self._paused, self._acts = paused, acts
         self._locations = locations
         self._pulse = pulse or LoopPulse(0, 0)
-        self._pool = ThreadPoolExecutor(writers, "registry-write") if writers > 1 else None
         self._probed_ms: int | None = None
         self._watch: LeaseWatch | None = None
         self._watched: tuple[int, int] = (0, 0)  # lease and replacement time of the watch, ms
@@ -150,11 +149,13 @@ class ControlLoop:
         poll_ms: int = POLL_MS,
         refresh_ms: int | None = None,
         wake: threading.Event | None = None,
+        told: bool = False,
     ) -> None:
         """Rounds until `stop`. A round that did something is followed by the next one at once.
 
         refresh_ms: between readings of the leases, where that costs the registry something: a change of the objects is
-        still seen within poll_ms. wake: set by the watches when something is new; cleared here.
+        still seen within poll_ms. wake: set by the watches when something is new; cleared here. told: that is so for
+        each change of the registry, which then is not looked at every poll_ms.
         """
         connected, refused = True, 0  # refused: rounds in a row that wrote in vain
         try:
@@ -172,16 +173,18 @@ class ControlLoop:
                 refused = refused + 1 if done.refused and not done.applied else 0
                 if done.applied == 0:
                     pause_ms = poll_ms << min(max(0, refused - 1), REFUSED_DOUBLINGS)
-                    self._rest(stop, pause_ms, max(refresh_ms or 0, pause_ms), wake or stop)
+                    self._rest(stop, pause_ms, max(refresh_ms or 0, pause_ms), wake or stop, told=told)
         finally:
             self._prober.close()
-            if self._pool is not None:
-                self._pool.shutdown()
 
-    def _rest(self, stop: threading.Event, poll_ms: int, refresh_ms: int, wake: threading.Event) -> None:
+    def _rest(self, stop: threading.Event, poll_ms: int, refresh_ms: int, wake: threading.Event, *, told: bool) -> None:
         until_s = time.monotonic() + refresh_ms / 1000
+        # What this loop wrote in vain is no news to the watches: it is looked at again soon.
+        wait_ms = refresh_ms if told and self._read_at is not None else poll_ms
         while not stop.is_set():
-            if wake.wait(poll_ms / 1000):
+            if wake.wait(wait_ms / 1000):
+                if told and self._has_news():
+                    stop.wait(poll_ms / 2_000)  # a burst of changes is one round
                 if wake is not stop:
                     wake.clear()
                 return
@@ -225,7 +228,7 @@ class ControlLoop:
         self._orphans = OrphanReport() if paused else report_orphans(self._cluster, answered)
         if paused:
             actions = [action for action in actions if isinstance(action, StartTerm | SetConditions)]
-        outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS)
+        outcomes = self._apply_all(self._cluster.name, actions, until_ms=now_ms + WRITING_MS) if actions else []
         self._stable_world = None if actions else world
         if "unknown" in outcomes:
             self._lost_contact()
@@ -267,12 +270,14 @@ class ControlLoop:
 
     def _apply_all(self, cluster: str, actions: Sequence[Action], until_ms: int) -> list[str]:
         outcomes: list[str] = []
-        for start in range(0, len(actions), self._writers):
-            some = actions[start : start + self._writers]
-            each = self._pool.map if self._pool is not None else map
-            outcomes += each(lambda action: self._apply(cluster, action), some)
-            if self._clock.monotonic_ms() >= until_ms:
-                break
+        # Threads that are not kept: an operator may have a hundred clusters, which have seldom something to write.
+        with ThreadPoolExecutor(self._writers, "registry-write") as pool:
+            each = pool.map if min(self._writers, len(actions)) > 1 else map
+            for start in range(0, len(actions), self._writers):
+                some = actions[start : start + self._writers]
+                outcomes += each(lambda action: self._apply(cluster, action), some)
+                if self._clock.monotonic_ms() >= until_ms:
+                    break
         return outcomes
 
     def _apply(self, cluster: str, action: Action) -> str:

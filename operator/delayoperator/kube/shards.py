@@ -34,7 +34,7 @@ class LoopCounts:
 
 class ShardsThread:
     """on_action: called after each action of the loop, from its threads. acts: whether it may write (ControlLoop).
-    fault: why the loop does not run just now."""
+    fault: why the loop does not run just now. The registry's opener calls look() with each of its changes."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ShardsThread:
                 pulse=self._pulse,
             )
             try:
-                self._loop.run(self._stop, refresh_ms=REFRESH_MS, wake=self._wake)
+                self._loop.run(self._stop, refresh_ms=REFRESH_MS, wake=self._wake, told=True)
                 return
             except Exception as error:  # a fault of ours: said in the status, and the loop begins anew
                 self.fault = f"{type(error).__name__}: {error}"

@@ -58,8 +58,8 @@ class WorkerSettings:
     dead_after_ms: int = DEAD_AFTER_MS  # an operator that has not renewed its Lease for so long loses its clusters
 
 
-OpenRegistry = Callable[[str, str, str], Registry]
-"""(namespace, cluster, the DelayCluster's uid) -> its registry."""
+OpenRegistry = Callable[[str, str, str, Callable[[], None]], Registry]
+"""(namespace, cluster, the DelayCluster's uid, what to call with each change) -> its registry."""
 
 
 class Worker:
@@ -291,7 +291,7 @@ class Worker:
     def _reconciler_of(self, uid: str) -> ClusterReconciler:
         if self._reconciler is None or self._reconciler.uid != uid:
             self._close()  # another one of this name: nothing of the former's is true of it
-            self._registry = self._open_registry(self.namespace, self.name, uid)
+            self._registry = self._open_registry(self.namespace, self.name, uid, self._registry_changed)
             chosen = self._settings
             rebalances = Rebalances(
                 self._api, self._registry, EventRecorder(self._api, chosen.clock, self._log), self.namespace, self.name,
@@ -315,6 +315,11 @@ class Worker:
         self._ends = []
         shards.start()
         self._shards = shards
+
+    def _registry_changed(self) -> None:
+        shards = self._shards
+        if shards is not None:
+            shards.look()
 
     def _problems(self) -> list[ClusterProblem]:
         fault = None if self._shards is None else self._shards.fault

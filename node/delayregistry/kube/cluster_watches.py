@@ -1,0 +1,279 @@
+"""How a registry follows its cluster's objects: by watches of its own, or by those that serve all of a process.
+
+A node has a watch of its own for each kind. An operator of a hundred clusters would have three hundred: as many threads
+and connections, each begun anew every ten seconds. So it follows each kind once, whatever the number of clusters. The
+API server chooses by the label that the objects of all clusters have; here each event goes to the mirror of its
+cluster, and a mirror that comes later is filled with what is known, without a request.
+
+    shared = SharedWatches(client, (), log)                        # of all namespaces
+    registry = KubeRegistry(client, namespace, cluster, owner, shared=shared)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from delayregistry.kube.client import ApiRejected, KubeClient
+from delayregistry.kube.mirror import Json, Mirror
+from delayregistry.kube.names import CLUSTER_LABEL, Names
+from delayregistry.kube.objects import name_of
+from delayregistry.kube.watch import GRACE_S, WATCH_S, ObjectWatch, Say, Watch
+
+LIVELY_WATCH_S = 300.0  # of leases. A silent one is given up all the same; to begin it anew would prove nothing more
+
+
+class ClusterWatches(Protocol):
+    """Makes what keeps a mirror of one cluster up to date, once that is started."""
+
+    def shards(self, mirror: Mirror[Any]) -> Watch: ...
+
+    def settings(self, mirror: Mirror[Any]) -> Watch: ...
+
+    def leases(self, mirror: Mirror[Any]) -> Watch: ...
+
+
+class OwnWatches:
+    """Of one cluster. watch_s, grace_s: see kube/watch.py."""
+
+    def __init__(
+        self, client: KubeClient, names: Names, log: Say, watch_s: float = WATCH_S, grace_s: float = GRACE_S
+    ) -> None:
+        self._client, self._names, self._log = client, names, log
+        self._watch_s, self._grace_s = watch_s, grace_s
+
+    def shards(self, mirror: Mirror[Any]) -> Watch:
+        query = {"labelSelector": self._names.selector}
+        return ObjectWatch(
+            self._client, self._names.shards, query, mirror, self._log, None, self._watch_s, self._grace_s
+        )
+
+    def settings(self, mirror: Mirror[Any]) -> Watch:
+        query, fetch = {"fieldSelector": f"metadata.name={self._names.settings}"}, self._fetch_settings
+        return ObjectWatch(
+            self._client, self._names.config_maps, query, mirror, self._log, fetch, self._watch_s, self._grace_s
+        )
+
+    def leases(self, mirror: Mirror[Any]) -> Watch:
+        return ObjectWatch(
+            self._client, self._names.leases, {"labelSelector": self._names.selector}, mirror, self._log, None,
+            self._watch_s, self._grace_s, LIVELY_WATCH_S,
+        )  # fmt: skip
+
+    def _fetch_settings(self) -> list[Json]:
+        """One object by its name, which a node may read, where it may list none."""
+        try:
+            return [self._client.get(f"{self._names.config_maps}/{self._names.settings}")]
+        except ApiRejected as error:
+            if error.missing != self._names.settings:
+                raise
+            return []
+
+
+class SharedWatches:
+    """Of all clusters of a process: three watches, or three in each of the `namespaces`, where those are named.
+
+    A watch begins when the first cluster needs it.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespaces: Sequence[str],
+        log: Say,
+        watch_s: float = WATCH_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        times = {"watch_s": watch_s, "grace_s": grace_s}
+        self._scopes: dict[str, tuple[SharedWatch, SharedWatch, SharedWatch]] = {}
+        for namespace in namespaces or ("",):
+            names = Names(namespace, "")
+            self._scopes[namespace] = (
+                SharedWatch(client, names.shards, log, **times),
+                SharedWatch(client, names.config_maps, log, **times),
+                SharedWatch(client, names.leases, log, lively_watch_s=LIVELY_WATCH_S, **times),
+            )
+
+    def of(self, names: Names) -> ClusterWatches:
+        scope = self._scopes.get("") or self._scopes[names.namespace]
+        return _Feeds(names, *scope)
+
+    def close(self) -> None:
+        for scope in self._scopes.values():
+            for shared in scope:
+                shared.close()
+
+
+class _Feeds:
+    """The ClusterWatches of one cluster."""
+
+    def __init__(self, names: Names, shards: SharedWatch, config_maps: SharedWatch, leases: SharedWatch) -> None:
+        self._names, self._shards, self._config_maps, self._leases = names, shards, config_maps, leases
+
+    def shards(self, mirror: Mirror[Any]) -> Watch:
+        return ClusterFeed(self._shards, self._names, mirror)
+
+    def settings(self, mirror: Mirror[Any]) -> Watch:
+        return ClusterFeed(self._config_maps, self._names, mirror, self._names.settings)
+
+    def leases(self, mirror: Mirror[Any]) -> Watch:
+        return ClusterFeed(self._leases, self._names, mirror)
+
+
+class ClusterFeed:
+    """What a SharedWatch tells of one cluster, into its mirror. name: of that object alone.
+
+    A mirror that fails is as one whose watch is out, and harms no other; it is filled anew with the next event.
+    """
+
+    def __init__(self, shared: SharedWatch, names: Names, mirror: Mirror[Any], name: str = "") -> None:
+        self._shared, self._mirror, self._name = shared, mirror, name
+        self.key = names.namespace, names.cluster
+        self._failed_s: float | None = None
+        self._failure = ""
+
+    def start(self) -> None:
+        self._shared.add(self)
+
+    def stop(self) -> None:
+        self._shared.remove(self)
+
+    def join(self, timeout_s: float) -> None:
+        """There is no thread of its own."""
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        return self._shared.watch.wait_synced(timeout_s)
+
+    def wait_running(self, timeout_s: float) -> bool:
+        return self._shared.watch.wait_running(timeout_s) and self._failed_s is None
+
+    def out_s(self) -> float:
+        failed_s = self._failed_s
+        return max(self._shared.watch.out_s(), 0.0 if failed_s is None else time.monotonic() - failed_s)
+
+    @property
+    def fault(self) -> str:
+        return self._failure if self._failed_s is not None else self._shared.watch.fault
+
+    # ------------------------------------------------------------ under the shared watch's lock
+    def apply_list(self, objects: Sequence[Json], version: str | None, *, anew: bool = False) -> None:
+        self._guarded(lambda: self._mirror.apply_list([it for it in objects if self._has(it)], version, anew=anew))
+
+    def apply_event(self, kind: str, obj: Json, known: Callable[[], Sequence[Json]], version: str) -> None:
+        """known: all of the cluster's objects after it."""
+        if self._failed_s is not None:
+            self.apply_list(known(), version)
+        elif kind == "BOOKMARK" or self._has(obj):
+            self._guarded(lambda: self._mirror.apply_event(kind, obj))
+
+    def _has(self, obj: Json) -> bool:
+        return self._name in ("", name_of(obj))
+
+    def _guarded(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception as error:  # a fault of ours
+            self._failed_s = self._failed_s or time.monotonic()
+            self._failure = f"{type(error).__name__}: {error}"
+        else:
+            self._failed_s = None
+
+
+class SharedWatch:
+    """One watch of a collection, for the feeds of many clusters; to that ObjectWatch it is the mirror. Feeds come and
+    go on any thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        log: Say,
+        watch_s: float = WATCH_S,
+        grace_s: float = GRACE_S,
+        lively_watch_s: float | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[tuple[str, str], dict[str, Json]] = {}  # by namespace and cluster, then by name
+        self._owner: dict[tuple[str, str], tuple[str, str]] = {}  # by namespace and name: the key of `_objects`
+        self._feeds: dict[tuple[str, str], list[ClusterFeed]] = {}
+        self._heard = 0
+        self._filled = self._started = False
+        query = {"labelSelector": CLUSTER_LABEL}
+        self.watch = ObjectWatch(
+            client, path, query, self, log, watch_s=watch_s, grace_s=grace_s, lively_watch_s=lively_watch_s
+        )
+
+    def add(self, feed: ClusterFeed) -> None:
+        with self._lock:
+            self._feeds.setdefault(feed.key, []).append(feed)
+            if self._filled:
+                feed.apply_list(self._known(feed.key), str(self._heard))
+            begins, self._started = not self._started, True
+        if begins:
+            self.watch.start()
+
+    def remove(self, feed: ClusterFeed) -> None:
+        with self._lock:
+            feeds = self._feeds.get(feed.key, [])
+            if feed in feeds:
+                feeds.remove(feed)
+            if not feeds:
+                self._feeds.pop(feed.key, None)
+
+    def close(self) -> None:
+        self.watch.stop()
+
+    # ------------------------------------------------------------ what its watch tells
+    @property
+    def resume_version(self) -> str:
+        return str(self._heard)
+
+    def apply_list(self, objects: Sequence[Json], version: str | None, *, anew: bool = False) -> None:
+        with self._lock:
+            self._objects, self._owner = {}, {}
+            for obj in objects:
+                self._put(obj)
+            self._heard = int(version or 0) if anew else max(self._heard, int(version or 0))
+            self._filled = True
+            for key, feeds in self._feeds.items():
+                for feed in feeds:
+                    feed.apply_list(self._known(key), version, anew=anew)
+
+    def apply_event(self, kind: str, obj: Json) -> None:
+        with self._lock:
+            self._heard = max(self._heard, int(obj["metadata"]["resourceVersion"]))
+            if kind == "BOOKMARK":
+                for key in self._feeds:
+                    self._tell(key, kind, obj)
+                return
+            before = self._drop(obj)
+            now = None if kind == "DELETED" else self._put(obj)
+            if before is not None and before != now:
+                self._tell(before, "DELETED", obj)
+            if now is not None:
+                self._tell(now, kind, obj)
+
+    def _tell(self, key: tuple[str, str], kind: str, obj: Json) -> None:
+        for feed in self._feeds.get(key, ()):
+            feed.apply_event(kind, obj, lambda: self._known(key), str(self._heard))
+
+    def _known(self, key: tuple[str, str]) -> Sequence[Json]:
+        return list(self._objects.get(key, {}).values())
+
+    def _put(self, obj: Json) -> tuple[str, str]:
+        meta = obj["metadata"]
+        namespace = str(meta.get("namespace", ""))
+        key = namespace, str((meta.get("labels") or {}).get(CLUSTER_LABEL, ""))
+        self._objects.setdefault(key, {})[name_of(obj)] = obj
+        self._owner[namespace, name_of(obj)] = key
+        return key
+
+    def _drop(self, obj: Json) -> tuple[str, str] | None:
+        key = self._owner.pop((str(obj["metadata"].get("namespace", "")), name_of(obj)), None)
+        if key is not None:
+            self._objects[key].pop(name_of(obj), None)
+            if not self._objects[key]:
+                del self._objects[key]
+        return key
