@@ -41,7 +41,7 @@ class Releases:
         """Stop the node, as the upgrade of its package would; it is started again."""
         self.choose(node, tree)
         before = self.cluster.kill(node, signal.SIGTERM)
-        poll(f"{node} has stopped", lambda: self.cluster.pids.get(node, 0) != before, 120)
+        poll(f"{node} has stopped", lambda: self.cluster.pids.get(node, 0) != before, 60)
 
     def roll(self, tree: Path | None, *nodes: str) -> None:
         for node in nodes:
