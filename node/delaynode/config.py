@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 
 from delayapi import address
+from delayapi.events import add_level_option
+from delayapi.log_levels import LogLevel
 from delayregistry.model import Durability
 
 ZONE_VARIABLE = "DELAYNODE_ZONE"
@@ -40,6 +42,7 @@ class NodeConfig:
     advertise_peer: str  # IP:PORT that they reach it at; empty: the same
     accept_clock_step: bool  # believe the wall clock at start, whatever the process before believed
     zone: str  # that it runs in; empty: not known
+    log_level: LogLevel  # while the cluster's spec names none
 
 
 def parse(argv: list[str] | None = None) -> NodeConfig:
@@ -125,6 +128,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     parser.add_argument(
         "--durability", choices=[kind.value.lower() for kind in Durability], help="default: the cluster's"
     )
+    add_level_option(parser)
     args = parser.parse_args(argv)
     return NodeConfig(
         node=args.node_id,
@@ -146,6 +150,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         advertise_peer=args.advertise_peer,
         accept_clock_step=args.accept_clock_step,
         zone=args.zone,
+        log_level=args.log_level,
     )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from delayapi.events import EventLog
+from delayapi.events import EventLog, take_library_records
+from delayapi.log_levels import LogLevel
 from delayregistry.port import RegistryError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -42,18 +43,22 @@ SERVER_OPTIONS = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.max_frame_size", 1 << 20),  # what the probe would have found: fewer frames, less work
 )
-HEALTH_SECONDS = 0.2
+STATE_SECONDS = 0.2
 TERMINATION_LOG = Path("/dev/termination-log")  # of a Kubernetes container; elsewhere there is none
 
 
 class Logger:
     """JSON events, one a line, on stderr."""
 
-    def __init__(self, node: str) -> None:
-        self._node, self._log = node, EventLog()
+    def __init__(self, node: str, level: LogLevel) -> None:
+        self._node, self._started_with, self.events = node, level, EventLog(level=level)
+
+    def set_level(self, level: LogLevel | None) -> None:
+        """None: the one that the process was started with."""
+        self.events.level = level or self._started_with
 
     def __call__(self, event: str, **fields: object) -> None:
-        self._log({"event": event, "node": self._node, **fields})
+        self.events({"event": event, "node": self._node, **fields})
 
 
 def note_incarnation(incarnation: str, path: Path = TERMINATION_LOG) -> None:
@@ -70,18 +75,21 @@ def note_end(text: str, path: Path = TERMINATION_LOG) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-async def _follow_health(node: Node, servicer: health.aio.HealthServicer) -> None:
+async def _follow_state(node: Node, servicer: health.aio.HealthServicer, log: Logger) -> None:
+    """The health that gRPC tells, and the log's level as the cluster's spec has it."""
     while True:
+        log.set_level(node.routes.cluster.log_level if node.routes.cluster is not None else None)
         ready = node.not_ready() is None
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", SERVICE):
             await servicer.set(name, status)
-        await asyncio.sleep(HEALTH_SECONDS)
+        await asyncio.sleep(STATE_SECONDS)
 
 
 async def serve(config: NodeConfig) -> None:
     """Run until SIGTERM, or SIGINT: then the whole cluster stops, and nothing is handed over."""
-    log = Logger(config.node)
+    log = Logger(config.node, config.log_level)
+    take_library_records(log.events)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     leaving = asyncio.Event()  # others go on: they take over what is here
@@ -103,7 +111,7 @@ async def serve(config: NodeConfig) -> None:
         note_end(f"{error}\n")
         raise
     if known:
-        await _serve_calls(node, stopping, leaving)
+        await _serve_calls(node, stopping, leaving, log)
     else:
         log("stopping")
         await node.stop()
@@ -111,7 +119,7 @@ async def serve(config: NodeConfig) -> None:
     log("stopped")
 
 
-async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event) -> None:
+async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger) -> None:
     config = node.config
     options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
@@ -124,7 +132,7 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     server.add_insecure_port(config.listen)
     await node.prepare()
     await server.start()
-    following = asyncio.create_task(_follow_health(node, servicer))
+    following = asyncio.create_task(_follow_state(node, servicer, log))
     if await _unless(stopping, node.start()):
         node.log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
         await stopping.wait()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from delayapi.log_levels import LogLevel
 from delayapi.units import DAY_MS
 
 Version = NewType("Version", str)
@@ -135,6 +136,7 @@ class ClusterSpec:
     allow_unclean_failover: bool = False
     replace_after_seconds: int = 600  # a node away for so long loses its replicas to others
     bootstrap_volumes: BootstrapVolumes = BootstrapVolumes.ADOPT
+    log_level: LogLevel | None = None  # of the nodes; None: what each was started with
     nodes_version: int = 1  # the storage format that every node reads: they write in it. The operator raises it
 
     def __post_init__(self) -> None:

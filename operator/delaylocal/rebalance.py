@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from delayapi.log_levels import LogLevel
 from delayoperator.control_loop.loop import Log, LoopClock
 from delayoperator.control_loop.probe import CopyProgress, Prober
 from delayoperator.crds.rebalance import DelayRebalanceStatus, MoveState
@@ -120,8 +121,8 @@ class FileRebalanceStore(RebalanceStore):
             self._file.edit(without)
 
     def record(self, event: RebalanceEvent) -> None:
-        entry = {"event": "rebalance", "reason": event.reason.value, "message": event.message}
-        self._log({**entry, "warning": True} if event.warning else entry)
+        level = LogLevel.WARNING if event.warning else LogLevel.INFO
+        self._log({"event": "rebalance", "level": level, "reason": event.reason.value, "message": event.message})
 
     def job(self) -> Job:
         return NO_JOB

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from delayapi.log_levels import LogLevel
 from delayoperator.control_loop.loop import Log
 
 from delaylocal import launch
@@ -132,7 +133,9 @@ class Supervisor:
         wait_s = BACKOFF_S[min(it.early_ends, len(BACKOFF_S) - 1)]
         it.due_s = now_s + wait_s
         fate = _fate(it.process.returncode)
-        event = {"event": "node-died", "node": node, "pid": it.process.pid, **fate, "restart_in_seconds": wait_s}
+        level = LogLevel.INFO if it.signalled else LogLevel.ERROR
+        event = {"event": "node-died", "level": level, "node": node, "pid": it.process.pid, **fate}
+        event["restart_in_seconds"] = wait_s
         self._log({**event, "log": str(it.log)})
         with self._changed:
             it.process = None

@@ -7,19 +7,19 @@
                         release its own
     OPERATOR_LEASE_SECONDS  how long a leader may be silent; default 5
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
+    DELAYCLUSTER_LOG_LEVEL  the least level of events in the log: debug, info, warning or error; so does --log-level
 
 Logs are JSON events on stderr, a line each. Without an API server it waits for one.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 import kopf
 from aiohttp import web
 from delayapi import address
-from delayapi.events import EventLog
+from delayapi.events import EventLog, add_level_option, take_library_records
+from delayapi.log_levels import LogLevel
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference, SharedWatches
 from delayregistry.port import Registry
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -72,28 +73,12 @@ class Options:
         )
 
 
-class JsonLines(logging.Formatter):
-    """kopf's and other libraries' log records as events like ours."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "time_ms": int(record.created * 1000),
-            "event": "log",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def log_to_stderr() -> Log:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # at INFO it tells of each event
-    return EventLog()
+def log_to_stderr(level: LogLevel) -> Log:
+    log = EventLog(level=level)
+    take_library_records(log)
+    # At INFO kopf tells of each event.
+    logging.getLogger("kopf").setLevel(logging.INFO if level is LogLevel.DEBUG else logging.WARNING)
+    return log
 
 
 class Operator:
@@ -271,7 +256,9 @@ async def _credentials(
 
 
 def main() -> None:
-    log = log_to_stderr()
+    parser = argparse.ArgumentParser(prog="delayoperator", description="Looks after DelayClusters; docs/operations.md.")
+    add_level_option(parser)
+    log = log_to_stderr(parser.parse_args().log_level)
     asyncio.run(serve(Options.from_environment(os.environ), log))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+from delayapi.events import VARIABLE
+from delayapi.log_levels import LogLevel
 from delayoperator.__main__ import Options
 
 from tests.chart.places import CHART, ROOT, SNAPSHOTS, VALUES, Json, documents, read
@@ -214,6 +216,8 @@ def test_the_operator_reads_its_settings_as_the_chart_writes_them(case: str) -> 
     assert options.http == f"0.0.0.0:{port['containerPort']}"
     assert container["command"] == ["python", "-m", Options.__module__.removesuffix(".__main__")]
     assert options.election.lease_seconds == wanted.get("leaseSeconds", 5)
+    levels = [it["value"] for it in container["env"] if it["name"] == VARIABLE]
+    assert [LogLevel(level) for level in levels] == [wanted.get("logLevel", "info")]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_good_values_pass_the_schema(path: Path) -> None:
         ({"replica": 3}, ".replica: no such field"),
         ({"replicas": 0}, ".replicas: 0"),
         ({"leaseSeconds": 1}, ".leaseSeconds: 1"),
+        ({"logLevel": "trace"}, ".logLevel: 'trace' is none of"),
         ({"image": {"repositry": "x"}}, ".image.repositry: no such field"),
         ({"image": {"repository": ""}}, ".image.repository: length 0"),
         ({"image": {"repository": "Registry/Upper"}}, ".image.repository: 'Registry/Upper' does not match"),

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from delayapi.log_levels import LogLevel
 from delayapi.units import DAY_MS
 from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
@@ -78,13 +79,14 @@ def test_every_request_arrives() -> None:
                 "env": [{"name": "A", "value": "b"}, {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
             },
             monitoring={"podMonitor": True, "labels": {"release": "prometheus"}},
+            logLevel="debug",
             rebalance={"schedule": "0 3 * * *"},
         )
     )  # fmt: skip
     topic = TopicSpec("orders", 16, TopicType.DELAY, 12 * 3_600_000, 14 * 86_400_000, 3, 36 * 3_600_000, 500)
     assert made.cluster == ClusterSpec(
         "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60,
-        BootstrapVolumes.REFUSE,
+        BootstrapVolumes.REFUSE, LogLevel.DEBUG,
     )  # fmt: skip
     defaults = desired_of(body()).cluster
     same = [it.name for it in fields(ClusterSpec) if getattr(made.cluster, it.name) == getattr(defaults, it.name)]

@@ -99,6 +99,7 @@ def test_a_rolling_restart_of_all_nodes_loses_nothing_and_pauses_no_shard_for_lo
         assert [one["masters"] for one in cluster.logged("left")] == [0, 0, 0]
         assert pause < PAUSE_SECONDS
         check_handed_over(cluster)
+        assert cluster.at_levels("error") == [], "docs/operations.md#logs: nothing failed"
 
 
 def test_switchovers_moves_and_a_drain_under_load(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import re
 import urllib.error
 import urllib.request
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from delaynode.main import note_incarnation
-from delayoperator.__main__ import DEFAULT_IMAGE, JsonLines, Options
+from delayoperator.__main__ import DEFAULT_IMAGE, Options
 from delayoperator.cluster.ended_processes import incarnation_of
 from delayoperator.metrics import OperatorCollector, registry_of
 from prometheus_client import generate_latest
@@ -30,12 +28,6 @@ from tests.operator.stage import Stage
 )
 def test_what_the_environment_says(environment: dict[str, str], expected: Options) -> None:
     assert Options.from_environment(environment) == expected
-
-
-def test_libraries_records_become_json_lines_too() -> None:
-    record = logging.LogRecord("kopf.a", logging.ERROR, "x.py", 1, 'a "%s"', ("b",), None)
-    line = json.loads(JsonLines().format(record))
-    assert (line["event"], line["level"], line["logger"], line["message"]) == ("log", "error", "kopf.a", 'a "b"')
 
 
 def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import pytest
+from delayapi.log_levels import LogLevel
 from delayregistry.codec import BadRecord, dumps, loads, loads_tuple
 from delayregistry.model import (
     BadSpec,
@@ -69,6 +70,7 @@ clusters = drawn(
     allow_unclean_failover=st.booleans(),
     replace_after_seconds=st.integers(1, 10**6),
     bootstrap_volumes=st.sampled_from(BootstrapVolumes),
+    log_level=st.none() | st.sampled_from(LogLevel),
     nodes_version=st.integers(1, 1_000),
 )
 specs = drawn(

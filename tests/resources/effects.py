@@ -54,6 +54,7 @@ EFFECTS: Mapping[str, Effect] = {
     "resources": Effect.RESTART,
     "podTemplate": Effect.RESTART,
     "monitoring": Effect.OBJECTS,
+    "logLevel": Effect.LIVE,
     "rebalance": Effect.OPERATOR,
 }
 """By field of spec; a field that is not named is as its parent."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delayapi.log_levels import LogLevel
 from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
@@ -219,6 +220,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "resources": lambda view: replace(view, resources={"limits": {"memory": "5Gi"}}),
     "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
     "monitoring": lambda view: replace(view, pod_monitor=False),
+    "logLevel": desired(log_level=LogLevel.DEBUG),
 }
 UNSEEN = {"paused", "rebalance", "upgrade.finalize"}  # the builders do not read them
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from delayapi.log_levels import LogLevel
 from delayregistry.model import ClusterSpec, Condition, ShardObject, ShardSpec
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError, RegistryUnavailable
 
@@ -289,7 +290,7 @@ class ControlLoop:
             self._log({**event, "outcome": "conflict", "error": str(error)})
             return "conflict"
         except OutcomeUnknown as error:
-            self._log({**event, "outcome": "unknown", "error": str(error)})
+            self._log({**event, "level": LogLevel.WARNING, "outcome": "unknown", "error": str(error)})
             return "unknown"
         self._log({**event, "outcome": "done"})
         return "done"

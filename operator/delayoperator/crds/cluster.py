@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
+from delayapi.log_levels import LogLevel
 from delayregistry.model import (
     MAX_HORIZON_DAYS,
     MAX_QUEUES,
@@ -268,6 +269,12 @@ class DelayClusterSpec(Model):
         None, description="Where pods run and what they carry. A change restarts the nodes, one after the other."
     )
     monitoring: Monitoring | None = Field(None, description="How the cluster is watched.")
+    log_level: LogLevel | None = Field(
+        None,
+        description="The least level of events in the nodes' logs: debug, info, warning or error. The nodes follow a "
+        "change within a second, without a restart. Absent: info, or what DELAYCLUSTER_LOG_LEVEL in podTemplate.env "
+        "says.",
+    )
     rebalance: Rebalancing | None = Field(
         None,
         description="A job that looks at the load to come (the nodes' timer wheels) and proposes moves, as a "

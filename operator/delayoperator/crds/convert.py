@@ -211,6 +211,7 @@ def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:
         allow_unclean_failover=spec.failover.allow_unclean,
         replace_after_seconds=spec.failover.replace_after_seconds,
         bootstrap_volumes=spec.bootstrap.volumes,
+        log_level=spec.log_level,
     )
 
 

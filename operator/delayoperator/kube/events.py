@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from delayapi.log_levels import LogLevel
+
 from delayoperator.control_loop.loop import LoopClock
 from delayoperator.kube.api import FIELD_MANAGER, Api, ApiError, Json
 from delayoperator.kube.kinds import DELAY_CLUSTER, EVENT, ObjectKind
@@ -44,7 +46,7 @@ class EventRecorder:
         namespace, name = str(about["namespace"]), str(about["name"])
         what = "cluster" if kind is DELAY_CLUSTER else "rebalance"
         event: dict[str, object] = {"event": "said", what: f"{namespace}/{name}", "reason": reason, "message": message}
-        self._log({**event, "type": "Warning" if warning else "Normal"})
+        self._log({**event, "level": LogLevel.WARNING if warning else LogLevel.INFO})
         try:
             with self._lock:
                 self._write(about, kind, reason, message[:MAX_MESSAGE_CHARS], "Warning" if warning else "Normal")

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from delayapi.log_levels import LEVELS, LogLevel
 from delayregistry.port import Registry, RegistryUnavailable
 
 from delayoperator.cluster.annotations import paused_by
@@ -224,7 +225,8 @@ class Worker:
         self.last = result
         if result.failed:
             why = "; ".join(it.message for it in result.problems) or "an object has changed since it was observed"
-            return self._pause("round-incomplete", why, result.retry_after_s)
+            level = LogLevel.WARNING if result.problems else LogLevel.DEBUG
+            return self._pause("round-incomplete", why, result.retry_after_s, level)
         self._faults = 0
         if result.wrote or result.soon:
             return MIN_PAUSE_S
@@ -332,12 +334,12 @@ class Worker:
                 self._reconciler.report_fault(fault)
             except Exception as also:  # the log has both; the next round tries again
                 self._log({"event": "fault-not-said", "error": repr(also)})
-        return self._pause(event, fault.message, retry_after_s)
+        return self._pause(event, fault.message, retry_after_s, LEVELS[event])
 
-    def _pause(self, event: str, error: str, retry_after_s: float | None) -> float:
+    def _pause(self, event: str, error: str, retry_after_s: float | None, level: LogLevel) -> float:
         pause_s = max(AGAIN_S[min(self._faults, len(AGAIN_S) - 1)], retry_after_s or 0.0)
         self._faults += 1
-        self._log({"event": event, "error": error[:1000], "again_in_seconds": pause_s})
+        self._log({"event": event, "level": level, "error": error[:1000], "again_in_seconds": pause_s})
         return pause_s
 
     def _rest(self, began_s: float, pause_s: float) -> None:

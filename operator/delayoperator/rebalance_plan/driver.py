@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from delayapi.log_levels import LogLevel
 from delayregistry.model import ShardObject
 from delayregistry.port import Conflict, OutcomeUnknown, Registry
 
@@ -103,7 +104,8 @@ class RebalanceDriver:
         try:
             self._registry.write_spec(edit.shard.name, edit.spec, edit.shard.version)
         except (Conflict, OutcomeUnknown) as error:
-            self._log({**event, "outcome": type(error).__name__.lower(), "error": str(error)})
+            level = LogLevel.INFO if isinstance(error, Conflict) else LogLevel.WARNING
+            self._log({**event, "level": level, "outcome": type(error).__name__.lower(), "error": str(error)})
             return False
         self._log({**event, "outcome": "done"})
         return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -36,9 +35,6 @@ FLOWING_SECONDS = 1.0
 TELL_SECONDS = 0.01
 AROUND_SECONDS = (1.0, 20.0)  # a gap that counts as this round's begins at most so long before and after the harm
 BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "term-refused", "internal-error", "never retrieved")
-
-# gRPC's traceback of a call that was under way when the process ended
-GRPC_NOISE = re.compile(r"Traceback [^\n]*\n[^\n]*_schedule_rpc_coro\n[^\n]*CancelledError\n")
 
 
 class FaultCluster(LocalCluster):
@@ -115,9 +111,14 @@ class FaultCluster(LocalCluster):
         found = [json.loads(line) for line in lines if f'"event": "{event}"' in line]
         return sorted(found, key=lambda one: int(one["time_ms"]))
 
+    def at_levels(self, *levels: str) -> list[dict[str, Any]]:
+        lines = [line for log in sorted((self.data / "logs").glob("*.log")) for line in log.read_text().splitlines()]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        return [event for event in events if event["level"] in levels]
+
     def check_logs(self, *but: str) -> None:
         for log in sorted((self.data / "logs").glob("*.log")):
-            text = GRPC_NOISE.sub("", log.read_text())
+            text = log.read_text()
             for sign in set(BAD_SIGNS) - set(but):
                 assert sign not in text, f"{log.name}: {sign} in ...{text[max(0, text.index(sign) - 500) :][:2_000]}"
 
