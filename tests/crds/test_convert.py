@@ -75,6 +75,7 @@ def test_every_request_arrives() -> None:
                 "topologySpreadConstraints": [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}],
                 "priorityClassName": "high",
                 "imagePullSecrets": [{"name": "pull"}],
+                "imagePullPolicy": "Always",
                 "terminationGracePeriodSeconds": 30,
                 "env": [{"name": "A", "value": "b"}, {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
             },
@@ -108,6 +109,7 @@ def test_every_request_arrives() -> None:
         },
     )  # fmt: skip
     assert (pod.priority_class, pod.image_pull_secrets, pod.grace_seconds) == ("high", ("pull",), 30)
+    assert pod.image_pull_policy == "Always"
     assert [it["name"] for it in pod.env] == ["A", "C"]
     json.dumps([pod.env, pod.tolerations, pod.topology_spread, pod.affinity])  # plain values, no models, no enums
 

@@ -217,7 +217,7 @@ class FakeApiServer:
                 raise _Cut
             if fault.code:
                 words = fault.message or f"{fault.code} on demand"
-                raise Refused(fault.code, REASONS.get(fault.code, "Unknown"), words)
+                raise Refused(fault.code, REASONS.get(fault.code, "Unknown"), words, cause=fault.cause)
             self._check_token(request)
             if call is not None and call.method == "WATCH":
                 self._note(at_s, method, request, manager, 200)
@@ -297,7 +297,10 @@ def _status(error: Refused) -> dict[str, Any]:
         "status": "Failure",
         "message": error.message,
         "reason": error.reason,
-        "details": {"name": error.name} if error.name else {},
+        "details": {
+            **({"name": error.name} if error.name else {}),
+            **({"causes": [{"reason": error.cause}]} if error.cause else {}),
+        },
         "code": error.code,
     }
 

@@ -26,7 +26,8 @@ class Fault:
 
     method: GET, LIST, WATCH, POST, PUT, PATCH, DELETE; "" for any. path: a regular expression that is searched for.
     manager: the field manager of the request; "" for any. delay_s: the server waits so long before it does anything.
-    code: the server answers with it and does nothing. message: the answer's words; "" for a default.
+    code: the server answers with it and does nothing. message: the answer's words; "" for a default. cause: one that
+    its details have.
     drop: the connection is cut, "before" or "after" the request was done.
     hold: the request is done, the answer never comes (until close() of the server or of the client).
     """
@@ -38,6 +39,7 @@ class Fault:
     delay_s: float = 0.0
     code: int = 0
     message: str = ""
+    cause: str = ""
     retry_after_s: int | None = None
     drop: str = ""
     hold: bool = False

@@ -26,10 +26,10 @@ KEPT_EVENTS = 100_000
 class Refused(Exception):
     """An API error. reason: Status's reason, e.g. NotFound, Conflict, AlreadyExists, Invalid, Expired."""
 
-    def __init__(self, code: int, reason: str, message: str, name: str = "") -> None:
-        """name: the name of the object that is not found."""
+    def __init__(self, code: int, reason: str, message: str, name: str = "", cause: str = "") -> None:
+        """name: the name of the object that is not found. cause: a reason in the details, DisruptionBudget, say."""
         super().__init__(message)
-        self.code, self.reason, self.message, self.name = code, reason, message, name
+        self.code, self.reason, self.message, self.name, self.cause = code, reason, message, name, cause
 
 
 @dataclass(frozen=True, slots=True)

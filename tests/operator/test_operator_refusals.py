@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
+
+from delayoperator.kube.events import event_name
 
 from tests.kube import fakekinds
 from tests.operator.stage import NAMESPACE, Stage
@@ -111,3 +114,27 @@ def test_a_run_of_the_rebalance_job_that_failed_is_named_until_one_succeeds(stag
     assert stage.reason("Degraded") == "RebalanceFailed"
     scheduled_run(stage, 29_000_003, type="Complete")
     stage.settled()
+
+
+def test_an_eviction_that_a_busy_api_server_refuses_is_not_taken_for_the_disruption_budgets(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=[{"name": "orders", "queues": 1}])
+    stage.settled()
+    busy = stage.server.fault(method="POST", path="/eviction", code=429, message="too many requests", times=None)
+    stage.patch("delayclusters", "shop", {"metadata": {"annotations": {"delaycluster.io/restart": "1"}}})
+    stage.until(lambda: "429 TooManyRequests: too many requests" in stage.condition("Progressing")["message"])
+    assert stage.reason("Degraded") == "ApplyFailed"
+    stage.server.fault(method="POST", path="/eviction", code=429, cause="DisruptionBudget", times=None)
+    stage.server.faults.take_back(busy)
+    stage.until(lambda: "the disruption budget shop does not allow it yet" in stage.condition("Progressing")["message"])
+    stage.until(lambda: stage.reason("Degraded") == "Healthy")
+    stage.server.faults.clear()
+    stage.until(lambda: len(stage.kubelet.restarts) == 3)
+
+
+def test_an_event_about_an_object_with_a_long_name_has_a_name_that_the_api_server_takes() -> None:
+    assert event_name("shop", "0123") == "shop.0123"
+    for name in ("x" * 253, "x" * 247 + "-xxxxx", "x" * 246 + ".-xxxxx"):
+        made = event_name(name, "0123")
+        assert len(made) <= 253
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made)

@@ -55,8 +55,8 @@ def _stateful_set(live: Json) -> None:
         container.update(
             terminationMessagePath="/dev/termination-log",
             terminationMessagePolicy="File",
-            imagePullPolicy="IfNotPresent",
         )
+        container.setdefault("imagePullPolicy", "IfNotPresent")
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             container[probe]["successThreshold"] = 1
             container[probe]["httpGet"]["scheme"] = "HTTP"

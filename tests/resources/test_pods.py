@@ -120,6 +120,12 @@ def limited(memory: str) -> config.NodeConfig:
     return parsed(replace(MINIMAL, resources={"limits": {"memory": memory}}))
 
 
+def test_an_image_is_pulled_as_kubernetes_has_it_unless_people_say_when() -> None:
+    assert "imagePullPolicy" not in container(MINIMAL)
+    always = replace(MINIMAL, pod=PodSpec(image_pull_policy="Always"))
+    assert container(always)["imagePullPolicy"] == "Always"
+
+
 def test_a_limit_of_one_gib_gives_the_nodes_own_defaults() -> None:
     own, found = parsed(MINIMAL), limited("1Gi")
     assert (found.in_flight_bytes, found.unread_bytes) == (own.in_flight_bytes, own.unread_bytes)

@@ -239,6 +239,7 @@ def _pod(template: PodTemplate) -> PodSpec:
         topology_spread=tuple(said["topologySpreadConstraints"]) if "topologySpreadConstraints" in said else None,
         priority_class=template.priority_class_name,
         image_pull_secrets=tuple(secret.name for secret in template.image_pull_secrets or ()),
+        image_pull_policy=said.get("imagePullPolicy"),
         grace_seconds=template.termination_grace_period_seconds,
         env=tuple(said.get("env", ())),
     )

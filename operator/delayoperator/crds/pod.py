@@ -128,6 +128,12 @@ class Affinity(Model):
     pod_anti_affinity: Anything | None = Field(None, description="As core/v1 PodAntiAffinity.", json_schema_extra=OPEN)
 
 
+class PullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
 class PodTemplate(Model):
     """Changes of it restart the nodes, one after the other, each when all copies are in sync."""
 
@@ -164,6 +170,11 @@ class PodTemplate(Model):
     )
     image_pull_secrets: list[LocalReference] | None = Field(
         None, max_length=16, description="Secrets to pull the image with.", json_schema_extra=list_map("name")
+    )
+    image_pull_policy: PullPolicy | None = Field(
+        None,
+        description="When the image is pulled: Always, IfNotPresent or Never. Absent: as Kubernetes has it, Always for "
+        "the tag latest, else IfNotPresent, so that an image that was pushed again under its tag is not seen.",
     )
     termination_grace_period_seconds: Int | None = Field(
         None,

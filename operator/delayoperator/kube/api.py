@@ -10,7 +10,7 @@ import json
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import urllib3
@@ -34,13 +34,22 @@ def kube_transport(credentials: Credentials, may_write: Callable[[], bool] = lam
 class ApiError(Exception):
     """The API server did not do what it was asked for. status 0: no answer, so a write may have been done."""
 
-    def __init__(self, what: str, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_s: float | None = None,
+        causes: Collection[str] = (),
+    ) -> None:
         super().__init__(f"{what}: {status} {reason}: {message}" if status else f"{what}: {reason}: {message}")
         self.what = what
         self.status = status
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+        self.causes = causes
 
     @property
     def not_found(self) -> bool:
@@ -53,6 +62,11 @@ class ApiError(Exception):
     @property
     def forbidden(self) -> bool:
         return self.status in (401, 403)
+
+    @property
+    def by_budget(self) -> bool:
+        """An eviction that a PodDisruptionBudget does not allow now. An API server that is busy says 429 too."""
+        return self.status == 429 and "DisruptionBudget" in self.causes
 
     @property
     def refused(self) -> bool:
@@ -119,7 +133,7 @@ class Api:
                 raise
 
     def evict(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
-        """The same as `delete`, unless the PodDisruptionBudget says no (429)."""
+        """The same as `delete`, unless the PodDisruptionBudget says no (`by_budget`)."""
         options = {"preconditions": {"uid": uid}}
         meta = {"name": name, "namespace": namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
@@ -149,8 +163,15 @@ class Api:
             raise ApiError(what, 0, "NoAnswer", "the answer is no JSON object")
         if answer.status >= 300:
             reason, message = str(read.get("reason") or "Error"), str(read.get("message") or "")
-            raise ApiError(what, answer.status, reason, message[:500], _seconds(answer.headers.get("Retry-After")))
+            retry_after_s = _seconds(answer.headers.get("Retry-After"))
+            raise ApiError(what, answer.status, reason, message[:500], retry_after_s, _causes(read))
         return read
+
+
+def _causes(status: Json) -> tuple[str, ...]:
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return tuple(str(it.get("reason")) for it in causes or () if isinstance(it, dict))
 
 
 def _seconds(text: str | None) -> float | None:

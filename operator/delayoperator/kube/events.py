@@ -20,6 +20,12 @@ AGAIN_MS = 60_000  # and so often is the count written at most
 BURST = 25  # events of a cluster at once, then one in REFILL_MS: as Kubernetes' own recorder
 REFILL_MS = 10_000
 MAX_MESSAGE_CHARS = 1_000
+MAX_NAME_CHARS = 253
+
+
+def event_name(about: str, suffix: str) -> str:
+    """Of an event about the object of that name: as long as a name may be, at most."""
+    return f"{about[: MAX_NAME_CHARS - 1 - len(suffix)].rstrip('-.')}.{suffix}"
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class EventRecorder:
             return
         if not self._may_write(now_ms):
             return
-        name = f"{about['name']}.{secrets.token_hex(8)}"
+        name = event_name(str(about["name"]), secrets.token_hex(8))
         self._recorded[key] = _RecordedEvent(name, 1, now_ms, now_ms)
         involved = {"apiVersion": of.api_version, "kind": of.name, "namespace": namespace}
         body: Json = {

@@ -49,7 +49,7 @@ class PodRestarter:
             else:
                 self._api.delete(POD, view.namespace, pod.name, pod.uid)
         except ApiError as error:
-            if error.status == 429:
+            if error.by_budget:
                 return RestartWaits(f"{pod.name} is next; the disruption budget {view.name} does not allow it yet")
             outcome.problems.append(problem(error))
             return RestartWaits(f"{pod.name} is next; {error}")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from delayoperator.resources import names
 from delayoperator.resources.normal import normal
-from delayoperator.resources.pod import identity_and_place, restricted
+from delayoperator.resources.pod import identity_and_place, pull_policy, restricted
 from delayoperator.resources.view import ClusterView, Json, RebalanceJobSpec
 
 CONTAINER = "rebalance"
@@ -113,6 +113,7 @@ def _container(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) ->
     return {
         "name": CONTAINER,
         "image": job_spec.image,
+        **pull_policy(view.pod),
         "command": ["python", "-m", "delayoperator.rebalance"],
         "args": [
             f"--registry=kube:{view.namespace}/{view.name}",

@@ -78,6 +78,10 @@ def identity_and_place(pod_spec: PodSpec) -> Json:
     }
 
 
+def pull_policy(pod_spec: PodSpec) -> Json:
+    return {} if pod_spec.image_pull_policy is None else {"imagePullPolicy": pod_spec.image_pull_policy}
+
+
 def restricted() -> Json:
     """The security context of every container."""
     return {
@@ -94,6 +98,7 @@ def _container(view: ClusterView) -> Json:
     return {
         "name": names.CONTAINER,
         "image": view.image,
+        **pull_policy(view.pod),
         "command": ["delaynode"],
         "args": [
             "--node-id=n$(POD_INDEX)",

@@ -32,6 +32,7 @@ class PodSpec:
     topology_spread: tuple[Mapping[str, Any], ...] | None = None  # None: other zones are preferred
     priority_class: str | None = None
     image_pull_secrets: tuple[str, ...] = ()  # names
+    image_pull_policy: str | None = None  # None: Kubernetes' choice, by the image's tag
     grace_seconds: int | None = None
     env: tuple[Mapping[str, Any], ...] = ()
 
