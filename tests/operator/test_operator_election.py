@@ -191,11 +191,16 @@ def readiness(running: RunningOperator) -> str:
 
 
 def test_a_process_that_may_not_read_the_lease_is_not_ready_and_says_why(stage: Stage) -> None:
-    stage.server.fault(path="/namespaces/operators/leases", code=403, times=None)
+    """As with a new image and the chart of before: docs/upgrade.md."""
+    words = 'cannot get resource "leases" in API group "coordination.k8s.io" in the namespace "operators"'
+    stage.server.fault(path="/namespaces/operators/leases", code=403, message=words, times=None)
     running = stage.operator()
     stage.until(lambda: running.operator.http_address)
     stage.until(lambda: "403" in readiness(running), lambda: readiness(running))
     assert "Lease delaycluster of namespace operators" in readiness(running)
+    assert f"{words}; the Role delaycluster-leader of this release's chart has the rights to it" in readiness(running)
+    (told,) = [it for it in running.events if it["event"] == "lead-unknown"]
+    assert words in told["error"]
     assert stage.writes(0.0) == 0
 
 

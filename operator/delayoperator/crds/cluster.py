@@ -98,8 +98,8 @@ class Failover(Model):
         ge=MIN_LEASE_SECONDS,
         le=3_600,
         description="A failover after a node was lost takes about this long. Less is quicker, and more easily mistaken "
-        "about a node that is only slow; a node renews its lease each second, so 2 is the least. A change restarts the "
-        "nodes, one after the other.",
+        "about a node that is only slow; 2 is the least. 10 suits an API server that is slow to answer. A change "
+        "restarts the nodes, one after the other.",
     )
     lag_seconds: Int = Field(
         10,
@@ -157,7 +157,8 @@ class StorageModel(Model):
     size: Quantity = Field(
         "10Gi",
         description="The size of each node's volume, at least 1Gi. Can grow where the storage class allows it, never "
-        "shrink. A message costs its own bytes and about 120 more on each node that has a copy of it.",
+        "shrink. At least 1.4 x messages x (their bytes + 200) x replicas / (nodes - 1), and 1.25Gi for each copy of a "
+        "busy queue on a node, 0.25Gi of a quiet one; docs/operations.md#what-a-node-needs has it in full.",
     )
     storage_class_name: Annotated[StrictStr, Field(max_length=253)] | None = Field(
         None,
@@ -261,8 +262,8 @@ class DelayClusterSpec(Model):
     storage: StorageModel = Field(StorageModel.model_validate({}), description="The nodes' volumes.")
     resources: Resources | None = Field(
         None,
-        description="CPU and memory of the node's container. Absent: requests of 100m and 256Mi, no limits. A memory "
-        "limit is at least 384Mi.",
+        description="CPU and memory of the node's container. Absent: requests of 100m and 256Mi, no limits, and it "
+        "takes up to 1Gi under load; in production say what it may have. A memory limit is at least 384Mi.",
         json_schema_extra=rules(limits.MEMORY),
     )
     pod_template: PodTemplate | None = Field(

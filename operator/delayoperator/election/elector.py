@@ -238,6 +238,8 @@ class LeaderElection:
     def _failed(self, error: Exception) -> None:
         self._lease = None
         self.fault = f"Lease {self._name} of namespace {self._namespace}: {type(error).__name__}: {error}"
+        if isinstance(error, ApiRejected) and error.code == 403:
+            self.fault += f"; the Role {self._name}-leader of this release's chart has the rights to it"
         if self.fault != self._told:  # told once, not with each try
             self._told = self.fault
             self._log({"event": "lead-unknown", "error": self.fault})
