@@ -9,8 +9,11 @@ with Stage(tmp_path) as stage:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,6 +37,7 @@ from tests.kube.fakestore import Refused
 from tests.operator.kubelet import TICK_S, Kubelet
 
 Json = dict[str, Any]
+OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 PATIENCE_S = 60.0
 IMAGE = "node:1"
 NAMESPACE = "default"
@@ -44,6 +48,17 @@ NODES_OWN = (
     "/leases/",
     "/delayshards/",
 )  # parts of paths that the operator's maintenance does not write to when all is well
+
+
+def runbook(reason: str) -> str:
+    """The section of docs/operations.md."""
+    return OPERATIONS.read_text().split(f"\n### {reason}\n")[1].split("\n### ")[0]
+
+
+def commands(reason: str, begin: str) -> list[str]:
+    """The commands of its section that begin so."""
+    found = [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", runbook(reason))]
+    return [text for text in found if text.startswith(begin)]
 
 
 @dataclass
@@ -183,6 +198,20 @@ class Stage:
 
     def edit(self, name: str = "shop", **spec: Any) -> None:
         self.server.store.patch(fakekinds.find("delayclusters"), NAMESPACE, name, {"spec": spec}, "kubectl")
+
+    def follow(self, command: str, **names: str) -> None:
+        """Do what a page's kubectl command does. names: what its words in capitals stand for."""
+        for word, meant in names.items():
+            command = command.replace(word, meant)
+        match shlex.split(command):
+            case ["kubectl", "annotate", kind, name, said]:
+                key, given, value = said.partition("=")
+                annotations = {key: value} if given else {key.removesuffix("-"): None}
+                self.patch(f"{kind}s", name, {"metadata": {"annotations": annotations}})
+            case ["kubectl", "patch", "delaycluster", name, "--type=merge", "-p", patch]:
+                self.edit(name, **json.loads(patch)["spec"])
+            case words:
+                raise AssertionError(f"the stage can't follow {words}")
 
     def apply(self, manager: str, name: str = "shop", **spec: Any) -> None:
         body = {"metadata": {"name": name}, "spec": spec}

@@ -10,7 +10,7 @@ from delayoperator.cluster.annotations import cluster_verbs, drains, paused_by
 from delayregistry.model import ClusterSpec
 
 from tests.kube import fakekinds
-from tests.operator.stage import Stage
+from tests.operator.stage import Stage, commands
 
 KIM = "kim: new disks"
 TOPICS = [{"name": "orders", "queues": 6}]
@@ -107,6 +107,9 @@ def test_a_drain_that_cannot_be_is_degraded_and_all_else_of_the_spec_is_followed
     assert "docs/operations.md#annotationrefused" in said
     stage.edit(topics=[*TOPICS, {"name": "more", "queues": 1}])
     stage.until(lambda: "shop.more-0" in stage.names("delayshards"))
+    (taken_away,) = commands("AnnotationRefused", "kubectl annotate")
+    stage.follow(taken_away, NAME="shop")
+    stage.until(lambda: stage.reason("Degraded") == "Healthy")
 
 
 def test_a_restart_by_annotation_restarts_each_pod_once_and_taking_it_away_restarts_nothing(stage: Stage) -> None:
@@ -140,8 +143,11 @@ def test_a_pause_by_annotation_holds_the_operator_and_says_who_asked(stage: Stag
     annotate(stage, paused=KIM)
     stage.until(lambda: stage.reason("Progressing") == "Paused")
     assert KIM in _progress(stage)
-    stage.edit(image="node:2")
-    annotate(stage, paused=None)
+    stage.edit(image="node:2", paused=True)
+    (annotation,), (field,) = commands("Paused", "kubectl annotate"), commands("Paused", "kubectl patch")
+    stage.follow(annotation, NAME="shop")
+    stage.until(lambda: "spec.paused" in _progress(stage) and KIM not in _progress(stage))
+    stage.follow(field, NAME="shop")
     stage.until(lambda: len(stage.kubelet.restarts) == 3)
     stage.settled()
 
@@ -159,12 +165,13 @@ def test_an_unclean_failover_is_allowed_for_one_shard_once(stage: Stage) -> None
             )
         stage.kubelet.kill(before[one]["master"].replace("n", "shop-"))
     stage.until(lambda: f"{one.removeprefix('shop.')}: NoInSyncReplica" in stage.condition("Degraded")["message"])
-    annotate(stage, "delayshards", one, allow_unclean_failover=KIM)
+    (allowed,) = commands("NoInSyncReplica", "kubectl annotate")
+    stage.follow(allowed, NAME="shop", SHARD=one.removeprefix("shop."))
     stage.until(lambda: stage.there("delayshards", one)["spec"]["epoch"] > before[one]["epoch"])
     shard = stage.there("delayshards", one)
     assert "delaycluster.io/allow-unclean-failover" not in shard["metadata"].get("annotations", {})
     assert shard["spec"]["uncleanEpoch"] == shard["spec"]["epoch"]
-    stage.until(lambda: KIM in str(stage.there("delayshards", one)["status"].get("conditions")))
+    stage.until(lambda: "WHO and why" in str(stage.there("delayshards", one)["status"].get("conditions")))
     stage.until(lambda: stage.there("delayshards", one)["status"].get("servingEpoch") == shard["spec"]["epoch"])
     assert stage.there("delayshards", other)["spec"]["epoch"] == before[other]["epoch"], "it waits for its own word"
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from delayregistry.model import VersionRange
 
-from tests.operator.stage import Stage
+from tests.operator.stage import Stage, runbook
 
-OPERATIONS = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 ORDERS = {"name": "orders", "queues": 4}
 OLD, NEW = "node:1", "node:2"
-
-
-def runbook(reason: str) -> str:
-    return OPERATIONS.split(f"\n### {reason}\n")[1].split("\n### ")[0]
 
 
 def written(stage: Stage) -> tuple[int, int]:
