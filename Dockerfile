@@ -8,7 +8,7 @@
 #   a mirror of Debian and Python    --build-arg BASE_IMAGE=registry.example.com/python@sha256:...
 #   a mirror of Python packages      --secret id=pip.conf,src=pip.conf   (read while building, never part of the image)
 #   a proxy                          --build-arg HTTPS_PROXY=...         (docker and podman know this one by themselves)
-# A release gives BASE_IMAGE by digest.
+# A release gives BASE_IMAGE by digest (docs/release.md).
 # The network is used by pip in `tools` and in `dependencies` and those named after it, and by apt-get in `java`; no source
 # file of ours is in those stages, so they are built once and then come from the cache.
 ARG BASE_IMAGE=python:3.11-slim-bookworm

@@ -37,7 +37,7 @@ lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py
+	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py scripts/release.py scripts/sbom.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/names.py
 	@$(BIN)/python scripts/proto.py --check
