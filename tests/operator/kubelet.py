@@ -106,8 +106,9 @@ class Kubelet:
                 self.errors.append(repr(error))
 
     def _tick(self) -> None:
+        pods = self._pods()
         for each in self._all("statefulsets"):
-            self._tend_set(each)
+            self._tend_set(each, pods)
         pods = self._pods()
         present = {pod["metadata"]["uid"] for pod in pods}
         for uid in [uid for uid in self.processes if uid not in present]:
@@ -123,11 +124,11 @@ class Kubelet:
                 self._serve(process, shards)
 
     # ------------------------------------------------------------ StatefulSets
-    def _tend_set(self, found: Json) -> None:
+    def _tend_set(self, found: Json, all_pods: list[Json]) -> None:
         meta, spec = found["metadata"], found["spec"]
         name, namespace = meta["name"], meta["namespace"]
         revision = f"{name}-{hashlib.sha256(json.dumps(spec['template'], sort_keys=True).encode()).hexdigest()[:10]}"
-        pods = {pod["metadata"]["name"]: pod for pod in self._pods() if pod["metadata"]["namespace"] == namespace}
+        pods = {pod["metadata"]["name"]: pod for pod in all_pods if pod["metadata"]["namespace"] == namespace}
         for number in range(spec["replicas"]):
             if f"{name}-{number}" not in pods:
                 self._make_pod(found, number, revision)
