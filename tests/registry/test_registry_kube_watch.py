@@ -216,7 +216,8 @@ def test_closing_ends_the_watches_at_once(world: KubeWorld, node: KubeRegistry) 
     node.close()
     assert time.monotonic() - began_s < 0.9
     until(lambda: world.server.open_watches == 0)
-    assert not [thread for thread in threading.enumerate() if thread in [it._thread for it in node._watches]]
+    watches: list[Any] = list(node._watches)
+    assert not [thread for thread in threading.enumerate() if thread in [it._thread for it in watches]]
 
 
 def test_a_thousand_writes_of_others_all_arrive_while_watches_break(
