@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.timer.due_window import SortedRun
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.scan import ScanJob
 from delaynode.store.timer.units import DELETE, MOVED
-from delaynode.store.types import I64, U8, Bools, Records, at_or_below
+from delaynode.store.types import I64, U8, Bools, Records
 
 # what Cancel and Reschedule answer (delay.v1.Outcome)
 CANCELLED, TOO_LATE, ALREADY_CANCELLED, RESCHEDULED, NOT_FOUND, MOVED_NOW = 1, 2, 3, 4, 5, 6

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from delayapi.durations import format_ms
 
+from delaynode.store.columns import at_or_below, highest, record_offsets
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.log.checks import record_checks
@@ -68,7 +69,7 @@ from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.loader import WindowLoader
 from delaynode.store.timer.scan import SlotSnapshotCache
 from delaynode.store.timer.units import DEFAULT, UNIT, units
-from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records, at_or_below
+from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records
 
 MAX_DUE_MS = 1 << 62
 MIN_TICK_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
@@ -239,7 +240,7 @@ class Shard:
         return Appended(first_seq, n, due, end)
 
     def _check_wheel(self, due: I64, now_ms: int) -> None:
-        latest = int(due.max())
+        latest = highest(due)[0]
         if latest > max(now_ms, self.index.last_due_ms()):  # what is due already takes no slot
             raise Refused(
                 "WHEEL_BEHIND", "the shard is still releasing old messages: no slot is free for this due yet; retry"
@@ -253,17 +254,17 @@ class Shard:
     def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int) -> None:
         n = len(a.due)
         seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
-        reach = np.cumsum(a.size, dtype=np.int64)
-        at = reach - a.size + a.records_at
+        at = record_offsets(a.size, a.records_at)
         check = record_checks(a.records, a.records_at, a.size, seq)
-        self.space.ledger.hold(n, int(reach[-1]))
-        over = (a.due <= wall_ms) | at_or_below(a.due, seq, self.index.watermark)
-        if over.any():
+        self.space.ledger.hold(n, len(a.records))
+        over = at_or_below(a.due, seq, max(self.index.watermark, Pair(wall_ms, MAX_SEQ)))
+        overdue = np.count_nonzero(over)
+        if overdue:
             self.space.on_release(wall_ms)
             self.queue.stage(end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over], wall_ms)
-        if not over.all():
+        if overdue < n:
             rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT, check)
-            self.index.insert(rows[~over] if over.any() else rows)
+            self.index.insert(rows[~over] if overdue else rows)
         self.next_seq = first_seq + n
         if a.producer:
             self.producers.store(a.producer, FirstAnswer(a.number, first_seq, n, wall_ms))

@@ -31,25 +31,3 @@ class Pair(NamedTuple):
 
     due: int  # ms
     seq: int
-
-
-def at_or_below(due: I64, seq: I64, pair: Pair) -> Bools:
-    """Which rows of (due, seq) lie at or below `pair`. Shapes (n,) -> (n,)."""
-    below: Bools = (due < pair.due) | ((due == pair.due) & (seq <= pair.seq))
-    return below
-
-
-def release_order(due: I64, seq: I64) -> npt.NDArray[np.intp]:
-    """The stable permutation that sorts rows by (due, seq). Shapes (n,), (n,) -> (n,).
-
-    One sort of a combined key where the two ranges fit in 63 bits together (a minute's dues and 2^47 seqs do):
-    half the work of two stable sorts, and fast on the presorted runs that a chain consists of.
-    """
-    if len(due) < 2:
-        return np.zeros(len(due), np.intp)
-    low_due, low_seq = int(due.min()), int(seq.min())
-    due_bits = (int(due.max()) - low_due).bit_length()
-    seq_bits = (int(seq.max()) - low_seq).bit_length()
-    if due_bits + seq_bits <= 62:
-        return np.argsort(((due - low_due) << seq_bits) | (seq - low_seq), kind="stable")
-    return np.lexsort((seq, due))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from delaynode.store.columns import at_or_below
 from delaynode.store.errors import Trimmed
 from delaynode.store.log.commit_log import frames_of
 from delaynode.store.log.frames import Frame
 from delaynode.store.maintenance import evacuation
 from delaynode.store.maintenance.evacuation import EvacuationJob
 from delaynode.store.timer.cleanup import CleanupJob
-from delaynode.store.types import Pair, Records, at_or_below
+from delaynode.store.types import Pair, Records
 
 from tests.store.support import model as m
 from tests.store.support.world import WorldBase

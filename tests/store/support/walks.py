@@ -10,10 +10,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from delayapi.units import DAY_MS, HOUR_MS
-from delaynode.store.log import commit_log, extents, offsets
+from delaynode.store import columns
+from delaynode.store.log import checks, commit_log, extents, offsets
 from delaynode.store.maintenance import evacuation, reclaim
 from delaynode.store.queue import dead_letters, groups
-from delaynode.store.timer import cascade, index, timer_log
+from delaynode.store.timer import cascade, due_window, index, timer_log
 
 from tests.store.support.consuming import World
 from tests.store.support.steps import Step, finale
@@ -49,6 +50,21 @@ def small_blocks(rng: random.Random) -> Iterator[None]:
         patch.object(dead_letters, "SCAN_ROWS", rng.choice([1, 2, 4096])),
     ):
         yield
+
+
+@contextmanager
+def few_rows(few: int, heap: int) -> Iterator[None]:
+    """Up to `few` rows are taken as plain numbers, so many single arrivals wait in the due window's heap."""
+    with (
+        patch.object(columns, "FEW", few),
+        patch.object(checks, "MAX_SCALAR_RECORDS", min(few, 3)),
+        patch.object(checks, "MAX_SCALAR_UNITS", min(few, 4)),
+        patch.object(due_window, "MAX_HEAP", heap),
+    ):
+        yield
+
+
+FEW_ROWS = [(0, 0), (1, 1), (2, 3), (8, 1024), (8, 1024)]  # as in production at the end
 
 
 def tidy_world(seed: int) -> World:
@@ -91,12 +107,18 @@ def world_of(seed: int) -> World:
     return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
 
 
-def walk(seed: int, steps: Steps, length: int, make: Callable[[int], World] = world_of) -> World:
-    """Take `length` steps, drawn from the seed by their weights; then the finale."""
+def walk(
+    seed: int,
+    steps: Steps,
+    length: int,
+    make: Callable[[int], World] = world_of,
+    few: tuple[int, int] | None = None,
+) -> World:
+    """Take `length` steps, drawn from the seed by their weights; then the finale. few: of few_rows(), else drawn."""
     rng = random.Random(seed)
     names = [name for name, (weight, _) in steps.items() for _ in range(weight)]
     done: list[str] = []
-    with small_blocks(rng):
+    with small_blocks(rng), few_rows(*(few or random.Random(~seed).choice(FEW_ROWS))):
         world = make(seed)
         try:
             for _ in range(length):

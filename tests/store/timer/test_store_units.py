@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from delaynode.store.columns import release_order
 from delaynode.store.timer.timer_log import as_units, build_flush
 from delaynode.store.timer.units import (
     DEFAULT,
@@ -16,7 +17,6 @@ from delaynode.store.timer.units import (
     live_units,
 )
 from delaynode.store.timer.wheel import TimerWheel
-from delaynode.store.types import release_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

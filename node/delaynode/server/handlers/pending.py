@@ -17,12 +17,13 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.handlers.lookups import Lookups
 from delaynode.server.rpc import column, fitting
+from delaynode.store.columns import at_or_below
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import MAX_BATCH_MESSAGES
 from delaynode.store.timer.due_window import after
 from delaynode.store.timer.scan import KeyFilter, MessageFilter, SlotSnapshotCache
 from delaynode.store.timer.units import UNIT
-from delaynode.store.types import I64, U8, Array, Pair, Records, at_or_below
+from delaynode.store.types import I64, U8, Array, Pair, Records
 
 MAX_PAGE = 10_000
 MAX_OF_KEY = 1_000_000  # messages that one cancel by key looks at

@@ -16,6 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from delaynode.store.columns import is_few, total
 from delaynode.store.errors import Damaged
 from delaynode.store.types import I64, U32, Array, Buffer, raw
 
@@ -139,6 +140,8 @@ _U16 = struct.Struct("<H")
 
 def column_bytes(*columns: Array) -> tuple[Buffer, ...]:
     """The columns' bytes, little-endian and contiguous, without copying where that is how they are."""
+    if is_few(len(columns[0])):
+        return tuple(c.tobytes() for c in columns)
     return tuple(raw(np.ascontiguousarray(c)) if len(c) else b"" for c in columns)
 
 
@@ -212,7 +215,7 @@ def parse_append(frame: Frame) -> Append:
     n = frame.count
     due, size = columns.read_column("<i8", n), columns.read_column("<u4", n)
     key, tag = columns.read_column("<u4", n), columns.read_column("<u4", n)
-    if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
+    if not n or total(size) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
     return Append(producer, number, due, size, key, tag, frame.payload[columns.at :], records_at)
@@ -356,7 +359,7 @@ def parse_relocate(frame: Frame) -> Relocate:
     columns, n = PayloadColumns(frame.payload), frame.count
     seq, due, old_offset = (columns.read_column("<i8", n) for _ in range(3))
     size, key, tag = (columns.read_column("<u4", n) for _ in range(3))
-    if int(size.sum(dtype=np.int64)) != len(frame.payload) - columns.at:
+    if total(size) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
     return Relocate(seq, due, old_offset, size, key, tag, frame.payload[columns.at :], records_at)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from delayapi.units import DAY_MS, format_bytes
 
+from delaynode.store.columns import highest, is_few, lowest, total
 from delaynode.store.errors import Refused
-from delaynode.store.types import I64, U8, U32, Buffer
+from delaynode.store.types import I64, U8, U32, Array, Buffer
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_BATCH_BYTES = 8 << 20
@@ -51,12 +52,12 @@ def columns_of(
         raise Refused(
             "BATCH_TOO_LARGE", f"the records have {len(records):,} bytes, the limit is {format_bytes(MAX_BATCH_BYTES)}"
         )
-    columns = []
-    for name, data, dtype, optional in (
-        ("time", time, "<i8", False), ("relative", relative, "u1", True), ("size", size, "<u4", False),
-        ("key_hash", key, "<u4", True), ("tag_hash", tag, "<u4", True),
+    columns: list[Array] = []
+    for name, data, dtype, width, optional in (
+        ("time", time, "<i8", 8, False), ("relative", relative, "u1", 1, True), ("size", size, "<u4", 4, False),
+        ("key_hash", key, "<u4", 4, True), ("tag_hash", tag, "<u4", 4, True),
     ):  # fmt: skip
-        wanted = count * np.dtype(dtype).itemsize
+        wanted = count * width
         if optional and not len(data):
             columns.append(np.zeros(0 if name == "relative" else count, dtype))
         elif len(data) != wanted:
@@ -64,27 +65,34 @@ def columns_of(
         else:
             columns.append(np.frombuffer(data, dtype))
     times, flags, sizes, keys, tags = columns
-    if len(flags) and int(flags.max()) > 1:
-        raise Refused("BAD_COLUMNS", f"column relative: message {int(np.argmax(flags > 1))} is neither 0 nor 1")
-    if int(times.min()) < 0:
-        raise Refused("BAD_COLUMNS", f"column time: message {int(np.argmin(times))} is negative ({int(times.min())})")
-    if int(sizes.max()) > MAX_MESSAGE_BYTES:
-        at = int(np.argmax(sizes))
+    flag, at = highest(flags) if len(flags) else (0, 0)
+    if flag > 1:
+        raise Refused("BAD_COLUMNS", f"column relative: message {at} is neither 0 nor 1")
+    least, at = lowest(times)
+    if least < 0:
+        raise Refused("BAD_COLUMNS", f"column time: message {at} is negative ({least})")
+    largest, at = highest(sizes)
+    if largest > MAX_MESSAGE_BYTES:
         raise Refused(
             "MESSAGE_TOO_LARGE",
-            f"message {at} has {int(sizes[at]):,} bytes, the limit is {format_bytes(MAX_MESSAGE_BYTES)}",
+            f"message {at} has {largest:,} bytes, the limit is {format_bytes(MAX_MESSAGE_BYTES)}",
         )
-    if int(sizes.min()) == 0:
-        raise Refused("BAD_COLUMNS", f"column size: message {int(np.argmin(sizes))} has an empty record")
-    total = int(sizes.sum(dtype=np.int64))
-    if total != len(records):
-        raise Refused("BAD_COLUMNS", f"column size adds up to {total} bytes, records has {len(records)}")
+    least, at = lowest(sizes)
+    if least == 0:
+        raise Refused("BAD_COLUMNS", f"column size: message {at} has an empty record")
+    if total(sizes) != len(records):
+        raise Refused("BAD_COLUMNS", f"column size adds up to {total(sizes)} bytes, records has {len(records)}")
     return IncomingBatch(times, flags, sizes, keys, tags, records, producer, number)
 
 
 def resolve_due(time: I64, relative: U8, now_ms: int, max_delay_ms: int) -> I64:
     """The due of each message, i64[n] ms: delays counted from `now_ms`. Raises Refused beyond `max_delay_ms`."""
     latest = now_ms + max_delay_ms
+    if is_few(len(time)):
+        flags = relative.tolist() or [0] * len(time)
+        delays = [at if flag else at - now_ms for at, flag in zip(time.tolist(), flags, strict=True)]
+        if max(delays, default=0) <= max_delay_ms:
+            return np.array([now_ms + delay for delay in delays], np.int64)
     if len(relative):
         limit = np.where(relative == 1, max_delay_ms, latest)
         over = time > limit

@@ -44,12 +44,12 @@ def rows_at(queue: ConsumeQueue, offsets: I64) -> Records:
     """The queue's units at these ascending offsets, read in few pieces. Raises Damaged when one is not there."""
     if not len(offsets):
         return queue.read(0, 0)
-    is_dense = offsets[-1] - offsets[0] <= MAX_GAP_ROWS
+    is_dense = int(offsets[-1]) - int(offsets[0]) <= MAX_GAP_ROWS
     parts = []
     for part in (offsets,) if is_dense else np.split(offsets, np.flatnonzero(np.diff(offsets) > MAX_GAP_ROWS) + 1):
         low, high = int(part[0]), int(part[-1]) + 1
         rows = queue.read(low, high - low)
         if len(rows) < high - low:
             raise Damaged(f"queue offsets [{low}, {high}) are wanted, {len(rows)} of them are there")
-        parts.append(rows[part - low])
+        parts.append(rows if len(rows) == len(part) else rows[part - low])
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

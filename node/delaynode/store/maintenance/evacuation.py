@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.log.commit_log import frames_of
 from delaynode.store.log.frames import FrameKind, parse_append, parse_relocate
 from delaynode.store.shard import Shard
@@ -20,7 +21,7 @@ from delaynode.store.timer.cascade import ChainReader
 from delaynode.store.timer.due_window import SortedRun
 from delaynode.store.timer.jobs import SlotRef, TimerView
 from delaynode.store.timer.units import DEFAULT, MAGIC_MASK, ROLL, SAME, UNIT, concatenated, latest_units
-from delaynode.store.types import I64, Bools, Buffer, Pair, Records, at_or_below
+from delaynode.store.types import I64, Bools, Buffer, Pair, Records
 
 BATCH_BYTES = 4 << 20  # of records in one RELOCATE, about
 BATCH_ROWS = 65_536

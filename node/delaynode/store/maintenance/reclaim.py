@@ -20,6 +20,7 @@ from operator import itemgetter
 import numpy as np
 from delayapi.units import DAY_MS
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.errors import Impossible
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog
@@ -29,7 +30,7 @@ from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.units import ROLL, SAME, units
-from delaynode.store.types import Buffer, Records, at_or_below
+from delaynode.store.types import Buffer, Records
 
 TRIM_ROWS = 65_536  # queue entries that one TRIM ends the keeping of, at most: they are read on the owner's thread
 WORTH_ROWS = 65_536  # so many queue entries, or an empty segment, are worth a TRIM at once

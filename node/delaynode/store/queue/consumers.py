@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
+from delaynode.store.columns import highest, is_few
 from delaynode.store.errors import Impossible, Refused
 from delaynode.store.log.frames import FLAG_DEAD_LETTERS, FrameKind, GroupChange, GroupProgress
 from delaynode.store.log.offsets import as_attempt_ranges, as_ranges, expand, rows_at
@@ -146,20 +149,21 @@ class Consumers:
         until_ms = now_ms + invisible_ms
         delivered = group.deliver(self.queue, now_ms, until_ms, max_messages)
         rows = self._rows(group, delivered.offset)
-        fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), max_bytes, "right")))
+        fits = _fitting(rows["size"], max_bytes)
         if fits < len(rows):
             group.undo_delivery(delivered.offset[fits:], until_ms)
             delivered, rows = DeliveryAttempts(delivered.offset[:fits], delivered.attempt[:fits]), rows[:fits]
-        depends_on = group.commit_dependency.depends_on(
-            int(delivered.offset.max(initial=-1)) + 1 - self.limits.max_unacked
-        )
-        records_end = int((rows["offset"] + rows["size"]).max(initial=0))
+        last = highest(delivered.offset)[0] if len(rows) else -1
+        depends_on = group.commit_dependency.depends_on(last + 1 - self.limits.max_unacked)
+        records_end = highest(rows["offset"] + rows["size"])[0] if len(rows) else 0
         if records_end > self._committed_offset():  # a dead letter's, which a RELOCATE under way moves
             depends_on = max(depends_on, records_end)
         return ConsumerDelivery(delivered.offset, delivered.attempt, rows, depends_on, until_ms)
 
     def _rows(self, group: Group, delivered: I64) -> Records:
         """The rows of what a group handed out: dead letters first, then messages of its window."""
+        if not len(group.dead_letters):
+            return rows_at(self.queue, delivered)
         positions, is_dead_letter = group.dead_letters.find_redriven(delivered)
         rows = rows_at(self.queue, delivered[~is_dead_letter])
         return (
@@ -177,16 +181,28 @@ class Consumers:
         if not len(start):
             return 0
         group.skip_filtered(self.queue, SKIP_ROWS)
-        bad = (start < 0) | (end <= start) | (end > self.queue.visible)
+        start, end = self._sound_ranges(group, start, end)
+        progress = GroupProgress(name, start, end, NONE_U32, NONE_I64)
+        if len(group.dead_letters):
+            self._check_removal(group, *group.dead_letters.at(group.dead_letters.redriven_in(start, end)))
+        with self._propose(FrameKind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
+            group.commit_dependency.add_window_move(group.first_unacked, log_end, self._committed_offset())
+            return group.acknowledge(start, end, self.queue)
+
+    def _sound_ranges(self, group: Group, start: I64, end: I64) -> tuple[I64, I64]:
+        """The ranges (k,) of an acknowledgement in ascending order. Raises Refused."""
+        visible, first_unacked = self.queue.visible, group.first_unacked
+        if len(start) == 1:
+            low, high = int(start[0]), int(end[0])
+            if 0 <= low < high <= visible and high <= first_unacked + self.limits.max_unacked:
+                return start, end
+        bad = (start < 0) | (end <= start) | (end > visible)
         if bad.any():
             at = int(np.argmax(bad))
             raise Refused(
-                "BAD_REQUEST",
-                f"range {at} is [{int(start[at])}, {int(end[at])}), released are [0, {self.queue.visible})",
+                "BAD_REQUEST", f"range {at} is [{int(start[at])}, {int(end[at])}), released are [0, {visible})"
             )
-        reach = (
-            max(group.first_unacked, int(end[start <= group.first_unacked].max(initial=0))) + self.limits.max_unacked
-        )
+        reach = max(first_unacked, int(end[start <= first_unacked].max(initial=0))) + self.limits.max_unacked
         if int(end.max()) > reach:
             raise Refused(
                 "BAD_REQUEST",
@@ -196,11 +212,7 @@ class Consumers:
         start, end = start[order], end[order]
         if bool((start[1:] < end[:-1]).any()):
             raise Refused("BAD_COLUMNS", "ranges overlap")
-        progress = GroupProgress(name, start, end, NONE_U32, NONE_I64)
-        self._check_removal(group, *group.dead_letters.at(group.dead_letters.redriven_in(start, end)))
-        with self._propose(FrameKind.ACK, len(start), progress.payload(), now_ms, 0) as log_end:
-            group.commit_dependency.add_window_move(group.first_unacked, log_end, self._committed_offset())
-            return group.acknowledge(start, end, self.queue)
+        return start, end
 
     def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
         """End attempts: those that are the last become dead letters, the others wait for their backoff."""
@@ -394,8 +406,9 @@ class Consumers:
         group = self.groups.get(progress.group)
         if group is None or not len(progress.start):
             return
-        if int(progress.end.max()) > self.queue.end:  # of messages that are not here
-            raise Impossible(f"it names queue offset {int(progress.end.max()) - 1}, the queue ends at {self.queue.end}")
+        last = highest(progress.end)[0]
+        if last > self.queue.end:  # of messages that are not here
+            raise Impossible(f"it names queue offset {last - 1}, the queue ends at {self.queue.end}")
         if flags & FLAG_DEAD_LETTERS:
             offsets = expand(progress.start, progress.end)
             group.redrive(offsets, wall_ms) if kind is FrameKind.RETRY else group.drop_dead_letters(offsets)
@@ -425,6 +438,13 @@ class Consumers:
             prefix = f"g{at}."
             group.restore(window_end, {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)})
             self._add(group)
+
+
+def _fitting(size: U32, max_bytes: int) -> int:
+    """How many of these records (n,), from the first on, are `max_bytes` at most, but at least 1."""
+    if is_few(len(size)):
+        return max(1, bisect_right([*accumulate(size.tolist())], max_bytes))
+    return max(1, int(np.searchsorted(np.cumsum(size, dtype=np.int64), max_bytes, "right")))
 
 
 def _hashes(tags: tuple[str, ...]) -> U32:

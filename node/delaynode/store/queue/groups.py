@@ -160,6 +160,11 @@ class Group:
 
     def _advance_first_unacked(self) -> None:
         low, high = self.first_unacked - self._origin, self.window_end - self._origin
+        if low < high and self._state[low] != DONE:
+            return
+        if low + 1 == high or (low + 1 < high and self._state[low + 1] != DONE):
+            self.first_unacked += 1
+            return
         open_rows = np.flatnonzero(self._state[low : min(low + 64, high)] != DONE)
         if not len(open_rows):
             open_rows = np.flatnonzero(self._state[low:high] != DONE)
@@ -180,9 +185,10 @@ class Group:
         self._state[rows], self._until[rows] = OUT, until_ms
         if len(chosen):
             self._next_expiry = min(self._next_expiry, until_ms)
-        return DeliveryAttempts(
-            np.concatenate((again, chosen)), np.concatenate((attempts, self._attempt[rows].astype(np.uint32)))
-        )
+        own = self._attempt[rows].astype(np.uint32)
+        if not len(again):
+            return DeliveryAttempts(chosen, own)
+        return DeliveryAttempts(np.concatenate((again, chosen)), np.concatenate((attempts, own)))
 
     @property
     def next_expiry(self) -> int:
@@ -206,6 +212,10 @@ class Group:
             if end <= begin:
                 break
             self._extend_window_to(end, queue)
+            if not len(self.tag_hashes):  # all that is new is FREE
+                new = np.arange(begin, end)
+                found = np.concatenate((found, new)) if len(found) else new
+                continue
             begin = max(begin, self._origin)
             rows = np.flatnonzero(self._state[begin - self._origin : end - self._origin] == FREE)
             if len(rows) > remaining:
@@ -271,11 +281,16 @@ class Group:
         """ACK of k ranges of released offsets; returns how many messages were not done before."""
         if not len(start):
             return 0
+        if len(start) == 1:
+            low, high = int(start[0]), int(end[0])
+            if self.first_unacked <= low < high <= self.window_end:
+                return self._acknowledge_within(low, high)
+            if low <= self.first_unacked <= self.window_end < high and not len(self.dead_letters):
+                return self._skip_window(high, queue)
         done = 0
         done_below = int(end[start <= self.first_unacked].max(initial=0))
-        if done_below > self.window_end:  # a commit that goes past the window needs no rows
-            open_rows = self._state[self.first_unacked - self._origin : self.window_end - self._origin] != DONE
-            done = int(np.count_nonzero(open_rows)) + self._skip_window_to(done_below, queue)
+        if done_below > self.window_end:
+            done = self._skip_window(done_below, queue)
         self._extend_window_to(min(int(end.max()), queue.end), queue)
         offsets = expand(
             np.maximum(start, self.first_unacked),
@@ -288,6 +303,23 @@ class Group:
         again = self.dead_letters.redriven_in(start, end)
         self.dead_letters.remove(again)
         return done + len(again)
+
+    def _acknowledge_within(self, start: int, end: int) -> int:
+        """acknowledge() of one range of the window."""
+        state = self._state[start - self._origin : end - self._origin]
+        done = int(np.count_nonzero(state != DONE))
+        state[:] = DONE
+        self._advance_first_unacked()
+        if len(self.dead_letters):
+            again = self.dead_letters.redriven_in(np.array([start]), np.array([end]))
+            self.dead_letters.remove(again)
+            done += len(again)
+        return done
+
+    def _skip_window(self, end: int, queue: ConsumeQueue) -> int:
+        """ACK of all below `end`, past the window, which needs no rows; returns how many were not done before."""
+        open_rows = self._state[self.first_unacked - self._origin : self.window_end - self._origin] != DONE
+        return int(np.count_nonzero(open_rows)) + self._skip_window_to(end, queue)
 
     def _skip_window_to(self, end: int, queue: ConsumeQueue) -> int:
         """The whole window goes to `end`, above where it ends; how many messages that skips unseen."""

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.timer.due_window import before
 from delaynode.store.timer.jobs import SlotRef, TimerView, first_of, within
 from delaynode.store.timer.timer_log import UNIT_BYTES, Flush, TimerLog, as_units
 from delaynode.store.timer.units import ROLL, UNIT, latest_units
-from delaynode.store.types import Bools, Pair, Records, at_or_below
+from delaynode.store.types import Bools, Pair, Records
 
 CHUNK_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about five times that while they are folded
 PART_UNITS = 8_192  # of a run, which lie side by side and are read together

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.timer.due_window import SortedRun, before
 from delaynode.store.timer.jobs import SlotRef, TimerView, part_that_fits
 from delaynode.store.timer.timer_log import UNIT_BYTES, as_units
 from delaynode.store.timer.units import COUNT, ROLL, SAME, change_of, concatenated, latest_units, units
-from delaynode.store.types import Bools, Pair, Records, at_or_below
+from delaynode.store.types import Bools, Pair, Records
 
 STEP_UNITS = 262_144  # units that one step may read of one slot, and about as many it appends
 

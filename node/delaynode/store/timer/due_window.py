@@ -1,23 +1,30 @@
 """The due window: the coming minutes' live messages as sorted runs in memory. Only a cache of the wheel's slots.
 
 A run is columns sorted by (due, seq). Arrivals wait unsorted until the next look, become a run, and runs of like size
-merge as long as they are small, so there are few of them; a release is a binary search in each. Above its limit
-the window forgets the latest rows; they are read from the wheel again when they are near.
+merge as long as they are small, so there are few of them; a release is a binary search in each. Those that arrive a few
+at a time wait in a heap of plain rows, from which a release takes them as they are. Above its limit the window forgets
+the latest rows; they are read from the wheel again when they are near.
 """
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below, is_few, release_order
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, UNIT, concatenated
-from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records, at_or_below, release_order
+from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records
 
 RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag", "check")  # in the order of SortedRun's fields
 CANCELLED_AT, MOVED_AT = -1, -2  # in place of a record's offset: dead, and why
 NEVER = 2**63 - 1  # a due: nothing waits
 MAX_MERGED_RUN = 262_144  # rows: merging larger ones would take twice their memory
+MAX_HEAP = 1024  # rows in the heap
+
+Row = tuple[int, int, int, int, int, int, int, int]
+"""A unit as plain numbers, in the order of its fields: due and seq come first, so rows sort by them."""
 
 
 @dataclass(slots=True)
@@ -45,6 +52,10 @@ class SortedRun:
 
     def __len__(self) -> int:
         return len(self.due) - self.at
+
+    def first(self) -> Pair:
+        """The first row that is not released."""
+        return Pair(int(self.due[self.at]), int(self.seq[self.at]))
 
     def merged(self, other: SortedRun) -> SortedRun:
         pairs = zip(self.columns(), other.columns(), strict=True)
@@ -103,10 +114,11 @@ class DueWindow:
         self._runs: list[SortedRun] = []
         self._arrivals: list[Records] = []
         self._arrived = 0  # rows in _arrivals
-        self._first_arrival = NEVER
+        self._first_arrival = NEVER  # the earliest due in _arrivals, ms
+        self._heap: list[Row] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._runs)) + self._arrived
+        return sum(map(len, self._runs)) + self._arrived + len(self._heap)
 
     def covers(self, due: I64, seq: I64) -> Bools:
         """Which of these messages belong here."""
@@ -114,12 +126,27 @@ class DueWindow:
 
     def add(self, units: Records) -> None:
         """Arrivals below the bound, in any order. Copies nothing: the array must stay as it is."""
-        if len(units):
+        if not len(units):
+            return
+        if is_few(len(units)):
+            for row in units.tolist():
+                heappush(self._heap, row)
+            if len(self._heap) > MAX_HEAP:
+                self._empty_heap()
+        else:
             self._arrivals.append(units)
             self._arrived += len(units)
             self._first_arrival = min(self._first_arrival, int(units["due"].min()))
-            if len(self) > self.limit:
-                self._shed(max(1, self.limit * 3 // 4))
+        if len(self) > self.limit:
+            self._shed(max(1, self.limit * 3 // 4))
+
+    def _empty_heap(self) -> None:
+        """Its rows wait with the other arrivals."""
+        units = np.array(self._heap, UNIT)
+        self._first_arrival = min(self._first_arrival, self._heap[0][0])
+        self._heap.clear()
+        self._arrivals.append(units)
+        self._arrived += len(units)
 
     def extend(self, loaded: Records, bound: Pair) -> None:
         """Install what was loaded from the wheel between the old bound and `bound`."""
@@ -130,6 +157,8 @@ class DueWindow:
 
     def flush_arrivals(self) -> None:
         """Turn waiting arrivals into a run; what needs it does it, but it is better done in good time."""
+        if self._heap:
+            self._empty_heap()
         if self._arrivals:
             self._runs.append(SortedRun.of(concatenated(self._arrivals)))
             self._arrivals.clear()
@@ -172,7 +201,8 @@ class DueWindow:
 
     def next_due(self) -> int:
         """The earliest due here, ms; NEVER when there is none."""
-        return min([self._first_arrival, *(int(run.due[run.at]) for run in self._runs if len(run))])
+        first = self._heap[0][0] if self._heap else NEVER
+        return min(first, self._first_arrival, *(int(run.due[run.at]) for run in self._runs if len(run)))
 
     def count_below(self, due_ms: int) -> int:
         """How many live rows are due before `due_ms`."""
@@ -189,6 +219,11 @@ class DueWindow:
         """
         if self._first_arrival <= target.due:
             self.flush_arrivals()
+        if self._heap and self._heap[0][:2] <= target:
+            if not any(len(run) and run.first() <= target for run in self._runs):
+                return self._drain_heap(target, max_rows if max_live is None else min(max_rows, max_live))
+            rows = self._pop(target, len(self._heap))
+            self._runs.append(SortedRun.of(np.array(rows, UNIT)))
         ends = [max(run.at, run.rows_through(target)) for run in self._runs]
         cut = sum(end - run.at for run, end in zip(self._runs, ends, strict=True)) > max_rows
         if cut:  # nothing beyond the `max_rows`-th row of any one run is needed
@@ -225,6 +260,23 @@ class DueWindow:
         if not live.all():
             columns = [column[live] for column in columns]
         return ReleasedColumns(*columns, watermark=watermark)
+
+    def _pop(self, target: Pair, most: int) -> list[Row]:
+        """Take up to `most` rows at or below `target` out of the heap, in order."""
+        rows: list[Row] = []
+        while len(rows) < most and self._heap and self._heap[0][:2] <= target:
+            rows.append(heappop(self._heap))
+        return rows
+
+    def _drain_heap(self, target: Pair, most: int) -> ReleasedColumns:
+        """drain() where the heap alone has rows at or below `target`: all of them live."""
+        rows = self._pop(target, most)
+        cut = bool(self._heap) and self._heap[0][:2] <= target
+        due, seq, offset, size, _, tag, _, check = zip(*rows, strict=True)
+        return ReleasedColumns(
+            np.array(due, np.int64), np.array(seq, np.int64), np.array(offset, np.int64), np.array(size, np.uint32),
+            np.array(tag, np.uint32), np.array(check, np.uint32), watermark=Pair(due[-1], seq[-1]) if cut else target,
+        )  # fmt: skip
 
     def kill(self, due: I64, seq: I64, mark: int) -> None:
         """Mark rows dead; those not here are left alone."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 
+from delaynode.store.columns import total
 from delaynode.store.timer.cascade import CHUNK_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timer.cleanup import STEP_UNITS, CleanupCycle, CleanupJob
 from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, ReleasedColumns, after
@@ -110,7 +111,7 @@ class TimerIndex:
         """New live messages above the watermark."""
         self._arrive(rows)
         inside = self.window.covers(rows["due"], rows["seq"])
-        self.window.add(rows if inside.all() else rows[inside])
+        self.window.add(rows if np.count_nonzero(inside) == len(rows) else rows[inside])
         self._count(rows, 1)
 
     def delete(self, due: I64, seq: I64, size: U32, *, moved: bool) -> None:
@@ -137,7 +138,7 @@ class TimerIndex:
         taken = self.window.drain(target, max_rows, max_live)
         self.watermark = taken.watermark
         self.pending -= len(taken)
-        self.pending_bytes -= int(taken.size.sum(dtype=np.int64))
+        self.pending_bytes -= total(taken.size)
         return taken
 
     def _arrive(self, rows: Records) -> None:
@@ -152,7 +153,7 @@ class TimerIndex:
 
     def _count(self, rows: Records, sign: int) -> None:
         self.pending += sign * len(rows)
-        self.pending_bytes += sign * int(rows["size"].sum(dtype=np.int64))
+        self.pending_bytes += sign * total(rows["size"])
 
     # ------------------------------------------------------------ limits
     def last_due_ms(self) -> int:

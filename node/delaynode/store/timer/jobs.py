@@ -12,11 +12,12 @@ from itertools import chain as chained
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.timer.due_window import after, before
 from delaynode.store.timer.timer_log import UNIT_BYTES, LogRange, SlotRuns, TimerLog, as_units, build_flush
 from delaynode.store.timer.units import DELETE, concatenated, live_units
 from delaynode.store.timer.wheel import TimerWheel
-from delaynode.store.types import Bools, Pair, Records, at_or_below
+from delaynode.store.types import Bools, Pair, Records
 
 HERD_BINS = 1 << 16
 SORTED_FROM = 4  # looks at the unflushed units: from then on it pays to sort them

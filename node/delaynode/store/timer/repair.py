@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.errors import Damaged
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, frames_of
@@ -43,7 +44,7 @@ from delaynode.store.timer.timer_log import (
 )
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, ROLL, SAME, UNIT, concatenated, units
 from delaynode.store.timer.wheel import TimerWheel
-from delaynode.store.types import I64, MAX_SEQ, Pair, Records, at_or_below, raw
+from delaynode.store.types import I64, MAX_SEQ, Pair, Records, raw
 
 
 class FlushRepairer:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from delaynode.store.types import I64, U32, Array, Bools, Records, release_order
+from delaynode.store.columns import release_order
+from delaynode.store.types import I64, U32, Array, Bools, Records
 
 DEFAULT, ROLL, DELETE, MOVED, SAME, COUNT = 1, 2, 4, 8, 16, 32
 MAGIC_MASK = 0xFFFF  # a stored unit has its own check above

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.errors import Damaged
 from delaynode.store.log.checks import checks_in, join_padded
 from delaynode.store.log.commit_log import CommitLog
@@ -33,7 +34,7 @@ from delaynode.store.log.frames import (
     parse_trim,
 )
 from delaynode.store.log.segments import SegmentedFile
-from delaynode.store.types import I64, MAX_SEQ, U32, Bools, Pair, at_or_below
+from delaynode.store.types import I64, MAX_SEQ, U32, Bools, Pair
 from delaynode.store.verify.findings import Report
 from delaynode.store.verify.table import Table
 

@@ -21,6 +21,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Unappliable
 from delaynode.store.log.commit_log import CommitLog, frames_of
@@ -41,7 +42,7 @@ from delaynode.store.log.frames import (
 from delaynode.store.maintenance import marker, persist
 from delaynode.store.maintenance.recovery_point import remove_previous
 from delaynode.store.shard import Shard
-from delaynode.store.types import I64, at_or_below
+from delaynode.store.types import I64
 from delaynode.store.verify.overlay import Overlay
 
 KEPT = ".repair"  # beside the shards' directories

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delaynode.store.types import I64, Array, release_order
+from delaynode.store.columns import release_order
+from delaynode.store.types import I64, Array
 
 PART = 1 << 20  # pairs compared at a time, about
 

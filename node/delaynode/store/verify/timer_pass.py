@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from delayapi.units import HOUR_MS, MINUTE_MS
 
+from delaynode.store.columns import at_or_below
 from delaynode.store.errors import Damaged, Trimmed
 from delaynode.store.timer.index import MINUTE_SLOTS, hour_slots
 from delaynode.store.timer.timer_log import HEADER, STORED, UNIT_BYTES, TimerLog, _runs, flush_crc, own_checks
 from delaynode.store.timer.units import COUNT, DEFAULT, DELETE, MOVED, ROLL, SAME, change_of, latest_units
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
-from delaynode.store.types import I64, Array, Bools, Pair, Records, at_or_below, raw
+from delaynode.store.types import I64, Array, Bools, Pair, Records, raw
 from delaynode.store.verify.findings import MAX_PER_KIND, Report
 from delaynode.store.verify.log_pass import LogFacts
 from delaynode.store.verify.table import Table

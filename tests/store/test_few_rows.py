@@ -1,0 +1,110 @@
+"""Few rows taken as plain numbers leave the same bytes and the same state as in NumPy's columns."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from delaynode.store import columns
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.log import checks
+from delaynode.store.log.incoming_batch import columns_of, resolve_due
+from delaynode.store.queue.consume_queue import OWN_WORD, QUEUED, QUEUED_BYTES
+from delaynode.store.types import Pair
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.store.support.consuming import World
+from tests.store.support.walks import few_rows, times, walk
+from tests.store.test_store_model import EVERYTHING
+
+MANY = (0, 0)  # nothing counts as few
+NUMBERS = st.integers(0, 2**40)
+
+
+@pytest.mark.parametrize("few", [(1, 1), (8, 4), (8, 1024)])
+def test_the_same_life_leaves_the_same_files(few: tuple[int, int]) -> None:
+    for seed in range(4 * 10**6 + few[1], 4 * 10**6 + few[1] + times(12)):
+        one, other = (walk(seed, EVERYTHING, length=40, few=rows) for rows in (MANY, few))
+        assert files_of(one) == files_of(other), f"seed {seed}"
+        assert one.shard.index.pending_bytes == other.shard.index.pending_bytes
+        assert one.shard.producers.rows().tobytes() == other.shard.producers.rows().tobytes()
+        assert one.shard.space.ledger.segments.tobytes() == other.shard.space.ledger.segments.tobytes()
+
+
+def files_of(world: World) -> dict[str, bytes]:
+    return {path: bytes(file.data) for path, file in world.disk.files.items() if not path.endswith("shard.json")}
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=12), NUMBERS, NUMBERS)
+def test_what_is_asked_of_columns_has_one_answer(rows: list[tuple[int, int]], low: int, start: int) -> None:
+    due, seq = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    answers = []
+    for few in (MANY, (12, 0)):
+        with few_rows(*few):
+            answers.append(
+                (
+                    columns.total(due), columns.highest(due), columns.lowest(due),
+                    columns.at_or_below(due, seq, Pair(low, low)).tolist(),
+                    columns.release_order(due, seq).tolist(), columns.record_offsets(seq, start).tolist(),
+                )
+            )  # fmt: skip
+    assert answers[0] == answers[1]
+
+
+@given(st.integers(1, 4), st.integers(0, 2**62), st.integers(0, 2**64 - 1), st.integers(0, 2**32))
+def test_checks_have_one_value(count: int, start: int, uid: int, seed: int) -> None:
+    rng = random.Random(seed)
+    units = np.frombuffer(rng.randbytes(count * QUEUED_BYTES), QUEUED)
+    positions = np.arange(start, start + count)
+    size = np.array([rng.randrange(1, 300) for _ in range(count)], np.uint32)
+    records = rng.randbytes(int(size.sum()))
+    answers = []
+    for few in (MANY, (8, 0)):
+        with few_rows(*few):
+            of_units = [
+                checks.unit_checks(units, positions, own, bits, uid).tolist() for own, bits in ((OWN_WORD, 32), (3, 16))
+            ]
+            answers.append((of_units, checks.record_checks(records, start, size, positions).tolist()))
+    assert answers[0] == answers[1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(-2, 2**41), st.integers(0, 2), st.sampled_from([0, 1, 300, 5 << 20]))),
+    st.booleans(),
+    st.integers(-1, 1),
+)
+def test_a_batch_is_taken_or_refused_in_the_same_words(
+    rows: list[tuple[int, int, int]], with_flags: bool, excess: int
+) -> None:
+    """Of the numbers on either side of each limit, and records that are as long as said, or a byte more or less."""
+    time, flags, size = zip(*rows, strict=True) if rows else ((), (), ())
+    records = bytes(min(max(0, sum(size) + excess), 9 << 20))
+    with few_rows(*MANY):
+        expected = taken(time, flags if with_flags else (), size, records)
+    with few_rows(8, 0):
+        assert taken(time, flags if with_flags else (), size, records) == expected
+
+
+def taken(time: tuple[int, ...], flags: tuple[int, ...], size: tuple[int, ...], records: bytes) -> object:
+    try:
+        batch = columns_of(
+            len(time), np.array(time, "<i8").tobytes(), np.array(flags, "u1").tobytes(),
+            np.array(size, "<u4").tobytes(), b"", b"", records, 0, 0,
+        )  # fmt: skip
+        return resolve_due(batch.time, batch.relative, 10**12, 2**40).tolist()
+    except Refused as refused:
+        return refused.reason, refused.message
+
+
+def test_a_planted_difference_is_found() -> None:
+    """The comparison can fail: where few rows get a wrong check, a read finds it, or the files differ."""
+    real = checks._scalar_unit_checks
+
+    def wrong(*arguments: object) -> object:
+        return real(*arguments) ^ np.uint64(1)  # type: ignore[arg-type]
+
+    with patch.object(checks, "_scalar_unit_checks", wrong), pytest.raises((AssertionError, Damaged)):
+        test_the_same_life_leaves_the_same_files((8, 1024))
