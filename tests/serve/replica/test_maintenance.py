@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from pathlib import Path
 
 import pytest
 from delaynode.replication.transport.until import wait_until
+from delaynode.store.errors import Refused
 from delaynode.store.maintenance.persist import CheckpointJob
 
 from tests.serve.support.hosts import node
@@ -107,6 +109,34 @@ def test_a_node_that_stops_while_a_term_ends_writes_no_second_checkpoint_beside_
             go_on.set()
             await asyncio.wait_for(asyncio.gather(checkpoint, stopping), 10)
             assert most == [1]
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_that_a_terms_end_refuses_after_its_caller_went_is_no_error_of_the_loop(tmp_path: Path) -> None:
+    """asyncio says "Task exception was never retrieved", at level error, of a task that nobody asks how it ended."""
+
+    async def main() -> None:
+        said: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            await made.send("a", [made.clock.now_ms() + 60_000])
+
+            async def refused(offset: int) -> None:
+                await asyncio.sleep(0.05)
+                raise Refused("NOT_OWNER", "another term has begun")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(host, "wait_log_committed", refused)
+                caller = asyncio.create_task(host.maintenance.checkpoint(copy_wheels=False))
+                await asyncio.sleep(0.01)
+                caller.cancel()
+                await asyncio.wait([caller])
+                await asyncio.sleep(0.1)  # it ends before anybody waits for it
+                del caller  # which holds it
+            gc.collect()
+        assert not said
 
     asyncio.run(main())
 

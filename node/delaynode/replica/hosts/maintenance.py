@@ -179,8 +179,13 @@ class Maintenance:
         """Half of it must not be left when the caller is cancelled: wait_idle() waits for it."""
         task = asyncio.ensure_future(work)
         self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+        task.add_done_callback(self._on_written)
         await asyncio.shield(task)
+
+    def _on_written(self, task: asyncio.Future[None]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller was told, or has gone, and then the copy is being closed or changes its role
 
     async def wait_idle(self) -> None:
         """Return when no checkpoint and no cascade is under way any more."""
