@@ -53,7 +53,7 @@ def merge(found: ClusterSpec | None, requested: LocalSpec, on_disk: int = 0) -> 
     _not_less("horizon days", horizon_days, found.horizon_days)
     lease_seconds = requested.get("lease_seconds")
     if lease_seconds is not None and lease_seconds < MIN_LEASE_SECONDS:
-        allowed = f"allowed: at least {MIN_LEASE_SECONDS}, since a node renews its lease each second"
+        allowed = f"allowed: at least {MIN_LEASE_SECONDS}, since a node renews its lease twice in that time"
         raise BadSpec(f"lease seconds: {lease_seconds} asked for; {allowed}")
     merged = {topic.name: topic for topic in found.topics}
     for topic in requested.get("topics", ()):
