@@ -15,7 +15,8 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # ---- what builds wheels
 FROM ${BASE_IMAGE} AS tools
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+# The time of files in wheels, whose hash pip notes (direct_url.json).
+ENV SOURCE_DATE_EPOCH=315619200 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY locks/build.txt locks/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \

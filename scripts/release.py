@@ -91,15 +91,13 @@ def chart(source: Path, out: Path, epoch: int, helm: str) -> None:
         same_times(archive, epoch)
 
 
-def image(
-    source: Path, out: Path, epoch: int, target: str, base: str, version: str, revision: str, fresh: bool
-) -> None:
-    """The image and the list of its packages. fresh: takes no layer that was built before."""
+def image(source: Path, out: Path, epoch: int, target: str, base: str, version: str, revision: str) -> None:
+    """The image and the list of its packages. Layers that other builds left have other times, so none is taken."""
     name, tag = IMAGES[target], f"localhost/delaycluster-release/{target}:{version}"
     arguments = {"BASE_IMAGE": base, "VERSION": version, "REVISION": revision}
     build = ("podman", "build", "--network=host", "--isolation=chroot", f"--timestamp={epoch}", "--target", target)
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    run((*build, *words, *["--no-cache"] * fresh, "--tag", tag, source))
+    run((*build, *words, "--no-cache", "--tag", tag, source))
     archive = out / f"{name}-{version}.oci.tar"
     run(("podman", "save", "--quiet", "--format", "oci-archive", "--output", archive, tag))
     same_times(archive, epoch)
@@ -124,7 +122,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a directory that is empty, or not there yet")
     parser.add_argument("--base-image", type=digest, metavar="REPOSITORY@sha256:...", help="what the images start from")
     parser.add_argument("--targets", nargs="+", choices=IMAGES, default=list(IMAGES), help="the images to make")
-    parser.add_argument("--fresh", action="store_true", help="take no layer of an image that was built before")
     parser.add_argument("--helm", default=shutil.which("helm"), help="the command [default: on PATH]")
     options = parser.parse_args()
     if options.helm is None:
@@ -142,7 +139,7 @@ def main() -> int:
         (out / "RELEASE-NOTES.md").write_text(notes((source / "CHANGELOG.md").read_text(), version))
         if options.base_image:
             for target in options.targets:
-                image(source, out, epoch, target, options.base_image, version, commit, options.fresh)
+                image(source, out, epoch, target, options.base_image, version, commit)
         chart(source, out, epoch, options.helm)
         distributions(source, out, epoch)  # last: setuptools leaves files in the source
     (out / SUMS).write_text(sums(out))
