@@ -9,6 +9,7 @@ import pytest
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
 from delayclient.routing.reachability import Reachability
+from delayclient.routing.route_table import QueueRoute, RouteTable
 from delayclient.routing.routing import Cluster
 
 from tests.client.support.fakes import FakeCluster, FakeNode, until
@@ -40,6 +41,29 @@ def test_an_older_term_is_never_believed_again() -> None:
             assert await told((7, 3, ""), (8, 2, "c:1")) == [(7, 3, ""), (8, 2, "c:1")], "its master has died"
             assert await told((7, 4, "d:1")) == [(7, 4, "d:1"), (8, 2, "c:1")], "told by who knows fewer queues"
             assert await told((9, 1, "e:1")) == [(9, 1, "e:1")], "deleted and made again"
+
+    asyncio.run(main())
+
+
+def test_a_slow_answer_of_before_the_failover_keeps_nobody_from_the_new_master_for_long() -> None:
+    """A question took half a second, and told of the old master; the next is asked within half a second."""
+
+    async def main() -> None:
+        asked: list[float] = []
+
+        async def query_node(endpoint: str, topic: str) -> delay_pb2.QueryRouteResponse:
+            asked.append(time.monotonic())
+            await asyncio.sleep(0.5 if len(asked) == 1 else 0)
+            return answer((7, len(asked), f"m{len(asked)}:1"))
+
+        table = RouteTable(("a:1",), query_node, lambda endpoint: False, lambda endpoint: None)
+        await table.refresh("t")
+        answered = time.monotonic()
+        while table.at("t", 0) == QueueRoute(0, 7, 1, "", "m1:1"):
+            await asyncio.sleep(0.01)
+            await table.refresh("t")
+        assert asked[1] - answered < 1.0
+        assert asked[1] - answered > 0.3, "it isn't asked all the time either"
 
     asyncio.run(main())
 

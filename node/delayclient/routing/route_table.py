@@ -1,6 +1,6 @@
 """The known routes, queue to endpoint: asked for once, for all callers.
 
-A thousand shards may fail over at once. So there is one question at a time for all queues of a topic, questions take
+A thousand shards may fail over at once. So there is one question at a time for all queues of a topic, quick ones take
 a fifth of the time at most, and one that is not answered at once is put to the next node as well. An answer never
 takes a queue back to an older term: a node that is cut off goes on telling of it.
 """
@@ -20,7 +20,9 @@ _HEDGE_S: Final = 0.3
 """A node that has not answered by then is most likely frozen: the next one is asked too."""
 _AGAIN_S: Final = 0.1
 _SHARE: Final = 4.0
-"""After a question there is none for so many times its duration."""
+"""After a question there is none for so many times its duration ..."""
+_MAX_PAUSE_S: Final = 0.5
+"""... but for no longer than this: a slow answer may be older than the new master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class RouteTable:
             if self._queries.get(topic) is task:
                 del self._queries[topic]
             now_s = task.get_loop().time()
-            self._not_before[topic] = now_s + max(_AGAIN_S, _SHARE * (now_s - started_s))
+            self._not_before[topic] = now_s + min(max(_AGAIN_S, _SHARE * (now_s - started_s)), _MAX_PAUSE_S)
             if not task.cancelled():
                 task.exception()  # read, since perhaps no caller waits for it
 
