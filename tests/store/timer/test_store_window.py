@@ -176,3 +176,17 @@ def test_cancelled_rows_are_not_counted_as_the_load_to_come() -> None:
     window.kill(due[1:2], seq[1:2], CANCELLED_AT)
     assert window.count_below(31) == 2
     assert window.count_below(20) == 1
+
+
+def test_a_backlog_that_is_released_slowly_gathers_no_runs() -> None:
+    """Single messages come due behind it meanwhile, each at a release that is cut short."""
+    window = DueWindow(Pair(10_000, 0))
+    waiting = np.arange(1_000)
+    window.add(units(waiting // 10, waiting, waiting, 10, 0, 0, DEFAULT))
+    released = []
+    for seq in range(1_000, 1_200):
+        window.add(units(np.array([seq]), np.array([seq]), seq, 10, 0, 0, DEFAULT))
+        released += window.drain(Pair(seq, MAX_SEQ), 4096, 2).seq.tolist()
+        assert len(window._runs) < 12
+    released += window.drain(Pair(2_000, MAX_SEQ), 4096).seq.tolist()
+    assert released == list(range(1_200))

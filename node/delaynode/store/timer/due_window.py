@@ -255,7 +255,10 @@ class DueWindow:
         watermark = Pair(int(due[-1]), int(seq[-1])) if cut else target
         for run, end in zip(self._runs, ends, strict=True):
             run.at = max(run.at, run.rows_through(watermark)) if cut else end
-        self._runs = [run for run in self._runs if len(run)]
+        if cut:
+            self._merge()  # what came out of the heap and stays is a run of each release
+        else:
+            self._runs = [run for run in self._runs if len(run)]
         live = offset >= 0
         if not live.all():
             columns = [column[live] for column in columns]
