@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
-from delaynode.store.log.offsets import as_ranges, expand
+from delaynode.store.log.offsets import as_ranges, expand, rows_at
 from delaynode.store.queue import groups
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.groups import CommitDependency
@@ -346,3 +346,10 @@ def test_a_hand_out_that_is_given_back_late_takes_nothing_from_who_has_it_now() 
         assert group.counts(queue, world.now).in_flight == 1, redriven
         group.undo_delivery(now.offset, now.until_ms)
         assert group.counts(queue, world.now).in_flight == 0
+
+
+def test_an_offset_that_a_frame_names_twice_is_read_twice() -> None:
+    """No master writes such a DEAD; a letter must not get another message's row by it."""
+    queue = released([RED] * 4).shard.queue
+    named = np.array([1, 1, 3])
+    assert rows_at(queue, named)["seq"].tolist() == queue.read(0, 4)["seq"][named].tolist()
