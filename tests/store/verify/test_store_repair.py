@@ -9,6 +9,7 @@ import pytest
 from delaynode.store.errors import Damaged, Unappliable
 from delaynode.store.log.frames import FrameKind, GroupProgress, append_prefix, column_bytes
 from delaynode.store.maintenance import persist
+from delaynode.store.maintenance.evacuation import begin_evacuation
 from delaynode.store.maintenance.marker import is_marked, mark_damaged
 from delaynode.store.verify import Finding, repair, verify_shard
 from delaynode.store.verify.repair import RepairPlan
@@ -115,6 +116,15 @@ def test_the_copy_goes_on_after_a_skip_and_is_well_for_ever(kind: FrameKind) -> 
         persist.remove_files(world.disk, persist.finish_checkpoint(job))
         world.disk.kill()
         check_well(world.disk)
+
+
+def test_a_segment_is_emptied_whose_skipped_append_can_not_be_read() -> None:
+    bad = poisoned(FrameKind.APPEND)
+    carry_out(bad.world, repair.propose_skip(bad.world.disk, ROOT, bad.at))
+    shard, _ = persist.recover(bad.world.disk, ROOT, bad.world.config)
+    shard.space.ledger.open(shard.log_end, bad.world.now)
+    job = begin_evacuation(shard, shard.space.ledger.segments[:-1])
+    assert len(job._minutes()), "all others are read"
 
 
 def test_an_epoch_is_not_skipped() -> None:

@@ -88,7 +88,7 @@ class EvacuationJob:
         found, minute_ms = [np.empty(0, np.int64)], self._shard.config.geometry.minute_ms
         spans = zip(self.segments["base"].tolist(), self.segments["end"].tolist(), strict=True)
         for frame in chain.from_iterable(frames_of(self._log, base, end) for base, end in spans):
-            if frame.kind in (FrameKind.APPEND, FrameKind.RELOCATE):
+            if frame.kind in (FrameKind.APPEND, FrameKind.RELOCATE) and frame.offset not in self._shard.skipped:
                 due = parse_append(frame).due if frame.kind is FrameKind.APPEND else parse_relocate(frame).due
                 due = due[due >= self._watermark.due]
                 found.append(np.unique(due - due % minute_ms))
