@@ -99,6 +99,13 @@ def taken(time: tuple[int, ...], flags: tuple[int, ...], size: tuple[int, ...], 
         return refused.reason, refused.message
 
 
+@pytest.mark.parametrize("few", [MANY, (8, 0)])
+def test_the_first_bad_flag_is_named(few: tuple[int, int]) -> None:
+    with few_rows(*few):
+        answer = taken((5, 5, 5), (0, 2, 3), (1, 1, 1), bytes(3))
+    assert answer == ("BAD_COLUMNS", "column relative: message 1 is neither 0 nor 1")
+
+
 def test_a_planted_difference_is_found() -> None:
     """The comparison can fail: where few rows get a wrong check, a read finds it, or the files differ."""
     real = checks._scalar_unit_checks

@@ -65,9 +65,8 @@ def columns_of(
         else:
             columns.append(np.frombuffer(data, dtype))
     times, flags, sizes, keys, tags = columns
-    flag, at = highest(flags) if len(flags) else (0, 0)
-    if flag > 1:
-        raise Refused("BAD_COLUMNS", f"column relative: message {at} is neither 0 nor 1")
+    if len(flags) and highest(flags)[0] > 1:
+        raise Refused("BAD_COLUMNS", f"column relative: message {int(np.argmax(flags > 1))} is neither 0 nor 1")
     least, at = lowest(times)
     if least < 0:
         raise Refused("BAD_COLUMNS", f"column time: message {at} is negative ({least})")
