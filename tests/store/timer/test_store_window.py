@@ -190,3 +190,11 @@ def test_a_backlog_that_is_released_slowly_gathers_no_runs() -> None:
         assert len(window._runs) < 12
     released += window.drain(Pair(2_000, MAX_SEQ), 4096).seq.tolist()
     assert released == list(range(1_200))
+
+
+def test_what_says_that_its_record_lies_nowhere_is_not_released() -> None:
+    """A RESCHEDULE that no master writes: it must not depend on where the row waits."""
+    window = DueWindow(Pair(100, 0))
+    for seq, offset in enumerate((70, CANCELLED_AT, -(2**63), 90)):
+        window.add(units(np.array([5]), np.array([seq]), offset, 10, 0, 0, DEFAULT))
+    assert window.drain(Pair(50, MAX_SEQ), 10).seq.tolist() == [0, 3]

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from delaynode.store.columns import at_or_below, is_few, release_order
+from delaynode.store.columns import at_or_below, is_few, lowest, release_order
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, UNIT, concatenated
 from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records
 
@@ -128,7 +128,7 @@ class DueWindow:
         """Arrivals below the bound, in any order. Copies nothing: the array must stay as it is."""
         if not len(units):
             return
-        if is_few(len(units)):
+        if is_few(len(units)) and lowest(units["offset"])[0] >= 0:  # what is dead has no place in the heap
             for row in units.tolist():
                 heappush(self._heap, row)
             if len(self._heap) > MAX_HEAP:
