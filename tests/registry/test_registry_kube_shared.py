@@ -164,3 +164,16 @@ def test_a_mirror_that_fails_harms_no_other_and_is_filled_anew(
     monkeypatch.undo()
     until(lambda: queues(first) == [0])
     assert first._watches[0].out_s() == 0
+
+
+def test_a_watch_that_waited_for_its_first_cluster_was_not_out_meanwhile(world: SharedWorld) -> None:
+    """An operator may have no cluster for hours; then a first list that takes a moment is no outage of hours."""
+    registry = world.follow("default", "a")
+    watch = registry._watches[0]._shared.watch  # type: ignore[attr-defined]
+    watch._out_since_s -= 7_200.0
+    world.server.freeze()
+    try:
+        registry._start()
+        assert watch.out_s() < 60.0
+    finally:
+        world.server.thaw()

@@ -103,6 +103,7 @@ class ObjectWatch:
         self._thread = threading.Thread(target=self._run, name=f"watch {path.rsplit('/', 1)[-1]}", daemon=True)
 
     def start(self) -> None:
+        self._out_since_s = time.monotonic()  # it may have been made long before
         self._thread.start()
 
     def stop(self) -> None:
