@@ -177,3 +177,31 @@ def test_a_watch_that_waited_for_its_first_cluster_was_not_out_meanwhile(world: 
         assert watch.out_s() < 60.0
     finally:
         world.server.thaw()
+
+
+def test_a_mirror_that_could_not_be_filled_is_no_empty_cluster(
+    world: SharedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known of it: an operator that took it for empty would make shards that there are."""
+    monkeypatch.setattr("delayregistry.kube.adapter.SYNC_S", 0.2)
+    writer, other = world.writer("default", "a"), world.follow("other", "a")
+    writer.create_shard(SPEC)
+    assert queues(other) == []
+    registry = world.follow("default", "a")
+
+    def failed(*args: object, **options: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(registry._shards, "apply_list", failed)
+    with pytest.raises(RegistryUnavailable, match="a fault of ours"):
+        registry.list_shards()
+    said = [it for it in world.events if it.get("reason") == "RuntimeError: a fault of ours"]
+    assert [(it["event"], it["namespace"], it["cluster"]) for it in said] == [("watch-interrupted", "default", "a")]
+    monkeypatch.undo()
+    writer.create_shard(replace(SPEC, uid=2, queue=1))
+    until(lambda: not unsynced(registry) and queues(registry) == [0, 1])
+    assert [it["namespace"] for it in world.events if it["event"] == "watch-resumed" and "cluster" in it] == ["default"]
+
+
+def unsynced(registry: KubeRegistry) -> bool:
+    return not all(watch.wait_synced(0.0) for watch in registry._watches)

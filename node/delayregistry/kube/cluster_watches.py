@@ -87,6 +87,7 @@ class SharedWatches:
         grace_s: float = GRACE_S,
     ) -> None:
         times = {"watch_s": watch_s, "grace_s": grace_s}
+        self._log = log
         self._scopes: dict[str, tuple[SharedWatch, SharedWatch, SharedWatch]] = {}
         for namespace in namespaces or ("",):
             names = Names(namespace, "")
@@ -98,7 +99,7 @@ class SharedWatches:
 
     def of(self, names: Names) -> ClusterWatches:
         scope = self._scopes.get("") or self._scopes[names.namespace]
-        return _Feeds(names, *scope)
+        return _Feeds(names, self._log, *scope)
 
     def close(self) -> None:
         for scope in self._scopes.values():
@@ -109,28 +110,33 @@ class SharedWatches:
 class _Feeds:
     """The ClusterWatches of one cluster."""
 
-    def __init__(self, names: Names, shards: SharedWatch, config_maps: SharedWatch, leases: SharedWatch) -> None:
-        self._names, self._shards, self._config_maps, self._leases = names, shards, config_maps, leases
+    def __init__(
+        self, names: Names, log: Say, shards: SharedWatch, config_maps: SharedWatch, leases: SharedWatch
+    ) -> None:
+        self._names, self._log = names, log
+        self._shards, self._config_maps, self._leases = shards, config_maps, leases
 
     def shards(self, mirror: Mirror[Any]) -> Watch:
-        return ClusterFeed(self._shards, self._names, mirror)
+        return ClusterFeed(self._shards, self._names, mirror, self._log)
 
     def settings(self, mirror: Mirror[Any]) -> Watch:
-        return ClusterFeed(self._config_maps, self._names, mirror, self._names.settings)
+        return ClusterFeed(self._config_maps, self._names, mirror, self._log, self._names.settings)
 
     def leases(self, mirror: Mirror[Any]) -> Watch:
-        return ClusterFeed(self._leases, self._names, mirror)
+        return ClusterFeed(self._leases, self._names, mirror, self._log)
 
 
 class ClusterFeed:
     """What a SharedWatch tells of one cluster, into its mirror. name: of that object alone.
 
-    A mirror that fails is as one whose watch is out, and harms no other; it is filled anew with the next event.
+    A mirror that fails is as one whose watch is out, and harms no other; it is filled anew with the next event. Until
+    it has been filled once, nothing is known of the cluster.
     """
 
-    def __init__(self, shared: SharedWatch, names: Names, mirror: Mirror[Any], name: str = "") -> None:
-        self._shared, self._mirror, self._name = shared, mirror, name
+    def __init__(self, shared: SharedWatch, names: Names, mirror: Mirror[Any], log: Say, name: str = "") -> None:
+        self._shared, self._mirror, self._log, self._name = shared, mirror, log, name
         self.key = names.namespace, names.cluster
+        self._filled = False
         self._failed_s: float | None = None
         self._failure = ""
 
@@ -144,7 +150,7 @@ class ClusterFeed:
         """There is no thread of its own."""
 
     def wait_synced(self, timeout_s: float) -> bool:
-        return self._shared.watch.wait_synced(timeout_s)
+        return self._shared.watch.wait_synced(timeout_s) and self._filled
 
     def wait_running(self, timeout_s: float) -> bool:
         return self._shared.watch.wait_running(timeout_s) and self._failed_s is None
@@ -175,10 +181,19 @@ class ClusterFeed:
         try:
             tell()
         except Exception as error:  # a fault of ours
-            self._failed_s = self._failed_s or time.monotonic()
             self._failure = f"{type(error).__name__}: {error}"
+            if self._failed_s is None:
+                self._failed_s = time.monotonic()
+                self._say("watch-interrupted", reason=self._failure)
         else:
-            self._failed_s = None
+            self._filled = True  # an event comes after a list
+            if self._failed_s is not None:
+                self._say("watch-resumed", seconds=round(time.monotonic() - self._failed_s, 1))
+                self._failed_s = None
+
+    def _say(self, event: str, **fields: object) -> None:
+        namespace, cluster = self.key
+        self._log({"event": event, "path": self._shared.path, "namespace": namespace, "cluster": cluster, **fields})
 
 
 class SharedWatch:
@@ -194,6 +209,7 @@ class SharedWatch:
         grace_s: float = GRACE_S,
         lively_watch_s: float | None = None,
     ) -> None:
+        self.path = path
         self._lock = threading.Lock()
         self._objects: dict[tuple[str, str], dict[str, Json]] = {}  # by namespace and cluster, then by name
         self._owner: dict[tuple[str, str], tuple[str, str]] = {}  # by namespace and name: the key of `_objects`
