@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from delayregistry.kube import KubeRegistry, OwnerReference, SharedWatches
+from delayregistry.kube.cluster_watches import SharedWatch
 from delayregistry.kube.mirror import Mirror
 from delayregistry.kube.names import CLUSTER_LABEL
 from delayregistry.model import ClusterSpec, ShardSpec
@@ -205,3 +206,13 @@ def test_a_mirror_that_could_not_be_filled_is_no_empty_cluster(
 
 def unsynced(registry: KubeRegistry) -> bool:
     return not all(watch.wait_synced(0.0) for watch in registry._watches)
+
+
+def test_who_wrote_which_field_is_not_kept(world: SharedWorld) -> None:
+    """It is more than half of what a shard's object takes, and an operator may have ten thousand."""
+    watch = SharedWatch(world.asked, "/delayshards", lambda event: None)
+    for version, tell in enumerate((lambda it: watch.apply_list([it], "1"), lambda it: watch.apply_event("ADDED", it))):
+        meta = {"name": f"a.{version}", "namespace": "default", "labels": {CLUSTER_LABEL: "a"}}
+        tell({"metadata": {**meta, "resourceVersion": str(version), "managedFields": [{"manager": "somebody"}]}})
+    kept = watch._known(("default", "a"))
+    assert [it["metadata"].get("managedFields") for it in kept] == [None, None]

@@ -280,6 +280,7 @@ class SharedWatch:
 
     def _put(self, obj: Json) -> tuple[str, str]:
         meta = obj["metadata"]
+        meta.pop("managedFields", None)  # who wrote which field: more than half of a shard's object
         namespace = str(meta.get("namespace", ""))
         key = namespace, str((meta.get("labels") or {}).get(CLUSTER_LABEL, ""))
         self._objects.setdefault(key, {})[name_of(obj)] = obj
