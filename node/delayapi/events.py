@@ -51,6 +51,13 @@ class EventLog:
             self._out.close()
 
 
+_LEVELS: Final = (  # a library may have levels of its own between these
+    (logging.ERROR, LogLevel.ERROR),
+    (logging.WARNING, LogLevel.WARNING),
+    (logging.INFO, LogLevel.INFO),
+)
+
+
 class LibraryRecords(logging.Handler):
     """Log records of the libraries that we use, as events like ours."""
 
@@ -59,10 +66,14 @@ class LibraryRecords(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = LogLevel.ERROR if record.levelno >= logging.ERROR else LogLevel(record.levelname.lower())
+        level = next((named for number, named in _LEVELS if record.levelno >= number), LogLevel.DEBUG)
         if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
             level = LogLevel.DEBUG  # gRPC, of a call that was under way when the process ended
-        event = {"event": "log", "level": level, "logger": record.name, "message": record.getMessage()}
+        try:
+            message = record.getMessage()
+        except Exception:  # the library's mistake must not end what it was doing
+            message = f"{record.msg} {record.args}"
+        event = {"event": "log", "level": level, "logger": record.name, "message": message}
         if record.exc_info:
             event["trace"] = (self.formatter or logging.Formatter()).formatException(record.exc_info)
         self._log(event)

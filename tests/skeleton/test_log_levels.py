@@ -106,6 +106,14 @@ def test_records_of_libraries_are_events_with_the_same_four_levels() -> None:
     ]
 
 
+def test_no_record_of_a_library_ends_what_the_library_was_doing() -> None:
+    out = io.StringIO()
+    handler = LibraryRecords(EventLog(out))
+    handler.handle(logging.LogRecord("other", 25, "", 0, "%s of %s", ("one",), None))  # a level of its own, 25
+    (found,) = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert (found["level"], found["message"]) == ("info", "%s of %s ('one',)")
+
+
 def test_a_node_takes_its_level_from_the_spec_then_the_option_then_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
