@@ -96,6 +96,23 @@ def test_rot_in_files_that_only_the_previous_checkpoint_needs_is_told_apart(part
         lap_of_a_copy_in_service(world)
 
 
+@pytest.mark.parametrize("part", ["log", "timerlog", "queue"])
+def test_rot_in_a_file_that_went_before_the_owner_heard_of_it_is_passed_over(part: str) -> None:
+    """run() is on another thread, and a checkpoint may end before the owner sees what it raised."""
+    world, (path, *_) = spared(part)
+    world.disk.flip(path, 333)
+    work = Scrub(world.shard, 0.0)
+    while (step := work.begin()) is not None:
+        try:
+            step.run()
+        except Damaged:
+            world.checkpoint()
+            assert path not in world.disk.files
+            assert work.pass_over_spare(step)
+        else:
+            work.finish(step)
+
+
 def test_a_missing_or_shortened_segment_is_found() -> None:
     for part in ("log", "timerlog", "queue"):
         for how in ("missing", "short"):

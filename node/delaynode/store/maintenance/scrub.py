@@ -206,8 +206,10 @@ class Scrub:
             self._now = None
 
     def pass_over_spare(self, step: ScrubStep) -> bool:
-        """After a step that raised: goes on with the next file, if the copy does without this one."""
-        spare = step.scrub_range.base in self._shard.spare_bases(step.scrub_range.file)
+        """After a step that raised: goes on with the next file, if the copy does without this one, or does so since a
+        checkpoint came in between."""
+        file, base = step.scrub_range.file, step.scrub_range.base
+        spare = base not in file.bases or base in self._shard.spare_bases(file)
         if spare:
             step.scrub_range.offset = step.scrub_range.end
             self.finish(step)
