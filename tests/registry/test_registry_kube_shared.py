@@ -103,6 +103,26 @@ def test_a_shard_that_is_given_to_another_cluster_leaves_the_first(world: Shared
     until(lambda: queues(second) == [])
 
 
+def test_a_spec_that_lost_its_label_is_the_clusters_until_it_is_gone(world: SharedWorld) -> None:
+    """While a cluster is paused nobody gives the label back, and without a spec no shard would fail over."""
+    world.writer("default", "a")
+    registry = world.follow("default", "a")
+    before = registry.read_cluster()
+    assert before is not None
+    label = {"metadata": {"labels": {CLUSTER_LABEL: None}}}
+    world.server.store.patch(find("configmaps"), "default", "a-cluster", label, "somebody")
+    until(lambda: not registry._settings.values())
+    for follower in registry, world.follow("default", "a"):
+        found = follower.read_cluster()
+        assert found is not None
+        assert found.spec == before.spec
+    world.server.fault(method="GET", path="/configmaps/a-cluster", code=500)
+    with pytest.raises(RegistryUnavailable, match="500"):  # not the same as gone
+        registry.read_cluster()
+    world.server.store.delete(find("configmaps"), "default", "a-cluster")
+    assert registry.read_cluster() is None
+
+
 def test_what_was_deleted_while_the_watch_was_out_is_gone_everywhere(world: SharedWorld) -> None:
     writers = [world.writer(*place) for place in PLACES]
     registries = [world.follow(*place) for place in PLACES]

@@ -67,6 +67,7 @@ class KubeRegistry:
         follow: ClusterWatches = (
             OwnWatches(client, names, self._say, watch_s, grace_s) if shared is None else shared.of(names)
         )
+        self._shares = shared is not None
         self._watches = follow.shards(self._shards), follow.settings(self._settings)
         self._followed = LeaseFollower(self._lease, follow.leases)
         self._starting = threading.Lock()
@@ -102,8 +103,24 @@ class KubeRegistry:
         if found is None and self._owner is None:
             # Another writer has removed them. The operator will write them again; meanwhile nodes go on as they were.
             return self._last_accepted
+        if found is None and self._shares:
+            found = self._settings_by_name()
         self._last_accepted = found
         return found
+
+    def _settings_by_name(self) -> ClusterObject | None:
+        """Shared watches are of what has the label. Where somebody took that away it is there all the same, and while
+        a cluster is paused nothing gives it back: without a spec no shard would fail over."""
+        try:
+            return objects.read_settings(self._client.get(f"{self._names.config_maps}/{self._names.settings}"))
+        except BadRecord:
+            return None
+        except ApiRejected as error:
+            if error.missing == self._names.settings:
+                return None
+            raise RegistryUnavailable(f"ConfigMap {self._names.settings} not read: {error}") from error
+        except RequestUnanswered as error:
+            raise RegistryUnavailable(f"ConfigMap {self._names.settings} not read: {error}") from error
 
     # ------------------------------------------------------------ shards
     def get_shard(self, name: str) -> ShardObject | None:
@@ -227,7 +244,7 @@ class KubeRegistry:
         return self._followed.all_moving(self._lease_seconds() / 2)
 
     def _lease_seconds(self) -> int:
-        accepted = self._settings.values().get(self._names.settings)
+        accepted = self._settings.values().get(self._names.settings) or self._last_accepted
         return accepted.spec.lease_seconds if accepted is not None else LEASE_SECONDS
 
     def _follow_leases(self) -> None:
