@@ -58,6 +58,10 @@ _LEVELS: Final = (  # a library may have levels of its own between these
 )
 
 
+ENDS_OF_CALLS: Final = (asyncio.CancelledError.__name__, "ExecuteBatchError")
+"""What gRPC logs as its own error of a call that was under way when the process ended, or whose client has gone."""
+
+
 class LibraryRecords(logging.Handler):
     """Log records of the libraries that we use, as events like ours."""
 
@@ -67,8 +71,8 @@ class LibraryRecords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = next((named for number, named in _LEVELS if record.levelno >= number), LogLevel.DEBUG)
-        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
-            level = LogLevel.DEBUG  # gRPC, of a call that was under way when the process ended
+        if record.exc_info and type(record.exc_info[1]).__name__ in ENDS_OF_CALLS:
+            level = LogLevel.DEBUG
         try:
             message = record.getMessage()
         except Exception:  # the library's mistake must not end what it was doing

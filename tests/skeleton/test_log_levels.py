@@ -16,6 +16,7 @@ from delayapi.events import EventLog, LibraryRecords
 from delayapi.log_levels import LEVELS, LogLevel, level_of
 from delaynode import config
 from delaynode.main import Logger
+from grpc._cython import cygrpc
 
 from scripts.names import ROOT, sources
 
@@ -97,8 +98,9 @@ def test_records_of_libraries_are_events_with_the_same_four_levels() -> None:
     handler = LibraryRecords(EventLog(out))
     for level in (logging.INFO, logging.CRITICAL):
         handler.emit(logging.LogRecord("kopf", level, "", 0, "all is %s", ("well",), None))
-    cancelled = asyncio.CancelledError()  # gRPC says so of each call that is under way when a node stops
-    handler.emit(logging.LogRecord("grpc", logging.ERROR, "", 0, "x", (), (type(cancelled), cancelled, None)))
+    # gRPC says so of each call that is under way when a node stops, or whose client has gone.
+    for end in (asyncio.CancelledError(), cygrpc.ExecuteBatchError()):
+        handler.emit(logging.LogRecord("grpc", logging.ERROR, "", 0, "x", (), (type(end), end, None)))
     found = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(it["level"], it["logger"], it["message"]) for it in found] == [
         ("info", "kopf", "all is well"),
