@@ -153,10 +153,12 @@ def test_a_copy_serves_on_with_rot_in_what_is_kept_for_the_previous_checkpoint(t
             scrubber = Scrubber(lambda: [host] * host.serving, host.resources.metrics, host.resources.log)
             task = asyncio.create_task(scrubber.run())
             await until(lambda: any(event == "scrubbed" for event, _ in events))
+            names = [event for event, _ in events]
+            assert names[: names.index("scrubbed")].count("spare-file-damaged") == 1  # another lap may have begun
             told = [fields for event, fields in events if event == "spare-file-damaged"]
-            assert [fields["shard"] for fields in told] == [host.name]
+            assert {fields["shard"] for fields in told} == {host.name}
             assert f"{segment}: byte " in told[0]["reason"]
-            assert host.resources.metrics.scrub_errors == 1
+            assert host.resources.metrics.scrub_errors == len(told)
             assert host.failure is None
             assert host.serving
             await fill(host, 1)
