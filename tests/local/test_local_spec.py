@@ -88,6 +88,7 @@ def test_whoever_adds_a_field_decides_whether_a_local_cluster_has_it() -> None:
         "replace_after_seconds",
         "bootstrap_volumes",
         "nodes_version",
+        "log_level",
     }
     assert {field.name for field in fields(ClusterSpec)} - left_out == LocalSpec.__annotations__.keys()
 
