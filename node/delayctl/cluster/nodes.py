@@ -213,7 +213,7 @@ def _print_orphans(found: list[Orphan], settings: CommandSettings) -> None:
 
     table = Table(box=None, pad_edge=False)
     for name in ("NODE", "SHARD", "UID", "CLUSTER", "EPOCH", "PENDING", "ON DISK"):
-        table.add_column(name)
+        table.add_column(name, min_width=16 if name == "UID" else None)  # whole: it is typed again
     table.add_column("REMARKS", overflow="fold")
     for it in found:
         copy = it.copy
