@@ -17,7 +17,9 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayclient.sync import SyncConsumer, SyncProducer
 from delayctl.main import main
 from delaylocal import LocalCluster
-from delayregistry.model import ShardObject, TopicSpec
+from delayregistry.model import Condition, ShardObject, TopicSpec
+
+from tests.operator.runbook import commands, filled
 
 ORDERS = TopicSpec("orders", 4)
 MESSAGES = 500
@@ -54,6 +56,12 @@ def delayctl(data: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.output.splitlines()]
 
 
+def from_page(reason: str, item: str, **names: str) -> list[str]:
+    """A command of docs/operations.md, as it is typed for a local cluster. item: words of the list item that has it."""
+    (command,) = commands(reason, "delayctl", item)
+    return filled(command.replace(" --kube NS/NAME", "").removesuffix("..."), **names)[1:]
+
+
 def refused(data: Path, *arguments: str) -> str:
     result = CliRunner().invoke(main, [*arguments, "--data", str(data), "--json"], catch_exceptions=False)
     assert result.exit_code != 0
@@ -81,18 +89,19 @@ def test_copies_of_a_topic_that_nobody_asks_for_are_listed_adopted_and_purged(tm
     forget_registry(tmp_path)
     with make_cluster(tmp_path, TopicSpec("other", 1)) as cluster:
         cluster.wait_ready()
-        orphans = delayctl(tmp_path, "nodes", "orphans")
+        orphans = delayctl(tmp_path, *from_page("OrphanedCopies", "lists them"))
         assert {it["shard"] for it in orphans} == {f"orders-{queue}" for queue in range(4)}
         assert len(orphans) == 8
         assert {it["cluster"] for it in orphans} == {"local"}
         assert sum(it["pending"] for it in orphans) == 2 * MESSAGES
-        purge = ("nodes", "orphans", "--purge", orphans[0]["uid"], "--pending")
+        purge = (*from_page("OrphanedCopies", "Not wanted at all", UID=orphans[0]["uid"]), "--pending")
         assert "nothing is deleted" in refused(tmp_path, *purge, str(orphans[0]["pending"] + 1))
         delayctl(tmp_path, *purge, str(orphans[0]["pending"]))
         left = delayctl(tmp_path, "nodes", "orphans")
         assert {it["uid"] for it in left} == {it["uid"] for it in orphans} - {orphans[0]["uid"]}
         assert not list(tmp_path.rglob(f"orders-*-{orphans[0]['uid']}"))
-        (adopted,) = delayctl(tmp_path, "adopt", left[0]["shard"], "--yes")
+        adopt = from_page("OrphanedCopies", "of another cluster", SHARD=left[0]["shard"])
+        (adopted,) = delayctl(tmp_path, *adopt, "--yes")
         assert adopted["uid"] == left[0]["uid"]
         assert f"{poll_served(cluster, adopted['shard']).spec.uid:016x}" == adopted["uid"]
         wanted = ("nodes", "orphans", "--purge", adopted["uid"], "--pending", "1")
@@ -140,19 +149,18 @@ def test_of_two_histories_a_person_chooses_one_and_purges_the_other(tmp_path: Pa
         deadline_s = time.monotonic() + 60
         while "2 histories; choose one with --uid" not in (why := refused(data, "adopt", "orders-0", "--yes")):
             assert time.monotonic() < deadline_s, why  # until every node answers
-        delayctl(data, "adopt", "orders-0", "--uid", first, "--yes")
+        delayctl(data, *from_page("OrphanedCopies", "2 histories", SHARD="orders-0", UID=first), "--yes")
         cluster.wait_ready()
         assert {it["uid"] for it in delayctl(data, "nodes", "orphans")} == {second}
-        delayctl(data, "nodes", "orphans", "--purge", second, "--pending", "3")
+        delayctl(data, *from_page("OrphanedCopies", "Not wanted at all", UID=second), "--pending", "3")
         assert delayctl(data, "nodes", "orphans") == []
         assert sorted(receive(cluster, MESSAGES)) == sorted(wanted)
 
 
-def remove_orders(cluster: LocalCluster) -> None:
-    """Take the topic out of the spec."""
+def ask_for(cluster: LocalCluster, *topics: TopicSpec) -> None:
+    """Only these are in the spec now."""
     found = cluster.registry.read_cluster()
     assert found is not None
-    topics = tuple(topic for topic in found.spec.topics if topic.name != "orders")
     cluster.registry.put_cluster(replace(found.spec, topics=topics), found.version)
 
 
@@ -160,9 +168,9 @@ def test_shards_of_a_removed_topic_are_retired_once_their_pending_count_is_typed
     with make_cluster(tmp_path, ORDERS, TopicSpec("other", 1)) as cluster:
         cluster.wait_ready()
         send(cluster, MESSAGES, LATER_MS)
-        retire = ("shards", "retire", "--topic", "orders", "--pending")
+        retire = (*from_page("TopicRemoved", "retire", TOPIC="orders"), "--pending")
         assert "orders-0 is wanted" in refused(tmp_path, *retire, str(MESSAGES))
-        remove_orders(cluster)
+        ask_for(cluster, TopicSpec("other", 1))
         assert "nothing is deleted" in refused(tmp_path, *retire, str(MESSAGES - 1))
         assert "nothing is deleted" in refused(tmp_path, *retire[:-1])
         assert len(cluster.registry.list_shards()) == 5
@@ -177,10 +185,31 @@ def test_shards_of_a_removed_topic_are_retired_once_their_pending_count_is_typed
         assert sorted(send(cluster, 1, 1)) == receive(cluster, 1), "of the new topic, and nothing of the former one"
 
 
+def test_a_queue_that_is_not_asked_for_any_more_is_consumed_and_then_retired(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("orders", 2)]) as cluster:
+        cluster.wait_ready()
+        sent = send(cluster, MESSAGES, 1)
+        ask_for(cluster, TopicSpec("orders", 1))
+        deadline_s = time.monotonic() + 30
+        while [it.reason for it in condition_of(cluster, "orders-1")] != ["FewerQueues"]:
+            assert time.monotonic() < deadline_s, cluster.registry.list_shards()
+            time.sleep(0.05)
+        assert sorted(receive(cluster, MESSAGES)) == sorted(sent)
+        delayctl(tmp_path, *from_page("FewerQueues", "", SHARD="orders-1"), "--pending", "0")
+        assert [shard.name for shard in cluster.registry.list_shards()] == ["orders-0"]
+        assert not list(tmp_path.glob("**/orders-1-????????????????"))
+
+
+def condition_of(cluster: LocalCluster, name: str) -> tuple[Condition, ...]:
+    shard = cluster.registry.get_shard(name)
+    assert shard is not None
+    return shard.conditions
+
+
 def test_a_retirement_that_a_copy_on_a_silent_node_would_outlive_is_refused(tmp_path: Path) -> None:
     with make_cluster(tmp_path, ORDERS) as cluster:
         cluster.wait_ready()
-        remove_orders(cluster)
+        ask_for(cluster)
         cluster.kill("n1", signal.SIGSTOP)
         try:
             assert "n1 gives no answer" in refused(tmp_path, "shards", "retire", "--topic", "orders", "--pending", "0")

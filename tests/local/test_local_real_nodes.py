@@ -9,8 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+from delayctl.main import main
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
+
+from tests.operator.runbook import DAMAGE, commands, filled
 
 
 def test_real_nodes_serve_are_restarted_and_are_there_again_after_a_stop(tmp_path: Path) -> None:
@@ -49,9 +53,10 @@ def test_a_damaged_shard_is_said_at_the_start_and_the_others_are_served(tmp_path
     first = _start(tmp_path, "--nodes", "1", "--topic", "orders:2")
     assert "blocked" not in _ready(first)
     _stop(first)
-    (log,) = tmp_path.glob("n0/shards/orders-0-*/log/00000000000000000000")
+    (shard,) = tmp_path.glob("n0/shards/orders-0-*")
+    whole = {path: path.read_bytes() for path in (shard / "log/00000000000000000000", shard / "checkpoint")}
+    log, checkpoint = whole
     log.write_bytes(bytes(byte ^ 0xFF for byte in log.read_bytes()))
-    (checkpoint,) = tmp_path.glob("n0/shards/orders-0-*/checkpoint")
     checkpoint.unlink()
     second = _start(tmp_path)
     blocked = _ready(second)["blocked"]
@@ -59,6 +64,20 @@ def test_a_damaged_shard_is_said_at_the_start_and_the_others_are_served(tmp_path
     assert list(blocked) == ["orders-0"]
     assert "is blocked, CopyDamaged" in blocked["orders-0"]
     assert f"not served: shard orders-0 {blocked['orders-0']}" in said
+    # As docs/damage.md has it, where CopyDamaged leads to.
+    look, _ = commands("When a shard says SHARD_DAMAGED", "delayctl verify", page=DAMAGE)
+    assert _run(look, shard) == 1
+    for path, content in whole.items():  # the files are repaired
+        path.write_bytes(content)
+    assert _run(look, shard) == 0
+    third = _start(tmp_path)
+    assert "blocked" not in _ready(third)
+    _stop(third)
+
+
+def _run(command: str, directory: Path) -> int:
+    words = filled(command, DIR=str(directory))[1:]
+    return CliRunner().invoke(main, words, catch_exceptions=False).exit_code
 
 
 def _start(data: Path, *options: str) -> subprocess.Popen[str]:

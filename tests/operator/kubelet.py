@@ -30,6 +30,7 @@ from tests.kube.fakestore import Refused, Store
 TICK_S = 0.05
 STOP_S = 3.0
 PATIENCE_S = 1.0  # how long a master waits for a silent slave before it goes on without it
+PENDING = 7  # messages in each copy that are not due yet
 FINALIZER = "test/kubelet"
 Json = dict[str, Any]
 
@@ -72,7 +73,8 @@ class Kubelet:
         self.processes: dict[str, Process] = {}  # by pod uid
         self.ends: dict[str, list[str]] = {}  # incarnations that ended in a pod, by its uid
         self.disks: dict[tuple[str, str], Json] = {}  # by namespace/cluster and node
-        self.names: dict[str, tuple[str, int]] = {}  # topic and queue by the shard's uid
+        self.names: dict[str, tuple[str, int, str]] = {}  # topic, queue and the cluster that had it last, by uid
+        self.kept: dict[str, tuple[str, ...]] = {}  # the in-sync set that the copies keep, by uid
         self.restarts: list[str] = []  # pods that were told to stop, in order
         self.errors: list[str] = []
         self._stop = threading.Event()
@@ -222,6 +224,8 @@ class Kubelet:
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
             "containerStatuses": [container],
         }
+        if "running" in state:
+            status["podIP"] = _address(meta["name"].rsplit("-", 1)[1])
         if pod.get("status") != status:
             kind = fakekinds.find("pods")
             self.store.patch(kind, meta["namespace"], meta["name"], {"status": status}, "kubelet", "status")
@@ -234,7 +238,7 @@ class Kubelet:
         process.versions = self.versions.get(pod["spec"]["containers"][0]["image"])
         process.server = grpc.server(futures.ThreadPoolExecutor(2))
         process.server.add_generic_rpc_handlers((_Answers(self, process),))
-        process.endpoint = f"127.0.0.1:{process.server.add_insecure_port('127.0.0.1:0')}"
+        process.endpoint = f"{_address(number)}:{process.server.add_insecure_port('0.0.0.0:0')}"
         process.server.start()
         self.processes[meta["uid"]] = process
         return process
@@ -270,7 +274,8 @@ class Kubelet:
         for name, shard in self._of(process, shards).items():
             spec, status = shard.spec, shard.status
             uid = str(spec.uid)
-            self.names[uid] = spec.topic, spec.queue
+            if process.node in spec.replicas:
+                self.names[uid] = spec.topic, spec.queue, cluster
             if process.node in spec.replicas and (status is not None and status.serving_epoch == spec.epoch):
                 process.disk[uid] = spec.epoch
             if process.node not in spec.replicas:
@@ -286,6 +291,7 @@ class Kubelet:
                     self.store.patch(kind, namespace, f"{cluster}.{name}", patch, "delaynode", "status")
                 except Refused:
                     continue  # another writer was faster: the next tick tries again
+            self.kept[uid] = wanted.in_sync
 
     def _status(self, process: Process, shard: ShardObject) -> ShardStatus:
         spec = shard.spec
@@ -322,20 +328,42 @@ class Kubelet:
         return {shard.name: shard for shard in shards.get(process.cluster, ())}
 
 
+def _address(number: str) -> str:
+    """Of the pod with this number: of its own, so that a port-forward knows which pod is meant."""
+    return f"127.0.0.{int(number) + 1}"
+
+
 class _Answers(grpc.GenericRpcHandler):
-    """ReplicaStatus of one process."""
+    """ReplicaStatus and PurgeCopy of one process."""
 
     def __init__(self, kubelet: Kubelet, process: Process) -> None:
         self._kubelet, self._process = kubelet, process
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if details.method != "/delay.v1.ReplicationService/ReplicaStatus":
-            return None
-        return grpc.unary_unary_rpc_method_handler(
-            self._answer,
-            request_deserializer=delay_pb2.ReplicaStatusRequest.FromString,
-            response_serializer=delay_pb2.ReplicaStatusResponse.SerializeToString,
-        )
+        match details.method:
+            case "/delay.v1.ReplicationService/ReplicaStatus":
+                return grpc.unary_unary_rpc_method_handler(
+                    self._answer,
+                    request_deserializer=delay_pb2.ReplicaStatusRequest.FromString,
+                    response_serializer=delay_pb2.ReplicaStatusResponse.SerializeToString,
+                )
+            case "/delay.v1.ReplicationService/PurgeCopy":
+                return grpc.unary_unary_rpc_method_handler(
+                    self._purge,
+                    request_deserializer=delay_pb2.PurgeCopyRequest.FromString,
+                    response_serializer=delay_pb2.PurgeCopyResponse.SerializeToString,
+                )
+        return None
+
+    def _purge(self, request: Any, context: grpc.ServicerContext) -> Any:
+        process, kubelet = self._process, self._kubelet
+        with kubelet.lock:
+            shards = kubelet._of(process, kubelet._shards()).values()
+            if any(it.spec.uid == request.uid and process.node in it.spec.replicas for it in shards):
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is no orphan")
+            if request.pending != PENDING or process.disk.pop(str(request.uid), None) is None:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"there is no such copy with {request.pending}")
+        return delay_pb2.PurgeCopyResponse()
 
     def _answer(self, request: Any, context: grpc.ServicerContext) -> Any:
         process = self._process
@@ -344,17 +372,20 @@ class _Answers(grpc.GenericRpcHandler):
         known = dict(process.disk)  # one step to Python: no lock is waited for, an answer is quick
         answer = delay_pb2.ReplicaStatusResponse(node=process.node, incarnation=process.incarnation, listed=True)
         for uid, epoch in known.items():
-            topic, queue = self._kubelet.names[uid]
+            topic, queue, cluster = self._kubelet.names[uid]
             answer.copies.add(
                 uid=int(uid),
                 topic=topic,
                 queue=queue,
-                cluster=process.cluster.rpartition("/")[2],
+                cluster=cluster,
                 entry=process.entry(int(uid)),
                 role=delay_pb2.ReplicaState.SLAVE,
                 epoch=epoch,
                 log_epoch=epoch,
                 log_end=100,
                 committed=100,
+                kept_epoch=epoch,
+                kept_in_sync=self._kubelet.kept.get(uid, ()),
+                pending=PENDING,
             )
         return answer

@@ -12,8 +12,8 @@ import asyncio
 import json
 import logging
 import os
+import pty
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -31,13 +31,13 @@ from delayoperator.kube.worker import WorkerSettings
 from delayregistry.kube import Credentials
 from kubernetes import client
 
+from tests.client.support.fakepods import ForwardingApiServer
 from tests.kube import fakekinds
-from tests.kube.fakeapi import FakeApiServer
 from tests.kube.fakestore import Refused
 from tests.operator.kubelet import TICK_S, Kubelet
+from tests.operator.runbook import filled
 
 Json = dict[str, Any]
-OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 PATIENCE_S = 60.0
 IMAGE = "node:1"
 NAMESPACE = "default"
@@ -50,15 +50,11 @@ NODES_OWN = (
 )  # parts of paths that the operator's maintenance does not write to when all is well
 
 
-def runbook(reason: str) -> str:
-    """The section of docs/operations.md."""
-    return OPERATIONS.read_text().split(f"\n### {reason}\n")[1].split("\n### ")[0]
-
-
-def commands(reason: str, begin: str) -> list[str]:
-    """The commands of its section that begin so."""
-    found = [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", runbook(reason))]
-    return [text for text in found if text.startswith(begin)]
+def _at(found: Any, path: list[str]) -> str:
+    """The field of an object at this path."""
+    for step in path:
+        found = found[int(step) if step.isdigit() else step]
+    return str(found)
 
 
 @dataclass
@@ -81,7 +77,7 @@ class RunningOperator:
 class Stage:
     def __init__(self, directory: Path, tick_s: float = TICK_S) -> None:
         self.directory = directory
-        self.server = FakeApiServer()
+        self.server = ForwardingApiServer()
         self.kubelet = Kubelet(self.server.store, tick_s)
         self.operators: list[RunningOperator] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -199,19 +195,61 @@ class Stage:
     def edit(self, name: str = "shop", **spec: Any) -> None:
         self.server.store.patch(fakekinds.find("delayclusters"), NAMESPACE, name, {"spec": spec}, "kubectl")
 
-    def follow(self, command: str, **names: str) -> None:
-        """Do what a page's kubectl command does. names: what its words in capitals stand for."""
-        for word, meant in names.items():
-            command = command.replace(word, meant)
-        match shlex.split(command):
-            case ["kubectl", "annotate", kind, name, said]:
-                key, given, value = said.partition("=")
-                annotations = {key: value} if given else {key.removesuffix("-"): None}
-                self.patch(f"{kind}s", name, {"metadata": {"annotations": annotations}})
-            case ["kubectl", "patch", "delaycluster", name, "--type=merge", "-p", patch]:
-                self.edit(name, **json.loads(patch)["spec"])
+    def follow(self, command: str, typed: str = "", **names: str) -> Any:
+        """Do what a page's command does. typed: at the terminal. names: what its words in capitals stand for.
+
+        Returns what `delayctl` prints, the objects that `kubectl get` and `describe` find.
+        """
+        match filled(command, NS=NAMESPACE, **names):
+            case ["delayctl", *words]:
+                return self._delayctl(words, typed)
+            case ["kubectl", *words]:
+                return self._kubectl(words)
             case words:
                 raise AssertionError(f"the stage can't follow {words}")
+
+    def _delayctl(self, words: list[str], typed: str) -> str:
+        self.server.kubelet.pods = {
+            f"{it.cluster.partition('/')[2]}-{it.node[1:]}": int(it.endpoint.rpartition(":")[2])
+            for it in list(self.kubelet.processes.values())
+        }
+        person, terminal = pty.openpty()
+        try:
+            os.write(person, typed.encode())
+            command = [sys.executable, "-c", "from delayctl.main import main; main()", *words]
+            done = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=PATIENCE_S)
+        finally:
+            os.close(person)
+            os.close(terminal)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _kubectl(self, words: list[str]) -> Any:
+        namespace = NAMESPACE
+        if "-n" in words:
+            at = words.index("-n")
+            namespace, words = words[at + 1], [*words[:at], *words[at + 2 :]]
+        match words:
+            case ["annotate", kind, name, said]:
+                key, given, value = said.partition("=")
+                annotations = {key: value} if given else {key.removesuffix("-"): None}
+                return self.patch(f"{kind}s", name, {"metadata": {"annotations": annotations}})
+            case ["patch", "delaycluster", name, "--type=merge", "-p", patch] | [
+                "patch", "delaycluster", name, "--type", "merge", "-p", patch
+            ]:  # fmt: skip
+                return self.edit(name, **json.loads(patch)["spec"])
+            case ["get" | "describe", kind, name]:
+                return self.server.get(f"{kind}s", name, namespace)
+            case ["get", kind, "-l", selector, "-o", columns]:
+                return self._columns(kind, namespace, selector, columns.removeprefix("custom-columns="))
+        raise AssertionError(f"the stage can't follow {words}")
+
+    def _columns(self, kind: str, namespace: str, selector: str, columns: str) -> list[list[str]]:
+        """As `-o custom-columns=HEADER:PATH,...` shows what has the labels."""
+        key, _, value = selector.partition("=")
+        paths = [re.findall(r"\w+", column.partition(":")[2]) for column in columns.split(",")]
+        found = [it for it in self.server.list(kind, namespace) if it["metadata"].get("labels", {}).get(key) == value]
+        return [[_at(it, path) for path in paths] for it in found]
 
     def apply(self, manager: str, name: str = "shop", **spec: Any) -> None:
         body = {"metadata": {"name": name}, "spec": spec}

@@ -10,7 +10,8 @@ from delayoperator.cluster.annotations import cluster_verbs, drains, paused_by
 from delayregistry.model import ClusterSpec
 
 from tests.kube import fakekinds
-from tests.operator.stage import Stage, commands
+from tests.operator.runbook import commands
+from tests.operator.stage import Stage
 
 KIM = "kim: new disks"
 TOPICS = [{"name": "orders", "queues": 6}]

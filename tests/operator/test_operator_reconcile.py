@@ -143,7 +143,7 @@ def test_a_node_with_a_copy_that_no_shard_has_is_not_scaled_in(stage: Stage) -> 
     stage.create(nodes=5, topics=[ORDERS])
     stage.settled()
     with stage.kubelet.lock:
-        stage.kubelet.names["77"] = "removed", 0
+        stage.kubelet.names["77"] = "removed", 0, "shop"
         stage.kubelet.disks["default/shop", "n4"]["77"] = 3
     stage.until(lambda: stage.reason("Degraded") == "OrphanedCopies")
     stage.edit(nodes=3)

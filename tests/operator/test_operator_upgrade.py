@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
 
 import pytest
 from delayregistry.model import VersionRange
 
-from tests.operator.stage import Stage, runbook
+from tests.operator.runbook import commands, section
+from tests.operator.stage import Stage
 
 ORDERS = {"name": "orders", "queues": 4}
 OLD, NEW = "node:1", "node:2"
@@ -50,9 +49,8 @@ def test_an_upgrade_is_final_by_a_persons_word_and_until_then_there_is_a_way_bac
     assert written(stage) == (1, 1)
     rolled(stage, OLD, "UpToDate")
     rolled(stage, NEW, "UpgradeNotFinalized")
-    (patch,) = re.findall(r"-p\s+'(\{.*\})'", runbook("UpgradeNotFinalized"))
-    word: dict[str, Any] = json.loads(patch)
-    stage.edit(**word["spec"])
+    (finalized,) = commands("UpgradeNotFinalized", "kubectl")
+    stage.follow(finalized, NAME="shop")
     stage.until(lambda: written(stage) == (2, 2) and stage.reason("Upgrading") == "UpToDate")
     assert stage.is_settled(), "no node was restarted for it"
 
@@ -80,9 +78,35 @@ def test_after_it_is_final_the_way_back_is_refused_at_the_first_node_and_says_wh
     stage.until(lambda: images(stage) == {NEW} and stage.is_settled())
 
 
-def test_nodes_that_can_not_talk_are_named(upgradable: Stage) -> None:
+def test_where_no_restart_is_under_way_the_command_shows_which_nodes_have_another_image(upgradable: Stage) -> None:
     stage = upgradable
-    stage.kubelet.versions["node:9"] = VersionRange(2, 3)
-    stage.edit(image="node:9")
+    stage.edit(paused=True)
+    stage.until(lambda: stage.reason("Progressing") == "Paused")
+    template = stage.there("statefulsets", "shop")["spec"]["template"]
+    template["spec"]["containers"][0]["image"] = NEW
+    stage.patch("statefulsets", "shop", {"spec": {"template": template}})
+    stage.delete("pods", "shop-1")
+    stage.until(lambda: "1 (n0, n2), 1 to 2 (n1)" in stage.condition("Upgrading")["message"])
+    assert stage.reason("Upgrading") == "VersionsMixed"
+    (shown,) = commands("VersionsMixed", "kubectl")
+    assert sorted(stage.follow(shown, NAME="shop")) == [["shop-0", OLD], ["shop-1", NEW], ["shop-2", OLD]]
+    assert "put the former image in place" in " ".join(section("VersionsMixed").split())
+    stage.edit(paused=False)
+    stage.until(lambda: images(stage) == {OLD} and stage.is_settled() and stage.reason("Upgrading") == "UpToDate")
+
+
+def test_nodes_that_can_not_talk_are_named_and_go_by_way_of_a_release_between(upgradable: Stage) -> None:
+    stage = upgradable
+    far = "node:9"
+    stage.kubelet.versions[far] = VersionRange(2, 3)
+    stage.edit(image=far)
     stage.until(lambda: "VersionsIncompatible" in str(stage.condition("Degraded")))
     assert "wire versions 1 and 2 to 3" in stage.condition("Degraded")["message"]
+    said = "put the former image back, then upgrade by way of a release between the two"
+    assert said in " ".join(section("VersionsIncompatible").split())
+    stage.edit(image=OLD)
+    stage.until(lambda: images(stage) == {OLD} and stage.is_settled() and written(stage) == (1, 1))
+    stage.edit(image=NEW)
+    stage.until(lambda: images(stage) == {NEW} and stage.is_settled() and written(stage) == (2, 2))
+    stage.edit(image=far)
+    stage.until(lambda: images(stage) == {far} and stage.is_settled() and written(stage) == (3, 3))

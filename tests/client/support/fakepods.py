@@ -13,6 +13,7 @@ from aiohttp import WSMsgType, web
 from delayctl.targets.kube import KubeError, Pod
 
 from tests.client.support.fakes import FakeCluster, FakeNode
+from tests.kube.fakeapi import FakeApiServer
 
 NAMESPACE = "shop"
 PORT = 7070
@@ -71,7 +72,7 @@ class FakeKubelet:
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         self.authorized.add(request.headers.get("authorization", ""))
-        path = re.fullmatch(rf"/api/v1/namespaces/{NAMESPACE}/pods/([a-z0-9-]+)/portforward", request.path)
+        path = re.fullmatch(r"/api/v1/namespaces/[a-z0-9-]+/pods/([a-z0-9-]+)/portforward", request.path)
         if self.refuse:
             return web.Response(status=self.refuse)
         if path is None or path[1] not in self.pods:
@@ -110,6 +111,19 @@ async def _down(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
     while data := await reader.read(65_536):
         await socket.send_bytes(b"\0" + data)
     await socket.close()
+
+
+class ForwardingApiServer(FakeApiServer):
+    """A fake API server with port-forward, which goes to the fake kubelet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kubelet = FakeKubelet()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/portforward"):
+            return await self.kubelet.forward(request)
+        return await super()._handle(request)
 
 
 class FakeAccess:

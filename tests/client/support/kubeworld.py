@@ -10,16 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.kube import objects
 from delayregistry.kube.names import Names
 from delayregistry.model import ClusterSpec, NodeLease, ShardSpec, ShardStatus, TopicSpec
 
-from tests.client.support.fakepods import NAMESPACE, PORT, FakeKubelet, PodNode
+from tests.client.support.fakepods import NAMESPACE, PORT, ForwardingApiServer, PodNode
 from tests.client.support.fakes import FakeCluster
 from tests.kube.desired import new_lease, new_settings
-from tests.kube.fakeapi import FakeApiServer
 from tests.kube.fakekinds import find
 
 NAME = "orders"
@@ -27,24 +25,11 @@ ADDRESSES = ("198.18.0.1", "198.18.0.2")
 UID = 100
 
 
-class _Api(FakeApiServer):
-    """A fake API server with port-forward, which goes to the fake kubelet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kubelet = FakeKubelet()
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("/portforward"):
-            return await self.kubelet.forward(request)
-        return await super()._handle(request)
-
-
 class KubeWorld:
     """Topic t of one queue: n0 is its master, n1 its in-sync slave."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self.api = _Api()
+        self.api = ForwardingApiServer()
         self.names = Names(NAMESPACE, NAME)
         self.spec = ClusterSpec(NAME, 2, topics=(TopicSpec("t", 1),), replicas=1)
         self.shard = ShardSpec(UID, "t", 0, ("n0", "n1"), master="n0", epoch=1, incarnation="i0")
