@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import threading
 from pathlib import Path
@@ -137,6 +138,37 @@ def test_a_checkpoint_that_a_terms_end_refuses_after_its_caller_went_is_no_error
                 del caller  # which holds it
             gc.collect()
         assert not said
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_that_fails_after_its_caller_went_fails_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next role goes on with half a flush, until its own first one (seed 58582 of the simulation)."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def full(job: CheckpointJob) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            for loop in host._tasks:  # as at a term's end
+                loop.cancel()
+            await made.send("a", [made.clock.now_ms() + 60_000])
+            monkeypatch.setattr(CheckpointJob, "run", full)
+            caller = asyncio.create_task(host.maintenance.checkpoint(copy_wheels=False))
+            await wait_until(begun.is_set, 0.01)
+            caller.cancel()
+            await asyncio.wait([caller])
+            go_on.set()
+            await host.maintenance.wait_idle()
+            assert host.failure is not None
+            assert "No space left" in host.failure
+            monkeypatch.undo()
 
     asyncio.run(main())
 

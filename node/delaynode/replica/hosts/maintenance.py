@@ -22,7 +22,7 @@ import numpy as np
 
 from delaynode.memory import give_back
 from delaynode.replication.transport.until import all_done, wait_event
-from delaynode.store.errors import Damaged, Impossible, Trimmed
+from delaynode.store.errors import Damaged, Impossible, Refused, Trimmed
 from delaynode.store.maintenance import evacuation, persist
 from delaynode.store.queue.ledger import COLUMN_BYTES
 from delaynode.store.timer.jobs import LoadJob
@@ -184,8 +184,9 @@ class Maintenance:
 
     def _on_written(self, task: asyncio.Future[None]) -> None:
         self._writing.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller was told, or has gone, and then the copy is being closed or changes its role
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not isinstance(error, Refused):  # its caller may have gone, so here too
+            self._host.fail(f"checkpoint: {type(error).__name__}: {error}", error)
 
     async def wait_idle(self) -> None:
         """Return when no checkpoint and no cascade is under way any more."""
