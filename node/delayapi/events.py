@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
@@ -88,12 +88,18 @@ def take_library_records(log: EventLog) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[LibraryRecords(log)], force=True)
 
 
+def _level(word: str) -> LogLevel:
+    try:
+        return LogLevel(word)
+    except ValueError:
+        raise ArgumentTypeError(f"{word!r} (here or in ${VARIABLE}) is not one of {', '.join(LogLevel)}") from None
+
+
 def add_level_option(parser: ArgumentParser) -> None:
     """--log-level: the same for every program."""
     parser.add_argument(
         "--log-level",
-        type=LogLevel,  # the environment's word is held against it too
-        choices=list(LogLevel),
+        type=_level,  # the environment's word is held against it too
         default=os.environ.get(VARIABLE) or LogLevel.INFO,
         metavar="|".join(LogLevel),
         help=f"the least level of events in the log (default: ${VARIABLE}, else info)",

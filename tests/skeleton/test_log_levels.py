@@ -145,3 +145,13 @@ def test_the_page_names_every_level_and_where_it_is_set() -> None:
     section = page[page.index("\n## Logs\n") :].split("\n## ")[1]
     assert all(f"| `{level}` |" in section for level in LogLevel)
     assert all(word in section for word in ("spec.logLevel", "logLevel", "--log-level", "DELAYCLUSTER_LOG_LEVEL"))
+
+
+def test_a_level_that_there_is_not_is_refused_with_those_that_there_are_and_where_it_may_stand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DELAYCLUSTER_LOG_LEVEL", "loud")
+    with pytest.raises(SystemExit):
+        config.parse(["--node-id", "n0", "--data", "d", "--registry", "sqlite:r"])
+    said = capsys.readouterr().err
+    assert "'loud' (here or in $DELAYCLUSTER_LOG_LEVEL) is not one of debug, info, warning, error" in said
