@@ -29,12 +29,12 @@ from typing import Any
 
 from delayregistry.model import TopicSpec
 
+from benchmarks.processes import cpu_of, status, until
 from tests.kube import fakekinds
 from tests.kube.fakeapi import FakeApiServer
 from tests.kube.nodes import KubeCluster
 from tests.operator.stage import NAMESPACE, Stage
 
-TICKS_OF = 100  # clock ticks a second in /proc
 QUEUES = 2
 FOREIGN_BYTES = 4_096
 
@@ -87,20 +87,20 @@ def operator(stage: Stage, options: argparse.Namespace) -> dict[str, float]:
     for name in names:
         topics = [{"name": "orders", "queues": QUEUES}]
         stage.create(name, nodes=2, topics=topics, failover={"leaseSeconds": options.lease})
-    _until(lambda: all(stage.is_settled(name) for name in names))
+    until(lambda: all(stage.is_settled(name) for name in names))
     found = {"settled_s": time.monotonic() - began_s}
     time.sleep(15)  # what follows from a start is over
-    since_s, cpu_s = time.monotonic(), _cpu_s(pid)
+    since_s, cpu_s = time.monotonic(), cpu_of(pid)
     time.sleep(options.idle)
     came = Counter(it.method for it in stage.server.requests(since_s=since_s))
     for method, number in sorted(came.items()):
         found[method] = number / options.idle / options.clusters
     found["requests_s"] = sum(came.values()) / options.idle / options.clusters
-    found["cpu"] = (_cpu_s(pid) - cpu_s) / options.idle
-    found["rss_mib"], found["peak_mib"] = _status(pid, "VmRSS") / 1024, _status(pid, "VmHWM") / 1024
-    found["threads"] = _status(pid, "Threads")
+    found["cpu"] = (cpu_of(pid) - cpu_s) / options.idle
+    found["rss_mib"], found["peak_mib"] = status(pid, "VmRSS") / 1024, status(pid, "VmHWM") / 1024
+    found["threads"] = status(pid, "Threads")
     found["ended_s"] = _failover(stage, names[0], lambda pod: stage.kubelet.kill(pod))
-    _until(lambda: stage.is_settled(names[0]))
+    until(lambda: stage.is_settled(names[0]))
     time.sleep(5)
     found["silent_s"] = _failover(stage, names[-1], lambda pod: stage.kubelet.frozen.add(pod))
     return found
@@ -114,7 +114,7 @@ def _failover(stage: Stage, cluster: str, harm: Callable[[str], None]) -> float:
 
     master, since_s = specs()[0]["master"], time.monotonic()
     harm(f"{cluster}-{master.removeprefix('n')}")
-    _until(lambda: all(spec["master"] != master for spec in specs()), 0.02)
+    until(lambda: all(spec["master"] != master for spec in specs()), 0.02)
     return time.monotonic() - since_s
 
 
@@ -126,24 +126,6 @@ def _add_foreign(stage: Stage, pods: int, config_maps: int) -> None:
     for number in range(config_maps):
         body = {"metadata": {"name": f"foreign-{number}"}, "data": {"text": text}}
         stage.server.store.create(fakekinds.find("configmaps"), NAMESPACE, body)
-
-
-def _until(true: Callable[[], object], pause_s: float = 0.2, timeout_s: float = 600.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > until_s:
-            raise SystemExit(f"not so after {timeout_s:.0f} s")
-        time.sleep(pause_s)
-
-
-def _status(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(it for it in lines if it.startswith(f"{field}:")).split()[1])
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_OF
 
 
 if __name__ == "__main__":

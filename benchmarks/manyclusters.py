@@ -27,9 +27,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks.processes import cpu_of, status, until
 from tests.operator.stage import Json, Stage
 
-TICKS_OF = 100  # clock ticks a second in /proc
 QUEUES = 2
 AT_ONCE = 10  # clusters that fail together
 LEASE_SECONDS = 5  # of the election, as in the chart
@@ -62,17 +62,17 @@ def measure(stage: Stage, found: dict[str, float], count: int, options: argparse
     for name in names:
         topics = [{"name": "orders", "queues": QUEUES}]
         stage.create(name, nodes=2, topics=topics, failover={"leaseSeconds": options.lease})
-    _until(lambda: all(stage.is_settled(name) for name in names))
+    until(lambda: all(stage.is_settled(name) for name in names))
     found["settled_s"] = time.monotonic() - began_s
     time.sleep(QUIET_S)
-    since_s, cpu_s = time.monotonic(), _cpu_s(pid)
+    since_s, cpu_s = time.monotonic(), cpu_of(pid)
     time.sleep(options.idle)
-    found["cpu"] = (_cpu_s(pid) - cpu_s) / options.idle
+    found["cpu"] = (cpu_of(pid) - cpu_s) / options.idle
     came = Counter(it.method for it in stage.server.requests(since_s=since_s))
     found |= {method: number / options.idle for method, number in sorted(came.items())}
     found["requests_s"] = came.total() / options.idle
-    found["rss_mib"], found["peak_mib"] = _status(pid, "VmRSS") / 1024, _status(pid, "VmHWM") / 1024
-    found["threads"] = _status(pid, "Threads")
+    found["rss_mib"], found["peak_mib"] = status(pid, "VmRSS") / 1024, status(pid, "VmHWM") / 1024
+    found["threads"] = status(pid, "Threads")
     found["connections"] = _sockets(pid)
     for some, suffix in ((names[:1], ""), (names[:AT_ONCE], f"_{AT_ONCE}")):
         if suffix and len(some) < AT_ONCE:
@@ -90,7 +90,7 @@ def _failover(stage: Stage, clusters: Sequence[str], harm: Callable[[str], objec
     def specs(name: str) -> list[Json]:
         return [stage.there("delayshards", f"{name}.orders-{queue}")["spec"] for queue in range(QUEUES)]
 
-    _until(lambda: all(stage.is_settled(name) for name in clusters))
+    until(lambda: all(stage.is_settled(name) for name in clusters))
     time.sleep(QUIET_S / 3)
     before = {name: specs(name) for name in clusters}
     since_s = time.monotonic()
@@ -101,18 +101,10 @@ def _failover(stage: Stage, clusters: Sequence[str], harm: Callable[[str], objec
         pairs = zip(before[name], specs(name), strict=True)
         return all(now["epoch"] > was["epoch"] for was, now in pairs if was["master"] == before[name][0]["master"])
 
-    _until(lambda: all(map(is_over, clusters)), 0.02)
+    until(lambda: all(map(is_over, clusters)), 0.02)
     found = time.monotonic() - since_s
     stage.kubelet.frozen.clear()
     return found
-
-
-def _until(true: Callable[[], object], pause_s: float = 0.2, timeout_s: float = 600.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > until_s:
-            raise SystemExit(f"not so after {timeout_s:.0f} s")
-        time.sleep(pause_s)
 
 
 def _sockets(pid: int) -> int:
@@ -121,16 +113,6 @@ def _sockets(pid: int) -> int:
         with suppress(FileNotFoundError):  # closed meanwhile
             found += link.readlink().name.startswith("socket:")
     return found
-
-
-def _status(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(it for it in lines if it.startswith(f"{field}:")).split()[1])
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_OF
 
 
 if __name__ == "__main__":
