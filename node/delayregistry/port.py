@@ -60,7 +60,7 @@ class Registry(Protocol):
         """The operator's view, likewise. Replaces all of them."""
 
     def delete_shard(self, name: str, version: Version) -> None:
-        """A person's part: the object goes, if it is still at `version`; copies stay on the nodes' disks.
+        """The object goes, if it is still at `version`; copies stay on the nodes' disks.
 
         Raises Conflict, OutcomeUnknown.
         """

@@ -22,7 +22,7 @@ OPERATOR = ROOT / "operator" / "delayoperator"
 
 # KubeRegistry's requests, as it makes them for the operator.
 REGISTRY = {
-    ("delaycluster.io", "delayshards", verb) for verb in ("get", "list", "watch", "create", "patch")
+    ("delaycluster.io", "delayshards", verb) for verb in ("get", "list", "watch", "create", "patch", "delete")
 } | {
     ("delaycluster.io", "delayshards/status", "patch"),
     *(("", "configmaps", verb) for verb in ("get", "list", "watch", "create", "patch")),

@@ -175,6 +175,39 @@ def test_copies_of_no_topic_are_said_and_left() -> None:
     assert said.endswith("on n0, n1 (5 pending): no topic has this shard")
 
 
+# ---------------------------------------------------------------- an empty shard's object, never led
+def answer_to_empty(
+    *histories: dict[str, CopyView], policy: BootstrapVolumes = BootstrapVolumes.ADOPT, **more: Any
+) -> str:
+    """The action for orders-0, whose creation was decided earlier: its type, with the reason."""
+    spec = ShardSpec(7, "orders", 0, ("n0", "n1"))
+    observed = replace(seen(*histories, **more), shards=(ShardObject(spec.name, Version("1"), spec),))
+    actions = plan(replace(CLUSTER, bootstrap_volumes=policy), observed)
+    assert len(actions) <= 1
+    return f"{type(actions[0]).__name__}: {actions[0].reason}" if actions else "none"
+
+
+def test_an_empty_shard_is_led_once_every_node_has_said_again_that_it_has_nothing() -> None:
+    assert answer_to_empty(answered={"n0": "a", "n1": "a"}) == "none"
+    assert answer_to_empty().startswith("StartTerm: the shard has no master yet: n0 is its first living replica")
+    dead = {**NODES, "n2": replace(LOST, replaceable=False)}
+    said = answer_to_empty(nodes=dead, answered={"n0": "a", "n1": "a"})
+    assert said.startswith("SetConditions: n2 is away; the first term waits until all nodes have said")
+    assert answer_to_empty(nodes={**NODES, "n2": LOST}, answered={"n0": "a", "n1": "a"}).startswith("StartTerm: ")
+
+
+def test_an_empty_shard_gives_way_to_copies_of_its_name() -> None:
+    """Seed 57713: its creation landed after another's, which took messages, had been deleted."""
+    said = answer_to_empty(both())
+    assert said.startswith("RemoveEmptyShard: orders-0 is empty, and copies of 00000000000000ab are there: n0, n1 ")
+    for histories, policy in (((both(), both()), BootstrapVolumes.ADOPT), ((both(),), BootstrapVolumes.REFUSE)):
+        said = answer_to_empty(*histories, policy=policy)
+        assert said.startswith("RemoveEmptyShard: orders-0 is empty, and copies of this name are there: ")
+    assert answer_to_empty(both(), policy=BootstrapVolumes.IGNORE).startswith("StartTerm: ")
+    assert answer_to_empty(both(log_end=0)).startswith("StartTerm: ")
+    assert answer_to_empty(both(queue=1)).startswith("StartTerm: ")
+
+
 # ---------------------------------------------------------------- objects without a status
 def lost(**more: Any) -> ShardObject:
     spec = ShardSpec(UID, "orders", 0, ("n0", "n1"), epoch=4, **more)

@@ -16,6 +16,7 @@ from delayoperator.plan import (
     Observed,
     ObservedNode,
     ObservedRole,
+    RemoveEmptyShard,
     SetConditions,
     plan,
     report_orphans,
@@ -163,7 +164,9 @@ def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, Shar
     current = after[action.shard.name]
     assert current.version == action.shard.version
     version = Version(str(int(current.version) + 1))
-    if isinstance(action, SetConditions):
+    if isinstance(action, RemoveEmptyShard):
+        del after[current.name]
+    elif isinstance(action, SetConditions):
         stamped = tuple(replace(condition, since_ms=1) for condition in action.conditions)
         after[current.name] = replace(current, version=version, conditions=stamped)
     elif isinstance(action, AdoptCopies):
@@ -181,6 +184,12 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
         check_made(cluster, action, observed)
         return
     shard = action.shard
+    if isinstance(action, RemoveEmptyShard):
+        assert (shard.spec.epoch, shard.spec.master, shard.status) == (0, None, None), "nothing was accepted in it"
+        assert cluster.bootstrap_volumes is not BootstrapVolumes.IGNORE
+        assert not [copy for node in NODES if (copy := observed.copies.get((shard.name, node))) and copy.log_end > 0]
+        assert any(copy.shard == shard.name for copies in observed.unclaimed.values() for copy in copies.values())
+        return
     if isinstance(action, AdoptCopies):
         assert shard.status is None
         assert cluster.bootstrap_volumes is BootstrapVolumes.ADOPT
@@ -204,6 +213,8 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
     assert new.epoch == old.epoch + 1
     assert new.replicas == old.replicas
     assert new.master in old.replicas
+    if old.epoch == 0 and cluster.bootstrap_volumes is not BootstrapVolumes.IGNORE:
+        check_empty(cluster, shard.name, observed)
     view = observed.node(new.master)
     assert view.liveness is not Liveness.DEAD
     assert new.incarnation == view.incarnation is not None
@@ -231,23 +242,27 @@ def check_made(cluster: ClusterSpec, action: CreateShard, observed: Observed) ->
     if cluster.bootstrap_volumes is BootstrapVolumes.IGNORE:
         assert action.uid is None
         return
-    found = {
-        uid: copies
-        for uid, copies in observed.unclaimed.items()
-        if any(copy.shard == action.name and copy.log_end > 0 for copy in copies.values())
-    }
-    for node in cluster.node_ids:
-        view = observed.node(node)
-        assert view.replaceable or observed.answered[node] == view.incarnation, "a node has not said what it has"
     if action.uid is None:
-        whole = [copy for copies in found.values() for copy in copies.values() if copy.role not in PARTIAL]
-        assert not [copy for copy in whole if copy.log_end > 0]
+        check_empty(cluster, action.name, observed)
         return
+    check_heard(cluster, observed)
     assert cluster.bootstrap_volumes is BootstrapVolumes.ADOPT
     copies = observed.unclaimed[action.uid]
     assert {copy.cluster for copy in copies.values()} == {cluster.name}
     assert action.epoch == max(copy.epoch for copy in copies.values() if copy.role not in PARTIAL)
     assert set(action.replicas) <= copies.keys()
+
+
+def check_heard(cluster: ClusterSpec, observed: Observed) -> None:
+    for node in cluster.node_ids:
+        view = observed.node(node)
+        assert view.replaceable or observed.answered[node] == view.incarnation, "a node has not said what it has"
+
+
+def check_empty(cluster: ClusterSpec, name: str, observed: Observed) -> None:
+    check_heard(cluster, observed)
+    copies = [copy for copies in observed.unclaimed.values() for copy in copies.values() if copy.shard == name]
+    assert not [copy for copy in copies if copy.role not in PARTIAL and copy.log_end > 0]
 
 
 def check_dropped(action: ChangeSpec, observed: Observed) -> None:

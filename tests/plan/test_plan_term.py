@@ -44,12 +44,15 @@ from tests.plan.terms import (
 # A shard with one replica.
 
 
+OTHERS = {"n0": alive("zeroth"), "n2": alive("second")}
+
+
 def test_a_new_shard_gets_its_first_term() -> None:
     new = ShardSpec(1, "orders", 0, ("n1",))
-    action = planned(shard(new), {"n1": alive("first")})
+    action = planned(shard(new), {**OTHERS, "n1": alive("first")}, answered=["n0", "n1", "n2"])
     assert term(action) == ("n1", 1, "first")
     assert action is not None
-    assert action.reason == "the shard has no master yet: n1 has the only copy; epoch 1 begins"
+    assert action.reason == "the shard has no master yet: n1 is its first living replica; epoch 1 begins"
 
 
 def test_a_new_shard_waits_for_a_node_that_nobody_has_seen() -> None:
@@ -262,10 +265,10 @@ NEW = ShardSpec(1, "orders", 0, ("n1", "n2"))
 
 
 def test_the_first_term_goes_to_the_first_replica_once_all_have_said_that_they_have_nothing() -> None:
-    nodes = {"n1": alive("a"), "n2": alive("b")}
+    nodes = {"n0": alive("z"), "n1": alive("a"), "n2": alive("b")}
     assert planned(shard(NEW), nodes) is None
-    assert planned(shard(NEW), nodes, answered=["n1"]) is None
-    assert term(planned(shard(NEW), nodes, answered=["n1", "n2"])) == ("n1", 1, "a")
+    assert planned(shard(NEW), nodes, answered=["n1", "n2"]) is None
+    assert term(planned(shard(NEW), nodes, answered=["n0", "n1", "n2"])) == ("n1", 1, "a")
 
 
 def test_a_directory_of_a_first_term_that_never_began_is_no_data() -> None:

@@ -31,6 +31,7 @@ from delayoperator.plan import (
     Observed,
     ObservedNode,
     OrphanReport,
+    RemoveEmptyShard,
     SetConditions,
     StartTerm,
     missing_shards,
@@ -301,6 +302,8 @@ class ControlLoop:
                 uid = self._new_uid() if action.uid is None else action.uid
                 spec = ShardSpec(uid, action.topic, action.queue, action.replicas, epoch=action.epoch)
                 self._registry.create_shard(spec)
+            case RemoveEmptyShard():
+                self._registry.delete_shard(action.shard.name, action.shard.version)
             case AdoptCopies():
                 # The epoch first: without a status nobody can be chosen yet.
                 version = self._registry.write_spec(action.shard.name, action.spec, action.shard.version)
@@ -349,6 +352,8 @@ def _described(action: Action) -> dict[str, object]:
             what = {"shard": shard.name, "epoch": spec.epoch, "node": spec.master, "failover": _is_failover(shard)}
         case ChangeSpec():
             what = {"shard": action.shard.name, "epoch": action.spec.epoch}
+        case RemoveEmptyShard():
+            what = {"shard": action.shard.name, "epoch": 0, "uid": f"{action.shard.spec.uid:016x}"}
         case SetConditions():
             what = {
                 "shard": action.shard.name,

@@ -13,6 +13,7 @@ from delayoperator.plan.observed import (
     Observed,
     ObservedNode,
     ObservedRole,
+    RemoveEmptyShard,
     SetConditions,
     StartTerm,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "ObservedRole",
     "OrphanReport",
     "Questions",
+    "RemoveEmptyShard",
     "SetConditions",
     "StartTerm",
     "missing_shards",

@@ -3,6 +3,10 @@
 A topic's shard may be missing because the topic is new; or because its object was deleted, with the whole cluster or
 alone, or was not in the registry's state that was restored. An empty shard beside full copies would hide every message
 that these have. So none is made before every node has said what it has.
+
+What they say is of a moment ago, and a creation may land late: meanwhile another operator may have made the shard, it
+may have taken messages, and a person may have deleted it (seed 57713). So they are asked again while the object of the
+empty shard is there, before its first term: as long as it is there no other shard of its name can begin.
 """
 
 from __future__ import annotations
@@ -75,10 +79,19 @@ def histories_by_shard(seen: Observed) -> dict[str, dict[int, Mapping[str, CopyV
     return found
 
 
+def histories_of(name: str, seen: Observed) -> Histories:
+    """histories_by_shard() of one shard."""
+    return {
+        uid: copies
+        for uid, copies in seen.unclaimed.items()
+        if next(iter(copies.values())).shard == name and has_data(copies)
+    }
+
+
 def decide_missing(
     desired: ClusterSpec, histories: Histories, seen: Observed, unheard: tuple[str, ...]
 ) -> MakeEmpty | TakeUp | Unheard | Orphaned:
-    """What is to be done about a shard that a topic has and that has no object. histories: what is found of it."""
+    """What is to be done about a shard that has no object, or an empty shard's. histories: what is found of it."""
     policy = desired.bootstrap_volumes
     if policy is BootstrapVolumes.IGNORE:
         return MakeEmpty()

@@ -175,6 +175,14 @@ class AdoptCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveEmptyShard:
+    """The object goes that was made for an empty shard, which nobody has led: copies of its name are there."""
+
+    shard: ShardObject
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeSpec:
     """Anything else in the operator's part: where copies must be, which master must hand over to which copy."""
 
@@ -190,4 +198,4 @@ class SetConditions:
     reason: str
 
 
-Action = CreateShard | AdoptCopies | StartTerm | ChangeSpec | SetConditions
+Action = CreateShard | RemoveEmptyShard | AdoptCopies | StartTerm | ChangeSpec | SetConditions

@@ -28,6 +28,7 @@ from delayoperator.plan.observed import (
     CreateShard,
     Liveness,
     Observed,
+    RemoveEmptyShard,
     SetConditions,
     StartTerm,
 )
@@ -37,6 +38,7 @@ from delayoperator.plan.term import (
     UNCLEAN_FAILOVER,
     Adopt,
     Decision,
+    GiveWay,
     Keep,
     Promote,
     Refuse,
@@ -86,6 +88,8 @@ def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]
             steady.append(shard)
         elif isinstance(decision, Adopt):
             yield AdoptCopies(shard, decision.found.spec, decision.found.status, decision.reason)
+        elif isinstance(decision, GiveWay):
+            yield RemoveEmptyShard(shard, decision.reason)
         elif isinstance(decision, Promote):
             yield _start_term(desired, shard, decision, vacant=previous_master_exited(shard, observed))
         else:

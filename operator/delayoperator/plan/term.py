@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Durability, ShardObject, ShardStatus
 
 from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted
-from delayoperator.plan.bootstrap import lost_nodes, unheard_nodes
+from delayoperator.plan.bootstrap import (
+    MakeEmpty,
+    Orphaned,
+    TakeUp,
+    Unheard,
+    decide_missing,
+    histories_of,
+    lost_nodes,
+    unheard_nodes,
+)
 from delayoperator.plan.observed import CopyView, Liveness, NotBegun, Observed, ObservedRole
 from delayoperator.plan.replica_health import ReplicaHealth, answer_of, classify_replicas
 
@@ -63,7 +72,14 @@ class Adopt:
     reason: str
 
 
-Decision = Keep | Promote | WaitForEvidence | Refuse | Adopt
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """The object is of an empty shard that was never led, and would hide copies of its name."""
+
+    reason: str
+
+
+Decision = Keep | Promote | WaitForEvidence | Refuse | Adopt | GiveWay
 
 
 def decide_term(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
@@ -225,16 +241,13 @@ def _first(
     copies, strays = _answers(shard, seen), seen.strays.get(shard.spec.uid, {})
     if holders := [node for node, copy in [*copies.items(), *strays.items()] if copy.log_end > 0]:
         return _status_lost(desired, shard, copies, holders, seen)
+    if shard.spec.epoch == 0 and (older := _older_history(desired, shard, seen)):
+        return older
     known = classify_replicas(shard, seen)
     if late is None and (sole := _sole(shard, known, seen, fault)):
         return sole
     if away := _nodes(known, ReplicaHealth.UNREACHABLE):
-        are = "is" if len(away) == 1 else "are"
-        return Refuse(
-            "NodeAway",
-            f"{', '.join(away)} {are} away; the first term waits until all replicas have said that they have "
-            "no data of this shard",
-        )
+        return _nodes_away(away)
     if uncertain := _nodes(known, ReplicaHealth.UNCERTAIN):
         return _awaited(uncertain, seen)
     fit = [node for node in known if node not in seen.ineligible]
@@ -244,6 +257,29 @@ def _first(
         return _no_candidate_begins(known, fault, late, seen)
     node = min(fit, key=lambda node: seen.node(node).stopping)  # min and max take the first of equals
     return _promoted(node, seen, f"{fault}: {node} is its first living replica")
+
+
+def _older_history(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision | None:
+    """What there is of this name, beside a shard that was never led: its creation may have been decided long ago."""
+    match decide_missing(desired, histories_of(shard.name, seen), seen, unheard_nodes(desired, seen)):
+        case Unheard(nodes):
+            away = [node for node in nodes if seen.node(node).liveness is Liveness.DEAD]
+            return _nodes_away(away) if away else _awaited(nodes, seen)
+        case TakeUp(uid, found):
+            return GiveWay(f"{shard.name} is empty, and copies of {uid:016x} are there: {found.from_copies}")
+        case Orphaned(why):
+            return GiveWay(f"{shard.name} is empty, and copies of this name are there: {why}")
+        case MakeEmpty():
+            return None
+
+
+def _nodes_away(nodes: Sequence[str]) -> Refuse:
+    are = "is" if len(nodes) == 1 else "are"
+    return Refuse(
+        "NodeAway",
+        f"{', '.join(nodes)} {are} away; the first term waits until all nodes have said that they have no data of this "
+        "shard",
+    )
 
 
 def _status_lost(

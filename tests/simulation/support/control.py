@@ -26,10 +26,13 @@ ANSWER_NS = 400 * MILLI  # an answer is at most so old when the control loop act
 
 
 class SimProber:
-    """Implements the control loop's Prober: what the nodes' own code answers, through its own wire form."""
+    """Implements the control loop's Prober: what the nodes' own code answers, through its own wire form.
 
-    def __init__(self, world: World, rng: random.Random) -> None:
-        self._world, self._rng = world, rng
+    asked_after_ns: no answer is older than this: the loop asks after it has read which shards there are.
+    """
+
+    def __init__(self, world: World, rng: random.Random, asked_after_ns: Callable[[], int] = lambda: 0) -> None:
+        self._world, self._rng, self._asked_after_ns = world, rng, asked_after_ns
         self._made: dict[str, tuple[int, str, bytes]] = {}  # by node: time, process and bytes of its answer
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
@@ -45,7 +48,8 @@ class SimProber:
             now = world.scheduler.now_ns
             before = self._made.get(lease.node)
             self._made[lease.node] = (now, process.incarnation, data)
-            if before is not None and before[1] == process.incarnation and now - before[0] <= ANSWER_NS:
+            oldest_ns = max(now - ANSWER_NS, self._asked_after_ns())
+            if before is not None and before[1] == process.incarnation and before[0] >= oldest_ns:
                 data = before[2] if self._rng.random() < 0.5 else data
             answers[lease.node] = read_answer(pb.ReplicaStatusResponse.FromString(data))
         return answers
@@ -108,7 +112,8 @@ class Control:
             monotonic_ms=lambda: self.world.scheduler.time_ns() // MILLI,
             wall_ms=lambda: self.world.true_ms(),
         )
-        prober, since = SimProber(self.world, self._rng), self._forgotten()
+        prober = SimProber(self.world, self._rng, lambda: registry.listed_ns)
+        since = self._forgotten()
         self.loop = ControlLoop(
             registry, self._uid, self._log, clock, prober, ended=lambda: self.supervisor.ended - since
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from delayregistry.model import BootstrapVolumes, ShardObject
+from delayregistry.model import BootstrapVolumes, ShardObject, ShardSpec
 
 from tests.simulation.support.attacks.attacks_on_objects import directories
 from tests.simulation.support.attacks.schedules import attack
@@ -77,6 +77,33 @@ def d1_copies_of_two_histories_wait_for_a_persons_word(seed: int) -> None:
 
 
 @attack
+def d1_creation_that_lands_late_hides_no_copies(seed: int) -> None:
+    """Seed 57713: the topic was new when it was decided. Meanwhile another loop made the shard, it took messages, and a
+    person deleted its object."""
+    with cluster(seed) as run:
+        uid, replicas = run.shard().spec.uid, run.shard().spec.replicas
+        elsewhere = tuple(node for node in run.world.machines if node not in replicas)
+        run.world.truth.delete("t-0")
+        run.world.truth.create(ShardSpec(uid ^ 0x5EED, "t", 0, elsewhere if seed % 2 else replicas))
+        run.until(lambda: _healthy_with(run, uid), 30, "served again, with its messages")
+
+
+@attack
+def d1_creation_that_lands_late_waits_for_a_node_that_is_away(seed: int) -> None:
+    """It has the only copy of what the shard of this name was before."""
+    with cluster(seed, replicas=1) as run:
+        uid, master = run.shard().spec.uid, run.master()
+        run.world.kill(master)
+        run.world.truth.delete("t-0")
+        run.world.truth.create(ShardSpec(uid ^ 0x5EED, "t", 0, tuple({*run.world.machines} - {master})[:1]))
+        run.world.run(6.0)
+        assert run.shard().spec.epoch == 0, "nobody leads an empty shard while a node may have copies of its name"
+        assert _reasons(run.shard()) == ["NodeAway"]
+        run.world.start(master)
+        run.until(lambda: _healthy_with(run, uid), 30, "served again, with its messages")
+
+
+@attack
 def d1b_registry_restored_to_before_a_move_costs_no_copy(seed: int) -> None:
     """By the older state the nodes that have the copies now are to have none."""
     with cluster(seed, nodes=4) as run:
@@ -100,8 +127,8 @@ def d1b_registry_restored_to_before_a_move_costs_no_copy(seed: int) -> None:
 
 @attack
 def d1_empty_shard_beside_full_copies_is_said(seed: int) -> None:
-    """As an earlier release made it: a person sees what lies beside, and no other copy is touched."""
-    with cluster(seed, clients=False, close=False) as run:
+    """Made while the spec wanted that: a person sees what lies beside, and no other copy is touched."""
+    with cluster(seed, clients=False, close=False, bootstrap_volumes=BootstrapVolumes.IGNORE) as run:
         uid = run.shard().spec.uid
         run.world.control.up = False
         older = run.shard()
@@ -109,6 +136,10 @@ def d1_empty_shard_beside_full_copies_is_said(seed: int) -> None:
         run.world.truth.create(replace(older.spec, uid=uid ^ 0x5EED, epoch=0, master=None, incarnation=None))
         run.world.control.up = True
         run.until(run.healthy, 30, "the new, empty shard is served")
+        wished = run.world.truth.now.cluster
+        assert wished is not None
+        spec = replace(wished.spec, bootstrap_volumes=BootstrapVolumes.ADOPT)
+        run.world.truth.put_cluster(spec, wished.version)
         run.until(lambda: bool(run.world.control.loop.orphans.orphans), 10, "what lies beside it is said")
         (said,) = run.world.control.loop.orphans.orphans
         assert said.endswith("beside the shard that has this name now")

@@ -23,8 +23,9 @@ def directories(run: Run, node: str, uid: int) -> list[str]:
 # ---------------------------------------------------------------- A10: the object
 @attack
 def a10_topic_that_is_made_again_has_nothing_of_the_former_one(seed: int) -> None:
-    """A node was away meanwhile: its copy has the highest epoch and log end of all copies called t-0."""
-    with cluster(seed, clients=False) as run:
+    """A node was away meanwhile: its copy has the highest epoch and log end of all copies called t-0. The spec
+    says that the new one is to be empty."""
+    with cluster(seed, clients=False, bootstrap_volumes=BootstrapVolumes.IGNORE) as run:
         other, away = run.master(), run.slaves()[0]
         old, due = run.shard().spec.uid, run.world.true_ms() + 6_000
         for number in range(5):

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from delayoperator.control_loop import loop
-from delayoperator.plan import Action, AdoptCopies, ChangeSpec, CreateShard, Observed, SetConditions, StartTerm, plan
+from delayoperator.plan import (
+    Action,
+    AdoptCopies,
+    ChangeSpec,
+    CreateShard,
+    Observed,
+    RemoveEmptyShard,
+    SetConditions,
+    StartTerm,
+    plan,
+)
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, Version
 
 if TYPE_CHECKING:
@@ -76,6 +86,8 @@ def applied(observed: Observed, actions: list[Action]) -> Observed:
                 spec = ShardSpec(uid, action.topic, action.queue, action.replicas, epoch=action.epoch)
                 shards[spec.name] = ShardObject(spec.name, Version("0"), spec)
                 copies |= {(spec.name, node): copy for node, copy in unclaimed.pop(uid, {}).items()}
+            case RemoveEmptyShard():
+                del shards[action.shard.name]
             case AdoptCopies():
                 shards[action.shard.name] = replace(shards[action.shard.name], spec=action.spec, status=action.status)
             case StartTerm() | ChangeSpec():

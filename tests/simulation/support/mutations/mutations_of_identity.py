@@ -7,7 +7,7 @@ from delaynode.replica.replica import Replica
 from delaynode.replica.stored_copies import is_wanted
 from delaynode.store.maintenance.stored_copy import StoredCopy
 from delayoperator.control_loop import replica_queries
-from delayoperator.plan import Observed, bootstrap, planner
+from delayoperator.plan import Observed, bootstrap, planner, term
 from delayregistry.model import ClusterSpec, ShardObject
 
 from tests.simulation.support.mutations.planting import Put, mutation
@@ -21,6 +21,12 @@ def makes_an_empty_shard_beside_full_copies(put: Put) -> None:
         return bootstrap.MakeEmpty()
 
     put(planner, "decide_missing", empty)
+    put(term, "decide_missing", empty)
+
+
+@mutation("d1_creation_that_lands_late_hides_no_copies", HIDDEN)
+def leads_an_empty_shard_beside_full_copies(put: Put) -> None:
+    put(term, "_older_history", lambda *_: None)
 
 
 @mutation("d1_cluster_that_is_applied_again_has_its_messages", "nothing is made before every node has said")
