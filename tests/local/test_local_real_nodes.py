@@ -12,9 +12,11 @@ from typing import Any
 from click.testing import CliRunner
 from delayctl.main import main
 from delaylocal import LocalCluster
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.maintenance.marker import mark_damaged
 from delayregistry.model import TopicSpec
 
-from tests.operator.runbook import DAMAGE, commands, filled
+from tests.operator.runbook import DAMAGE, commands, filled, section
 
 
 def test_real_nodes_serve_are_restarted_and_are_there_again_after_a_stop(tmp_path: Path) -> None:
@@ -64,11 +66,17 @@ def test_a_damaged_shard_is_said_at_the_start_and_the_others_are_served(tmp_path
     assert list(blocked) == ["orders-0"]
     assert "is blocked, CopyDamaged" in blocked["orders-0"]
     assert f"not served: shard orders-0 {blocked['orders-0']}" in said
-    # As docs/damage.md has it, where CopyDamaged leads to.
-    look, _ = commands("When a shard says SHARD_DAMAGED", "delayctl verify", page=DAMAGE)
+    # As docs/damage.md has it, where CopyDamaged leads to. The mark is of a failure while it served.
+    assert "[damage.md](damage.md#when-a-shard-says-shard_damaged)" in section("CopyDamaged")
+    look, clear = commands("When a shard says SHARD_DAMAGED", "delayctl verify", page=DAMAGE)
+    mark_damaged(DiskFiles(), str(shard), "CommitLog: fsync failed", 1, 2)
     assert _run(look, shard) == 1
+    assert _run(clear, shard) == 1
+    assert (shard / "damaged").exists(), "something else is wrong too"
     for path, content in whole.items():  # the files are repaired
         path.write_bytes(content)
+    assert _run(look, shard) == 1
+    assert _run(clear, shard) == 0
     assert _run(look, shard) == 0
     third = _start(tmp_path)
     assert "blocked" not in _ready(third)

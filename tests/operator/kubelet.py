@@ -75,6 +75,7 @@ class Kubelet:
         self.disks: dict[tuple[str, str], Json] = {}  # by namespace/cluster and node
         self.names: dict[str, tuple[str, int, str]] = {}  # topic, queue and the cluster that had it last, by uid
         self.kept: dict[str, tuple[str, ...]] = {}  # the in-sync set that the copies keep, by uid
+        self.damaged: dict[tuple[str, str], str] = {}  # why a copy is of no use, by uid and node
         self.restarts: list[str] = []  # pods that were told to stop, in order
         self.errors: list[str] = []
         self._stop = threading.Event()
@@ -373,13 +374,15 @@ class _Answers(grpc.GenericRpcHandler):
         answer = delay_pb2.ReplicaStatusResponse(node=process.node, incarnation=process.incarnation, listed=True)
         for uid, epoch in known.items():
             topic, queue, cluster = self._kubelet.names[uid]
+            damaged = self._kubelet.damaged.get((uid, process.node), "")
             answer.copies.add(
                 uid=int(uid),
                 topic=topic,
                 queue=queue,
                 cluster=cluster,
                 entry=process.entry(int(uid)),
-                role=delay_pb2.ReplicaState.SLAVE,
+                role=delay_pb2.ReplicaState.DAMAGED if damaged else delay_pb2.ReplicaState.SLAVE,
+                damaged=damaged,
                 epoch=epoch,
                 log_epoch=epoch,
                 log_end=100,

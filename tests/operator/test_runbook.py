@@ -111,6 +111,38 @@ def test_copies_that_are_never_taken_up_by_themselves_are_adopted_by_a_person(st
     assert uid(shop) == before
 
 
+def test_a_copy_that_is_mended_is_taken_up_with_the_others(shop: Stage) -> None:
+    before = uid(shop)
+    with object_lost(shop) as lost:
+        first, *_ = shop.there("delayshards", f"shop.{SHARD}")["spec"]["replicas"]
+        shop.kubelet.damaged[lost, first] = "log: offset 8560: crc32 differs"
+    degraded(shop, "a copy is damaged, and may have had more")
+    page = " ".join(section("OrphanedCopies").split())
+    assert "mend it ([damage.md](damage.md)); the operator then goes on by itself" in page
+    shop.kubelet.damaged.clear()
+    shop.settled()
+    assert uid(shop) == before
+
+
+def test_a_lost_node_that_may_have_a_newer_copy_is_given_up_by_a_person_or_comes_back(stage: Stage) -> None:
+    shop = make_shop(stage, failover={"leaseSeconds": 2, "replaceAfterSeconds": 3})
+    before = uid(shop)
+    *_, lost = shop.there("delayshards", f"shop.{SHARD}")["spec"]["replicas"]
+    shop.kubelet.frozen.add(f"shop-{lost[1:]}")
+    shop.until(lambda: lost not in shop.there("delayshards", f"shop.{SHARD}")["spec"]["replicas"])
+    shop.delete("delayshards", f"shop.{SHARD}")
+    degraded(shop, f"{lost} may have a newer copy")
+    (adopt,) = commands("OrphanedCopies", "delayctl", "may have a newer copy")
+    shop.follow(adopt, "y\n", NAME="shop", SHARD=SHARD)
+    shop.until(lambda: shop.reason("Ready") == "Serving" and uid(shop) == before)
+    shop.delete("delayshards", f"shop.{SHARD}")
+    degraded(shop, f"{lost} may have a newer copy")
+    assert "bring the missing volume or node back" in " ".join(section("OrphanedCopies").split())
+    shop.kubelet.frozen.clear()
+    shop.settled()
+    assert uid(shop) == before
+
+
 def test_of_two_histories_one_is_chosen_and_the_other_is_purged(stage: Stage) -> None:
     shop = make_shop(stage, bootstrap={"volumes": "Ignore"})
     first = uid(shop)
