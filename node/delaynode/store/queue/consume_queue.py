@@ -30,6 +30,7 @@ QUEUED = np.dtype(
     ]
 )
 QUEUED_BYTES = QUEUED.itemsize
+TAIL_ROWS = 64  # of the last commit that are kept: a consumer that waits gets them without asking the file
 OWN_WORD = QUEUED_BYTES // 4 - 1
 
 
@@ -52,6 +53,7 @@ class ConsumeQueue:
         self.uid = uid
         self.file = SegmentedFile(files, directory, segment_bytes)
         self._staged: deque[tuple[int, ReleasedRows]] = deque()
+        self._tail = np.empty(0, QUEUED)  # the last visible units, as they were written
         self.start = 0  # the first queue offset that is kept; a TRIM moves it
         self.end = self.file.end // QUEUED_BYTES  # queue offset after the last applied unit
 
@@ -87,6 +89,9 @@ class ConsumeQueue:
         if ready:
             buffers = [raw(released.rows) for released in ready]
             self.file.append(buffers, sum(len(buffer) for buffer in buffers))
+            last = ready[-1].rows
+            last.flags.writeable = False  # who reads it has what others read
+            self._tail = last if len(last) <= TAIL_ROWS else self._tail[:0]
         return ready
 
     def read(self, offset: int, count: int) -> Records:
@@ -94,6 +99,8 @@ class ConsumeQueue:
         count = min(count, self.visible - offset)
         if count <= 0:
             return np.empty(0, QUEUED)
+        if (before := self.visible - offset - len(self._tail)) <= 0:
+            return self._tail[-before : count - before]
         rows = np.frombuffer(self.file.read(offset * QUEUED_BYTES, count * QUEUED_BYTES), QUEUED)
         bad = first_difference(rows["own"], own_checks(rows, offset, self.uid))
         if bad >= 0:
@@ -106,5 +113,6 @@ class ConsumeQueue:
     def cut(self, end: int) -> None:
         """Drop what is staged and every unit from queue offset `end` on."""
         self._staged.clear()
+        self._tail = self._tail[:0]
         self.file.truncate(end * QUEUED_BYTES, self.start * QUEUED_BYTES)
         self.end = end
