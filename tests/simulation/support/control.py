@@ -28,7 +28,7 @@ ANSWER_NS = 400 * MILLI  # an answer is at most so old when the control loop act
 class SimProber:
     """Implements the control loop's Prober: what the nodes' own code answers, through its own wire form.
 
-    asked_after_ns: no answer is older than this: the loop asks after it has read which shards there are.
+    asked_after_ns: no answer is older than this: the loop asks after it has read the shards that it plans with.
     """
 
     def __init__(self, world: World, rng: random.Random, asked_after_ns: Callable[[], int] = lambda: 0) -> None:

@@ -137,8 +137,7 @@ class Access:
 
     def __init__(self, truth: Truth, weather: Weather, rng: random.Random, trace: Callable[..., None]) -> None:
         self._truth, self._weather, self._rng, self._trace = truth, weather, rng, trace
-        self._listed: set[int] = set()  # uids of the last list of all shards
-        self.listed_ns = 0  # when such a list had other uids than the one before
+        self.listed_ns = 0  # when all shards were last listed
         self._seen_ns = {"shards": 0, "spec": 0}  # by watch: the time up to which it has told; a watch does not go back
 
     # ------------------------------------------------------------ time and trouble
@@ -204,8 +203,7 @@ class Access:
         shards = self._watched("shards").shards
         if node is not None:
             return tuple(shard for shard in shards if node in shard.spec.replicas)
-        if (uids := {shard.spec.uid for shard in shards}) != self._listed:
-            self._listed, self.listed_ns = uids, self._truth.scheduler.now_ns
+        self.listed_ns = self._truth.scheduler.now_ns
         return shards
 
     def list_leases(self) -> tuple[NodeLease, ...]:
