@@ -37,8 +37,12 @@ TELL_SECONDS = 0.01
 AROUND_SECONDS = (1.0, 20.0)  # a gap that counts as this round's begins at most so long before and after the harm
 BAD_SIGNS = ("Traceback", "shard-damaged", "copy-damaged", "term-refused", "internal-error", "never retrieved")
 
-# What gRPC prints past all logging of a call that was under way when the process ended
-GRPC_NOISE = re.compile(r"Traceback [^\n]*\n[^\n]*_schedule_rpc_coro\n[^\n]*CancelledError\n")
+_GRPC_NOISE = re.compile(r"Traceback [^\n]*\n[^\n]*_schedule_rpc_coro\n[^\n]*CancelledError\n")
+
+
+def without_grpc_noise(log: str) -> str:
+    """A node's log without what gRPC prints past all logging of a call that was under way when the process ended."""
+    return _GRPC_NOISE.sub("", log)
 
 
 class FaultCluster(LocalCluster):
@@ -122,7 +126,7 @@ class FaultCluster(LocalCluster):
 
     def check_logs(self, *but: str) -> None:
         for log in sorted((self.data / "logs").glob("*.log")):
-            text = GRPC_NOISE.sub("", log.read_text())
+            text = without_grpc_noise(log.read_text())
             for sign in set(BAD_SIGNS) - set(but):
                 assert sign not in text, f"{log.name}: {sign} in ...{text[max(0, text.index(sign) - 500) :][:2_000]}"
 
