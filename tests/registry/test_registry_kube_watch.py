@@ -122,6 +122,29 @@ def test_a_store_that_was_restored_from_a_backup_is_followed_though_its_versions
     until(lambda: queues(node) == [0, 1, 3])
 
 
+def test_a_restored_store_is_followed_though_its_versions_have_overtaken_what_was_heard(
+    world: KubeWorld, writer: WritingRegistry, node: KubeRegistry
+) -> None:
+    """Others had written so much by the first list after the outage: on a real Kubernetes, within five seconds."""
+    store = world.server.store
+    writer.create_shard(SPEC)
+    until(lambda: queues(node) == [0])
+    backup = store.backup()
+    first = node.get_shard("orders-0")
+    assert first is not None
+    writer.write_spec("orders-0", replace(SPEC, epoch=5), first.version)
+    writer.create_shard(replace(SPEC, queue=1))
+    until(lambda: queues(node) == [0, 1] and node.list_shards()[0].spec.epoch == 5)
+    world.server.fault(method="WATCH", path=SHARDS, code=500, times=4)
+    world.server.break_watches()
+    newest = store.version
+    with store.lock:
+        store.restore(backup)
+        while store.version <= newest:
+            store.create(find("events"), NAMESPACE, {"metadata": {"name": f"of-others-{store.version}"}})
+    until(lambda: queues(node) == [0] and node.list_shards()[0].spec.epoch == 0)
+
+
 def test_a_watch_that_is_always_too_old_is_no_storm_of_lists(world: KubeWorld, node: KubeRegistry) -> None:
     world.server.fault(method="WATCH", path=SHARDS, code=410, times=None)
     world.server.break_watches()

@@ -4,8 +4,8 @@ Versions of one resource grow with each write, and a watch tells events in their
 1.35 that a resourceVersion is a decimal number of this kind; with etcd it always was). So whatever is older than what
 is here is dropped, and the answer to an own write may be taken in before its event comes.
 
-They go back only where the store was restored from a backup. A list that is read consistently shows that, and then
-counts for more than anything that is here (`anew`).
+They go back only where the store was restored from a backup, which may be during any outage. A list that is read
+consistently after it counts for more than anything that is here (`anew`).
 
 An object that can't be read stays here as it last could; it is said once for each of its versions.
 """

@@ -4,8 +4,8 @@ Where nothing may be listed, what there is is read object by object: a version t
 the watch is begun first, and whatever happens during the reading is told by it.
 
 A watch that breaks is begun again from where it was; when that is too long ago (410 Gone), everything is listed anew.
-After an outage the list's version is compared with what was heard: where the store was restored from a backup, a watch
-from a version that is not there yet would tell of nothing.
+So it is after an outage: the store may have been restored from a backup. A watch from a version that is not there yet
+would tell of nothing, and one from a version that has been written again would tell only of what came after it.
 A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
 because its other end is gone is noticed: after WATCH_S + GRACE_S without a word. Where something happens all the time
 (leases), each word shows that the other end is there, and the watch may go on for longer.
@@ -137,16 +137,14 @@ class ObjectWatch:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                if self._filled and self._failures > 1:
-                    self._filled = not self._store_rolled_back()
+                self._filled = self._filled and self._failures <= 1
                 if self._filled:
                     self._watch(self._mirror.resume_version)
                 elif self._fetch is not None:
                     self._watch(None, self._fetch)
                 else:
-                    heard = int(self._mirror.resume_version)
                     objects, version = self._list_all()
-                    self._fill(objects, version, anew=int(version) < heard)
+                    self._fill(objects, version)
                     self._watch(version)
             except ApiRejected as error:
                 gone = error.code == 410 and self._filled
@@ -159,10 +157,11 @@ class ObjectWatch:
                 self._filled = False
                 self._failed(f"{type(error).__name__}: {error}")
 
-    def _fill(self, objects: list[Json], version: str | None, *, anew: bool) -> None:
-        if anew and version is not None:
+    def _fill(self, objects: list[Json], version: str | None) -> None:
+        went_back = version is not None and int(version) < int(self._mirror.resume_version)
+        if went_back:
             self._log({"event": "registry-went-back", "path": self._path, "version": version})
-        self._mirror.apply_list(objects, version, anew=anew)
+        self._mirror.apply_list(objects, version, anew=went_back or self._failures > 1)
         self._filled = self._synced = True
         self._sync_resolved.set()
 
@@ -180,7 +179,7 @@ class ObjectWatch:
                 stream.abort()
         try:
             if fetch is not None:
-                self._fill(fetch(), None, anew=self._failures > 1)
+                self._fill(fetch(), None)
             self._succeeded()
             self._follow(stream)
         finally:
@@ -199,14 +198,6 @@ class ObjectWatch:
             if isinstance(kind, str) and isinstance(obj, dict):
                 self._mirror.apply_event(kind, obj)
                 self._lively = self._lively or kind != "BOOKMARK"
-
-    def _store_rolled_back(self) -> bool:
-        """Whether what was heard is perhaps no part of the store's history any more."""
-        if self._fetch is not None:
-            return True  # to fetch anew costs no more than to find out
-        heard = int(self._mirror.resume_version)
-        page = self._client.get(self._path, {**self._query, "limit": "1"}, LIST_READ_S)
-        return int(page["metadata"]["resourceVersion"]) < heard
 
     def _list_all(self) -> tuple[list[Json], str]:
         pages = list(self._pages())
