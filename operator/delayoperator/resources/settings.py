@@ -22,7 +22,8 @@ def node_lease(view: ClusterView, node: str) -> Json:
 
 
 def pod_monitor(view: ClusterView) -> Json:
-    """For the Prometheus operator, where its CRD is installed."""
+    """For the Prometheus operator, where its CRD is installed. Series are labelled as those of our operator are."""
+    cluster = {"action": "replace", "targetLabel": "cluster", "replacement": view.name}
     meta = names.metadata(view, view.name)
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -30,6 +31,6 @@ def pod_monitor(view: ClusterView) -> Json:
         "metadata": {**meta, "labels": {**view.monitor_labels, **meta["labels"]}},
         "spec": {
             "selector": {"matchLabels": names.selector(view.name)},
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
+            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "relabelings": [cluster]}],
         },
     }
