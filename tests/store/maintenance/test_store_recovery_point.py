@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.store.support.consuming import World
-from tests.store.support.freeable import FREE, NEAR, consume_near, spared
+from tests.store.support.freeable import FREE, NEAR, consume_near, consumed, spared
 from tests.store.support.lives import checkpoint_of, files_in, frames_of, lived, pieces_of
 from tests.store.support.memory_files import MemoryFiles
 from tests.store.support.producing import Item
@@ -192,12 +192,7 @@ def test_a_copy_of_the_wheels_that_is_later_than_what_is_used_is_never_read_agai
 # ---------------------------------------------------------------- what is used
 def freed_world() -> World:
     """Its log's start has gone, and it has had many checkpoints."""
-    world = World(1, FREE)
-    world.join("g")
-    for _ in range(6):
-        world.enqueue([NEAR] * 6)
-        world.pump()
-    consume_near(world)
+    world = consumed()
     for _ in range(4):
         world.checkpoint()
         world.trim()
@@ -327,12 +322,7 @@ def test_a_checkpoint_of_another_shard_takes_no_ones_place() -> None:
 
 # ---------------------------------------------------------------- what is kept
 def test_segments_go_with_the_second_checkpoint_that_does_without_them() -> None:
-    world = World(1, FREE)
-    world.join("g")
-    for _ in range(6):
-        world.enqueue([NEAR] * 6)
-        world.pump()
-    consume_near(world)
+    world = consumed()
     world.checkpoint()
     world.trim()
     world.trim()

@@ -33,6 +33,17 @@ def mixed(batches: int = 6, far: int = 1, near: int = 9, *, trimmed: bool = True
     return world
 
 
+def consumed() -> World:
+    """Batches of near messages, all released and consumed; nothing has been trimmed since, nor a checkpoint taken."""
+    world = World(1, FREE)
+    world.join("g")
+    for _ in range(6):
+        world.enqueue([NEAR] * 6)
+        world.pump()
+    consume_near(world)
+    return world
+
+
 def aged(cancels: int = 0, chunk_units: int = FREE.chunk_units) -> World:
     """Many flushes of short runs, some of them cancelled, the near ones released."""
     world = World(9, replace(FREE, chunk_units=chunk_units))
@@ -75,12 +86,7 @@ def spared(part: str) -> tuple[World, list[str]]:
     if part == "timerlog":
         world.clean()
     if part == "log":
-        world = World(1, FREE)
-        world.join("g")
-        for _ in range(6):
-            world.enqueue([NEAR] * 6)
-            world.pump()
-        consume_near(world)
+        world = consumed()
         world.checkpoint()
         world.trim()
         world.trim()
