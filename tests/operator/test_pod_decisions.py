@@ -231,6 +231,8 @@ def test_a_set_that_is_made_again_begins_with_all_volumes_that_there_are() -> No
     assert sizes(3, 0, {}, (), {"n0", "n4"}) == Sizes(
         5, 5, ("n3", "n4"), "to 3 nodes: n3, n4 go, and no shard is left there"
     )
+    drained = ("n3", "n4")
+    assert sizes(3, 0, {}, drained, {"n0", "n4"}).pods == 5, "they were drained in a former cluster of this name"
     assert sizes(3, 3, {}, (), {"n0", "n4"}) == Sizes(3, 3), "one that is left behind beside a set is not waited for"
 
 

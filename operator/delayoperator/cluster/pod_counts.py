@@ -33,8 +33,9 @@ def sizes(
         grown = f"from {pods} to {wanted} nodes" if 0 < pods < wanted else ""
         return Sizes(wanted, wanted, message=grown)
     leaving = _ids(wanted, present)
-    if not set(leaving) <= set(drained):
-        # First the planner must know that nothing may be placed there any more.
+    if not pods or not set(leaving) <= set(drained):
+        # First the planner must know that nothing may be placed there any more; what was drained may have been another
+        # cluster of this name.
         return Sizes(present, present, leaving, _message(wanted, leaving, named))
     kept = max(wanted, highest)
     return Sizes(kept, kept, _ids(wanted, kept), _message(wanted, leaving, named))
