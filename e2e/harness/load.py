@@ -136,6 +136,11 @@ class Load:
             },
         }
 
+    @property
+    def machine(self) -> str:
+        """The Kubernetes node that it runs on."""
+        return str(self.kube.get("pod", self.name, self.namespace)["spec"]["nodeName"])
+
     def _lines(self) -> list[Object]:
         text = self.kube("logs", self.name, "--namespace", self.namespace)
         return [json.loads(line) for line in text.splitlines() if line.startswith('{"')]

@@ -19,10 +19,11 @@ from e2e.harness.machines import Machines
 FAILOVER_SECONDS = 60.0  # generous: the machines share two cores with all of Kubernetes
 NEW_MASTERS_SECONDS = 15.0  # after the machine of the operator that leads has lost power
 ALONE_SECONDS = 180.0  # without any operator: Kubernetes notices that a machine is lost after 50 s
-PLANNED_PAUSE_SECONDS = 1.0  # of sends and of deliveries, while that machine is drained
+PLANNED_PAUSE_SECONDS = 1.0  # of sends and of deliveries, while that machine is drained and while it takes over again
 FREEZE_SECONDS = 60.0
 REPLACE_AFTER_SECONDS = 15
 REPLACED_SECONDS = 90.0
+PLACINGS = 5  # Kubernetes prefers two machines for two operators, and may give them one
 
 Epochs = dict[str, int]  # by shard
 Figure = Callable[..., None]
@@ -45,6 +46,9 @@ class Trial:
     def led_by(self, node: str) -> Epochs:
         """The epochs of the topic's shards that `node` leads."""
         return {shard.name: shard.epoch for shard in self.cluster.shards(self.topic) if shard.master == node}
+
+    def wait_leads(self, node: str) -> None:
+        wait_until(f"{node} leads something", lambda: [] if self.led_by(node) else ["nothing yet"], FAILOVER_SECONDS)
 
     def choose(self, spare: str = "") -> tuple[str, Epochs]:
         """After a calm moment: the node to harm, and what it leads. spare: a Kubernetes node to leave alone."""
@@ -260,11 +264,14 @@ def start_trial(cluster: ClusterUnderTest, operator: Release, topic: str, image:
     return Trial(cluster, operator, topic, load, figure)
 
 
-def put_beside_nodes(operator: Release, cluster: ClusterUnderTest) -> None:
-    """Each of the operator's pods shares a machine with a node, and with no other operator."""
-    under_nodes = {pod["spec"]["nodeName"] for pod in cluster.pods().values()}
+def put_beside_nodes(operator: Release, cluster: ClusterUnderTest, spare: str = "") -> None:
+    """Each of the operator's pods shares a machine with a node, and with no other operator. spare: a machine to leave
+    alone: a node may have moved to the load's."""
+    under_nodes = {pod["spec"]["nodeName"] for pod in cluster.pods().values()} - {spare}
     found = {pod["spec"]["nodeName"] for pod in operator.pods()}
-    if not found <= under_nodes or len(found) < REPLICAS:
+    for _ in range(PLACINGS):
+        if found <= under_nodes and len(found) == REPLICAS:
+            break
         found = place_operators(operator, under_nodes)
     assert len(found) == REPLICAS, f"two operators are on one machine: {found}"
 
@@ -291,7 +298,7 @@ def beside_the_leader(trial: Trial) -> tuple[str, str, Epochs]:
     """The machine of the operator that leads, the node on it, and what that leads, once it leads something."""
     machine = trial.operator.node
     (victim,) = (node for node in trial.cluster.pods() if trial.cluster.machine_of(node) == machine)
-    wait_until(f"{victim} leads something", lambda: [] if trial.led_by(victim) else ["nothing yet"], FAILOVER_SECONDS)
+    trial.wait_leads(victim)
     time.sleep(CALM_SECONDS)
     return machine, victim, trial.led_by(victim)
 
@@ -303,7 +310,7 @@ def test_the_leading_operators_machine_loses_power_with_masters_on_it(
     """--rounds 10: so often, one leader after the other."""
     took: list[float] = []
     for _ in range(pytestconfig.option.rounds):
-        put_beside_nodes(beside.operator, beside.cluster)
+        put_beside_nodes(beside.operator, beside.cluster, beside.load.machine)
         machine, victim, led = beside_the_leader(beside)
         leader, harmed_s, harmed_ms = beside.operator.leader, time.monotonic(), now_ms()
         machines.power_off(machine)
@@ -338,11 +345,12 @@ def test_a_lost_machine_with_both_operators_is_followed_once_they_run_elsewhere(
 
 
 def test_a_drain_of_the_leading_operators_machine_pauses_nothing(beside: Trial, pytestconfig: pytest.Config) -> None:
-    """--rounds 10: so often."""
+    """Nor does the way back of its masters, once it is uncordoned. --rounds 10: so often."""
     kube, cluster, operator = beside.cluster.kube, beside.cluster, beside.operator
     drains: list[tuple[int, int]] = []  # began, ended, ms since 1970 UTC
+    returns: list[tuple[int, int]] = []
     for _ in range(pytestconfig.option.rounds):
-        put_beside_nodes(operator, cluster)
+        put_beside_nodes(operator, cluster, beside.load.machine)
         machine, victim, led = beside_the_leader(beside)
         leader, harmed_ms = operator.leader, now_ms()
         try:
@@ -350,14 +358,21 @@ def test_a_drain_of_the_leading_operators_machine_pauses_nothing(beside: Trial, 
             beside.wait_terms(led, not_by=victim)
             assert operator.leader not in ("", leader)
             time.sleep(CALM_SECONDS)
-            drains.append((harmed_ms, now_ms()))
+            drained_ms = now_ms()
         finally:
             kube("uncordon", machine)
         operator.wait_ready()
         cluster.wait_whole()
+        beside.wait_leads(victim)
+        cluster.wait_whole()
+        time.sleep(CALM_SECONDS)
+        drains.append((harmed_ms, drained_ms))
+        returns.append((drained_ms, now_ms()))
     result = beside.settle(led, harmed_ms)
-    sends, deliveries = (
-        [result.longest(which, range(QUEUES), *drain) for drain in drains] for which in ("acknowledged", "delivered")
-    )
-    beside.figure(drains_pause_sends_s=sends, drains_pause_deliveries_s=deliveries)
-    assert max(sends + deliveries) <= PLANNED_PAUSE_SECONDS
+    pauses = {
+        f"{name}_pause_{which}_s": [result.longest(which, range(QUEUES), *one) for one in times]
+        for name, times in (("drains", drains), ("returns", returns))
+        for which in ("acknowledged", "delivered")
+    }
+    beside.figure(**pauses)
+    assert max(map(max, pauses.values())) <= PLANNED_PAUSE_SECONDS, pauses
