@@ -122,6 +122,17 @@ def test_a_copy_is_adopted_with_the_boot_in_which_it_was_in_sync() -> None:
     assert adopted(UID, older).status.in_sync == ("c-n0@boot1", "c-n1@boot1")
 
 
+def test_a_copy_that_came_into_the_in_sync_set_after_the_last_checkpoint_may_have_most() -> None:
+    """Seed 59487: its master lost the log's end with its power, and is the one whom the checkpoints name."""
+    kept = {"kept_epoch": 4, "kept_in_sync": ("c-n0",)}
+    action = made(seen({"n0": copy("n0", 900, **kept), "n1": copy("n1", 950, **kept)}))
+    assert action is not None
+    assert (action.uid, action.replicas[0]) == (UID, "n1")
+    later = {"kept_epoch": 4, "kept_in_sync": ("c-lost",)}
+    assert made(seen({"n0": copy("n0", 900, **kept), "n1": copy("n1", 950, **later)})) is None
+    assert made(seen({"n0": copy("n0", 900, **later), "n1": copy("n1", 950, **kept)})) is None
+
+
 @pytest.mark.parametrize(
     ("histories", "why"),
     [

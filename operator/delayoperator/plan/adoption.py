@@ -6,7 +6,7 @@ may be gone (deleted, or the registry was restored from an older state) while it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from delayregistry.model import ShardSpec, ShardStatus, copy_id_of
@@ -69,11 +69,11 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         raise NotAdoptable(
             f"a copy is damaged, and may have had more ({what}): mend it, or `delayctl adopt --unproven`"
         )
-    newest = max(sound.values(), key=lambda copy: copy.kept_epoch)
+    newest = max(sound.values(), key=lambda copy: (copy.kept_epoch, copy.log_end))
     speaks = newest.kept_epoch >= end[0] > 0  # of an earlier epoch than the log's last it says nothing
     named = {copy_id_of(entry): entry for entry in newest.kept_in_sync} if speaks else {}
     in_sync = [sound[node].replica_id for node in best]
-    if speaks and not unproven and not any(copy_id_of(entry) in named for entry in in_sync):
+    if speaks and not unproven and not _has_one_of_each(sound.values(), newest.kept_epoch):
         raise NotAdoptable(
             f"{', '.join(best)} has the highest log end, but was not in sync in epoch {newest.kept_epoch}, as far as "
             "the copies know; the copy that was is not on any node: bring it back, or `delayctl adopt --unproven`"
@@ -86,6 +86,15 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         in_sync = [named.get(copy_id_of(entry), entry) for entry in in_sync]
     status = ShardStatus(highest, "", tuple(in_sync))
     return Adopted(spec, status, best, *end)
+
+
+def _has_one_of_each(sound: Collection[CopyView], epoch: int) -> bool:
+    """Whether of each in-sync set of that epoch that the copies keep a member is among them. It had all that was
+    acknowledged by then, and the highest log all that it has: that may be another one's, which came into the set after
+    these were kept, or from a master that lost its log's end with its power (seed 59487)."""
+    present = {copy_id_of(copy.replica_id) for copy in sound}
+    kept = (copy.kept_in_sync for copy in sound if copy.kept_epoch == epoch)
+    return all(present & {copy_id_of(entry) for entry in entries} for entries in kept)
 
 
 def _is_damaged(copy: CopyView) -> bool:
