@@ -96,10 +96,16 @@ WORKDIR /tmp
 CMD ["delayctl", "--help"]
 
 FROM runtime AS java
-# The slim image has no manual pages, and the JRE's package wants to link one.
-RUN mkdir -p /usr/share/man/man1 && apt-get update -qq \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless \
-    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log
+# The slim image has no manual pages, and the JRE's package wants to link one. Debian's own trust store for Java notes when
+# each authority was added, so `trust` writes one of those in /etc/ssl/certs instead. Logs and ldconfig's cache have times.
+RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && export DEBIAN_FRONTEND=noninteractive \
+    && CACERT_UPDATES=disabled apt-get install -y -qq --no-install-recommends \
+        openjdk-17-jre-headless p11-kit p11-kit-modules \
+    && SOURCE_DATE_EPOCH=315619200 trust extract --format=java-cacerts --filter=ca-anchors --purpose=server-auth \
+        /etc/ssl/certs/java/cacerts \
+    && apt-get purge -y -qq p11-kit p11-kit-modules \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/* \
+        /var/log/apt /var/log/dpkg.log /var/log/alternatives.log
 # Spark's workers run the job's own interpreter.
 ENV PYSPARK_PYTHON=/opt/delaycluster/bin/python SPARK_LOCAL_DIRS=/tmp
 
