@@ -89,9 +89,11 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
 
 
 def _has_one_of_each(sound: Collection[CopyView], epoch: int) -> bool:
-    """Whether of each in-sync set of that epoch that the copies keep a member is among them. It had all that was
-    acknowledged by then, and the highest log all that it has: that may be another one's, which came into the set after
-    these were kept, or from a master that lost its log's end with its power (seed 59487)."""
+    """Whether each in-sync set of that epoch that a copy keeps has a member among these copies.
+
+    The member had all that was acknowledged by then, and the highest log has all that the member has. That log may be
+    of a copy that came into the set later, where the master lost its log's end with its power (seed 59487).
+    """
     present = {copy_id_of(copy.replica_id) for copy in sound}
     kept = (copy.kept_in_sync for copy in sound if copy.kept_epoch == epoch)
     return all(present & {copy_id_of(entry) for entry in entries} for entries in kept)
