@@ -21,6 +21,7 @@ from delayoperator.plan import (
     plan,
     report_orphans,
 )
+from delayoperator.plan.adoption import UNKNOWN_TERMS
 from delayoperator.plan.topology import NodeLocation
 from delayregistry.model import (
     BootstrapVolumes,
@@ -249,7 +250,8 @@ def check_made(cluster: ClusterSpec, action: CreateShard, observed: Observed) ->
     assert cluster.bootstrap_volumes is BootstrapVolumes.ADOPT
     copies = observed.unclaimed[action.uid]
     assert {copy.cluster for copy in copies.values()} == {cluster.name}
-    assert action.epoch == max(copy.epoch for copy in copies.values() if copy.role not in PARTIAL)
+    known = max(copy.epoch for copy in copies.values() if copy.role not in PARTIAL)
+    assert action.epoch == known + UNKNOWN_TERMS, "whom the terms after it were given to is not known any more"
     assert set(action.replicas) <= copies.keys()
 
 

@@ -64,6 +64,15 @@ def test_a_served_shard_whose_registry_is_behind_is_said_too() -> None:
     assert "delayctl adopt" in action.reason
 
 
+def test_an_epoch_that_another_process_serves_than_the_registry_names_is_said() -> None:
+    """Seed 64668, where an older object was put back."""
+    serving = copy("c2", 4, 100, role=ObservedRole.MASTER, serving_epoch=4)
+    action = planned(shard(PAIR, "c1", "c2"), BOTH, {"n1": copy("c1", 4, 100), "n2": serving})
+    assert refusal(action) == "RegistryBehind"
+    named = replace(copy("c1", 4, 100, role=ObservedRole.MASTER, serving_epoch=4), incarnation=PAIR.incarnation)
+    assert planned(shard(PAIR, "c1", "c2"), BOTH, {"n1": named, "n2": copy("c2", 4, 100)}) is None
+
+
 # A choice at a risk is announced by a condition first.
 
 

@@ -20,7 +20,7 @@ import grpc
 from delayapi.proto.delay.v1 import delay_pb2
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
 from delayoperator.plan import CopyView, ObservedRole, missing_shards
-from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data, serves_unnamed
 from delayoperator.plan.bootstrap import described
 from delayoperator.plan.topology import NodeLocation, Topology
 from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover, Version
@@ -466,10 +466,13 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer], *, unproven
     copies = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
     lost = shard.status is None and has_data(copies)
     highest = max((copy.epoch for copy in copies.values()), default=0)
-    if not lost and highest <= spec.epoch:
+    unnamed = [node for node, copy in copies.items() if serves_unnamed(spec, copy)]
+    if not lost and highest <= spec.epoch and not unnamed:
         return None
     found = _adopted(shard.name, spec.uid, copies, spec.epoch, unproven=unproven)
     why = "its status is gone" if lost else f"the registry knows of epoch {spec.epoch} only"
+    if not lost and highest <= spec.epoch:
+        why = f"the registry names {spec.master} for epoch {spec.epoch}, which {', '.join(unnamed)} serves"
     return Adoption(shard, found.spec, found.status, f"{why}: {found.from_copies}")
 
 

@@ -10,6 +10,7 @@ from delayregistry.model import NodeLease
 from delayoperator.control_loop.probe import NodeAnswer, Prober
 from delayoperator.control_loop.term_starts import TermStarts
 from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, patrolled, questions
+from delayoperator.plan.adoption import serves_unnamed
 
 AGAIN_MS = 100  # a shard waits for a master and the world looks as before: a copy may have been opened since
 # Each time in vain the next one waits twice as long, up to KEPT_MS: a shard may wait for days.
@@ -187,4 +188,8 @@ def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[i
         copy = answer.copies.get(spec.uid) if answer is not None and answer.incarnation == spec.incarnation else None
         if copy is not None and copy.ended_epoch == spec.epoch:
             found[spec.uid, spec.epoch] = copy.not_serving or "it gives no reason"
+        for node in spec.replicas:
+            other = answers[node].copies.get(spec.uid) if node in answers else None
+            if other is not None and serves_unnamed(spec, other):
+                found[spec.uid, spec.epoch] = f"{node} serves it"
     return found

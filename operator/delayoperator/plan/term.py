@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Durability, ShardObject, ShardStatus
 
-from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, serves_unnamed
 from delayoperator.plan.bootstrap import (
     MakeEmpty,
     Orphaned,
@@ -154,18 +154,18 @@ def _may_begin_unclean(desired: ClusterSpec, shard: ShardObject) -> bool:
 
 
 def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
-    """A copy has persisted a term that the registry does not know: it was restored from an older state. Wherever that
-    copy is: by the older state its node may have none."""
-    known = {node: copy.epoch for node, copy in _answers(shard, seen).items()}
-    known |= {node: copy.epoch for node, copy in seen.strays.get(shard.spec.uid, {}).items()}
-    ahead = sorted(node for node, epoch in known.items() if epoch > shard.spec.epoch)
+    """A copy knows of a term that the registry does not: it was restored from an older state. Wherever that copy is:
+    by the older state its node may have none."""
+    epoch = shard.spec.epoch
+    known = {**_answers(shard, seen), **seen.strays.get(shard.spec.uid, {})}
+    ahead = {node: copy for node, copy in known.items() if copy.epoch > epoch or serves_unnamed(shard.spec, copy)}
     if not ahead:
         return None
-    highest = max(known[node] for node in ahead)
+    highest = max(copy.epoch for copy in ahead.values())
+    what = f"the registry only of {epoch}" if highest > epoch else f"the registry names {shard.spec.master} for it"
     return Refuse(
         "RegistryBehind",
-        f"{', '.join(ahead)} know of epoch {highest}, the registry only of {shard.spec.epoch} (was it restored?): "
-        "`delayctl adopt` brings it up",
+        f"{', '.join(sorted(ahead))} know of epoch {highest}, {what} (was it restored?): `delayctl adopt` brings it up",
     )
 
 

@@ -126,6 +126,48 @@ def d1b_registry_restored_to_before_a_move_costs_no_copy(seed: int) -> None:
 
 
 @attack
+def d1_object_of_a_term_that_nobody_began_is_put_back(seed: int) -> None:
+    """Seed 64668: the copies never heard of that term, so what was adopted from them must not have its epoch."""
+    with cluster(seed) as run:
+        named = run.slaves()[0]
+        process = run.world.machines[named].process
+        assert process is not None
+        run.world.control.up = False
+        run.world.kill(named)
+        older = run.shard()
+        spec = replace(older.spec, epoch=older.spec.epoch + 1, master=named, incarnation=process.incarnation)
+        run.world.truth.change("t-0", older.version, lambda one: replace(one, spec=spec))
+        older = run.shard()
+        run.world.run(2.0)
+        run.world.truth.delete("t-0")
+        run.world.start(named)
+        run.world.control.up = True
+        run.until(lambda: _healthy_with(run, older.spec.uid), 40, "served again, with its messages")
+        assert run.shard().spec.epoch > older.spec.epoch, "nobody gets an epoch that was given before"
+        run.world.truth.restore(older)
+        run.until(lambda: _reasons(run.shard()) == ["RegistryBehind"], 20, "it is seen, and said")
+        adopt(run)
+        run.until(lambda: _healthy_with(run, older.spec.uid), 40, "served again")
+
+
+@attack
+def d1_epoch_that_another_process_serves_than_the_registry_names_is_said(seed: int) -> None:
+    """The registry was restored to before this term, which another had got then, and to that later state again."""
+    with cluster(seed) as run:
+        serving, slave = run.master(), run.slaves()[0]
+        uid, epoch = run.shard().spec.uid, run.shard().spec.epoch
+        process = run.world.machines[slave].process
+        assert process is not None
+        incarnation = process.incarnation if seed % 2 else "0" * 16  # that process may have ended
+        restored = replace(run.shard().spec, master=slave, incarnation=incarnation)
+        run.world.truth.change("t-0", run.shard().version, lambda one: replace(one, spec=restored))
+        run.until(lambda: _reasons(run.shard()) == ["RegistryBehind"], 20, "it is seen, and said")
+        (reason,) = adopt(run)
+        assert f"the registry names {slave} for epoch {epoch}, which {serving} serves" in reason
+        run.until(lambda: _healthy_with(run, uid), 40, "served again, with all that was acknowledged")
+
+
+@attack
 def d1_empty_shard_beside_full_copies_is_said(seed: int) -> None:
     """Made while the spec wanted that: a person sees what lies beside, and no other copy is touched."""
     with cluster(seed, clients=False, close=False, bootstrap_volumes=BootstrapVolumes.IGNORE) as run:

@@ -22,7 +22,8 @@ from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import persist
 from delaynode.store.queue.producers import Producers
 from delaynode.store.shard import Shard
-from delayoperator.plan import moves, planner, replica_health, term
+from delayoperator.control_loop import replica_queries
+from delayoperator.plan import adoption, moves, planner, replica_health, term
 from delayregistry.model import ShardObject
 
 from tests.simulation.support.control import Supervisor
@@ -220,6 +221,17 @@ def names_directories_by_their_topic_alone(put: Put) -> None:  # A10 b
 )
 def believes_a_registry_that_is_behind(put: Put) -> None:  # A10 c
     put(term, "_registry_behind", lambda shard, seen: None)
+
+
+@mutation("d1_object_of_a_term_that_nobody_began_is_put_back", "an epoch that was given before")
+def adopts_as_if_the_copies_knew_of_every_term(put: Put) -> None:  # seed 64668
+    put(adoption, "UNKNOWN_TERMS", 0)
+
+
+@mutation("d1_epoch_that_another_process_serves_than_the_registry_names_is_said", "it is seen, and said")
+def takes_whoever_serves_the_epoch_for_the_one_that_the_registry_names(put: Put) -> None:
+    put(term, "serves_unnamed", lambda spec, copy: False)
+    put(replica_queries, "serves_unnamed", lambda spec, copy: False)
 
 
 # ---------------------------------------------------------------- the planner
