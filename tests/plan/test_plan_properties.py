@@ -21,7 +21,7 @@ from delayoperator.plan import (
     plan,
     report_orphans,
 )
-from delayoperator.plan.adoption import UNKNOWN_TERMS
+from delayoperator.plan.planner import UNKNOWN_TERMS
 from delayoperator.plan.topology import NodeLocation
 from delayregistry.model import (
     BootstrapVolumes,
@@ -211,7 +211,8 @@ def check(cluster: ClusterSpec, action: Action, observed: Observed) -> None:
             assert set(new.leaving) <= set(new.replicas) - {new.master}
         check_dropped(action, observed)
         return
-    assert new.epoch == old.epoch + 1
+    was_adopted = old.epoch > 0 and old.master is None
+    assert new.epoch == old.epoch + 1 + (UNKNOWN_TERMS if was_adopted else 0)
     assert new.replicas == old.replicas
     assert new.master in old.replicas
     if old.epoch == 0 and cluster.bootstrap_volumes is not BootstrapVolumes.IGNORE:
@@ -250,8 +251,7 @@ def check_made(cluster: ClusterSpec, action: CreateShard, observed: Observed) ->
     assert cluster.bootstrap_volumes is BootstrapVolumes.ADOPT
     copies = observed.unclaimed[action.uid]
     assert {copy.cluster for copy in copies.values()} == {cluster.name}
-    known = max(copy.epoch for copy in copies.values() if copy.role not in PARTIAL)
-    assert action.epoch == known + UNKNOWN_TERMS, "whom the terms after it were given to is not known any more"
+    assert action.epoch == max(copy.epoch for copy in copies.values() if copy.role not in PARTIAL)
     assert set(action.replicas) <= copies.keys()
 
 

@@ -13,8 +13,6 @@ from delayregistry.model import ShardSpec, ShardStatus, copy_id_of
 
 from delayoperator.plan.observed import CopyView, ObservedRole
 
-UNKNOWN_TERMS = 1_000  # no shard is given so many terms in a row of which none is begun
-
 
 class NotAdoptable(Exception):
     """These copies can't be gone on from, or not yet; says why."""
@@ -54,11 +52,7 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
 
     A master that serves is taken alone. Else the highest log has all that was acknowledged: in an epoch logs differ in
     length only, and each term began with a copy that had everything. What the copies keep of the in-sync set may speak
-    against that: then the copy that had it all is on no node, as when a volume was lost.
-
-    Copies know of the terms that were begun only. An epoch that was given and never begun must not be given to another
-    process: an object of then may be put back (seed 64668). So the epoch leaves room for such terms, unless the object
-    is ahead of the copies, and has left it. Raises NotAdoptable.
+    against that: then the copy that had it all is on no node, as when a volume was lost. Raises NotAdoptable.
     """
     whole = {node: copy for node, copy in copies.items() if not _is_partial(copy)}
     if any(copy.role is ObservedRole.OPENING for copy in whole.values()):
@@ -91,8 +85,7 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
             "the copies know; the copy that was is not on any node: bring it back, or `delayctl adopt --unproven`"
         )
     any_copy = sound[best[0]]
-    known = max(copy.epoch for copy in whole.values())
-    highest = epoch if epoch > known else known + UNKNOWN_TERMS
+    highest = max(epoch, *(copy.epoch for copy in whole.values()))
     replicas = tuple(sorted(sound, key=lambda node: (node not in best, node)))
     spec = ShardSpec(uid, any_copy.topic, any_copy.queue, replicas, epoch=highest)
     if not serving:  # with the boots in which they were in sync: a copy on disk tells none, one that is open its last

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
-from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, Switchover, shard_name
+from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, ShardSpec, Switchover, shard_name
 
 from delayoperator.plan import balance
 from delayoperator.plan.bootstrap import (
@@ -50,6 +50,7 @@ from delayoperator.plan.topology import Topology
 
 MAX_MOVES = 8  # copies on their way at a time: they share the disks and the network with the clients
 MAX_SWITCHOVERS = 64  # at a time: each pauses its shard for a moment
+UNKNOWN_TERMS = 1_000  # no shard is given so many terms in a row of which none is begun
 
 
 def plan(desired: ClusterSpec, observed: Observed) -> list[Action]:
@@ -97,8 +98,16 @@ def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]
     yield from _steady_actions(desired, steady, observed)
 
 
+def _next_epoch(spec: ShardSpec) -> int:
+    """An object that was made from copies has an epoch and no master. Copies know of the terms that were begun only; an
+    epoch that was given to a process and never begun must not be given to another, for an object of then may be put
+    back (seed 64668)."""
+    was_adopted = spec.epoch > 0 and spec.master is None
+    return spec.epoch + 1 + (UNKNOWN_TERMS if was_adopted else 0)
+
+
 def _start_term(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant: bool) -> Action:
-    epoch, risk = shard.spec.epoch + 1, choice.risk
+    epoch, risk = _next_epoch(shard.spec), choice.risk
     unclean = risk is not None and risk.reason == UNCLEAN_FAILOVER and bool(shard.unclean_allowed_by)
     spec = replace(
         shard.spec,

@@ -23,7 +23,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.queue.producers import Producers
 from delaynode.store.shard import Shard
 from delayoperator.control_loop import replica_queries
-from delayoperator.plan import adoption, moves, planner, replica_health, term
+from delayoperator.plan import moves, planner, replica_health, term
 from delayregistry.model import ShardObject
 
 from tests.simulation.support.control import Supervisor
@@ -225,7 +225,7 @@ def believes_a_registry_that_is_behind(put: Put) -> None:  # A10 c
 
 @mutation("d1_object_of_a_term_that_nobody_began_is_put_back", "an epoch that was given before")
 def adopts_as_if_the_copies_knew_of_every_term(put: Put) -> None:  # seed 64668
-    put(adoption, "UNKNOWN_TERMS", 0)
+    put(planner, "UNKNOWN_TERMS", 0)
 
 
 @mutation("d1_epoch_that_another_process_serves_than_the_registry_names_is_said", "it is seen, and said")
