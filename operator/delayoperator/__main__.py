@@ -38,9 +38,10 @@ from delayoperator.election.claim import OperatorClaim
 from delayoperator.election.claims import ClusterClaims
 from delayoperator.election.elector import LeaderElection, boot_ms, process_identity
 from delayoperator.election.lease import ElectionTimes
-from delayoperator.handlers.routes import routes, settings
+from delayoperator.handlers.routes import listener_of, routes, settings
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import FIELD_MANAGER, Api, kube_transport
+from delayoperator.kube.caches import ObjectCaches
 from delayoperator.kube.status import RELEASE
 from delayoperator.kube.worker import Worker, WorkerSettings
 from delayoperator.metrics import OperatorCollector, registry_of
@@ -101,7 +102,8 @@ class Operator:
         self._transport = kube_transport(credentials, self._leads)
         self._client = KubeClient(credentials, FIELD_MANAGER, may_write=self._leads)
         self._shared = SharedWatches(self._client, options.namespaces, log)
-        self.api = Api(self._transport)
+        self.caches = ObjectCaches(self._client, options.namespaces, self._shared, log)
+        self.api = Api(self._transport, self.caches)
         namespace, _, release = options.lease.partition("/")
         self._settings = workers or WorkerSettings(options.image, options.rebalance_image)
         mine = OperatorClaim(release, namespace, RELEASE)
@@ -116,6 +118,7 @@ class Operator:
         self._loop = asyncio.get_running_loop()
         runner = await self._serve_http()
         self.election.start()
+        self.caches.start(listener_of(self.clusters))
         # At once, beside all else that ends: a drain must not wait for this process's end to have another leader.
         released = asyncio.create_task(self._release(stop))
         try:
@@ -124,6 +127,7 @@ class Operator:
             stop.set()
             await released
             await asyncio.to_thread(self.clusters.stop)
+            self.caches.close()
             self._shared.close()
             await runner.cleanup()
             for client in (self._transport, self._client, self._unfenced):
@@ -179,7 +183,9 @@ class Operator:
         self._log({"event": "watching", "namespaces": list(self._options.namespaces) or "all"})
 
     def _new_worker(self, namespace: str, name: str) -> Worker:
-        return Worker(namespace, name, self.api, self._open_registry, self._settings, self._log, self._claims)
+        return Worker(
+            namespace, name, self.api, self._open_registry, self._settings, self._log, self._claims, self.caches
+        )
 
     def _open_registry(self, namespace: str, name: str, uid: str, on_change: Callable[[], None]) -> Registry:
         owner = OwnerReference(name, uid)
@@ -188,7 +194,7 @@ class Operator:
         )
 
     async def _serve_http(self) -> web.AppRunner:
-        metrics = registry_of(OperatorCollector(self.clusters, self.api, self._leads))
+        metrics = registry_of(OperatorCollector(self.clusters, self.api, self.caches, self._leads))
 
         async def healthz(_: web.Request) -> web.Response:
             stuck = self.clusters.stuck()

@@ -12,13 +12,14 @@ from prometheus_client.registry import Collector
 from delayoperator.cluster.conditions import conditions
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
+from delayoperator.kube.caches import SILENT_S, ObjectCaches
 
 
 class OperatorCollector(Collector):
     """leads: whether this process does."""
 
-    def __init__(self, clusters: Clusters, api: Api, leads: Callable[[], bool]) -> None:
-        self._clusters, self._api, self._leads = clusters, api, leads
+    def __init__(self, clusters: Clusters, api: Api, caches: ObjectCaches, leads: Callable[[], bool]) -> None:
+        self._clusters, self._api, self._caches, self._leads = clusters, api, caches, leads
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_clusters()
@@ -29,6 +30,14 @@ class OperatorCollector(Collector):
         for verb, count in sorted(Counter(self._api.sent).items()):
             sent.add_metric([verb], count)
         yield sent
+        silent = GaugeMetricFamily(
+            "delay_operator_watch_silent_seconds",
+            f"Since a watch was heard. Above {SILENT_S:.0f} s rounds list its objects.",
+            labels=["resource", "namespace"],
+        )
+        for resource, namespace, seconds in self._caches.silent_s():
+            silent.add_metric([resource, namespace], seconds)
+        yield silent
 
     def _of_clusters(self) -> Iterator[Metric]:
         labels = ["namespace", "cluster"]

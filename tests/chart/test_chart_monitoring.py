@@ -15,6 +15,7 @@ from delayoperator.cluster.conditions import ClusterObservation
 from delayoperator.cluster.reasons import NEEDS_PAGE
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
+from delayoperator.kube.caches import ObjectCaches
 from delayoperator.metrics import OperatorCollector
 
 from tests.chart.places import CHART, ROOT, Json, anchors, read
@@ -46,7 +47,8 @@ def operator_collector() -> OperatorCollector:
         last_look_s=lambda: 0.5,
     )  # fmt: skip
     clusters, api = SimpleNamespace(workers=lambda: [worker]), SimpleNamespace(sent={"get": 1})
-    return OperatorCollector(cast(Clusters, clusters), cast(Api, api), lambda: True)
+    caches = SimpleNamespace(silent_s=lambda: [("pods", "", 0.5)])
+    return OperatorCollector(cast(Clusters, clusters), cast(Api, api), cast(ObjectCaches, caches), lambda: True)
 
 
 def dashboard() -> Json:

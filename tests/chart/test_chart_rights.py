@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from delayoperator.handlers import routes
-from delayoperator.kube import kinds
+from delayoperator.kube import caches, kinds
 from delayoperator.kube.kinds import ObjectKind
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.view import RebalanceJobSpec
@@ -84,7 +84,7 @@ def asked_for() -> set[Right]:
         found |= of(kind, "get", "list", "create", "patch")
     for kind in kinds.PRUNED:
         found |= of(kind, "delete")
-    for kind in (kinds.DELAY_CLUSTER, kinds.DELAY_REBALANCE, kinds.POD, *routes.WATCHED):
+    for kind in (kinds.DELAY_CLUSTER, *caches.CACHED):
         found |= of(kind, "list", "watch")
     if not routes.settings().scanning.disabled:  # kopf looks out for definitions that come later
         found |= {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}

@@ -72,7 +72,7 @@ def test_another_release_says_whose_the_cluster_is_and_touches_nothing(stage: St
     (worker,) = second.operator.clusters.workers()
     assert worker._registry is None, "nor does it follow its shards"
     text = generate_latest(registry_of(OperatorCollector(
-        second.operator.clusters, second.operator.api, lambda: True))).decode()  # fmt: skip
+        second.operator.clusters, second.operator.api, second.operator.caches, lambda: True))).decode()  # fmt: skip
     assert 'delay_operator_managed_by_another{cluster="shop",namespace="default"} 1.0' in text
     assert "delay_operator_condition{" not in text
     assert not [it for it in first.events if it["event"] in ("round-failed", "control-loop-failed")]

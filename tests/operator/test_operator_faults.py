@@ -88,7 +88,8 @@ def test_a_list_that_is_refused_is_said_too(stage: Stage) -> None:
     stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
-    fault = stage.server.fault(method="LIST", path="/roles$", code=403, times=None)
+    fault = stage.server.fault(path="/roles$", code=403, times=None)
+    stage.server.break_watches()
     stage.edit(minInSync=2)
     told_and_mended(stage, fault, "the operator may not list Roles of default")
 

@@ -43,9 +43,10 @@ def test_objects_are_listed_in_pages_when_the_operator_starts(stage: Stage) -> N
     stage.operator()
     stage.create()
     stage.settled()
-    listed = [it for it in stage.server.requests("LIST") if it.agent.startswith("kopf")]
-    assert {it.path.rsplit("/", 1)[-1] for it in listed} >= {"pods", "configmaps", "delayclusters"}
-    assert {it.query.get("limit") for it in listed} == {"500"}
+    listed = stage.server.requests("LIST")
+    assert {it.path.rsplit("/", 1)[-1] for it in listed} >= {"pods", "configmaps", "delayclusters", "delayrebalances"}
+    # A cluster's leases are as few as its nodes.
+    assert {it.query.get("limit") for it in listed if not it.path.endswith("/default/leases")} == {"500"}
 
 
 def test_what_the_operator_writes_into_a_status_wakes_no_round(stage: Stage) -> None:
@@ -76,18 +77,22 @@ def until_at_rest(stage: Stage, worker: Worker) -> int:
 
 
 def test_an_idle_minute_of_the_operator_is_a_few_requests(stage: Stage) -> None:
-    """A third of a minute, and a round in it, which comes once in a minute by itself."""
+    """A third of a minute, and a round in it, which comes once in a minute by itself, and reads its DelayCluster."""
     running = stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
     (worker,) = running.operator.clusters.workers()
-    until_at_rest(stage, worker)
+    before = until_at_rest(stage, worker)
     since_s = time.monotonic()
     worker.wake()
     time.sleep(20)
     came = stage.server.requests(since_s=since_s)
     assert sum(it.method == "WATCH" for it in came) <= 2 * 20 / 8 + 2, "two watches begun anew each 8 to 10 s"
-    assert sum(it.method in ("GET", "LIST") for it in came) <= 18 + 4, "one round, and two late leases at most"
+    read = [it.path.rsplit("/", 1)[-1] for it in came if it.method in ("GET", "LIST")]
+    late = [it for it in read if it == "leases" or it.startswith("shop.n")]
+    assert sorted(set(read) - set(late)) == ["shop"]
+    assert 1 <= len(read) - len(late) <= worker.rounds - before, "a round reads its DelayCluster, and nothing else"
+    assert len(late) <= 4, "two late leases at most"
     assert stage.server.writes(since_s, but=["/leases/"]) == 0, "that one is the election's, once for all clusters"
 
 

@@ -34,7 +34,9 @@ def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     running = stage.operator()
     stage.create(topics=[{"name": "orders", "queues": 3}])
     stage.settled()
-    registry = registry_of(OperatorCollector(running.operator.clusters, running.operator.api, lambda: True))
+    registry = registry_of(
+        OperatorCollector(running.operator.clusters, running.operator.api, running.operator.caches, lambda: True)
+    )
     where = 'cluster="shop",namespace="default"'
     # A worker keeps what a round has seen once the round is over, and its status is written before.
     served = f'delay_operator_shards{{{where},state="served"}} 3.0'
@@ -50,6 +52,7 @@ def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     failed_over = re.compile(rf"delay_operator_failovers_total{{{where}}} [1-3].0")
     stage.until(lambda: failed_over.search(generate_latest(registry).decode()))
     assert 'delay_operator_api_requests_total{verb="apply"}' in text
+    assert 'delay_operator_watch_silent_seconds{namespace="",resource="statefulsets"} ' in text
 
 
 def test_health_and_readiness(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

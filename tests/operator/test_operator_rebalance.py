@@ -258,7 +258,7 @@ def test_what_waits_for_approval_causes_no_write(stage: Stage) -> None:
     stage.until(lambda: stage.writes(time.monotonic() - 2) == 0)
     since_s = time.monotonic()
     time.sleep(4)
-    assert stage.server.requests("LIST", since_s=since_s)
+    assert stage.server.requests("GET", "/delayclusters/shop", since_s), "the operator looks again and again"
     assert stage.writes(since_s) == 0
 
 

@@ -110,7 +110,7 @@ def test_a_run_of_the_rebalance_job_that_failed_is_named_until_one_succeeds(stag
     assert stage.condition("Ready")["status"] == "True"
     scheduled_run(stage, 29_000_002)  # under way: what it will come to is not known
     since_s = time.monotonic()
-    stage.until(lambda: len(stage.server.requests("LIST", "/jobs", since_s)) > 2)
+    stage.until(lambda: len(stage.server.requests("GET", "/delayclusters/shop", since_s)) > 2)
     assert stage.reason("Degraded") == "RebalanceFailed"
     scheduled_run(stage, 29_000_003, type="Complete")
     stage.settled()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from delayregistry.kube.client import ApiRejected, KubeClient
@@ -23,6 +23,18 @@ from delayregistry.kube.objects import name_of
 from delayregistry.kube.watch import GRACE_S, WATCH_S, ObjectWatch, Say, Watch
 
 LIVELY_WATCH_S = 300.0  # of leases. A silent one is given up all the same; to begin it anew would prove nothing more
+SOON_GONE = "1970-01-01T00:00:00Z"  # a deletionTimestamp: that there is one says it all
+LABELLED = {"labelSelector": CLUSTER_LABEL}
+
+ClusterKey = tuple[str, str]
+"""A cluster's namespace and name."""
+Listener = Callable[[str, str, Sequence[Json]], None]
+"""(namespace, cluster, objects): something of the cluster's has changed, these are or were its new ones. Called under a
+lock; nothing that this process has written itself is told."""
+
+
+def labelled_cluster(obj: Json) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(CLUSTER_LABEL, ""))
 
 
 class ClusterWatches(Protocol):
@@ -86,20 +98,23 @@ class SharedWatches:
         watch_s: float = WATCH_S,
         grace_s: float = GRACE_S,
     ) -> None:
-        times = {"watch_s": watch_s, "grace_s": grace_s}
         self._log = log
         self._scopes: dict[str, tuple[SharedWatch, SharedWatch, SharedWatch]] = {}
         for namespace in namespaces or ("",):
             names = Names(namespace, "")
             self._scopes[namespace] = (
-                SharedWatch(client, names.shards, log, **times),
-                SharedWatch(client, names.config_maps, log, **times),
-                SharedWatch(client, names.leases, log, lively_watch_s=LIVELY_WATCH_S, **times),
+                SharedWatch(client, names.shards, log, watch_s, grace_s),
+                SharedWatch(client, names.config_maps, log, watch_s, grace_s),
+                SharedWatch(client, names.leases, log, watch_s, grace_s, LIVELY_WATCH_S),
             )
 
     def of(self, names: Names) -> ClusterWatches:
         scope = self._scopes.get("") or self._scopes[names.namespace]
         return _Feeds(names, self._log, *scope)
+
+    def find(self, path: str) -> SharedWatch | None:
+        """The one of this collection, if there is one."""
+        return next((it for scope in self._scopes.values() for it in scope if it.path == path), None)
 
     def close(self) -> None:
         for scope in self._scopes.values():
@@ -197,8 +212,11 @@ class ClusterFeed:
 
 
 class SharedWatch:
-    """One watch of a collection, for the feeds of many clusters; to that ObjectWatch it is the mirror. Feeds come and
-    go on any thread."""
+    """One watch of a collection, for the feeds of many clusters, and for whoever listens or asks; to that ObjectWatch
+    it is the mirror. Feeds come and go on any thread.
+
+    query: chooses the objects. cluster_of: whose an object is. optional: see ObjectWatch.
+    """
 
     def __init__(
         self,
@@ -208,27 +226,38 @@ class SharedWatch:
         watch_s: float = WATCH_S,
         grace_s: float = GRACE_S,
         lively_watch_s: float | None = None,
+        *,
+        query: Mapping[str, str] = LABELLED,
+        cluster_of: Callable[[Json], str] = labelled_cluster,
+        optional: bool = False,
     ) -> None:
         self.path = path
+        self._cluster_of = cluster_of
         self._lock = threading.Lock()
-        self._objects: dict[tuple[str, str], dict[str, Json]] = {}  # by namespace and cluster, then by name
-        self._owner: dict[tuple[str, str], tuple[str, str]] = {}  # by namespace and name: the key of `_objects`
-        self._feeds: dict[tuple[str, str], list[ClusterFeed]] = {}
+        self._objects: dict[ClusterKey, dict[str, Json]] = {}  # by cluster, then by name
+        self._owner: dict[tuple[str, str], ClusterKey] = {}  # by namespace and name: the key of `_objects`
+        self._feeds: dict[ClusterKey, list[ClusterFeed]] = {}
+        self._listeners: list[Listener] = []
         self._heard = 0
         self._filled = self._started = False
-        query = {"labelSelector": CLUSTER_LABEL}
         self.watch = ObjectWatch(
-            client, path, query, self, log, watch_s=watch_s, grace_s=grace_s, lively_watch_s=lively_watch_s
-        )
+            client, path, query, self, log, watch_s=watch_s, grace_s=grace_s, lively_watch_s=lively_watch_s,
+            optional=optional,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Unless it runs already."""
+        with self._lock:
+            begins, self._started = not self._started, True
+        if begins:
+            self.watch.start()
 
     def add(self, feed: ClusterFeed) -> None:
         with self._lock:
             self._feeds.setdefault(feed.key, []).append(feed)
             if self._filled:
                 feed.apply_list(self._known(feed.key), str(self._heard))
-            begins, self._started = not self._started, True
-        if begins:
-            self.watch.start()
+        self.start()
 
     def remove(self, feed: ClusterFeed) -> None:
         with self._lock:
@@ -238,8 +267,39 @@ class SharedWatch:
             if not feeds:
                 self._feeds.pop(feed.key, None)
 
+    def listen(self, listener: Listener) -> None:
+        with self._lock:
+            self._listeners.append(listener)
+
     def close(self) -> None:
         self.watch.stop()
+
+    def objects(self, key: ClusterKey) -> Sequence[Json] | None:
+        """The cluster's, with what this process has written (`on_written`). None: that is not known, since the watch is
+        out, or has been silent for longer than it may be. Not to be changed."""
+        if self.watch.absent:
+            return ()
+        if not self.watch.is_current():
+            return None
+        with self._lock:
+            return self._known(key)
+
+    def on_written(self, obj: Json) -> None:
+        """The answer to a write of this process."""
+        with self._lock:
+            known = self._find(obj)
+            # One that is not known and not newer than what was heard is gone since.
+            if _version(obj) > (self._heard if known is None else _version(known)):
+                self._drop(obj)
+                self._put({**obj, "metadata": dict(obj["metadata"])})
+
+    def on_deleted(self, namespace: str, name: str, uid: str) -> None:
+        """The API server has been asked by this process to delete it: until the watch tells of that, it is about to be
+        gone."""
+        with self._lock:
+            known = self._objects.get(self._owner.get((namespace, name), ("", "")), {}).get(name)
+            if known is not None and known["metadata"].get("uid") == uid:
+                self._put({**known, "metadata": {"deletionTimestamp": SOON_GONE, **known["metadata"]}})
 
     # ------------------------------------------------------------ what its watch tells
     @property
@@ -248,49 +308,77 @@ class SharedWatch:
 
     def apply_list(self, objects: Sequence[Json], version: str | None, *, anew: bool = False) -> None:
         with self._lock:
+            before, at = self._objects, int(version or 0)
+            newer = [] if anew else [it for some in before.values() for it in some.values() if _version(it) > at]
             self._objects, self._owner = {}, {}
-            for obj in objects:
+            for obj in [*objects, *newer]:
                 self._put(obj)
-            self._heard = int(version or 0) if anew else max(self._heard, int(version or 0))
+            self._heard = at if anew else max(self._heard, at)
             self._filled = True
             for key, feeds in self._feeds.items():
                 for feed in feeds:
                     feed.apply_list(self._known(key), version, anew=anew)
+            for key in before.keys() | self._objects.keys():
+                # A store that was restored has given its versions to other objects.
+                was = set() if anew else {_version(it) for it in before.get(key, {}).values()}
+                now = {_version(it): it for it in self._objects.get(key, {}).values()}
+                if anew or was != now.keys():
+                    self._call(key, [it for at, it in now.items() if at not in was])
 
     def apply_event(self, kind: str, obj: Json) -> None:
         with self._lock:
-            self._heard = max(self._heard, int(obj["metadata"]["resourceVersion"]))
+            version = _version(obj)
+            self._heard = max(self._heard, version)
             if kind == "BOOKMARK":
                 for key in self._feeds:
                     self._tell(key, kind, obj)
                 return
+            known = self._find(obj)
+            if known is not None and _version(known) > version:
+                return  # this process has written it since: the event of that comes
+            own = known is not None and _version(known) == version
             before = self._drop(obj)
             now = None if kind == "DELETED" else self._put(obj)
             if before is not None and before != now:
                 self._tell(before, "DELETED", obj)
             if now is not None:
                 self._tell(now, kind, obj)
+            if not own:
+                for concerned in {it for it in (before, now) if it is not None}:
+                    self._call(concerned, [obj])
 
-    def _tell(self, key: tuple[str, str], kind: str, obj: Json) -> None:
+    def _tell(self, key: ClusterKey, kind: str, obj: Json) -> None:
         for feed in self._feeds.get(key, ()):
             feed.apply_event(kind, obj, lambda: self._known(key), str(self._heard))
 
-    def _known(self, key: tuple[str, str]) -> Sequence[Json]:
+    def _call(self, key: ClusterKey, objects: Sequence[Json]) -> None:
+        for listener in self._listeners:
+            listener(*key, objects)
+
+    def _known(self, key: ClusterKey) -> Sequence[Json]:
         return list(self._objects.get(key, {}).values())
 
-    def _put(self, obj: Json) -> tuple[str, str]:
+    def _find(self, obj: Json) -> Json | None:
+        key = self._owner.get((str(obj["metadata"].get("namespace", "")), name_of(obj)))
+        return None if key is None else self._objects[key][name_of(obj)]
+
+    def _put(self, obj: Json) -> ClusterKey:
         meta = obj["metadata"]
         meta.pop("managedFields", None)  # who wrote which field: more than half of a shard's object
         namespace = str(meta.get("namespace", ""))
-        key = namespace, str((meta.get("labels") or {}).get(CLUSTER_LABEL, ""))
+        key = namespace, self._cluster_of(obj)
         self._objects.setdefault(key, {})[name_of(obj)] = obj
         self._owner[namespace, name_of(obj)] = key
         return key
 
-    def _drop(self, obj: Json) -> tuple[str, str] | None:
+    def _drop(self, obj: Json) -> ClusterKey | None:
         key = self._owner.pop((str(obj["metadata"].get("namespace", "")), name_of(obj)), None)
         if key is not None:
             self._objects[key].pop(name_of(obj), None)
             if not self._objects[key]:
                 del self._objects[key]
         return key
+
+
+def _version(obj: Json) -> int:
+    return int(obj["metadata"]["resourceVersion"])

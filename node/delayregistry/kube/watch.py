@@ -8,7 +8,8 @@ So it is after an outage: the store may have been restored from a backup. A watc
 would tell of nothing, and one from a version that has been written again would tell only of what came after it.
 A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
 because its other end is gone is noticed: after WATCH_S + GRACE_S without a word. Where something happens all the time
-(leases), each word shows that the other end is there, and the watch may go on for longer.
+(leases), or silence may last longer than the API server is silent (it sends a bookmark a minute), each word shows that
+the other end is there, and the watch may go on for longer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ WATCH_S = 10.0
 GRACE_S = 3.0
 LIST_READ_S = 10.0
 PAGE = 500
+BOOKMARK_S = 60.0  # between the API server's bookmarks, about
+ABSENT_S = 60.0  # between looks for a kind of objects that may not be installed
 PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of failures in a row
 
 Json = dict[str, Any]
@@ -70,7 +73,8 @@ class Watch(Protocol):
 
 class ObjectWatch:
     """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back.
-    lively_watch_s: a watch is asked to end after this time instead where the one before it told of something."""
+    lively_watch_s: a watch is asked to end after this time instead where the one before it told of something. optional:
+    the kind may not be installed, or not be ours to see; that is asked again each ABSENT_S only."""
 
     def __init__(
         self,
@@ -83,12 +87,17 @@ class ObjectWatch:
         watch_s: float = WATCH_S,
         grace_s: float = GRACE_S,
         lively_watch_s: float | None = None,
+        *,
+        optional: bool = False,
     ) -> None:
         self._client, self._path, self._query, self._mirror, self._log = client, path, query, mirror, log
         self._fetch = fetch
         self._watch_s, self._grace_s = watch_s, grace_s
         self._lively_watch_s = watch_s if lively_watch_s is None else lively_watch_s
         self._lively = False  # the last watch told of something
+        self._optional = optional
+        self.absent = False  # the API server knows no such kind
+        self._word_s = float("-inf")  # when it was last heard
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._sync_resolved = threading.Event()  # it is synced, or stopped and never will be
@@ -129,6 +138,14 @@ class ObjectWatch:
     def out_s(self) -> float:
         return 0.0 if self._running.is_set() else time.monotonic() - self._out_since_s
 
+    def silent_s(self) -> float:
+        """For how long the API server has said nothing here; without bound before the first word."""
+        return time.monotonic() - self._word_s
+
+    def is_current(self) -> bool:
+        """Whether all that the API server has told is here, and it has spoken as lately as it must."""
+        return self._filled and self._running.is_set() and self.silent_s() <= self._watch_s + self._grace_s
+
     @property
     def fault(self) -> str:
         return self._fault or "the first list has not come yet"
@@ -149,7 +166,9 @@ class ObjectWatch:
             except ApiRejected as error:
                 gone = error.code == 410 and self._filled
                 self._filled = self._filled and not gone
-                if not gone or not self._is_rare_gone():
+                if self._optional and error.code in (403, 404):
+                    self._refused(str(error), absent=error.code == 404)
+                elif not gone or not self._is_rare_gone():
                     self._failed(str(error))
             except RequestUnanswered as error:
                 self._failed(str(error))
@@ -162,6 +181,7 @@ class ObjectWatch:
         if went_back:
             self._log({"event": "registry-went-back", "path": self._path, "version": version})
         self._mirror.apply_list(objects, version, anew=went_back or self._failures > 1)
+        self.absent = False
         self._filled = self._synced = True
         self._sync_resolved.set()
 
@@ -189,6 +209,7 @@ class ObjectWatch:
 
     def _follow(self, stream: WatchStream) -> None:
         for event in stream:
+            self._word_s = time.monotonic()
             kind, obj = event.get("type"), event.get("object")
             if self._stopped.is_set():
                 break
@@ -197,7 +218,7 @@ class ObjectWatch:
                 raise ApiRejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
             if isinstance(kind, str) and isinstance(obj, dict):
                 self._mirror.apply_event(kind, obj)
-                self._lively = self._lively or kind != "BOOKMARK"
+                self._lively = self._lively or kind != "BOOKMARK" or self._watch_s + self._grace_s > BOOKMARK_S
 
     def _list_all(self) -> tuple[list[Json], str]:
         pages = list(self._pages())
@@ -225,15 +246,26 @@ class ObjectWatch:
         if self._fault is not None:
             self._log({"event": "watch-resumed", "path": self._path, "seconds": round(self.out_s(), 1)})
         self._fault, self._failures = None, 0
+        self._word_s = time.monotonic()
         self._running.set()
+
+    def _refused(self, why: str, *, absent: bool) -> None:
+        self.absent, self._filled = absent, False
+        self._interrupted(why, said=not absent)
+        self._stopped.wait(ABSENT_S)
 
     def _failed(self, why: str) -> None:
         if self._stopped.is_set():
             return
-        if self._fault is None:
-            self._out_since_s = time.monotonic()
-            self._log({"event": "watch-interrupted", "path": self._path, "reason": why})
-        self._fault = why
-        self._running.clear()
+        self.absent = False
+        self._interrupted(why)
         self._stopped.wait(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)] * random.uniform(0.5, 1.0))
         self._failures += 1
+
+    def _interrupted(self, why: str, *, said: bool = True) -> None:
+        if self._fault is None:
+            self._out_since_s = time.monotonic()
+            if said:
+                self._log({"event": "watch-interrupted", "path": self._path, "reason": why})
+        self._fault = why
+        self._running.clear()

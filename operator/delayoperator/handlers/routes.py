@@ -1,37 +1,23 @@
-"""kopf's routing table: which watched object wakes which cluster.
+"""The routing table: which watched object wakes which cluster.
 
-Nothing but `on.event`: no finalizer, no annotation, no diff is ever stored on an object, and what a missed event would
-have told is found by the next round, which reads everything anew.
+kopf follows the DelayClusters. Nothing but `on.event`: no finalizer, no annotation, no diff is ever stored on an
+object, and what a missed event would have told is found by the next round, which reads the object. What belongs to a
+cluster is followed by the caches that rounds read from (`kube/caches.py`). kopf's watches could not be these: they tell
+neither that they are silent nor what was deleted while they were out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kopf
 from delayregistry.kube import Credentials
+from delayregistry.kube.cluster_watches import Listener
 
 from delayoperator.handlers.table import Clusters
-from delayoperator.kube.api import PAGE
-from delayoperator.kube.kinds import (
-    CLAIM,
-    CLUSTER_LABEL,
-    CONFIG_MAP,
-    DELAY_CLUSTER,
-    DELAY_REBALANCE,
-    DISRUPTION_BUDGET,
-    POD,
-    ROLE,
-    ROLE_BINDING,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    STATEFUL_SET,
-    ObjectKind,
-)
-
-# Leases are not watched here: nodes renew them all the time, and the control loop follows them itself.
-WATCHED = (STATEFUL_SET, SERVICE, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, DISRUPTION_BUDGET, CLAIM)
+from delayoperator.kube.api import PAGE, Json
+from delayoperator.kube.kinds import DELAY_CLUSTER, POD, ObjectKind
 
 
 def settings() -> kopf.OperatorSettings:
@@ -39,10 +25,6 @@ def settings() -> kopf.OperatorSettings:
     chosen.posting.enabled = False  # the workers say what there is to say
     chosen.peering.standalone = True  # every process watches; which one acts is decided in delayoperator.election
     chosen.watching.server_timeout = 300
-    # A handler's `labels` are compared here, after the API server has sent all that there is: with a big cluster's pods
-    # and ConfigMaps more than this process may need.
-    for kind in (POD, *WATCHED):
-        chosen.watching.label_selectors[kind.plural] = CLUSTER_LABEL
     chosen.watching.chunk_size = PAGE
     chosen.watching.connect_timeout = 5
     chosen.networking.connect_timeout = 5
@@ -67,21 +49,23 @@ def routes(clusters: Clusters, credentials: Credentials) -> kopf.OperatorRegistr
         else:
             clusters.seen(str(namespace), str(name), str(meta["resourceVersion"]))
 
-    async def owned(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        clusters.touched(str(namespace), labels[CLUSTER_LABEL])
-
-    async def pod(namespace: str | None, labels: Mapping[str, str], body: kopf.Body, **_: Any) -> None:
-        clusters.pod(str(namespace), labels[CLUSTER_LABEL], dict(body))
-
-    async def rebalance(namespace: str | None, spec: kopf.Spec, **_: Any) -> None:
-        clusters.touched(str(namespace), str(spec.get("cluster", "")))
-
-    _on(DELAY_CLUSTER, registry, labelled=False)(cluster)
-    _on(DELAY_REBALANCE, registry, labelled=False)(rebalance)
-    _on(POD, registry)(pod)
-    for kind in WATCHED:
-        _on(kind, registry)(owned)
+    kind = DELAY_CLUSTER
+    kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(cluster)
     return registry
+
+
+def listener_of(clusters: Clusters) -> Callable[[ObjectKind], Listener]:
+    """What the caches tell of changes."""
+
+    def pods(namespace: str, name: str, bodies: Sequence[Json]) -> None:
+        for body in bodies:
+            clusters.pod(namespace, name, body)
+        clusters.touched(namespace, name)
+
+    def owned(namespace: str, name: str, bodies: Sequence[Json]) -> None:
+        clusters.touched(namespace, name)
+
+    return lambda kind: pods if kind is POD else owned
 
 
 def _connection(credentials: Credentials) -> kopf.ConnectionInfo:
@@ -98,9 +82,3 @@ def _connection(credentials: Credentials) -> kopf.ConnectionInfo:
         scheme=scheme or None,
         token=token or None,
     )
-
-
-def _on(kind: ObjectKind, registry: kopf.OperatorRegistry, *, labelled: bool = True) -> Any:
-    labels = {CLUSTER_LABEL: kopf.PRESENT} if labelled else None
-    where = (kind.group, kind.version, kind.plural) if kind.group else (kind.version, kind.plural)
-    return kopf.on.event(*where, id=kind.plural, registry=registry, labels=labels)

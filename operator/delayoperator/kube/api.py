@@ -11,7 +11,7 @@ import threading
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Protocol
 
 import urllib3
 from delayregistry.kube.client import ApiRejected, Credentials, KubeTransport
@@ -74,11 +74,19 @@ class ApiError(Exception):
         return self.status in (400, 405, 413, 415, 422)
 
 
+class WriteListener(Protocol):
+    """Told of each write that was answered, before its caller has the answer."""
+
+    def on_written(self, kind: ObjectKind, body: Json) -> None: ...
+
+    def on_deleted(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None: ...
+
+
 class Api:
     """Thread-safe. Counts what it sends, by verb: `sent`."""
 
-    def __init__(self, transport: KubeTransport) -> None:
-        self._transport = transport
+    def __init__(self, transport: KubeTransport, written: WriteListener | None = None) -> None:
+        self._transport, self._written = transport, written
         self._lock = threading.Lock()
         self.sent: Counter[str] = Counter()
 
@@ -111,37 +119,50 @@ class Api:
             body = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
         name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
         path = f"{kind.path(namespace, name)}?fieldManager={FIELD_MANAGER}&force=true"
-        return self._call("apply", "PATCH", path, f"{kind.name} {name}", body, "application/apply-patch+yaml")
+        return self._write("apply", "PATCH", path, kind, name, body, "application/apply-patch+yaml")
 
     def merge(self, kind: ObjectKind, namespace: str, name: str, body: Json, subresource: str = "") -> Json:
         """A JSON merge patch; conditional when `body` has a metadata.resourceVersion."""
         path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
         path += f"?fieldManager={FIELD_MANAGER}"
-        return self._call("patch", "PATCH", path, f"{kind.name} {name}", body, "application/merge-patch+json")
+        return self._write("patch", "PATCH", path, kind, name, body, "application/merge-patch+json")
 
     def create(self, kind: ObjectKind, namespace: str, body: Json) -> Json:
         path = f"{kind.path(namespace)}?fieldManager={FIELD_MANAGER}"
-        return self._call("create", "POST", path, f"{kind.name} {body['metadata'].get('name', '')}", body)
+        return self._write("create", "POST", path, kind, body["metadata"].get("name", ""), body)
 
     def delete(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
         """The very object with this uid; one that is gone already is as good."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
-        try:
-            self._call("delete", "DELETE", kind.path(namespace, name), f"{kind.name} {name}", body)
-        except ApiError as error:
-            if not error.not_found and not error.conflict:
-                raise
+        self._remove("delete", "DELETE", kind.path(namespace, name), kind, namespace, name, uid, body)
 
     def evict(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
         """The same as `delete`, unless the PodDisruptionBudget says no (`by_budget`)."""
         options = {"preconditions": {"uid": uid}}
         meta = {"name": name, "namespace": namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
+        self._remove("evict", "POST", f"{kind.path(namespace, name)}/eviction", kind, namespace, name, uid, body)
+
+    def _write(
+        self, verb: str, method: str, path: str, kind: ObjectKind, name: str, body: Json,
+        content: str = "application/json",
+    ) -> Json:  # fmt: skip
+        answer = self._call(verb, method, path, f"{kind.name} {name}", body, content)
+        if self._written is not None:
+            self._written.on_written(kind, answer)
+        return answer
+
+    def _remove(
+        self, verb: str, method: str, path: str, kind: ObjectKind, namespace: str, name: str, uid: str, body: Json
+    ) -> None:
         try:
-            self._call("evict", "POST", f"{kind.path(namespace, name)}/eviction", f"{kind.name} {name}", body)
+            self._call(verb, method, path, f"{kind.name} {name}", body)
         except ApiError as error:
             if not error.not_found and not error.conflict:
                 raise
+        else:
+            if self._written is not None:
+                self._written.on_deleted(kind, namespace, name, uid)
 
     def _call(
         self, verb: str, method: str, path: str, what: str, body: Json | None = None, content: str = "application/json"

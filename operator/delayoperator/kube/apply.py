@@ -58,7 +58,8 @@ class Applier:
         if made:
             self._report(Reason.OBJECT_APPLIED, f"made {some(made, 12)}", False)
         for (kind, name), body in live.owned.items():
-            if kind in PRUNED and (kind, name) not in wanted and _is_its(view, body):
+            asked = "deletionTimestamp" in body["metadata"]
+            if kind in PRUNED and (kind, name) not in wanted and not asked and _is_its(view, body):
                 try:
                     self._api.delete(kind, view.namespace, name, str(body["metadata"]["uid"]))
                 except ApiError as error:

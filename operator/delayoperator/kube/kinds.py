@@ -21,8 +21,9 @@ class ObjectKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "") -> str:
+        """namespace: "" for the collection of all namespaces."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        inside = f"/namespaces/{namespace}" if self.namespaced else ""
+        inside = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{root}{inside}/{self.plural}" + (f"/{name}" if name else "")
 
 

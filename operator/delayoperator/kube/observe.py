@@ -1,4 +1,4 @@
-"""One look at a cluster's objects: consistent lists, so that a round sees what the one before it wrote."""
+"""One look at a cluster's objects: as the caches hold them, and listed where these can't say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView, ordinal
 from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import (
     CLAIM,
     CLUSTER_LABEL,
@@ -34,6 +35,7 @@ class LiveObjects:
     claim_bodies: Mapping[str, Json] = field(default_factory=dict)
     pod_bodies: Sequence[Json] = ()
     locations: Mapping[str, NodeLocation] = field(default_factory=dict)  # by node id, of nodes that have a pod
+    listed: bool = False  # some were not held, and are newer than what was
 
     def stateful_set(self, name: str) -> Json | None:
         return self.owned.get((STATEFUL_SET, name))
@@ -55,29 +57,41 @@ class Observer:
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api, self._namespace, self._name = api, namespace, name
+        self._selector = f"{CLUSTER_LABEL}={name}"
         self._expandable: dict[str, bool] = {}  # by storage class
         self._zones = MachineZones(api)
 
-    def observe(self) -> LiveObjects:
+    def observe(self, held: HeldObjects) -> LiveObjects:
         """Raises ApiError."""
-        selector = f"{CLUSTER_LABEL}={self._name}"
-        owned: dict[tuple[ObjectKind, str], Json] = {}
-        for kind in OWNED:
-            for body in self._listed(kind, selector):
-                owned[kind, str(body["metadata"]["name"])] = body
-        pod_bodies = self._api.list(POD, self._namespace, selector)
-        claims = {str(it["metadata"]["name"]): it for it in self._api.list(CLAIM, self._namespace, selector)}
-        pods = [view for it in pod_bodies if (view := pod_view(self._name, it)) is not None]
-        self._read_storage_classes(claims.values())
-        views = [claim_view(self._name, it, self._expandable) for it in claims.values()]
+        bodies = {kind: held[kind] if kind in held else self._listed(kind) for kind in (*OWNED, POD, CLAIM)}
+        claims = {str(it["metadata"]["name"]): it for it in bodies[CLAIM]}
+        pods = self._pods(bodies[POD])
         return LiveObjects(
-            owned,
-            sorted(pods, key=lambda pod: ordinal(pod.node)),
-            [it for it in views if it is not None],
+            {(kind, str(it["metadata"]["name"])): it for kind in OWNED for it in bodies[kind]},
+            pods,
+            self._claims(bodies[CLAIM]),
             claims,
-            pod_bodies,
+            bodies[POD],
             {pod.node: NodeLocation(pod.machine, self._zone(pod)) for pod in pods},
+            any(kind not in held for kind in bodies),
         )
+
+    def list_pods(self) -> Sequence[PodView]:
+        """A consistent read. Raises ApiError."""
+        return self._pods(self._listed(POD))
+
+    def list_claims(self) -> Sequence[ClaimView]:
+        """A consistent read. Raises ApiError."""
+        return self._claims(self._listed(CLAIM))
+
+    def _pods(self, bodies: Iterable[Json]) -> Sequence[PodView]:
+        pods = [view for it in bodies if (view := pod_view(self._name, it)) is not None]
+        return sorted(pods, key=lambda pod: ordinal(pod.node))
+
+    def _claims(self, bodies: Sequence[Json]) -> Sequence[ClaimView]:
+        self._read_storage_classes(bodies)
+        views = [claim_view(self._name, it, self._expandable) for it in bodies]
+        return [it for it in views if it is not None]
 
     def _zone(self, pod: PodView) -> str:
         return "" if pod.zoneless else self._zones.zone(pod.machine)
@@ -85,15 +99,15 @@ class Observer:
     def list_placed(self) -> Mapping[int, frozenset[str]]:
         """By uid, the nodes where the shard has or is to have a copy; a consistent read. Raises ApiError."""
         placed = {}
-        for body in self._api.list(DELAY_SHARD, self._namespace, f"{CLUSTER_LABEL}={self._name}"):
+        for body in self._api.list(DELAY_SHARD, self._namespace, self._selector):
             spec = body.get("spec") or {}
             nodes = *(spec.get("replicas") or ()), *(spec.get("target") or ())
             placed[int(spec.get("uid") or 0)] = frozenset(map(str, nodes))
         return placed
 
-    def _listed(self, kind: ObjectKind, selector: str) -> list[Json]:
+    def _listed(self, kind: ObjectKind) -> Sequence[Json]:
         try:
-            return self._api.list(kind, self._namespace, selector)
+            return self._api.list(kind, self._namespace, self._selector)
         except ApiError as error:
             if kind in OPTIONAL and (error.not_found or error.forbidden):
                 return []  # its CRD is not installed, or not ours to see: then there is none of ours

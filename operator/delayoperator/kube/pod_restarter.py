@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
-from delayoperator.cluster.shard_summary import ShardSummary
+from delayoperator.cluster.shard_summary import PodView, ShardSummary
 from delayoperator.kube.api import Api, ApiError
 from delayoperator.kube.apply import ApplyOutcome, Report, problem
 from delayoperator.kube.kinds import POD
@@ -30,12 +30,16 @@ class PodRestarter:
         counted: ShardSummary,
         stuck: Mapping[str, frozenset[str]],
         outcome: ApplyOutcome,
+        list_pods: Callable[[], Sequence[PodView]],
     ) -> RestartPod | RestartWaits | None:
-        """None: no pod has to be restarted."""
+        """None: no pod has to be restarted. list_pods: a consistent read, since one that is restarted may be the last
+        that serves. Raises ApiError."""
         current = live.set_view(view.name)
         if current is None:
             return None
         decided = next_restart(current, live.pods, counted, stuck)
+        if isinstance(decided, RestartPod):
+            decided = next_restart(current, list_pods(), counted, stuck)
         if decided is None and self._restarted is not None:
             decided = afterwards(self._restarted, current, live.pods, counted)
             self._restarted = None if decided is None else self._restarted

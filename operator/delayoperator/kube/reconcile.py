@@ -29,6 +29,7 @@ from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
+from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
 from delayoperator.kube.observe import LiveObjects, Observer
@@ -112,12 +113,13 @@ class ClusterReconciler:
         body: Json,
         shards: ShardsThread | None,
         problems: Sequence[ClusterProblem],
+        held: HeldObjects,
         is_ours: Callable[[], bool] = lambda: True,
     ) -> ReconcileResult:
-        """body: the DelayCluster, read just now. is_ours: asked after the objects were observed and before any is
-        written. Raises ApiError, and Unavailable of the registry."""
-        live = self._observer.observe()
-        if not is_ours():
+        """held: the cluster's objects. body: the DelayCluster, read after them. is_ours: asked where more was observed
+        since, before any is written. Raises ApiError, and Unavailable of the registry."""
+        live = self._observer.observe(held)
+        if live.listed and not is_ours():
             return ReconcileResult(wrote=False, soon=True)
         found = self._registry.list_shards()
         if shards is not None:
@@ -164,8 +166,9 @@ class ClusterReconciler:
             if STATEFUL_SET not in outcome.written:
                 stuck = stuck_shards(found, self._clock.wall_ms())
                 others = summarize_shards(view.cluster, found, nodes, without=stuck) if stuck else counted
-                restart = self._restarter.restart_next(view, live, others, stuck, outcome)
-        rebalanced = self._rebalance(body, view, nodes, outcome, paused=paused)
+                list_pods = self._observer.list_pods
+                restart = self._restarter.restart_next(view, live, others, stuck, outcome, list_pods)
+        rebalanced = self._rebalance(body, view, nodes, outcome, held, paused=paused)
         orphans = OrphanReport() if shards is None else shards.orphans
         settled = self._without_switchovers(counted, ready_before)
         observation = ClusterObservation(
@@ -198,10 +201,11 @@ class ClusterReconciler:
         )
 
     def _rebalance(
-        self, body: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], outcome: ApplyOutcome, *, paused: bool
-    ) -> RebalanceResult:
+        self, body: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], outcome: ApplyOutcome,
+        held: HeldObjects, *, paused: bool,
+    ) -> RebalanceResult:  # fmt: skip
         try:
-            rebalanced = self._rebalances.reconcile(body, view, nodes, paused=paused)
+            rebalanced = self._rebalances.reconcile(body, view, nodes, held, paused=paused)
         except ApiError as error:
             rebalanced = RebalanceResult(errors=[error])
         outcome.problems += [problem(error) for error in rebalanced.errors]
@@ -248,8 +252,9 @@ class ClusterReconciler:
         volumes = {claim.node for claim in live.claims if claim.capacity_bytes}
         size = sizes(nodes, pods, named, drained, volumes)
         if size.pods < pods:
-            # Pods and their volumes are about to go: what the watch says of the shards is not enough for that.
+            # Pods and their volumes are about to go: what the watches say is not enough for that.
             placed = self._observer.list_placed()
+            volumes = {claim.node for claim in self._observer.list_claims() if claim.capacity_bytes}
             size = sizes(nodes, pods, Counter(chain.from_iterable(placed.values())), drained)
             held, views = ({}, {}) if shards is None else (shards.held_copies, shards.nodes)
             gone = {node for node, view in views.items() if view.replaceable}

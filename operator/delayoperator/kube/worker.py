@@ -1,6 +1,6 @@
 """One DelayCluster's worker: observe -> decide -> apply, again whenever something may have changed.
 
-Level-triggered: a wake-up says that there is something to look at, never what. A round reads everything anew and writes
+Level-triggered: a wake-up says that there is something to look at, never what. A round looks at everything and writes
 what differs; a round that finds nothing to do writes nothing. Nothing that raises ends the worker: it is said in a
 condition and an event, and tried again, at first soon, then at most AGAIN_S[-1] apart.
 """
@@ -25,6 +25,7 @@ from delayoperator.election.claim import DEAD_AFTER_MS, OperatorClaim
 from delayoperator.election.claims import ClusterClaims
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
+from delayoperator.kube.caches import ObjectCaches
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
 from delayoperator.kube.rebalance.rebalances import Rebalances
@@ -80,10 +81,11 @@ class Worker:
         settings: WorkerSettings,
         log: Log,
         claims: ClusterClaims,
+        caches: ObjectCaches,
     ) -> None:
         self.namespace, self.name = namespace, name
         self._api, self._open_registry, self._settings = api, open_registry, settings
-        self._claims = claims
+        self._claims, self._caches = claims, caches
         self._claimed_in: int | None = None  # the tenure in which the cluster was found to be ours
         self._began_in: int | None = None  # the tenure in which the last round began
         self.managed_by: OperatorClaim | None = None  # another operator that has it
@@ -234,6 +236,9 @@ class Worker:
         return pause_s if result.again_s is None else min(pause_s, result.again_s)
 
     def _reconcile(self) -> ReconcileResult | None:
+        # Before the claim is read: what another operator has written since it took the cluster is not overwritten. An
+        # object is written on condition that it is as it was held.
+        held = self._caches.of_cluster(self.namespace, self.name)
         body = self._api.get(DELAY_CLUSTER, self.namespace, self.name)
         if body is None:
             return None
@@ -256,7 +261,7 @@ class Worker:
             return ReconcileResult(wrote=False)
         for message in news:
             reconciler.record_event(Reason.CONTAINER_ENDED, message, True)
-        result = reconciler.reconcile(body, self._shards, self._problems(), self._is_ours)
+        result = reconciler.reconcile(body, self._shards, self._problems(), held, self._is_ours)
         self._own_version = result.version
         if self._shards is not None:
             self._shards.ended([it for pod in result.pods for it in ended_processes(pod)])

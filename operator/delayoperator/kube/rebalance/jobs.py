@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from delayoperator.crds.rebalance import DelayRebalanceStatus
 from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import CLUSTER_LABEL, CRON_JOB, JOB
 from delayoperator.rebalance_plan import Job, JobState
 from delayoperator.resources import ClusterView, names
@@ -30,12 +31,13 @@ class RebalanceJobs:
             return _state(own)
         return Job(JobState.RUNS if any(_state(it).state is JobState.RUNS for it in jobs.values()) else JobState.NONE)
 
-    def failed_run(self, view: ClusterView) -> str:
+    def failed_run(self, view: ClusterView, held: HeldObjects) -> str:
         """Why the last of the schedule's runs that has ended failed; "": it did not. A run for a DelayRebalance is told
         of there. Raises ApiError."""
         if view.rebalance is None or view.rebalance.schedule is None:
             return ""
-        jobs = [it for it in self._api.list(JOB, self._namespace, self._selector) if _is_scheduled(it, view)]
+        found = self._api.list(JOB, self._namespace, self._selector) if JOB not in held else held[JOB]
+        jobs = [it for it in found if _is_scheduled(it, view)]
         ended = [it for it in sorted(jobs, key=_age) if _state(it).state is not JobState.RUNS]
         last = _state(ended[-1]) if ended else Job(JobState.NONE)
         return last.message if last.state is JobState.FAILED else ""

@@ -15,6 +15,7 @@ from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatu
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.refusal import from_pydantic
 from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_REBALANCE
 from delayoperator.kube.rebalance.jobs import RebalanceJobs
@@ -69,7 +70,7 @@ class Rebalances:
         self._copies.close()
 
     def reconcile(
-        self, cluster: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], *, paused: bool
+        self, cluster: Json, view: ClusterView, nodes: Mapping[str, ObservedNode], held: HeldObjects, *, paused: bool
     ) -> RebalanceResult:
         """cluster: the DelayCluster. view: as its objects are built. nodes: as the control loop sees them.
 
@@ -77,10 +78,10 @@ class Rebalances:
         """
         result = RebalanceResult()
         try:
-            result.failed = self._jobs.failed_run(view)
+            result.failed = self._jobs.failed_run(view, held)
         except ApiError as error:  # plans are carried out all the same
             result.errors.append(error)
-        bodies = {str(body["metadata"]["name"]): body for body in self._listed()}
+        bodies = {str(body["metadata"]["name"]): body for body in self._found(held)}
         world = None
         if bodies:
             generation = int(cluster["metadata"].get("generation", 0))
@@ -100,10 +101,12 @@ class Rebalances:
         result.under_way = "; ".join(_sentence(body) for body in bodies.values() if _is_under_way(body))
         return result
 
-    def _listed(self) -> list[Json]:
-        """The oldest first. None where the kind is not installed, or not ours to see."""
+    def _found(self, held: HeldObjects) -> list[Json]:
+        """The oldest first. None where the kind is not installed, or not ours to see. One that is under way is read
+        consistently: its status is the memory of what was done."""
         try:
-            bodies = self._api.list(DELAY_REBALANCE, self._namespace)
+            known = DELAY_REBALANCE in held and not any(map(_is_under_way, held[DELAY_REBALANCE]))
+            bodies = held[DELAY_REBALANCE] if known else self._api.list(DELAY_REBALANCE, self._namespace)
         except ApiError as error:
             if error.not_found or error.forbidden:
                 return []

@@ -1,0 +1,90 @@
+"""What the API server's watches have told of all clusters' objects: where rounds look, without a request.
+
+One watch of each kind, for all clusters, or for all in each of the namespaces that the operator is given. An answer
+from here may be late by a moment, and what is done after it is conditional on the version of the object that it was
+decided from. It is never one of which nothing was heard for SILENT_S, nor one in which an own write is missing. What
+can't be said from here is not said: the caller lists it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from delayregistry.kube import KubeClient, SharedWatches
+from delayregistry.kube.cluster_watches import LABELLED, Listener, SharedWatch, labelled_cluster
+from delayregistry.kube.watch import BOOKMARK_S
+
+from delayoperator.control_loop.loop import Log
+from delayoperator.kube.api import Json
+from delayoperator.kube.kinds import CLAIM, DELAY_REBALANCE, JOB, LEASE, OPTIONAL, OWNED, POD, ObjectKind
+
+GRACE_S = 15.0
+SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
+LIVELY_WATCH_S = 300.0  # it is begun anew after this time all the same
+CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE)
+
+HeldObjects = Mapping[ObjectKind, Sequence[Json]]
+"""A cluster's objects at one moment. A kind that is missing is not known, and has to be listed."""
+
+
+class ObjectCaches:
+    """shared: has watches of some of the kinds already. From any thread."""
+
+    def __init__(self, client: KubeClient, namespaces: Sequence[str], shared: SharedWatches, log: Log) -> None:
+        self._own: list[SharedWatch] = []
+        self._watches: dict[tuple[ObjectKind, str], SharedWatch] = {}
+        self._everywhere = not namespaces
+        for namespace in namespaces or ("",):
+            for kind in CACHED:
+                path = kind.path(namespace)
+                found = shared.find(path)
+                if found is None:
+                    found = self._new_watch(client, kind, path, log)
+                    self._own.append(found)
+                self._watches[kind, namespace] = found
+
+    def start(self, on_change: Callable[[ObjectKind], Listener]) -> None:
+        """on_change: makes what is told of changes of a kind, but of leases, which nodes renew all the time."""
+        for (kind, _), watch in self._watches.items():
+            if kind is not LEASE:
+                watch.listen(on_change(kind))
+            watch.start()
+
+    def close(self) -> None:
+        for watch in self._own:
+            watch.close()
+
+    def of_cluster(self, namespace: str, name: str) -> HeldObjects:
+        found = {kind: self._watch(kind, namespace).objects((namespace, name)) for kind in CACHED}
+        return {kind: objects for kind, objects in found.items() if objects is not None}
+
+    def on_written(self, kind: ObjectKind, body: Json) -> None:
+        if kind in CACHED:
+            self._watch(kind, str(body["metadata"].get("namespace", ""))).on_written(body)
+
+    def on_deleted(self, kind: ObjectKind, namespace: str, name: str, uid: str) -> None:
+        if kind in CACHED:
+            self._watch(kind, namespace).on_deleted(namespace, name, uid)
+
+    def silent_s(self) -> Iterator[tuple[str, str, float]]:
+        """(plural, namespace or "" for all, since when nothing was heard in seconds) of each that has objects."""
+        for (kind, namespace), found in self._watches.items():
+            if not found.watch.absent:
+                yield kind.plural, namespace, found.watch.silent_s()
+
+    def _watch(self, kind: ObjectKind, namespace: str) -> SharedWatch:
+        return self._watches[kind, "" if self._everywhere else namespace]
+
+    @staticmethod
+    def _new_watch(client: KubeClient, kind: ObjectKind, path: str, log: Log) -> SharedWatch:
+        plans = kind is DELAY_REBALANCE  # people make them too, without a label
+        return SharedWatch(
+            client, path, log, BOOKMARK_S, GRACE_S, LIVELY_WATCH_S,
+            query={} if plans else LABELLED,
+            cluster_of=_cluster_of_plan if plans else labelled_cluster,
+            optional=plans or kind in OPTIONAL,
+        )  # fmt: skip
+
+
+def _cluster_of_plan(body: Json) -> str:
+    return str((body.get("spec") or {}).get("cluster", ""))
