@@ -160,7 +160,7 @@ def applied(shards: Mapping[str, ShardObject], action: Action) -> dict[str, Shar
     if isinstance(action, CreateShard):
         name = shard_name(action.topic, action.queue)
         spec = ShardSpec(action.uid or 7, action.topic, action.queue, action.replicas, epoch=action.epoch)
-        after.setdefault(name, ShardObject(name, Version("0"), spec))
+        after.setdefault(name, ShardObject(name, Version("0"), spec, action.status))
         return after
     current = after[action.shard.name]
     assert current.version == action.shard.version

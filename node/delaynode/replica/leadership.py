@@ -128,6 +128,7 @@ class Leadership:
             return
         if found is None or found.spec.uid != spec.uid:
             self._blocked_reason = "the registry has no such shard, by what this node is told"
+            self._candidate_ms = None
             await asyncio.sleep(RETRY_SECONDS)  # it is gone, as the list will say
             return
         self._blocked_reason = None

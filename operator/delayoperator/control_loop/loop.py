@@ -301,7 +301,9 @@ class ControlLoop:
             case CreateShard():
                 uid = self._new_uid() if action.uid is None else action.uid
                 spec = ShardSpec(uid, action.topic, action.queue, action.replicas, epoch=action.epoch)
-                self._registry.create_shard(spec)
+                version = self._registry.create_shard(spec)
+                if action.status is not None:
+                    self._registry.write_status(spec.name, action.status, version)
             case RemoveEmptyShard():
                 self._registry.delete_shard(action.shard.name, action.shard.version)
             case AdoptCopies():

@@ -40,6 +40,11 @@ def has_data(copies: Mapping[str, CopyView]) -> bool:
     return any(copy.log_end > 0 or _is_damaged(copy) or copy.role is ObservedRole.OPENING for copy in whole)
 
 
+def was_adopted(spec: ShardSpec) -> bool:
+    """Whether the object was made from copies and has had no term since."""
+    return spec.epoch > 0 and spec.master is None
+
+
 def serves_unnamed(spec: ShardSpec, copy: CopyView) -> bool:
     """Whether the copy's process serves the object's epoch, and the object gave that to another process: it is older or
     newer than the one that the process was named by. No two are given the same in one course of events."""

@@ -140,7 +140,7 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class CreateShard:
     """A shard's object. uid None: of a new, empty shard, for which the registry's writer draws one. Else of the copies
-    that `replicas` have, at the highest epoch that they know.
+    that `replicas` have, at the highest epoch that they know, with the status that they give.
     """
 
     topic: str
@@ -149,6 +149,7 @@ class CreateShard:
     reason: str
     uid: int | None = None
     epoch: int = 0
+    status: ShardStatus | None = None
 
     @property
     def name(self) -> str:

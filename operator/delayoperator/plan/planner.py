@@ -12,6 +12,7 @@ from dataclasses import replace
 from delayregistry.model import ClusterSpec, Condition, ConditionType, ShardObject, ShardSpec, Switchover, shard_name
 
 from delayoperator.plan import balance
+from delayoperator.plan.adoption import was_adopted
 from delayoperator.plan.bootstrap import (
     MakeEmpty,
     TakeUp,
@@ -77,8 +78,8 @@ def _missing_shards(desired: ClusterSpec, observed: Observed) -> Iterator[Action
                     yield CreateShard(topic.name, queue, replicas, f"{wanted}: to {', '.join(replicas)}")
                 case TakeUp(uid, found):
                     placement.count(topic.name, found.spec.replicas)
-                    reason = f"{name} has no object, its copies are there: {found.from_copies}"
-                    yield CreateShard(topic.name, queue, found.spec.replicas, reason, uid, found.spec.epoch)
+                    spec, reason = found.spec, f"{name} has no object, its copies are there: {found.from_copies}"
+                    yield CreateShard(topic.name, queue, spec.replicas, reason, uid, spec.epoch, found.status)
 
 
 def _shard_actions(desired: ClusterSpec, observed: Observed) -> Iterator[Action]:
@@ -102,8 +103,7 @@ def _next_epoch(spec: ShardSpec) -> int:
     """An object that was made from copies has an epoch and no master. Copies know of the terms that were begun only; an
     epoch that was given to a process and never begun must not be given to another, for an object of then may be put
     back (seed 64668)."""
-    was_adopted = spec.epoch > 0 and spec.master is None
-    return spec.epoch + 1 + (UNKNOWN_TERMS if was_adopted else 0)
+    return spec.epoch + 1 + (UNKNOWN_TERMS if was_adopted(spec) else 0)
 
 
 def _start_term(desired: ClusterSpec, shard: ShardObject, choice: Promote, *, vacant: bool) -> Action:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Durability, ShardObject, ShardStatus
 
-from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, serves_unnamed
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, serves_unnamed, was_adopted
 from delayoperator.plan.bootstrap import (
     MakeEmpty,
     Orphaned,
@@ -244,7 +244,8 @@ def _first(
     if shard.spec.epoch == 0 and (older := _older_history(desired, shard, seen)):
         return older
     known = classify_replicas(shard, seen)
-    if late is None and (sole := _sole(shard, known, seen, fault)):
+    # Of an adopted shard something is stored, and who has all of it is known only when the copies have been asked.
+    if late is None and not was_adopted(shard.spec) and (sole := _sole(shard, known, seen, fault)):
         return sole
     if away := _nodes(known, ReplicaHealth.UNREACHABLE):
         return _nodes_away(away)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from delaynode.replica.role import ReplicaRole
 from delayregistry.model import BootstrapVolumes, ShardObject, ShardSpec
 
 from tests.simulation.support.attacks.attacks_on_objects import directories
@@ -165,6 +166,40 @@ def d1_epoch_that_another_process_serves_than_the_registry_names_is_said(seed: i
         (reason,) = adopt(run)
         assert f"the registry names {slave} for epoch {epoch}, which {serving} serves" in reason
         run.until(lambda: _healthy_with(run, uid), 40, "served again, with all that was acknowledged")
+
+
+@attack
+def d1_copy_without_room_for_its_term_is_whole_when_its_object_is_gone(seed: int) -> None:
+    """Seed 75234: it said for ever that its disk had not taken that term up, and nobody went on from the copies."""
+    with cluster(seed, lag_seconds=2) as run:
+        master, slave = run.master(), run.slaves()[0]
+        uid, machine = run.shard().spec.uid, run.world.machines[slave]
+        machine.disk.full = True
+        run.world.kill(master)
+        run.until(lambda: run.master() == slave, 20, "the one without room is chosen")
+        run.until(lambda: run.replica(slave).leadership.overdue_reason() is not None, 10, "it can't begin")
+        run.world.truth.delete("t-0")
+        run.world.run(1.0)
+        machine.disk.full = False
+        run.world.start(master)
+        run.until(lambda: _healthy_with(run, uid), 40, "served again, with its messages")
+
+
+@attack
+def d1_master_that_ends_as_its_shard_is_adopted_is_gone_on_from(seed: int) -> None:
+    """Seed 75422: only a master that served knew that nobody else had more, and a damaged copy lay beside."""
+    with cluster(seed) as run:
+        master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
+        run.world.machines[slave].disk.full = True
+        run.until(lambda: len(run.status().in_sync) == 1, 20, "the slave is out")
+        run.until(lambda: run.replica(slave).role is ReplicaRole.DAMAGED, 20, "its disk has failed it")
+        run.world.truth.delete("t-0")
+        run.until(lambda: run.world.truth.shard("t-0") is not None, 20, "made again")
+        run.world.kill(master)
+        run.world.run(0.2)
+        run.world.start(master)
+        run.world.machines[slave].disk.full = False
+        run.until(lambda: _healthy_with(run, uid), 40, "served again, with its messages")
 
 
 @attack

@@ -84,7 +84,7 @@ def applied(observed: Observed, actions: list[Action]) -> Observed:
             case CreateShard():
                 uid = action.uid or len(shards) + 1
                 spec = ShardSpec(uid, action.topic, action.queue, action.replicas, epoch=action.epoch)
-                shards[spec.name] = ShardObject(spec.name, Version("0"), spec)
+                shards[spec.name] = ShardObject(spec.name, Version("0"), spec, action.status)
                 copies |= {(spec.name, node): copy for node, copy in unclaimed.pop(uid, {}).items()}
             case RemoveEmptyShard():
                 del shards[action.shard.name]
