@@ -90,7 +90,11 @@ def _failover(stage: Stage, clusters: Sequence[str], harm: Callable[[str], objec
     def specs(name: str) -> list[Json]:
         return [stage.there("delayshards", f"{name}.orders-{queue}")["spec"] for queue in range(QUEUES)]
 
-    until(lambda: all(stage.is_settled(name) for name in clusters))
+    def in_sync(name: str) -> bool:
+        shards = [stage.there("delayshards", f"{name}.orders-{queue}") for queue in range(QUEUES)]
+        return all(len(it["status"]["inSync"]) == len(it["spec"]["replicas"]) for it in shards)
+
+    until(lambda: all(stage.is_settled(name) and in_sync(name) for name in clusters))
     time.sleep(QUIET_S / 3)
     before = {name: specs(name) for name in clusters}
     since_s = time.monotonic()

@@ -79,6 +79,8 @@ def log_to_stderr(level: LogLevel) -> Log:
     take_library_records(log)
     # At INFO kopf tells of each event.
     logging.getLogger("kopf").setLevel(logging.INFO if level is LogLevel.DEBUG else logging.WARNING)
+    # It warns of each connection that is not kept, as when 100 clusters ask at once. What fails the client says.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     return log
 
 
