@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +84,9 @@ class Budget:
         mine = self._by_peer.get(peer, 0)
         return not mine or mine + size <= self.limit_per_peer
 
+    def _has_room(self, peer: str, size: int) -> bool:
+        return not self._waiting and self._fits_node(size) and self._fits_peer(peer, size)
+
     def _acquire(self, peer: str, size: int) -> Hold:
         hold = Hold(peer, size, time.monotonic())
         self._holds[hold] = None
@@ -94,6 +96,8 @@ class Budget:
 
     async def acquire_soon(self, peer: str, size: int) -> Hold:
         """acquire() for a caller that should not wait for long. Raises Refused BUSY."""
+        if self._has_room(peer, size):  # without a timer, which costs more than all else here
+            return self._acquire(peer, size)
         try:
             async with asyncio.timeout(SOON_SECONDS):
                 return await self.acquire(peer, size)
@@ -109,7 +113,7 @@ class Budget:
 
     async def acquire(self, peer: str, size: int) -> Hold:
         """Waits for room. A caller that waits only for its own connection's part keeps no other waiting."""
-        if not self._waiting and self._fits_node(size) and self._fits_peer(peer, size):
+        if self._has_room(peer, size):
             return self._acquire(peer, size)
         future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
         self._waiting[future] = (peer, size)
@@ -194,53 +198,76 @@ class Answers:
             self._context.add_done_callback(lambda _: self.sent())
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A call that receives its request, in this task."""
+
+    task: asyncio.Task[Any]
+    cancelling: int  # of the task, when it began
+    since: float  # time.monotonic()
+    refused: bool = False  # cancelled to make room, not by its caller
+
+
 class ReadingGate:
     """Lets few calls at a time receive their request: until then gRPC takes no more of it than a stream's window.
 
-    What is small passes in microseconds. A slow call leaves its place to others after a second and reads on among
-    the slow ones; where these are too many, the one that has taken longest is refused.
+    What is small passes in a microsecond: it takes no task and no timer. A slow call leaves its place to others after
+    SLOW_SECONDS and reads on among the slow ones; where these are too many, the one that has taken longest is refused.
     """
 
     def __init__(self, permits: int = READERS, slow_permits: int = SLOW_READERS) -> None:
         self._permits = asyncio.Semaphore(permits)
         self._slow_permits = slow_permits
-        self._slow: dict[asyncio.Future[Any], float] = {}  # when each began, time.monotonic()
-        self._refused: set[asyncio.Future[Any]] = set()  # cancelled to make room, not by their callers
+        self._reading: dict[_Reading, None] = {}  # with a permit; an ordered set, as the next one, oldest first
+        self._slow: dict[_Reading, None] = {}
+        self._look: asyncio.TimerHandle | None = None
 
     async def read(self, read: Callable[[], Awaitable[Any]]) -> Any:
         """Awaits `read` and returns its result. Raises Refused BUSY."""
-        async with self._permits:
-            began = time.monotonic()
-            reading = asyncio.ensure_future(read())
-            try:
-                await asyncio.wait([reading], timeout=SLOW_SECONDS)
-                while not reading.done() and not self._room_for_slow():
-                    await asyncio.wait([reading, *self._slow], timeout=SLOW_SECONDS, return_when=FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                reading.cancel()
-                raise
-            self._slow[reading] = began
+        await self._permits.acquire()
+        task = asyncio.current_task()
+        assert task is not None
+        one = _Reading(task, task.cancelling(), time.monotonic())
+        self._reading[one] = None
+        if self._look is None:
+            self._look_later()
         try:
-            return await reading
+            return await read()
         except asyncio.CancelledError:
-            if reading not in self._refused:
-                reading.cancel()
+            if not one.refused or task.uncancel() > one.cancelling:
                 raise
-            seconds = int(time.monotonic() - began)
+            seconds = int(time.monotonic() - one.since)
             raise Refused(
                 "BUSY", f"the request was not here after {seconds} s, and others wait", retry_after_ms=SLOW_RETRY_MS
             ) from None
         finally:
-            self._slow.pop(reading, None)
-            self._refused.discard(reading)
+            if one in self._reading:
+                del self._reading[one]
+                self._permits.release()
+            self._slow.pop(one, None)
 
-    def _room_for_slow(self) -> bool:
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(SLOW_SECONDS / 4, self._part_with_slow)
+
+    def _part_with_slow(self) -> None:
+        self._look = None
+        now = time.monotonic()
+        for one in list(self._reading):
+            if now - one.since < SLOW_SECONDS or not self._room_for_slow(now):
+                break
+            del self._reading[one]
+            self._slow[one] = None
+            self._permits.release()
+        if self._reading:
+            self._look_later()
+
+    def _room_for_slow(self, now: float) -> bool:
         """Makes room, where a client has been slow for too long."""
         if len(self._slow) >= self._slow_permits:
-            reading, began = next(iter(self._slow.items()))
-            if time.monotonic() - began < TOO_SLOW_SECONDS:
+            oldest = next(iter(self._slow))
+            if now - oldest.since < TOO_SLOW_SECONDS:
                 return False
-            del self._slow[reading]
-            self._refused.add(reading)
-            reading.cancel()
+            del self._slow[oldest]
+            oldest.refused = True
+            oldest.task.cancel()
         return True
