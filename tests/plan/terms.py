@@ -68,6 +68,7 @@ def planned(
     unfit: Mapping[str, str] | None = None,
     late: NotBegun | None = None,
     cluster: ClusterSpec | None = None,
+    by_another: bool = False,
 ) -> StartTerm | SetConditions | ChangeSpec | None:
     """The one action for the shard, or None. Each node with a copy has answered, as the process of its lease."""
     by_shard = {
@@ -80,6 +81,8 @@ def planned(
     seen = Observed((it,), nodes, by_shard, heard, unfit or {})
     if late is not None:
         seen = replace(seen, not_begun={(it.spec.uid, it.spec.epoch): late})
+    if by_another:
+        seen = replace(seen, served_by_another=frozenset({(it.spec.uid, it.spec.epoch)}))
     actions = plan(cluster, seen)
     assert len(actions) <= 1
     action = actions[0] if actions else None

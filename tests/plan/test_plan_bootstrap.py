@@ -244,6 +244,14 @@ def test_the_status_of_an_object_that_was_made_again_comes_from_its_copies() -> 
     assert (action.status.serving_epoch, action.status.in_sync) == (4, ("c-n1",))
 
 
+def test_an_adopted_shard_whose_copies_are_gone_is_not_begun_anew() -> None:
+    said = decided(lost(), {})
+    assert isinstance(said, str)
+    assert "no node has a whole one" in said
+    damaged = decided(lost(), {"n0": copy("n0", 0, role=ObservedRole.DAMAGED, damaged="rot")})
+    assert isinstance(damaged, str)
+
+
 def test_a_copy_elsewhere_may_be_the_better_one() -> None:
     action = decided(lost(), {**both(), "n2": copy("n2", 990)})
     assert isinstance(action, AdoptCopies)

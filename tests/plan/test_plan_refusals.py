@@ -69,6 +69,10 @@ def test_an_epoch_that_another_process_serves_than_the_registry_names_is_said() 
     serving = copy("c2", 4, 100, role=ObservedRole.MASTER, serving_epoch=4)
     action = planned(shard(PAIR, "c1", "c2"), BOTH, {"n1": copy("c1", 4, 100), "n2": serving})
     assert refusal(action) == "RegistryBehind"
+    new = {**BOTH, "n1": alive("second")}  # the process that the registry names has ended
+    known = {"n1": copy("c1", 4, 50)}
+    assert isinstance(planned(shard(PAIR, "c1"), new, known), StartTerm)
+    assert planned(shard(PAIR, "c1"), new, known, by_another=True) is None, "while n2 gives no answer: it may have more"
     named = replace(copy("c1", 4, 100, role=ObservedRole.MASTER, serving_epoch=4), incarnation=PAIR.incarnation)
     assert planned(shard(PAIR, "c1", "c2"), BOTH, {"n1": named, "n2": copy("c2", 4, 100)}) is None
 

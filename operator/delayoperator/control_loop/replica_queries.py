@@ -37,6 +37,7 @@ class ReplicaQueries:
         self._questions: tuple[tuple[Observed, bool], Questions] | None = None
         self._patrolled_ms: int | None = None
         self._given_up: Mapping[tuple[int, int], str] = {}  # as of the last patrol
+        self._served_by_others: frozenset[tuple[int, int]] = frozenset()  # likewise
         self._found = _NOTHING_FOUND  # likewise
         self._term_starts = TermStarts()
 
@@ -57,9 +58,10 @@ class ReplicaQueries:
 
         missing: a topic has a shard that has no object.
         """
-        before = self._given_up, self._found
+        before = self._given_up, self._served_by_others, self._found
         seen = self._patrolled(seen, leases, now_ms)
-        changed = changed or (self._given_up, self._found) != before or self._term_starts.due(now_ms)
+        patrolled_anew = before != (self._given_up, self._served_by_others, self._found)
+        changed = changed or patrolled_anew or self._term_starts.due(now_ms)
         wanted = self._questions_for(seen, all_nodes=missing)
         pause_ms = self._pause_ms if wanted.now else KEPT_MS
         due = self._queried_ms is None or now_ms - self._queried_ms >= pause_ms
@@ -91,8 +93,15 @@ class ReplicaQueries:
             answers = self._prober.query([lease for lease in leases if lease.node in nodes])
             self._last_answers |= {node: _TimedAnswer(answer, now_ms) for node, answer in answers.items()}
             self._given_up = _given_up(seen, answers)
+            self._served_by_others = _served_by_others(seen, answers)
             self._found = _found(seen, self._current_answers(seen))
-        return replace(seen, given_up=self._given_up, unclaimed=self._found.unclaimed, strays=self._found.strays)
+        return replace(
+            seen,
+            given_up=self._given_up,
+            served_by_another=self._served_by_others,
+            unclaimed=self._found.unclaimed,
+            strays=self._found.strays,
+        )
 
     def _current_answers(self, seen: Observed) -> dict[str, NodeAnswer]:
         """The last answers. Another process's answer, of before a restart or of after one that the lease does not show
@@ -188,8 +197,14 @@ def _given_up(seen: Observed, answers: Mapping[str, NodeAnswer]) -> dict[tuple[i
         copy = answer.copies.get(spec.uid) if answer is not None and answer.incarnation == spec.incarnation else None
         if copy is not None and copy.ended_epoch == spec.epoch:
             found[spec.uid, spec.epoch] = copy.not_serving or "it gives no reason"
-        for node in spec.replicas:
-            other = answers[node].copies.get(spec.uid) if node in answers else None
-            if other is not None and serves_unnamed(spec, other):
-                found[spec.uid, spec.epoch] = f"{node} serves it"
     return found
+
+
+def _served_by_others(seen: Observed, answers: Mapping[str, NodeAnswer]) -> frozenset[tuple[int, int]]:
+    specs = {shard.spec.uid: shard.spec for shard in seen.shards}
+    return frozenset(
+        (uid, specs[uid].epoch)
+        for answer in answers.values()
+        for uid, copy in answer.copies.items()
+        if uid in specs and serves_unnamed(specs[uid], copy)
+    )

@@ -51,7 +51,7 @@ from delayoperator.plan.topology import Topology
 
 MAX_MOVES = 8  # copies on their way at a time: they share the disks and the network with the clients
 MAX_SWITCHOVERS = 64  # at a time: each pauses its shard for a moment
-UNKNOWN_TERMS = 1_000  # no shard is given so many terms in a row of which none is begun
+UNKNOWN_TERMS = 100_000  # begun by nobody: 93 days of a term each 80 s (NotTakenUp); an epoch has 32 bits
 
 
 def plan(desired: ClusterSpec, observed: Observed) -> list[Action]:

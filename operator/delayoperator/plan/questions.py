@@ -47,7 +47,7 @@ def patrolled(seen: Observed) -> frozenset[str]:
 
 def _urgent(shard: ShardObject, seen: Observed) -> bool:
     spec, status = shard.spec, shard.status
-    if isinstance(fault_of_master(shard, seen), str):
+    if isinstance(fault_of_master(shard, seen), str) or (spec.uid, spec.epoch) in seen.served_by_another:
         return True
     if spec.switchover is not None and status is not None and status.handover is not None:
         return True

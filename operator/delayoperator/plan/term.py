@@ -85,6 +85,8 @@ Decision = Keep | Promote | WaitForEvidence | Refuse | Adopt | GiveWay
 def decide_term(desired: ClusterSpec, shard: ShardObject, seen: Observed) -> Decision:
     if behind := _registry_behind(shard, seen):
         return behind
+    if (shard.spec.uid, shard.spec.epoch) in seen.served_by_another:
+        return WaitForEvidence()  # it served a moment ago and gives no answer: what it stored alone must not be cut
     fault = fault_of_master(shard, seen)
     if not isinstance(fault, str):
         fault = _can_never_serve(desired, shard, seen) or fault
@@ -244,13 +246,19 @@ def _first(
     if shard.spec.epoch == 0 and (older := _older_history(desired, shard, seen)):
         return older
     known = classify_replicas(shard, seen)
-    # Of an adopted shard something is stored, and who has all of it is known only when the copies have been asked.
+    # Of an adopted shard something was stored, and who has all of it the copies say.
     if late is None and not was_adopted(shard.spec) and (sole := _sole(shard, known, seen, fault)):
         return sole
     if away := _nodes(known, ReplicaHealth.UNREACHABLE):
         return _nodes_away(away)
     if uncertain := _nodes(known, ReplicaHealth.UNCERTAIN):
         return _awaited(uncertain, seen)
+    if was_adopted(shard.spec):
+        return Refuse(
+            "StatusLost",
+            "it was made again for copies, and no node has a whole one: bring the volume or the copy back, or delete "
+            "the DelayShard to begin anew without its messages",
+        )
     fit = [node for node in known if node not in seen.ineligible]
     if not fit:
         return _clocks_suspect(known, seen)
