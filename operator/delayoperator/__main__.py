@@ -145,6 +145,8 @@ class Operator:
     def _list_again(self) -> None:
         """From any thread: etcd was restored from an older state. A watch that goes on from a version of before tells
         of nothing until there is that version again; a DelayCluster that is made until then would never be seen."""
+        self._shared.list_again()
+        self.caches.list_again()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._rolled_back.set)
 

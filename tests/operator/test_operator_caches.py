@@ -42,6 +42,17 @@ def test_a_round_lists_what_its_watch_does_not_tell_and_mends_it(stage: Stage) -
     assert listed(stage, since_s) == set(), "then it needs no lists any more"
 
 
+def test_what_is_held_may_be_old_and_a_conflict_ends_that(stage: Stage) -> None:
+    """Watches that stay open and silent, as after a store was restored to before the versions that they go on from."""
+    stage.operator(resync_s=1.0)
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    stage.server.silence_watches()
+    stage.patch("statefulsets", "shop", {"metadata": {"annotations": {"seen": "by-nobody"}}})
+    stage.edit(nodes=4)
+    stage.until(lambda: stage.there("statefulsets", "shop")["spec"]["replicas"] == 4, timeout_s=30)
+
+
 def test_a_round_does_not_do_again_what_the_watches_have_not_told_of_yet(stage: Stage) -> None:
     running = stage.operator()
     stage.create(topics=[ORDERS], rebalance={"schedule": "0 3 * * *"})

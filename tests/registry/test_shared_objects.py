@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -130,6 +131,43 @@ def test_what_came_and_went_in_a_gap_is_told_when_it_is_over(world: ObjectsWorld
     world.server.faults.take_back(outage)
     until(lambda: world.names() == ["three", "two"])
     assert ("a", ["three"]) in world.told[told:]
+
+
+def test_a_store_that_was_restored_is_listed_anew(world: ObjectsWorld) -> None:
+    world.create("one")
+    world.watch.start()
+    until(lambda: world.names() == ["one"])
+    backup = world.server.store.backup()
+    world.create("two")
+    until(lambda: world.names() == ["one", "two"])
+    world.server.silence_watches()
+    world.server.store.restore(backup)
+    world.watch.watch.list_again()
+    until(lambda: world.names() == ["one"])
+
+
+def test_a_watch_that_is_forbidden_wakes_nobody_again_and_again(world: ObjectsWorld) -> None:
+    world.create("one")
+    world.watch.start()
+    until(lambda: world.names() == ["one"])
+    world.server.fault(method="WATCH", path=PATH, code=403, times=None)
+    world.server.break_watches()
+    until(lambda: world.names() is None)
+    told, since_s = len(world.told), time.monotonic()
+    time.sleep(3.0)
+    assert world.told[told:] == []
+    assert len(world.server.requests("LIST", PATH, since_s)) <= 1
+
+
+def test_a_listener_that_fails_is_said_and_harms_no_other(world: ObjectsWorld) -> None:
+    def fails(namespace: str, cluster: str, objects: Sequence[Json]) -> None:
+        raise ValueError("a fault of ours")
+
+    world.watch._listeners.insert(0, fails)
+    world.watch.start()
+    world.create("one")
+    until(lambda: ("a", ["one"]) in world.told)
+    assert "listener-failed" in {it["event"] for it in world.events}
 
 
 def test_a_kind_that_is_not_installed_has_no_objects_and_is_looked_for_again(

@@ -116,6 +116,12 @@ class SharedWatches:
         """The one of this collection, if there is one."""
         return next((it for scope in self._scopes.values() for it in scope if it.path == path), None)
 
+    def list_again(self) -> None:
+        """The store was restored from an older state."""
+        for scope in self._scopes.values():
+            for shared in scope:
+                shared.watch.list_again()
+
     def close(self) -> None:
         for scope in self._scopes.values():
             for shared in scope:
@@ -232,7 +238,7 @@ class SharedWatch:
         optional: bool = False,
     ) -> None:
         self.path = path
-        self._cluster_of = cluster_of
+        self._cluster_of, self._log = cluster_of, log
         self._lock = threading.Lock()
         self._objects: dict[ClusterKey, dict[str, Json]] = {}  # by cluster, then by name
         self._owner: dict[tuple[str, str], ClusterKey] = {}  # by namespace and name: the key of `_objects`
@@ -311,7 +317,10 @@ class SharedWatch:
             before, at = self._objects, int(version or 0)
             newer = [] if anew else [it for some in before.values() for it in some.values() if _version(it) > at]
             self._objects, self._owner = {}, {}
-            for obj in [*objects, *newer]:
+            for obj in objects:
+                self._put(obj)
+            for obj in newer:
+                self._drop(obj)
                 self._put(obj)
             self._heard = at if anew else max(self._heard, at)
             self._filled = True
@@ -319,11 +328,10 @@ class SharedWatch:
                 for feed in feeds:
                     feed.apply_list(self._known(key), version, anew=anew)
             for key in before.keys() | self._objects.keys():
-                # A store that was restored has given its versions to other objects.
-                was = set() if anew else {_version(it) for it in before.get(key, {}).values()}
-                now = {_version(it): it for it in self._objects.get(key, {}).values()}
-                if anew or was != now.keys():
-                    self._call(key, [it for at, it in now.items() if at not in was])
+                was, now = before.get(key, {}), self._objects.get(key, {})
+                # Not by their versions: a store that was restored has given those to other objects.
+                if was != now:
+                    self._call(key, [it for name, it in now.items() if was.get(name) != it])
 
     def apply_event(self, kind: str, obj: Json) -> None:
         with self._lock:
@@ -353,7 +361,10 @@ class SharedWatch:
 
     def _call(self, key: ClusterKey, objects: Sequence[Json]) -> None:
         for listener in self._listeners:
-            listener(*key, objects)
+            try:
+                listener(*key, objects)
+            except Exception as error:  # a fault of ours, in one cluster
+                self._log({"event": "listener-failed", "path": self.path, "error": f"{type(error).__name__}: {error}"})
 
     def _known(self, key: ClusterKey) -> Sequence[Json]:
         return list(self._objects.get(key, {}).values())

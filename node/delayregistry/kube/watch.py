@@ -8,8 +8,7 @@ So it is after an outage: the store may have been restored from a backup. A watc
 would tell of nothing, and one from a version that has been written again would tell only of what came after it.
 A watch is asked to end after WATCH_S and then begun again, at the price of a request, so that one that says nothing
 because its other end is gone is noticed: after WATCH_S + GRACE_S without a word. Where something happens all the time
-(leases), or silence may last longer than the API server is silent (it sends a bookmark a minute), each word shows that
-the other end is there, and the watch may go on for longer.
+(leases), each word shows that the other end is there, and the watch may go on for longer.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ LIST_READ_S = 10.0
 PAGE = 500
 BOOKMARK_S = 60.0  # between the API server's bookmarks, about
 ABSENT_S = 60.0  # between looks for a kind of objects that may not be installed
+REFUSED_S = 10.0  # before it asks again for what is forbidden
 PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of failures in a row
 
 Json = dict[str, Any]
@@ -97,6 +97,7 @@ class ObjectWatch:
         self._lively = False  # the last watch told of something
         self._optional = optional
         self.absent = False  # the API server knows no such kind
+        self._restored = False  # the next list is the truth
         self._word_s = float("-inf")  # when it was last heard
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -144,17 +145,26 @@ class ObjectWatch:
 
     def is_current(self) -> bool:
         """Whether all that the API server has told is here, and it has spoken as lately as it must."""
-        return self._filled and self._running.is_set() and self.silent_s() <= self._watch_s + self._grace_s
+        filled = self._filled and not self._restored
+        return filled and self._running.is_set() and self.silent_s() <= self._watch_s + self._grace_s
 
     @property
     def fault(self) -> str:
         return self._fault or "the first list has not come yet"
 
+    def list_again(self) -> None:
+        """Take a list for the truth, though the watch runs: the store was restored. From any thread."""
+        with self._lock:
+            self._restored = True
+            stream = self._stream
+        if stream is not None:
+            stream.abort()
+
     # ------------------------------------------------------------ the thread
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._filled = self._filled and self._failures <= 1
+                self._filled = self._filled and self._failures <= 1 and not self._restored
                 if self._filled:
                     self._watch(self._mirror.resume_version)
                 elif self._fetch is not None:
@@ -169,7 +179,7 @@ class ObjectWatch:
                 if self._optional and error.code in (403, 404):
                     self._refused(str(error), absent=error.code == 404)
                 elif not gone or not self._is_rare_gone():
-                    self._failed(str(error))
+                    self._failed(str(error), REFUSED_S if error.code in (401, 403) else 0.0)
             except RequestUnanswered as error:
                 self._failed(str(error))
             except Exception as error:  # a watch that ended for good would be a node that hears of nothing
@@ -180,7 +190,8 @@ class ObjectWatch:
         went_back = version is not None and int(version) < int(self._mirror.resume_version)
         if went_back:
             self._log({"event": "registry-went-back", "path": self._path, "version": version})
-        self._mirror.apply_list(objects, version, anew=went_back or self._failures > 1)
+        restored, self._restored = self._restored, False
+        self._mirror.apply_list(objects, version, anew=went_back or restored or self._failures > 1)
         self.absent = False
         self._filled = self._synced = True
         self._sync_resolved.set()
@@ -218,7 +229,7 @@ class ObjectWatch:
                 raise ApiRejected(int(said.get("code") or 0), str(said.get("reason", "")), str(said.get("message", "")))
             if isinstance(kind, str) and isinstance(obj, dict):
                 self._mirror.apply_event(kind, obj)
-                self._lively = self._lively or kind != "BOOKMARK" or self._watch_s + self._grace_s > BOOKMARK_S
+                self._lively = self._lively or kind != "BOOKMARK"
 
     def _list_all(self) -> tuple[list[Json], str]:
         pages = list(self._pages())
@@ -250,16 +261,20 @@ class ObjectWatch:
         self._running.set()
 
     def _refused(self, why: str, *, absent: bool) -> None:
-        self.absent, self._filled = absent, False
+        was_there, self._filled = self._filled, False
+        if was_there:  # a proxy may have said so, or the kind is installed anew
+            return self._failed(why)
+        self.absent = absent
         self._interrupted(why, said=not absent)
         self._stopped.wait(ABSENT_S)
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str, pause_s: float = 0.0) -> None:
         if self._stopped.is_set():
             return
         self.absent = False
         self._interrupted(why)
-        self._stopped.wait(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)] * random.uniform(0.5, 1.0))
+        pause_s = max(pause_s, PAUSES_S[min(self._failures, len(PAUSES_S) - 1)])
+        self._stopped.wait(pause_s * random.uniform(0.5, 1.0))
         self._failures += 1
 
     def _interrupted(self, why: str, *, said: bool = True) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from delayregistry.kube.cluster_watches import labelled_cluster
+
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import some
@@ -101,6 +103,9 @@ class Applier:
     ) -> None:
         if found is None:  # there, perhaps, without our label
             found = self._api.get(kind, view.namespace, name)
+            if found is not None and labelled_cluster(found) == view.name:
+                outcome.conflicts.append(kind)  # made since it was observed: what we want may depend on it
+                return
         why = None if found is None else foreign(view, found)
         if why is not None:
             said = f"{kind.name} {name} is needed by this cluster and is left alone: {why}"

@@ -20,7 +20,6 @@ from delayoperator.kube.kinds import CLAIM, DELAY_REBALANCE, JOB, LEASE, OPTIONA
 
 GRACE_S = 15.0
 SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
-LIVELY_WATCH_S = 300.0  # it is begun anew after this time all the same
 CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE)
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
@@ -49,6 +48,11 @@ class ObjectCaches:
             if kind is not LEASE:
                 watch.listen(on_change(kind))
             watch.start()
+
+    def list_again(self) -> None:
+        """The store was restored from an older state. Not those that are shared."""
+        for watch in self._own:
+            watch.watch.list_again()
 
     def close(self) -> None:
         for watch in self._own:
@@ -79,7 +83,7 @@ class ObjectCaches:
     def _new_watch(client: KubeClient, kind: ObjectKind, path: str, log: Log) -> SharedWatch:
         plans = kind is DELAY_REBALANCE  # people make them too, without a label
         return SharedWatch(
-            client, path, log, BOOKMARK_S, GRACE_S, LIVELY_WATCH_S,
+            client, path, log, BOOKMARK_S, GRACE_S,
             query={} if plans else LABELLED,
             cluster_of=_cluster_of_plan if plans else labelled_cluster,
             optional=plans or kind in OPTIONAL,

@@ -76,9 +76,10 @@ class Observer:
             any(kind not in held for kind in bodies),
         )
 
-    def list_pods(self) -> Sequence[PodView]:
-        """A consistent read. Raises ApiError."""
-        return self._pods(self._listed(POD))
+    def read_set(self) -> tuple[SetView | None, Sequence[PodView]]:
+        """The StatefulSet and its pods; a consistent read. Raises ApiError."""
+        body = self._api.get(STATEFUL_SET, self._namespace, self._name)
+        return None if body is None else set_view(body), self._pods(self._listed(POD))
 
     def list_claims(self) -> Sequence[ClaimView]:
         """A consistent read. Raises ApiError."""

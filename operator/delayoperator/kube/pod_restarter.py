@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
-from delayoperator.cluster.shard_summary import PodView, ShardSummary
+from delayoperator.cluster.shard_summary import PodView, SetView, ShardSummary
 from delayoperator.kube.api import Api, ApiError
 from delayoperator.kube.apply import ApplyOutcome, Report, problem
 from delayoperator.kube.kinds import POD
@@ -30,16 +30,19 @@ class PodRestarter:
         counted: ShardSummary,
         stuck: Mapping[str, frozenset[str]],
         outcome: ApplyOutcome,
-        list_pods: Callable[[], Sequence[PodView]],
+        read: Callable[[], tuple[SetView | None, Sequence[PodView]]],
     ) -> RestartPod | RestartWaits | None:
-        """None: no pod has to be restarted. list_pods: a consistent read, since one that is restarted may be the last
-        that serves. Raises ApiError."""
+        """None: no pod has to be restarted. read: the StatefulSet and the pods, consistently, since one that is
+        restarted may be the last that serves. Raises ApiError."""
         current = live.set_view(view.name)
         if current is None:
             return None
         decided = next_restart(current, live.pods, counted, stuck)
         if isinstance(decided, RestartPod):
-            decided = next_restart(current, list_pods(), counted, stuck)
+            current, pods = read()
+            decided = None if current is None else next_restart(current, pods, counted, stuck)
+        if current is None:
+            return None
         if decided is None and self._restarted is not None:
             decided = afterwards(self._restarted, current, live.pods, counted)
             self._restarted = None if decided is None else self._restarted

@@ -166,8 +166,7 @@ class ClusterReconciler:
             if STATEFUL_SET not in outcome.written:
                 stuck = stuck_shards(found, self._clock.wall_ms())
                 others = summarize_shards(view.cluster, found, nodes, without=stuck) if stuck else counted
-                list_pods = self._observer.list_pods
-                restart = self._restarter.restart_next(view, live, others, stuck, outcome, list_pods)
+                restart = self._restarter.restart_next(view, live, others, stuck, outcome, self._observer.read_set)
         rebalanced = self._rebalance(body, view, nodes, outcome, held, paused=paused)
         orphans = OrphanReport() if shards is None else shards.orphans
         settled = self._without_switchovers(counted, ready_before)

@@ -238,7 +238,9 @@ class Worker:
     def _reconcile(self) -> ReconcileResult | None:
         # Before the claim is read: what another operator has written since it took the cluster is not overwritten. An
         # object is written on condition that it is as it was held.
-        held = self._caches.of_cluster(self.namespace, self.name)
+        # After a conflict everything is listed: what is held may be old.
+        conflicts = self.last is not None and self.last.conflicts
+        held = {} if conflicts else self._caches.of_cluster(self.namespace, self.name)
         body = self._api.get(DELAY_CLUSTER, self.namespace, self.name)
         if body is None:
             return None

@@ -102,10 +102,10 @@ class Rebalances:
         return result
 
     def _found(self, held: HeldObjects) -> list[Json]:
-        """The oldest first. None where the kind is not installed, or not ours to see. One that is under way is read
-        consistently: its status is the memory of what was done."""
+        """The oldest first. None where the kind is not installed, or not ours to see. They are read consistently while
+        one may be carried out: its status is the memory of what was done, and only one is at a time."""
         try:
-            known = DELAY_REBALANCE in held and not any(map(_is_under_way, held[DELAY_REBALANCE]))
+            known = DELAY_REBALANCE in held and all(map(_is_over, held[DELAY_REBALANCE]))
             bodies = held[DELAY_REBALANCE] if known else self._api.list(DELAY_REBALANCE, self._namespace)
         except ApiError as error:
             if error.not_found or error.forbidden:
@@ -163,6 +163,11 @@ def _plan_defaults(cluster: Json) -> dict[str, Any]:
         "approval": rebalancing.approval, "automatic_below": rebalancing.automatic_below,
         "threshold": rebalancing.threshold,
     }  # fmt: skip
+
+
+def _is_over(body: Json) -> bool:
+    asked = any(key.startswith("delaycluster.io/") for key in body["metadata"].get("annotations") or {})
+    return not asked and (body.get("status") or {}).get("state") in (RebalanceState.READY, RebalanceState.NOT_READY)
 
 
 def _is_under_way(body: Json) -> bool:
