@@ -30,7 +30,8 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
     LogLevel.ERROR: """
         bad-frames clock-behind clock-differs clock-disbelieved clock-out-voted control-loop-failed copy-damaged
         copy-newer damage-not-marked disk-nearly-full fault-not-said heartbeat-failed impossible internal-error
-        look-failed object-unreadable operator-error operator-failed peer-handler-failed peer-no-common-version
+        listener-failed look-failed object-unreadable operator-error operator-failed peer-handler-failed
+        peer-no-common-version
         rebalancer-failed release-too-old round-failed shard-damaged shard-stopped stop-failed
     """,
     LogLevel.WARNING: """

@@ -466,7 +466,7 @@ def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer], *, unproven
     copies = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
     lost = shard.status is None and has_data(copies)
     highest = max((copy.epoch for copy in copies.values()), default=0)
-    unnamed = [node for node, copy in copies.items() if serves_unnamed(spec, copy)]
+    unnamed = [node for node, copy in copies.items() if serves_unnamed(spec, node, copy)]
     if not lost and highest <= spec.epoch and not unnamed:
         return None
     found = _adopted(shard.name, spec.uid, copies, spec.epoch, unproven=unproven)

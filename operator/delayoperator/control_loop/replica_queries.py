@@ -204,7 +204,7 @@ def _served_by_others(seen: Observed, answers: Mapping[str, NodeAnswer]) -> froz
     specs = {shard.spec.uid: shard.spec for shard in seen.shards}
     return frozenset(
         (uid, specs[uid].epoch)
-        for answer in answers.values()
+        for node, answer in answers.items()
         for uid, copy in answer.copies.items()
-        if uid in specs and serves_unnamed(specs[uid], copy)
+        if uid in specs and serves_unnamed(specs[uid], node, copy)
     )

@@ -45,10 +45,12 @@ def was_adopted(spec: ShardSpec) -> bool:
     return spec.epoch > 0 and spec.master is None
 
 
-def serves_unnamed(spec: ShardSpec, copy: CopyView) -> bool:
-    """Whether the copy's process serves the object's epoch, and the object gave that to another process: it is older or
-    newer than the one that the process was named by. No two are given the same in one course of events."""
-    return copy.serving_epoch == spec.epoch > 0 and spec.incarnation not in (None, copy.incarnation)
+def serves_unnamed(spec: ShardSpec, node: str, copy: CopyView) -> bool:
+    """Whether the node serves the object's epoch, and the object gave that to another node: it is older or newer than
+    the one that the node was named by. No two are given the same in one course of events. (Where only one of the two
+    fields differs a person has edited it: the next epoch begins, as after any restart.)"""
+    another = spec.master not in (None, node) and spec.incarnation not in (None, copy.incarnation)
+    return another and copy.serving_epoch == spec.epoch > 0
 
 
 def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unproven: bool = False) -> Adopted:

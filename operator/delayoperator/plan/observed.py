@@ -119,7 +119,7 @@ class Observed:
     ended: frozenset[str] = frozenset()
     # By (uid, epoch): why the process that this term names says that it serves it no more. It never resumes one.
     given_up: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    # (uid, epoch) of a shard's object that names a process for it, and another serves it.
+    # (uid, epoch) of a shard's object that names a node for it, and another serves it.
     served_by_another: frozenset[tuple[int, int]] = frozenset()
     not_begun: Mapping[tuple[int, int], NotBegun] = field(default_factory=dict)  # by (uid, epoch), those overdue
     # By uid, then node id: copies of which no object of `shards` knows.

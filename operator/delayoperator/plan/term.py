@@ -160,7 +160,7 @@ def _registry_behind(shard: ShardObject, seen: Observed) -> Refuse | None:
     by the older state its node may have none."""
     epoch = shard.spec.epoch
     known = {**_answers(shard, seen), **seen.strays.get(shard.spec.uid, {})}
-    ahead = {node: copy for node, copy in known.items() if copy.epoch > epoch or serves_unnamed(shard.spec, copy)}
+    ahead = {node: copy for node, copy in known.items() if copy.epoch > epoch or serves_unnamed(shard.spec, node, copy)}
     if not ahead:
         return None
     highest = max(copy.epoch for copy in ahead.values())

@@ -230,8 +230,8 @@ def adopts_as_if_the_copies_knew_of_every_term(put: Put) -> None:  # seed 64668
 
 @mutation("d1_epoch_that_another_process_serves_than_the_registry_names_is_said", "it is seen, and said")
 def takes_whoever_serves_the_epoch_for_the_one_that_the_registry_names(put: Put) -> None:
-    put(term, "serves_unnamed", lambda spec, copy: False)
-    put(replica_queries, "serves_unnamed", lambda spec, copy: False)
+    put(term, "serves_unnamed", lambda spec, node, copy: False)
+    put(replica_queries, "serves_unnamed", lambda spec, node, copy: False)
 
 
 # ---------------------------------------------------------------- the planner
