@@ -29,8 +29,9 @@ class ObjectsWorld(KubeWorld):
 
     def new_watch(self, *, optional: bool = False) -> SharedWatch:
         return SharedWatch(
-            self.client(), PATH, lambda event: self.events.append(dict(event)), 1.0, 0.5, optional=optional
-        )
+            self.client(), PATH, lambda event: self.events.append(dict(event)), 1.0, 0.5,
+            optional=optional, forbidden_s=10.0,
+        )  # fmt: skip
 
     def on_change(self, namespace: str, cluster: str, objects: Sequence[Json]) -> None:
         self.told.append((cluster, [str(it["metadata"]["name"]) for it in objects]))

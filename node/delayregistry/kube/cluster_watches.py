@@ -221,7 +221,7 @@ class SharedWatch:
     """One watch of a collection, for the feeds of many clusters, and for whoever listens or asks; to that ObjectWatch
     it is the mirror. Feeds come and go on any thread.
 
-    query: chooses the objects. cluster_of: whose an object is. optional: see ObjectWatch.
+    query: chooses the objects. cluster_of: whose an object is. optional, forbidden_s: see ObjectWatch.
     """
 
     def __init__(
@@ -236,6 +236,7 @@ class SharedWatch:
         query: Mapping[str, str] = LABELLED,
         cluster_of: Callable[[Json], str] = labelled_cluster,
         optional: bool = False,
+        forbidden_s: float = 0.0,
     ) -> None:
         self.path = path
         self._cluster_of, self._log = cluster_of, log
@@ -248,7 +249,7 @@ class SharedWatch:
         self._filled = self._started = False
         self.watch = ObjectWatch(
             client, path, query, self, log, watch_s=watch_s, grace_s=grace_s, lively_watch_s=lively_watch_s,
-            optional=optional,
+            optional=optional, forbidden_s=forbidden_s,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -27,7 +27,6 @@ LIST_READ_S = 10.0
 PAGE = 500
 BOOKMARK_S = 60.0  # between the API server's bookmarks, about
 ABSENT_S = 60.0  # between looks for a kind of objects that may not be installed
-REFUSED_S = 10.0  # before it asks again for what is forbidden
 PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # before the next try, by the number of failures in a row
 
 Json = dict[str, Any]
@@ -74,7 +73,8 @@ class Watch(Protocol):
 class ObjectWatch:
     """path, query: of the collection. fetch: instead of a list. log: told when the watch is out and when it is back.
     lively_watch_s: a watch is asked to end after this time instead where the one before it told of something. optional:
-    the kind may not be installed, or not be ours to see; that is asked again each ABSENT_S only."""
+    the kind may not be installed, or not be ours to see; that is asked again each ABSENT_S only. forbidden_s: before it
+    asks again for what is forbidden, at least; a right may be given a moment late where a start waits for it."""
 
     def __init__(
         self,
@@ -89,15 +89,17 @@ class ObjectWatch:
         lively_watch_s: float | None = None,
         *,
         optional: bool = False,
+        forbidden_s: float = 0.0,
     ) -> None:
         self._client, self._path, self._query, self._mirror, self._log = client, path, query, mirror, log
         self._fetch = fetch
         self._watch_s, self._grace_s = watch_s, grace_s
         self._lively_watch_s = watch_s if lively_watch_s is None else lively_watch_s
         self._lively = False  # the last watch told of something
-        self._optional = optional
+        self._optional, self._forbidden_s = optional, forbidden_s
         self.absent = False  # the API server knows no such kind
-        self._restored = False  # the next list is the truth
+        self._restored = False  # what is held is not the truth any more; set by other threads
+        self._anew = False  # the next list is
         self._word_s = float("-inf")  # when it was last heard
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -164,7 +166,9 @@ class ObjectWatch:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._filled = self._filled and self._failures <= 1 and not self._restored
+                if self._restored:
+                    self._restored, self._anew, self._filled = False, True, False
+                self._filled = self._filled and self._failures <= 1
                 if self._filled:
                     self._watch(self._mirror.resume_version)
                 elif self._fetch is not None:
@@ -179,7 +183,7 @@ class ObjectWatch:
                 if self._optional and error.code in (403, 404):
                     self._refused(str(error), absent=error.code == 404)
                 elif not gone or not self._is_rare_gone():
-                    self._failed(str(error), REFUSED_S if error.code in (401, 403) else 0.0)
+                    self._failed(str(error), self._forbidden_s if error.code == 403 else 0.0)
             except RequestUnanswered as error:
                 self._failed(str(error))
             except Exception as error:  # a watch that ended for good would be a node that hears of nothing
@@ -190,8 +194,8 @@ class ObjectWatch:
         went_back = version is not None and int(version) < int(self._mirror.resume_version)
         if went_back:
             self._log({"event": "registry-went-back", "path": self._path, "version": version})
-        restored, self._restored = self._restored, False
-        self._mirror.apply_list(objects, version, anew=went_back or restored or self._failures > 1)
+        self._mirror.apply_list(objects, version, anew=went_back or self._anew or self._failures > 1)
+        self._anew = False
         self.absent = False
         self._filled = self._synced = True
         self._sync_resolved.set()

@@ -20,6 +20,7 @@ from delayoperator.kube.kinds import CLAIM, DELAY_REBALANCE, JOB, LEASE, OPTIONA
 
 GRACE_S = 15.0
 SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
+FORBIDDEN_S = 10.0  # rounds list meanwhile, and say so where they may not either
 CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE)
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
@@ -86,7 +87,7 @@ class ObjectCaches:
             client, path, log, BOOKMARK_S, GRACE_S,
             query={} if plans else LABELLED,
             cluster_of=_cluster_of_plan if plans else labelled_cluster,
-            optional=plans or kind in OPTIONAL,
+            optional=plans or kind in OPTIONAL, forbidden_s=FORBIDDEN_S,
         )  # fmt: skip
 
 
