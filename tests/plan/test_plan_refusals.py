@@ -111,6 +111,13 @@ def test_a_sole_copy_on_a_rebooted_machine_goes_on_and_says_so() -> None:
     assert term(planned(said, {"n1": alive("second")}, copies)) == ("n1", 5, "second")
 
 
+def test_a_copy_that_its_new_process_has_not_opened_is_not_taken_for_a_rebooted_one() -> None:
+    """Seed 84498: on disk only, a copy names no boot, and AllRebooted was said of a process that had ended."""
+    it, nodes = shard(PAIR, "c1@a"), {"n1": alive("second"), "n2": alive("y")}
+    assert planned(it, nodes, {"n1": copy("c1", 4, 100, role=ObservedRole.STORED)}) is None
+    assert term(planned(it, nodes, {"n1": copy("c1@a", 4, 100, role=ObservedRole.OPENING)})) == ("n1", 5, "second")
+
+
 UNCLEAN = replace(CLUSTER, replicas=3, allow_unclean_failover=True)
 
 

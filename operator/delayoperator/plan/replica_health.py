@@ -61,6 +61,8 @@ def _health(node: str, in_sync: tuple[str, ...], shard: ShardObject, seen: Obser
         return ReplicaHealth.NOTHING
     if copy.damaged is not None or copy.role is ObservedRole.DAMAGED:
         return ReplicaHealth.DAMAGED if named or rebooted else ReplicaHealth.NOTHING
+    if copy.role is ObservedRole.STORED and rebooted:
+        return ReplicaHealth.UNCERTAIN  # the process has not taken the object up yet: then it says in which boot it is
     if copy.role is ObservedRole.OPENING and not (named and len(in_sync) == 1):
         return ReplicaHealth.UNCERTAIN  # where it is the only one named, its log's end does not matter
     if named:
