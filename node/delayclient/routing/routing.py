@@ -55,6 +55,9 @@ _NO_SIGN_OF_LIFE: Final = (
 _ROUTE_TIMEOUT_S: Final = 3.0
 _BACKOFF_FIRST_S: Final = 0.02
 _BACKOFF_LAST_S: Final = 0.5
+_BACKOFF_SOON_S: Final = 0.25
+_SOON_FAILURES: Final = 10
+"""The first failures in a row, some two seconds: a planned move of a master takes half of one."""
 _RETRY_WAIT_S: Final = 1.0
 """So long calls wait for the one of them that tries; then each tries."""
 _MAX_REDIRECTS: Final = 3
@@ -64,8 +67,9 @@ T = TypeVar("T")
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds to wait after the n-th failure in a row: doubling from 20 ms to 500 ms, each half random."""
-    limit: float = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2 ** min(failures, 10))
+    """Seconds to wait after the n-th failure in a row: 20 to 250 ms, doubling; 500 ms from the tenth; half random."""
+    last_s = _BACKOFF_SOON_S if failures < _SOON_FAILURES else _BACKOFF_LAST_S
+    limit: float = min(last_s, _BACKOFF_FIRST_S * 2 ** min(failures, _SOON_FAILURES))
     return limit * random.uniform(0.5, 1.0)
 
 
