@@ -45,6 +45,17 @@ def test_it_says_what_a_recovery_finds(seed: int) -> None:
     assert found.disk_bytes >= shard.log.end - shard.log.file.start
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_what_it_tells_of_outlives_a_power_cut(seed: int) -> None:
+    """Seed 89207: a copy was adopted into the in-sync set for frames that its ended process had written, not synced."""
+    disk = placed(lived(seed).disk)
+    for path in disk.files.below(f"{DIRECTORY}/log"):
+        disk.files[f"{DIRECTORY}/log/{path}"].synced = 0
+    found = read_stored_copy(disk, DIRECTORY)
+    disk.crash()
+    assert read_stored_copy(disk, DIRECTORY).log_end == found.log_end
+
+
 def test_a_copy_that_is_of_no_use_says_why_and_keeps_its_name() -> None:
     disk = placed(lived(1).disk)
     mark_damaged(disk, DIRECTORY, "a bit has rotted", 5, 0)

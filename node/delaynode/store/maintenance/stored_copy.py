@@ -68,7 +68,9 @@ def unreadable(directory: str, why: str) -> StoredCopy:
 
 
 def read_stored_copy(files: Files, directory: str) -> StoredCopy:
-    """Reads the log after the checkpoint, so it may take a while. Raises OSError."""
+    """Reads the log after the checkpoint, so it may take a while. What it tells of is on disk: an earlier process may
+    have ended between a write and its sync. Raises OSError.
+    """
     found = replace(
         unreadable(directory, ""), cluster=read_cluster(files, directory), damage=None,
         disk_bytes=_disk_bytes(files, directory),
@@ -82,6 +84,7 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
         point = find_recovery_point(files, directory, found.uid, GEOMETRY)
         state = point.state
         log = CommitLog.open(files, f"{directory}/log", found.uid, ShardConfig().log_segment_bytes)
+        log.file.sync_all()
         epoch, end, pending = state.epochs[-1][0] if state.epochs else 0, state.log_offset, state.pending
         for frame in log.scan(state.log_offset, point.synced):
             epoch, end = frame.epoch, frame.end
