@@ -68,7 +68,8 @@ class Shipping:
         self.on_changed: Callable[[PeerReplica], None] = lambda member: None
         self.on_superseded: Callable[[int], None] = lambda epoch: None
         self.replaceable: Callable[[str], bool] = lambda replica_id: True
-        self.committed_offset = log.committed_offset
+        self.committed_offset = log.committed_offset  # as members are told
+        self.first_commit = 0  # all before it is committed, once the term's log is applied here: members are told then
         self._log, self._peers, self._pool, self._boot_ms, self._log_event = log, peers, pool, boot_ms, log_event
         self._snapshot, self._catching_up = snapshot, catching_up
         self._loop = asyncio.get_running_loop()
@@ -292,6 +293,11 @@ class Shipping:
         if data:
             self._send(member, start, start + len(data), (data,))
         self._pump(member)
+
+    @property
+    def needed_to_join(self) -> int:
+        """The log offset that a member must have everything before."""
+        return max(self.committed_offset, self.first_commit)
 
     def on_committed(self, offset: int) -> None:
         """All before this log offset is committed: where no frames tell the members soon, they are told."""

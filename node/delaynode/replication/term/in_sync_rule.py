@@ -58,7 +58,7 @@ class InSyncRule:
             if member is None or not self._is_eligible(member):
                 continue
             coming = replica_id in self._in_sync.joining and replica_id not in self._in_sync.written
-            if not coming or member.durable >= self._shipping.committed_offset:
+            if not coming or member.durable >= self._shipping.needed_to_join:
                 good.add(replica_id)
         return frozenset(good)
 

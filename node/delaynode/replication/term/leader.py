@@ -142,7 +142,7 @@ class Leader:
         former: the in-sync set so far. previous_master_stopped: by the registry, the master before serves no more, so
         there is nothing to wait out. missing: how many of the former set won't follow, since their processes have
         ended or are about to; one too many costs a copy its place in the first set, not its data. The log must be on
-        disk as far as it goes. From here on all of it is committed: every member of the new set has it.
+        disk as far as it goes. Once it is applied here, all of it is committed: every member of the new set has it.
         """
         self.set_replicas(replicas, leaving)
         others = frozenset(former) - {self.term.replica_id}
@@ -165,8 +165,7 @@ class Leader:
                 self.in_sync.join(replica_id)
             first = frozenset((self.term.replica_id, *members))
             if await self.writer.publish_in_sync_set(first) is WriteResult.WRITTEN:
-                # a member that has less may not join
-                self.shipping.committed_offset = max(self.shipping.committed_offset, self._log.end)
+                self.shipping.first_commit = self._log.end
                 self.state.serving = True
                 return True
             await asyncio.sleep(RETRY_SECONDS)

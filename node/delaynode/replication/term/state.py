@@ -51,8 +51,8 @@ class TermState:
     def began(self) -> bool:
         """The log is applied, so this term may commit frames.
 
-        A term that ends before, as its copy can't apply its log, has committed nothing that the copies of the former
-        in-sync set lack. So it leaves that set as it was, and until then no copy is thrown away.
+        A term that ends before, as its copy can't apply its log, has committed nothing, and told nobody that
+        anything is. So it leaves the former in-sync set as it was, and until then no copy is thrown away.
         """
         return self.host is not None
 

@@ -15,7 +15,7 @@ from delaynode.store.maintenance import checkpoint
 
 from tests.simulation.support.attacks.schedules import attack, shrink
 from tests.simulation.support.machine.loop import SECOND
-from tests.simulation.support.stage import cluster
+from tests.simulation.support.stage import Run, cluster
 
 
 @attack
@@ -96,6 +96,35 @@ def chosen_copy_that_had_no_room_follows_once_there_is(seed: int) -> None:
         run.world.start(master)
         run.until(run.healthy, 40, "all three are in sync, and none is said to be damaged")
         assert run.replica(one).leadership.overdue_reason() is None
+
+
+@attack
+def chosen_copy_that_cannot_apply_its_log_has_told_nobody_of_commits(seed: int) -> None:
+    """Seed 96547: it leaves the former in-sync set as it was, so nobody may have more of the log for certain."""
+    with cluster(seed, replicas=3, lag_seconds=2) as run:
+        master, (one, other) = run.master(), run.slaves()
+        run.cut("control", other)  # so that `one` is chosen
+        storage, former = run.replica(one).local.storage, set(run.status().in_sync)
+
+        async def no_room() -> int:
+            await asyncio.sleep(0.3)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        run.until(lambda: uncommitted(run, one) and uncommitted(run, other), 20, "a frame that nobody calls committed")
+        run.world.kill(master)
+        storage.apply_all = no_room  # type: ignore[method-assign]
+        run.until(lambda: run.status().resigned is not None, 20, "it resigns")
+        assert set(run.status().in_sync) == former
+        run.mend("control", other)
+        run.world.start(master)
+        run.until(run.healthy, 40, "another serves, and all are in sync")
+
+
+def uncommitted(run: Run, node: str) -> bool:
+    """The copy has frames that it does not know to be committed."""
+    shard = run.replica(node).shard
+    assert shard is not None
+    return shard.log.written > shard.committed_offset
 
 
 @attack

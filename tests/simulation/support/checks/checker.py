@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ class Checker:
         self.world = world
         self.records: dict[int, Record] = {}
         self.checks = 0
+        self._unbegun: dict[tuple[int, str, int], list[ReleasedRows]] = {}  # by uid, incarnation and epoch
         self._harmed: set[str] = set()  # copies that a schedule has damaged
         self._identities: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._by_files: dict[int, Machine] = {id(one.disk): one for one in world.machines.values()}
@@ -65,7 +66,7 @@ class Checker:
     # ------------------------------------------------------------ watching the real code
     @contextmanager
     def watching(self) -> Iterator[None]:
-        commit = Shard.commit
+        commit, start = Shard.commit, ShardHost.start
 
         def watched(shard: Shard, offset: int, /) -> list[ReleasedRows]:
             before = shard.committed_offset
@@ -73,11 +74,15 @@ class Checker:
             self._committed(shard, before, released)
             return released
 
-        Shard.commit = watched  # type: ignore[assignment, method-assign]
+        def started(host: ShardHost, epoch: int, node: str, /) -> Coroutine[None, None, None]:
+            self._committed(host.shard, len(self.record(host.shard.identity.uid).log), [])
+            return start(host, epoch, node)
+
+        Shard.commit, ShardHost.start = watched, started  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
-            Shard.commit = commit  # type: ignore[method-assign]
+            Shard.commit, ShardHost.start = commit, start  # type: ignore[method-assign]
 
     def _committed(self, shard: Shard, before: int, released: list[ReleasedRows]) -> None:
         """A copy counts [before, shard.committed) as committed."""
@@ -91,6 +96,9 @@ class Checker:
         process = machine.process
         record = self.record(shard.identity.uid)
         leads = process is not None and self._leads(process, shard)
+        if leads:
+            assert process is not None
+            before, released = self._begun(process, record, before, released)
         if shard.committed_offset > before:
             known = len(record.log)
             for offset, data in _stored(machine.disk, shard.log.file.directory, before, shard.committed_offset):
@@ -101,6 +109,21 @@ class Checker:
                 self._covered(record, known)
         if released:
             self._released(record, machine, shard, released)
+
+    def _begun(
+        self, process: Process, record: Record, before: int, released: list[ReleasedRows]
+    ) -> tuple[int, list[ReleasedRows]]:
+        """What counts of a commit: nothing until the term's log is applied, then all since its start."""
+        replica = process.replicas.get(record.uid)
+        assert replica is not None
+        assert replica.leader is not None
+        assert replica.shard is not None
+        key = record.uid, process.incarnation, replica.leader.term.epoch
+        waiting = [*self._unbegun.pop(key, ()), *released]
+        if not replica.leader.state.began:
+            self._unbegun[key] = waiting
+            return replica.shard.committed_offset, []
+        return min(before, len(record.log)), waiting
 
     def _leads(self, process: Process, shard: Shard) -> bool:
         replica = process.replicas.get(shard.identity.uid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 from delaynode.clock import GuardedClock
 from delaynode.node.node import Node
@@ -17,6 +18,7 @@ from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication import shipping
 from delaynode.replication.term import in_sync_rule
 from delaynode.replication.term.in_sync_writer import InSyncWriter
+from delaynode.replication.term.leader import Leader
 from delaynode.store.errors import Damaged
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import persist
@@ -24,7 +26,7 @@ from delaynode.store.queue.producers import Producers
 from delaynode.store.shard import Shard
 from delayoperator.control_loop import replica_queries
 from delayoperator.plan import moves, planner, replica_health, term
-from delayregistry.model import ShardObject
+from delayregistry.model import ShardObject, ShardStatus
 
 from tests.simulation.support.control import Supervisor
 from tests.simulation.support.mutations.planting import DEPOSED, LACKS, NOBODY, TWO, UNCOMMITTED, Put, mutation
@@ -38,6 +40,32 @@ def does_not_persist_its_epoch(put: Put) -> None:
         shard.identity = replace(shard.identity, epoch=epoch)
 
     put(persist, "accept_epoch", accept)
+
+
+@mutation("chosen_copy_that_cannot_apply_its_log_has_told_nobody_of_commits", "no master, takes .* for committed")
+def tells_of_commits_before_its_log_is_applied(put: Put) -> None:
+    """Then a term that can't apply its log leaves members with commits that those of the former in-sync set lack."""
+    begin = Leader.begin
+
+    async def tells(self: Leader, *args: Any, **more: Any) -> bool:
+        began = await begin(self, *args, **more)
+        if began:
+            self.shipping.on_committed(self._log.end)
+        return began
+
+    put(Leader, "begin", tells)
+
+
+@mutation(None, "healthy again: t-0: 2 in sync", seeds=(412,))
+def takes_the_answer_to_its_write_for_the_latest_status(put: Put) -> None:
+    """A status that a person put back before the answer came stays for ever."""
+    on_status = InSyncWriter.on_status
+
+    def forgets(self: InSyncWriter, status: ShardStatus | None) -> None:
+        on_status(self, status)
+        self._shown = ANY
+
+    put(InSyncWriter, "on_status", forgets)
 
 
 @mutation("b2_master_that_comes_back_alone_does_not_write_its_epoch_twice", r"commits in epoch \d+, .* did before")
