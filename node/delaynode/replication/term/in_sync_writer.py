@@ -72,7 +72,8 @@ class InSyncWriter:
         self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
         self._former: ReplicaIds = frozenset((term.replica_id,))  # what the term before left in the registry
         self._last_status: ShardStatus | None = None  # what this term wrote last
-        self._overwritten_ms: int | None = None  # since when the registry shows another status
+        self._shown: ShardStatus | None = None  # as the watch shows it
+        self._overwritten_ms: int | None = None  # since when it shows another status
         self._staying: frozenset[str] = frozenset()  # as of that version: the replicas that are not to leave
         self._updating: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -90,6 +91,8 @@ class InSyncWriter:
     async def _write_sets(self) -> None:
         try:
             while self._state.ended is None and self._state.handover is None:
+                if self._overwritten():
+                    await self.confirm_term()  # what is watched may be older than what is there
                 desired = self._rule.desired()
                 if desired == self._in_sync.written and not self._in_sync.tried and not self._overwritten():
                     self._rule.forget_lost()
@@ -105,6 +108,7 @@ class InSyncWriter:
         Only this term may write it, but a person, a backup tool or a registry restored from an older state may have.
         It is written again: a failover would choose by it.
         """
+        self._shown = status
         if status == self._last_status:
             self._overwritten_ms = None
         elif self._overwritten_ms is None:
@@ -170,7 +174,9 @@ class InSyncWriter:
             return WriteResult.UNKNOWN
         if self._overwritten():
             self._log_event("status-written-again", epoch=term.epoch)
-        self._last_status, self._overwritten_ms, self.blocked_reason = status, None, None
+        # What was put back meanwhile may have been shown before this answer came.
+        self._overwritten_ms = None if self._shown == status else self._boot_ms()
+        self._last_status, self.blocked_reason = status, None
         before, self.has_written = self._in_sync.written, True
         self._in_sync.succeeded(replica_ids)
         if before != replica_ids:
@@ -219,6 +225,8 @@ class InSyncWriter:
             self.blocked_reason = f"the registry knows of epoch {found.spec.epoch} only"
             return False
         self._version = found.version
+        if found.status == self._last_status:
+            self._overwritten_ms = None
         if found.status is not None and found.status.serving_epoch < self._term.epoch:
             self._former = frozenset(found.status.in_sync)
         self._staying = frozenset(found.spec.replicas) - frozenset(found.spec.leaving)
