@@ -1,4 +1,4 @@
-"""`delayctl bench w1 | w2 | w3 | w4 | w5`: the workloads of docs/benchmarks.md, one a command."""
+"""`delayctl bench w1 | ... | w5 | w9 | w10`: the workloads of docs/benchmarks.md, one a command."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _TIMEOUT = click.option("--timeout", type=click.FloatRange(1), default=60.0, hel
 
 @click.group("bench", context_settings={"show_default": True})
 def bench() -> None:
-    """Measure a node: W1 enqueue, W2 herd, W3 lateness, W4 restart after kill -9, W5 footprint.
+    """Measure a node: W1 enqueue, W2 herd, W3 lateness, W4 restart after kill -9, W5 footprint, W9 and W10 many clients
+    with a message a request.
 
     A workload starts a node of its own in a temporary directory and removes both afterwards. With --endpoint, W1 to W3
-    run against a cluster that is there already; $DELAYCTL_ENDPOINT is not read, so that no load comes by accident.
-    Exit status 1 when a message was early, missing or delivered twice.
+    and W9 run against a cluster that is there already; $DELAYCTL_ENDPOINT is not read, so that no load comes by
+    accident. Exit status 1 when a message was early, missing or delivered twice.
     """
 
 
@@ -160,6 +161,53 @@ def w5(settle: float, **options: Any) -> None:
 
     shown = asdict(settings) | {"messages": steps[-1]}
     _run("w5", shown, partial(workload.run, settings), options, fields_of=fields_of)
+
+
+_CLIENTS = click.option("--clients", type=click.IntRange(1, 10_000), default=200, help="Callers, one request each.")
+_CONNECTIONS = click.option(
+    "--connections", type=click.IntRange(1, 10_000), help="Connections that they share [default: one each]."
+)
+
+
+@bench.command()
+@_options(messages=20_000)
+@_CLIENTS
+@_CONNECTIONS
+@click.option("--stream", is_flag=True, help="EnqueueStream instead of unary calls.")
+@click.option("--window", type=click.IntRange(1, 16), default=1, help="Requests that a stream keeps unanswered.")
+def w9(clients: int, connections: int | None, stream: bool, window: int, **options: Any) -> None:
+    """Many producers, a message a request. Another language's client costs less: benchmarks/peers."""
+    from benchmarks.workloads import singles
+
+    if window > 1 and not stream:
+        raise click.UsageError("w9: --window is of a --stream; a unary call is one request")
+    settings = singles.SinglesSettings(
+        messages=options["messages"],
+        body_bytes=options["body_bytes"],
+        clients=clients,
+        connections=min(clients, connections or clients),
+        window=window if stream else 0,
+    )
+
+    _run("w9", asdict(settings), partial(singles.store, settings), options)
+
+
+@bench.command()
+@_options(messages=10_000, elsewhere=False)
+@_CLIENTS
+@_CONNECTIONS
+def w10(clients: int, connections: int | None, **options: Any) -> None:
+    """Many consumers: each receives one message, acknowledges it, and asks again."""
+    from benchmarks.workloads import singles
+
+    settings = singles.SinglesSettings(
+        messages=options["messages"],
+        body_bytes=options["body_bytes"],
+        clients=clients,
+        connections=min(clients, connections or clients),
+    )
+
+    _run("w10", asdict(settings), partial(singles.consume, settings), options, faults=("missing", "duplicates"))
 
 
 # ---------------------------------------------------------------------------------------------- how they run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,7 +11,8 @@ from delayclient.producer.results import SendResult
 
 from benchmarks.workloads import machine
 from benchmarks.workloads.load import LoadGenerator, Progress, batches, in_flight, now_ms
-from benchmarks.workloads.target import OwnNode, Target
+from benchmarks.workloads.target import Target
+from benchmarks.workloads.used import Used
 
 WARM_UP_SHARE = 20  # one in so many, before the clock starts: connections, first segments, caches
 YIELD_EVERY = 256  # messages sent one at a time between two turns of the event loop
@@ -61,9 +61,9 @@ async def run(settings: W1Settings, target: Target, done: Progress) -> W1Result:
         send = _send_batches if settings.batch else _send_each
         warm_up = max(1, settings.messages // WARM_UP_SHARE)
         await send(producer, target.topic, warm_up, settings, load, lambda _: None)
-        before = _Used.by(target.own)
+        before = Used.by(target.own)
         await send(producer, target.topic, settings.messages, settings, load, done)
-        used = _Used.by(target.own) - before
+        used = Used.by(target.own) - before
     await disk.measure()
     rate = settings.messages / used.seconds
     body_rate = rate * settings.body_bytes
@@ -107,29 +107,6 @@ async def _send_each(
     await producer.flush()
     for future in unanswered:
         future.result()
-
-
-@dataclass(frozen=True, slots=True)
-class _Used:
-    """Time and work so far; the node's are 0 when it is not ours."""
-
-    seconds: float
-    client_cpu_s: float
-    node_cpu_s: float
-    node_written_bytes: int
-
-    @classmethod
-    def by(cls, own: OwnNode | None) -> _Used:
-        node = (0.0, 0) if own is None else (machine.cpu_seconds(own.pid), machine.written_bytes(own.pid))
-        return cls(time.perf_counter(), time.process_time(), *node)
-
-    def __sub__(self, before: _Used) -> _Used:
-        return _Used(
-            self.seconds - before.seconds,
-            self.client_cpu_s - before.client_cpu_s,
-            self.node_cpu_s - before.node_cpu_s,
-            self.node_written_bytes - before.node_written_bytes,
-        )
 
 
 class _Disk:

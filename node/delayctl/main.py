@@ -24,7 +24,7 @@ _COMMANDS: Final = {
     "groups": ("delayctl.messages.groups:groups", "List, describe and delete consumer groups."),
     "dlq": ("delayctl.messages.dlq:dlq", "List, redrive and drop dead letters."),
     "verify": ("delayctl.cluster.verify:verify", "Check the files of a stopped node or shard."),
-    "bench": ("benchmarks.workloads.commands:bench", "Measure the workloads W1 to W5."),
+    "bench": ("benchmarks.workloads.commands:bench", "Measure the workloads W1 to W5, W9 and W10."),
 }
 
 

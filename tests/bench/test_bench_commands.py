@@ -57,6 +57,40 @@ def test_w2_accounts_for_every_message_of_the_herd(how: list[str]) -> None:
     assert list(found["lateness_ms"]) == ["min", "p50", "p99", "max"]
 
 
+@pytest.mark.parametrize(
+    "how",
+    [["--clients", "20"], ["--clients", "12", "--connections", "3"], ["--clients", "4", "--stream", "--window", "5"]],
+    ids=" ".join,
+)
+def test_w9_stores_a_message_a_request(how: list[str]) -> None:
+    found = run("w9", "--messages", "300", "--queues", "2", *how)
+    assert found["requests_per_second"] > 0
+    latency = found["latency_ms"]
+    assert 0 < latency["p50"] <= latency["p99"] <= latency["max"]
+    assert found["node_cpu_us_per_request"] > 0
+
+
+def test_w9_takes_a_window_with_streams_only() -> None:
+    result = CliRunner().invoke(bench, ["w9", "--window", "4"])
+    assert result.exit_code == 2
+    assert "--window is of a --stream" in result.output
+
+
+def test_w9_says_what_the_cluster_refuses() -> None:
+    with own_node(2) as target:
+        arguments = ["w9", "--endpoint", target.endpoint, "--messages", "5", "--clients", "2", "--topic"]
+        assert CliRunner().invoke(bench, [*arguments, target.topic]).exit_code == 0
+        result = CliRunner().invoke(bench, [*arguments, "nowhere"])
+    assert result.exit_code == 1
+    assert "unknown topic 'nowhere'" in result.output
+
+
+def test_w10_accounts_for_every_message() -> None:
+    found = run("w10", "--messages", "200", "--queues", "3", "--clients", "8", "--connections", "4")
+    assert (found["missing"], found["duplicates"]) == (0, 0)
+    assert 0 < found["latency_ms"]["p50"] <= found["latency_ms"]["max"]
+
+
 def test_w3_accounts_for_every_message_of_the_flow() -> None:
     found = run("w3", "--seconds", "1", "--rate", "300", "--queues", "2")
     assert (found["workload"], found["messages"], found["delivered"]) == ("w3", 300, 300)
