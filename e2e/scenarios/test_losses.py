@@ -264,10 +264,31 @@ def start_trial(cluster: ClusterUnderTest, operator: Release, topic: str, image:
     return Trial(cluster, operator, topic, load, figure)
 
 
+def spread_nodes(cluster: ClusterUnderTest, spare: str) -> set[str]:
+    """The machines that nodes are on, but for `spare`: at least as many as there are operators. A drain may have moved
+    one to a machine that had one."""
+    while True:
+        where = {node: pod["spec"]["nodeName"] for node, pod in sorted(cluster.pods().items())}
+        found = set(where.values()) - {spare}
+        if len(found) >= REPLICAS:
+            return found
+        alone = {machine: node for node, machine in where.items() if machine != spare}  # one of each machine stays
+        moved = next(node for node in where if node not in alone.values())
+        taken = found | {spare}
+        for machine in taken:
+            cluster.kube("cordon", machine)
+        try:
+            cluster.kube.delete("pod", cluster.pods()[moved]["metadata"]["name"], cluster.namespace)
+            cluster.wait_whole()
+        finally:
+            for machine in taken:
+                cluster.kube("uncordon", machine)
+
+
 def put_beside_nodes(operator: Release, cluster: ClusterUnderTest, spare: str = "") -> None:
     """Each of the operator's pods shares a machine with a node, and with no other operator. spare: a machine to leave
     alone: a node may have moved to the load's."""
-    under_nodes = {pod["spec"]["nodeName"] for pod in cluster.pods().values()} - {spare}
+    under_nodes = spread_nodes(cluster, spare)
     found = {pod["spec"]["nodeName"] for pod in operator.pods()}
     for _ in range(PLACINGS):
         if found <= under_nodes and len(found) == REPLICAS:
