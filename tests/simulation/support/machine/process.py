@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,11 @@ class Process:
 
     def trace(self, event: str, **fields: object) -> None:
         self.world.trace.add(self.name, event, **fields)
+
+    @property
+    def clocks_heard(self) -> Collection[str]:
+        """The peers whose clocks it knows."""
+        return self._clock._agreement._heard
 
     def unhandled(self, what: str, error: BaseException | None) -> None:
         self.world.fail(f"{self.name}: nobody handles {error!r} ({what})", error)
