@@ -23,7 +23,6 @@ PLANNED_PAUSE_SECONDS = 1.0  # of sends and of deliveries, while that machine is
 FREEZE_SECONDS = 60.0
 REPLACE_AFTER_SECONDS = 15
 REPLACED_SECONDS = 90.0
-PLACINGS = 5  # Kubernetes prefers two machines for two operators, and may give them one
 
 Epochs = dict[str, int]  # by shard
 Figure = Callable[..., None]
@@ -240,18 +239,28 @@ def test_a_loss_while_the_operator_is_down_waits_for_it_and_the_others_go_on(tri
 
 
 def place_operators(operator: Release, machines: Collection[str]) -> set[str]:
-    """Operators anew, on these machines alone: the ones that they are on."""
-    others = [it for it in operator.kube.workers() if it not in machines]
-    for machine in others:
-        operator.kube("cordon", machine)
+    """Operators anew, on these machines alone, and on two of them if there are two: the ones that they are on."""
+    closed = [it for it in operator.kube.workers() if it not in machines]
     try:
+        for machine in closed:
+            operator.kube("cordon", machine)
         operator.restart()
+        (first, *_), found = operator.pods(), operators_machines(operator)
+        if len(found) < min(REPLICAS, len(machines)):  # Kubernetes prefers two, and may give them one
+            closed += found
+            operator.kube("cordon", *found)
+            operator.kube.delete("pod", first["metadata"]["name"], operator.namespace)
+            operator.wait_ready()
+            found = operators_machines(operator)
     finally:
-        for machine in others:
+        for machine in closed:
             operator.kube("uncordon", machine)
-    found = {pod["spec"]["nodeName"] for pod in operator.pods()}
     assert found <= set(machines)
     return found
+
+
+def operators_machines(operator: Release) -> set[str]:
+    return {pod["spec"]["nodeName"] for pod in operator.pods()}
 
 
 def start_trial(cluster: ClusterUnderTest, operator: Release, topic: str, image: str, figure: Figure) -> Trial:
@@ -289,10 +298,8 @@ def put_beside_nodes(operator: Release, cluster: ClusterUnderTest, spare: str = 
     """Each of the operator's pods shares a machine with a node, and with no other operator. spare: a machine to leave
     alone: a node may have moved to the load's."""
     under_nodes = spread_nodes(cluster, spare)
-    found = {pod["spec"]["nodeName"] for pod in operator.pods()}
-    for _ in range(PLACINGS):
-        if found <= under_nodes and len(found) == REPLICAS:
-            break
+    found = operators_machines(operator)
+    if len(found) < REPLICAS or not found <= under_nodes:
         found = place_operators(operator, under_nodes)
     assert len(found) == REPLICAS, f"two operators are on one machine: {found}"
 
