@@ -166,6 +166,20 @@ def test_an_fsync_error_told_to_the_checkpoints_thread_is_told_to_the_thread_tha
     assert log.synced == 0
 
 
+def test_an_fsync_error_is_told_to_whoever_syncs_the_file_next_until_it_is_removed(tmp_path: Path) -> None:
+    """A look at a copy and the host that has it open each have a SegmentedFile, and the same file handle."""
+    files, path = DiskFiles(), str(tmp_path / "00")
+    files.append(path, (b"one",))
+    with patch("os.fdatasync", side_effect=OSError(errno.EIO, "Input/output error")), pytest.raises(Unsynced):
+        files.sync(path)
+    with pytest.raises(Unsynced, match="an earlier fsync failed"):
+        files.sync(path)
+    files.remove(path)
+    files.append(path, (b"two",))
+    files.sync(path)
+    files.close()
+
+
 def append_then_fail(file: SegmentedFile, buffers: Buffers, size: int, *, new_segment: bool | None = None) -> None:
     """Append; then the checkpoint's thread syncs, and is told that the bytes can't be written."""
     SegmentedFile.append(file, buffers, size, new_segment=new_segment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from delaynode.store.errors import Damaged
 from delaynode.store.maintenance import persist, stored_copy
 from delaynode.store.maintenance.marker import mark_damaged
 from delaynode.store.maintenance.stored_copy import directories, read_cluster, read_stored_copy, write_cluster
@@ -54,6 +55,15 @@ def test_what_it_tells_of_outlives_a_power_cut(seed: int) -> None:
     found = read_stored_copy(disk, DIRECTORY)
     disk.crash()
     assert read_stored_copy(disk, DIRECTORY).log_end == found.log_end
+
+
+def test_a_lost_write_that_it_is_told_of_marks_the_copy() -> None:
+    """The kernel tells of it once: the process that opens the copy next would see its own sync succeed."""
+    disk = placed(lived(1).disk)
+    disk.fail_next("sync", path="/log/")
+    assert read_stored_copy(disk, DIRECTORY).damage
+    with pytest.raises(Damaged, match="has failed before: recovery"):
+        persist.recover(disk, DIRECTORY, SMALL)
 
 
 def test_a_copy_that_is_of_no_use_says_why_and_keeps_its_name() -> None:

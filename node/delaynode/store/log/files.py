@@ -120,6 +120,7 @@ class DiskFiles(ReadFiles):
         self._lock = threading.Lock()
         self._descriptors: dict[str, int] = {}
         self._named: set[str] = set()  # directory entry synced by this process; an earlier one may not have
+        self._unsynced: dict[str, Unsynced] = {}  # the kernel tells of a lost write once: whoever asks next hears of it
 
     def append(self, path: str, buffers: Buffers) -> None:
         fd = self._open(path, create=True)
@@ -147,7 +148,13 @@ class DiskFiles(ReadFiles):
         return bytes(data) if got == length else None
 
     def sync(self, path: str) -> None:
-        _on_disk(os.fdatasync, self._open(path, create=False), path)
+        if (failed := self._unsynced.get(path)) is not None:
+            raise Unsynced(failed.errno, f"{failed.strerror} (an earlier fsync failed)", path) from failed
+        try:
+            _on_disk(os.fdatasync, self._open(path, create=False), path)
+        except Unsynced as error:
+            self._unsynced[path] = error
+            raise
         if path not in self._named:
             self._sync_directory(os.path.dirname(path))
             with self._lock:
@@ -202,6 +209,7 @@ class DiskFiles(ReadFiles):
         with self._lock:
             fd = self._descriptors.pop(path, None)
             self._named.discard(path)
+            self._unsynced.pop(path, None)
         if fd is not None:
             os.close(fd)
         os.unlink(path)
@@ -225,6 +233,7 @@ class DiskFiles(ReadFiles):
             dropped = [path for path in self._descriptors if path.startswith(below)]
             descriptors = [self._descriptors.pop(path) for path in dropped]
             self._named = {path for path in self._named if not path.startswith(below)}
+            self._unsynced = {path: error for path, error in self._unsynced.items() if not path.startswith(below)}
         for fd in descriptors:
             os.close(fd)
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from delaynode.store.config import ShardConfig
-from delaynode.store.errors import Damaged, NewerFormat
+from delaynode.store.errors import Damaged, NewerFormat, Unsynced
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
 from delaynode.store.log.frames import FrameKind
 from delaynode.store.maintenance import persist
-from delaynode.store.maintenance.marker import check_unmarked
+from delaynode.store.maintenance.checkpoint import Checkpoint
+from delaynode.store.maintenance.marker import check_unmarked, mark_damaged
 from delaynode.store.maintenance.recovery_point import find_recovery_point
 from delaynode.store.timer.index import GEOMETRY
 
@@ -84,7 +85,7 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
         point = find_recovery_point(files, directory, found.uid, GEOMETRY)
         state = point.state
         log = CommitLog.open(files, f"{directory}/log", found.uid, ShardConfig().log_segment_bytes)
-        log.file.sync_all()
+        _sync(files, directory, log, state)
         epoch, end, pending = state.epochs[-1][0] if state.epochs else 0, state.log_offset, state.pending
         for frame in log.scan(state.log_offset, point.synced):
             epoch, end = frame.epoch, frame.end
@@ -95,6 +96,15 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
         found, log_epoch=epoch, log_end=end, pending=pending, kept_epoch=state.kept_epoch,
         kept_in_sync=tuple(state.kept_in_sync),
     )  # fmt: skip
+
+
+def _sync(files: Files, directory: str, log: CommitLog, state: Checkpoint) -> None:
+    """Raises Damaged where a write is lost: the kernel says so once, so no process may trust the copy after this."""
+    try:
+        log.file.sync_all()
+    except Unsynced as error:
+        mark_damaged(files, directory, f"recovery: {error}", state.wall_ms, state.log_offset)
+        raise Damaged(str(error)) from error
 
 
 def _disk_bytes(files: Files, directory: str) -> int:
