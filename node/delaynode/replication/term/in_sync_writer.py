@@ -91,8 +91,11 @@ class InSyncWriter:
     async def _write_sets(self) -> None:
         try:
             while self._state.ended is None and self._state.handover is None:
-                if self._overwritten():
-                    await self.confirm_term()  # what is watched may be older than what is there
+                if (
+                    self._overwritten() and not await self.confirm_term()
+                ):  # what is watched may be older than what is there
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
                 desired = self._rule.desired()
                 if desired == self._in_sync.written and not self._in_sync.tried and not self._overwritten():
                     self._rule.forget_lost()
@@ -203,6 +206,7 @@ class InSyncWriter:
 
     async def _read(self) -> bool:
         """Learn the object's version; False when it can't be had or names a later term, which ends this one."""
+        shown = self._shown
         try:
             found = await self._statuses.get()
         except RegistryError as error:
@@ -225,7 +229,7 @@ class InSyncWriter:
             self.blocked_reason = f"the registry knows of epoch {found.spec.epoch} only"
             return False
         self._version = found.version
-        if found.status == self._last_status:
+        if found.status == self._last_status and self._shown is shown:
             self._overwritten_ms = None
         if found.status is not None and found.status.serving_epoch < self._term.epoch:
             self._former = frozenset(found.status.in_sync)
