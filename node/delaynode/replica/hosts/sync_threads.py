@@ -142,10 +142,10 @@ class Syncer:
                 try:
                     batch.run()
                     errors.append(None)
+                    if batch.end - batch.start <= SMALL_BYTES:
+                        taken.quickest_s = min(taken.quickest_s, time.monotonic() - began_s)
                 except Exception as error:  # whatever went wrong, this copy must not go on: its host decides
                     errors.append(error)
-                if batch.end - batch.start <= SMALL_BYTES:
-                    taken.quickest_s = min(taken.quickest_s, time.monotonic() - began_s)
             self._loop.call_soon_threadsafe(self._done, taken, errors)
 
     def _done(self, done: SyncRound, errors: list[Exception | None]) -> None:
