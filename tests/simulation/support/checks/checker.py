@@ -75,7 +75,7 @@ class Checker:
             return released
 
         def started(host: ShardHost, epoch: int, node: str, /) -> Coroutine[None, None, None]:
-            self._committed(host.shard, len(self.record(host.shard.identity.uid).log), [])
+            self._committed(host.shard, host.shard.log.file.start, [])
             return start(host, epoch, node)
 
         Shard.commit, ShardHost.start = watched, started  # type: ignore[assignment, method-assign]
