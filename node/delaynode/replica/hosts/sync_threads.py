@@ -92,21 +92,23 @@ class Syncer:
 
     def _start(self) -> None:
         self._starting = False
-        if not self._dirty or not self._free:
-            pass
-        elif not self._may_start(len(self._dirty)):
-            self._later = self._later or self._loop.call_later(STUCK_S, self._look_again)
-        else:
-            waiting = [writer for writer in self._dirty if writer not in self._busy]
-            for writer in waiting:
-                del self._dirty[writer]
-            batches = [(writer, batch) for writer in waiting if (batch := writer.next_batch()) is not None]
-            lanes = min(self._free, math.ceil(self._expected_s(batches) / SHORT_S))
-            share = -(-len(batches) // max(1, lanes))
-            while batches:
-                self._put(batches[:share])
-                batches = batches[share:]
+        if self._dirty and self._free:
+            if self._may_start(len(self._dirty)):
+                self._start_rounds()
+            else:
+                self._later = self._later or self._loop.call_later(STUCK_S, self._look_again)
         self._notify_quiet()
+
+    def _start_rounds(self) -> None:
+        waiting = [writer for writer in self._dirty if writer not in self._busy]
+        for writer in waiting:
+            del self._dirty[writer]
+        batches = [(writer, batch) for writer in waiting if (batch := writer.next_batch()) is not None]
+        lanes = min(self._free, math.ceil(self._expected_s(batches) / SHORT_S))
+        share = -(-len(batches) // max(1, lanes))
+        while batches:
+            self._put(batches[:share])
+            batches = batches[share:]
 
     def _look_again(self) -> None:
         self._later = None
