@@ -68,7 +68,7 @@ class Shipping:
         self.on_changed: Callable[[PeerReplica], None] = lambda member: None
         self.on_superseded: Callable[[int], None] = lambda epoch: None
         self.replaceable: Callable[[str], bool] = lambda replica_id: True
-        self.committed_offset = log.committed_offset  # as members are told
+        self.committed_offset = 0  # as members are told: nothing before the term has begun
         self.first_commit = 0  # all before it is committed, once the term's log is applied here: members are told then
         self._log, self._peers, self._pool, self._boot_ms, self._log_event = log, peers, pool, boot_ms, log_event
         self._snapshot, self._catching_up = snapshot, catching_up

@@ -43,12 +43,12 @@ class InSyncRule:
         self._replica_leases, self._own_durable = replica_leases, own_durable
         self._boot_ms, self._log_event = boot_ms, log_event
         self._ends = log.end, log.end  # of the log at the last two looks, the earlier one first
-        self._commits = shipping.committed_offset, shipping.committed_offset  # the commit offset, likewise
+        self._commits = log.committed_offset, log.committed_offset  # the commit offset, likewise
 
     def remember_ends(self) -> None:
         """Remember where the log and its commits end, to be compared with what members have a look later."""
         self._ends = self._ends[1], self._log.end
-        self._commits = self._commits[1], self._shipping.committed_offset
+        self._commits = self._commits[1], self._log.committed_offset
 
     def desired(self) -> ReplicaIds:
         """The set that should be in the registry."""
@@ -112,6 +112,6 @@ class InSyncRule:
             member.near_end_ms = now
         near_ms = now - member.near_end_ms
         stores = member.durable >= self._ends[0] or near_ms > CAUGHT_UP_MS
-        committed = min(self._commits[0], member.durable, self._shipping.committed_offset - APPLIED_BYTES)
+        committed = min(self._commits[0], member.durable, self._log.committed_offset - APPLIED_BYTES)
         applied = member.applied >= committed  # of what it has stored
         return stores and (applied or near_ms > APPLIED_MS)

@@ -16,6 +16,7 @@ from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication import shipping
+from delaynode.replication.shipping import Shipping
 from delaynode.replication.term import in_sync_rule
 from delaynode.replication.term.in_sync_writer import InSyncWriter
 from delaynode.replication.term.leader import Leader
@@ -54,6 +55,18 @@ def tells_of_commits_before_its_log_is_applied(put: Put) -> None:
         return began
 
     put(Leader, "begin", tells)
+
+
+@mutation(None, "no master, takes .* for committed", seeds=(106930,))
+def tells_of_commits_before_the_term_has_begun(put: Put) -> None:
+    """A copy may have applied its log in a term that never began, as its object was deleted meanwhile."""
+    make = Shipping.__init__
+
+    def tells(self: Shipping, uid: int, epoch: int, log: CommitLog, *more: Any) -> None:
+        make(self, uid, epoch, log, *more)
+        self.committed_offset = log.committed_offset
+
+    put(Shipping, "__init__", tells)
 
 
 @mutation(None, "healthy again: t-0: 2 in sync", seeds=(412,))
