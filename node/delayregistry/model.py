@@ -229,6 +229,12 @@ class ShardStatus:
     in_sync: tuple[str, ...]  # copy ids; with `Async` each with its boot id
     handover: Handover | None = None
     resigned: str | None = None  # the master of serving_epoch serves no more in that epoch, and why
+    revision: int = 0  # counts the statuses of serving_epoch; an older release leaves it as it is
+
+    @property
+    def sequence(self) -> tuple[int, int]:
+        """It grows with each status of the shard: one that was put back has a lower one than was seen before."""
+        return self.serving_epoch, self.revision
 
 
 def in_sync_replica_id(copy_id: str, boot_id: str | None = None) -> str:

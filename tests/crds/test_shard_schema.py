@@ -9,6 +9,8 @@ import pytest
 from delayoperator.crds.definitions import SHARD
 from delayoperator.crds.shard import DelayShard
 from delayregistry import codec, model
+from delayregistry.kube.names import Names
+from delayregistry.kube.objects import read_shard
 from pydantic.alias_generators import to_camel
 
 from tests.crds import apiserver
@@ -70,6 +72,14 @@ def test_a_shard_object_passes_the_schema_and_loses_nothing() -> None:
     assert codec.from_json(model.ShardSpec, stored["spec"]) == spec
     assert codec.from_json(model.ShardStatus, stored["status"]) == status
     DelayShard.model_validate(stored)
+
+
+@pytest.mark.parametrize("status", [{}, {"conditions": []}])
+def test_a_shard_that_no_master_served_has_no_status(status: Json) -> None:
+    """A default of the master's fields would make half a status of what the operator alone has written."""
+    body = {"metadata": {"name": "shop.orders-0", "resourceVersion": "1"}, "spec": SHARD_SPEC, "status": status}
+    stored = apiserver.prepared(SCHEMA, body)
+    assert read_shard(Names("team", "shop"), stored).status is None
 
 
 def test_a_shard_keeps_the_words_of_a_newer_release() -> None:

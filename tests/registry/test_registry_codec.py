@@ -96,6 +96,7 @@ statuses = drawn(
     in_sync=st.lists(text, max_size=3).map(tuple),
     handover=st.none() | st.builds(Handover, epoch=st.integers(0), log_end=st.integers(0)),
     resigned=st.none() | text,
+    revision=st.integers(0, 2**63),
 )
 conditions = drawn(
     Condition,
@@ -144,6 +145,7 @@ def test_json_speaks_the_names_of_the_design() -> None:
         "incarnation": "a",
         "inSync": ["c1", "c2"],
         "handover": {"epoch": 3, "logEnd": 77},
+        "revision": 0,
     }
     spec = json.loads(dumps(ShardSpec(2**64 - 1, "orders", 0, ("n0",))))
     assert spec == {

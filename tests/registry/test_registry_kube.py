@@ -186,7 +186,9 @@ def test_each_field_has_one_writer(world: KubeWorld, registry: KubeRegistry) -> 
     version = registry.write_spec("orders-0", replace(SPEC, epoch=1, master="n0", incarnation="a"), version)
     node.write_status("orders-0", replace(STATUS, serving_epoch=2), version)
     owned = world.server.store.managers(SHARDS, NAMESPACE, NAME)
-    assert owned["delaynode"] == {"status.servingEpoch", "status.incarnation", "status.inSync"}
+    assert owned["delaynode"] == {
+        "status.servingEpoch", "status.incarnation", "status.inSync", "status.revision",
+    }  # fmt: skip
     theirs = {path for path in owned["delaycluster-operator"] if not path.startswith("metadata.")}
     assert {path.split(".")[0] for path in theirs if not path.startswith("status.conditions.")} == {"spec"}
     assert any(path.startswith("status.conditions.") for path in theirs)

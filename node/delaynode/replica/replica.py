@@ -29,7 +29,7 @@ import asyncio
 import traceback
 from collections import deque
 
-from delayregistry.model import ShardObject
+from delayregistry.model import ShardObject, ShardSpec, ShardStatus
 from delayregistry.port import RegistryError
 
 from delaynode.replica.context import ReplicaContext
@@ -62,10 +62,12 @@ class Replica:
         self._follower = ReplicaFollower(self.local, context, self.log_event)
         self._stopping = False
         self._withdrawn = False
-        self._kept_for = 0  # the epoch for which a copy is kept that the registry does not want here
+        self._newest_status = 0, 0  # ShardStatus.sequence of the newest that this process has seen
+        self._kept_because = ""  # why a copy stays that the registry does not want here
         self._learning: asyncio.Task[None] | None = None
         self._worker = asyncio.get_running_loop().create_task(self._run())
         context.replica_leases.raise_min_epoch(self.uid, object_.spec.epoch)
+        self._remember_status(object_)
 
     @property
     def role(self) -> ReplicaRole:
@@ -108,6 +110,7 @@ class Replica:
         if spec.epoch != self.local.object.spec.epoch:
             self.leadership.reset()
         self.local.object = object_
+        self._remember_status(object_)
         self.context.replica_leases.raise_min_epoch(self.uid, spec.epoch)
         self.local.keep_status()
         self.leadership.refresh()
@@ -118,6 +121,11 @@ class Replica:
             if cluster.topic(spec.topic) is not None:
                 self.shard.reconfigure(config)
         self._wake()
+
+    def _remember_status(self, object_: ShardObject) -> None:
+        status = object_.status
+        if status is not None and status.serving_epoch <= object_.spec.epoch:  # no other one is a master's word
+            self._newest_status = max(self._newest_status, status.sequence)
 
     def learn_epoch(self) -> None:
         """Somebody speaks in a higher epoch than is known here: see what the registry says, without its watch."""
@@ -224,28 +232,42 @@ class Replica:
     async def _leave(self) -> None:
         """This node is to have no replica any more: the directory goes, once nothing counts on it. One that a newer
         program wrote stays: what it has can't be told."""
-        if self.local.storage.newer_format:
+        if self.local.storage.newer_format or not self._may_leave(self.local.object):
             return
         found = await self._read()
-        if found is None or self.context.node in found.spec.replicas:
-            return
-        status = found.status
-        if status is None or status.serving_epoch != found.spec.epoch:
-            return  # restored, say: nothing proves that another copy has what this one has
-        replica_id = self.local.storage.replica_id
-        if replica_id and replica_id in status.in_sync:
-            return
-        if (epoch := self._known_epoch()) > found.spec.epoch:
-            # A registry that was restored from an older state: that copy may have what no other one has.
-            if self._kept_for != epoch:
-                self._kept_for = epoch
-                self.log_event("copy-kept", reason=f"it knows epoch {epoch}, the registry only {found.spec.epoch}")
+        if found is None or not self._may_leave(found):
             return
         self._follower.stop()
         await self.local.discard("no replica is wanted here")
         self.discarded = self.context.node not in self.local.object.spec.replicas  # by now one may be wanted again
         while self.discarded and self._inbox:
             refuse_unknown(*self._inbox.popleft())
+
+    def _may_leave(self, object_: ShardObject) -> bool:
+        spec, status, replica_id = object_.spec, object_.status, self.local.storage.replica_id
+        if self.context.node in spec.replicas:
+            return False
+        if status is None or status.serving_epoch != spec.epoch:
+            return False  # restored, say: nothing proves that another copy has what this one has
+        if replica_id in status.in_sync:
+            return False
+        reason = self._older_than_known(spec, status)
+        if not reason and len(status.in_sync) < len(spec.replicas):
+            reason = f"{len(status.in_sync)} of the {len(spec.replicas)} copies that are wanted are in sync"
+        if reason and reason != self._kept_because:
+            self.log_event("copy-kept", reason=reason)
+        self._kept_because = reason
+        return not reason
+
+    def _older_than_known(self, spec: ShardSpec, status: ShardStatus) -> str:
+        """Why the object is from before what is known here, as of a registry that was restored: this copy may have
+        what no other one has. Empty: nothing shows that it is older."""
+        if (epoch := self._known_epoch()) > spec.epoch:
+            return f"it knows epoch {epoch}, the registry only {spec.epoch}"
+        if self._newest_status > status.sequence:
+            epoch, revision = self._newest_status
+            return f"it has seen revision {revision} of epoch {epoch}'s status, the registry has {status.revision}"
+        return ""
 
     def _known_epoch(self) -> int:
         """The highest that this copy, or this process, has heard of."""

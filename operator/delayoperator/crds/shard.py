@@ -119,6 +119,7 @@ class DelayShardStatus(Model):
     )
     handover: HandoverModel | None = Field(None, description="The answer to spec.switchover.")
     resigned: str | None = Field(None, description="The master serves no more in this epoch, and why.")
+    revision: Int | None = Field(None, ge=0, description="Counts what the master has written here in its term.")
     conditions: list[ShardCondition] | None = Field(
         None, max_length=32, description="What is wrong, in the operator's view.", json_schema_extra=list_map("type")
     )

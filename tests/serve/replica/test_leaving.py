@@ -21,7 +21,7 @@ from delayregistry.model import ShardObject, ShardSpec, ShardStatus, Version
 from tests.serve.replica.test_follower import Connection
 
 ELSEWHERE = ShardSpec(1, "orders", 0, ("n1", "n2"), master="n1", epoch=5, incarnation="p1")
-SERVED = ShardStatus(5, "p1", ("c1", "c2"))
+SERVED = ShardStatus(5, "p1", ("c1", "c2"), revision=3)
 GONE = ShardObject("orders-0", Version("7"), ELSEWHERE, SERVED)
 WANTED_AGAIN = replace(GONE, version=Version("8"), spec=replace(ELSEWHERE, replicas=("n1", "n2", "n3")))
 
@@ -43,6 +43,8 @@ def leaver(found: ShardObject, discarded: list[str]) -> Any:
     )
     replica._follower = SimpleNamespace(stop=lambda: None)
     replica._known_epoch = lambda: GONE.spec.epoch
+    replica._newest_status, replica._kept_because = SERVED.sequence, ""
+    replica.log_event = lambda event, **fields: None
     return replica
 
 
@@ -53,12 +55,25 @@ def leaver(found: ShardObject, discarded: list[str]) -> Any:
         (replace(GONE, status=None), False),  # restored without its status: who has everything is not known
         (replace(GONE, spec=replace(ELSEWHERE, epoch=6)), False),  # nobody has taken the term up yet
         (replace(GONE, status=replace(SERVED, in_sync=("c1", "c3"))), False),
+        (replace(GONE, status=replace(SERVED, in_sync=("c1",))), False),  # another one is still to come in its place
+        (replace(GONE, status=replace(SERVED, revision=2)), False),  # from earlier in this term
+        (replace(GONE, status=replace(SERVED, revision=4)), True),
     ],
 )
 def test_a_copy_goes_only_where_a_term_is_served_without_it(found: ShardObject, goes: bool) -> None:
     discarded: list[str] = []
     asyncio.run(leaver(found, discarded)._leave())
     assert bool(discarded) is goes
+
+
+def test_the_registry_is_not_asked_while_the_watch_says_that_the_copy_stays() -> None:
+    """That may last as long as a machine is away."""
+    discarded: list[str] = []
+    replica = leaver(GONE, discarded)
+    replica.local.object = replace(GONE, status=replace(SERVED, in_sync=("c1",)))
+    replica.context.registry = None
+    asyncio.run(replica._leave())
+    assert not discarded
 
 
 @pytest.mark.parametrize("heard", [False, True])

@@ -69,6 +69,7 @@ class InSyncWriter:
         self._boot_ms, self._log_event = boot_ms, log_event
         self._loop = asyncio.get_running_loop()
         self._version: Version | None = None
+        self._revision = 0  # of the status that this term tried to write last
         self._missing_ms: tuple[int, int] | None = None  # first and last of the reads in a row that found no shard
         self._former: ReplicaIds = frozenset((term.replica_id,))  # what the term before left in the registry
         self._last_status: ShardStatus | None = None  # what this term wrote last
@@ -161,7 +162,9 @@ class InSyncWriter:
         self, version: Version, replica_ids: ReplicaIds, handover: Handover | None, resigned: str | None
     ) -> WriteResult:
         term = self._term
-        status = ShardStatus(term.epoch, term.incarnation, tuple(sorted(replica_ids)), handover, resigned)
+        self._revision += 1  # with each try: one that got no answer may have been written
+        entries = tuple(sorted(replica_ids))
+        status = ShardStatus(term.epoch, term.incarnation, entries, handover, resigned, self._revision)
         self._in_sync.trying(replica_ids)
         self._version = None  # unless this succeeds it must be read again
         try:
@@ -231,7 +234,9 @@ class InSyncWriter:
         self._version = found.version
         if found.status == self._last_status and self._shown is shown:
             self._overwritten_ms = None
-        if found.status is not None and found.status.serving_epoch < self._term.epoch:
+        if found.status is not None and found.status.serving_epoch == self._term.epoch:
+            self._revision = max(self._revision, found.status.revision)
+        elif found.status is not None and found.status.serving_epoch < self._term.epoch:
             self._former = frozenset(found.status.in_sync)
         self._staying = frozenset(found.spec.replicas) - frozenset(found.spec.leaving)
         self._set_replicas(found.spec.replicas, found.spec.leaving)  # what is watched may be older

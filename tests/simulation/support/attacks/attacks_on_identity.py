@@ -127,6 +127,33 @@ def d1b_registry_restored_to_before_a_move_costs_no_copy(seed: int) -> None:
 
 
 @attack
+def d1b_registry_restored_to_before_a_move_of_a_slave_costs_no_copy(seed: int) -> None:
+    """Seed 102490: the term goes on, so the older object has the epoch of the newer one."""
+    with cluster(seed, nodes=4) as run:
+        older, master = run.shard(), run.master()
+        uid, epoch, control = older.spec.uid, older.spec.epoch, run.world.control
+        new = next(node for node in run.world.machines if node not in older.spec.replicas)
+        run.move("t-0", (master, new))
+        run.until(lambda: set(run.shard().spec.replicas) == {master, new} and run.healthy(), 60, "moved")
+        assert run.shard().spec.epoch == epoch
+        (former,) = {*older.spec.replicas} - {master}
+        run.until(lambda: not directories(run, former, uid), 20, "the former copy is gone")
+        control.up, run.world.machines[master].weather.down = False, True
+        run.world.truth.restore(older)
+        run.world.run(3.0)
+        assert directories(run, new, uid), "no copy leaves by the word of an older object"
+        if seed % 2:  # the master follows the older object
+            run.cut(master, former)
+            run.world.machines[master].weather.down = False
+            run.until(lambda: len(run.status().in_sync) == 1, 20, "it has written its status again")
+            run.world.run(3.0)
+            assert directories(run, new, uid), "no copy leaves before another one has its place"
+            run.mend(master, former)
+        control.up, run.world.machines[master].weather.down = True, False
+        run.until(lambda: _healthy_with(run, uid), 60, "served on, with its messages")
+
+
+@attack
 def d1_object_of_a_term_that_nobody_began_is_put_back(seed: int) -> None:
     """Seed 64668: the copies never heard of that term, so what was adopted from them must not have its epoch."""
     with cluster(seed) as run:

@@ -39,7 +39,14 @@ def makes_shards_before_all_nodes_were_heard(put: Put) -> None:
 
 @mutation("d1b_registry_restored_to_before_a_move_costs_no_copy", "no copy leaves by the word of an older object")
 def leaves_by_the_word_of_an_older_object(put: Put) -> None:
-    put(Replica, "_known_epoch", lambda self: 0)
+    put(Replica, "_older_than_known", lambda self, spec, status: "")
+
+
+@mutation(
+    "d1b_registry_restored_to_before_a_move_of_a_slave_costs_no_copy", "no copy leaves by the word of an older object"
+)
+def leaves_by_the_word_of_an_older_object_of_its_term(put: Put) -> None:
+    put(Replica, "_remember_status", lambda self, object_: None)
 
 
 @mutation("d1_deleted_object_is_made_again_for_the_copies_that_are_there", HIDDEN)
