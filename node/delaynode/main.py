@@ -44,6 +44,7 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_frame_size", 1 << 20),  # what the probe would have found: fewer frames, less work
 )
 STATE_SECONDS = 0.2
+CALLS_END_SECONDS = 1.0
 TERMINATION_LOG = Path("/dev/termination-log")  # of a Kubernetes container; elsewhere there is none
 
 
@@ -116,7 +117,16 @@ async def serve(config: NodeConfig) -> None:
         log("stopping")
         await node.stop()
     await http.cleanup()
+    await _calls_ended()
     log("stopped")
+
+
+async def _calls_ended() -> None:
+    """Return when the calls that the server's end has cancelled have ended: server.stop() does not wait for them, and
+    the end of the loop would cancel gRPC's tasks once more, which then write a traceback each."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    if rest:
+        await asyncio.wait(rest, timeout=CALLS_END_SECONDS)
 
 
 async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger) -> None:

@@ -7,19 +7,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import LocalCluster
 from delaylocal.ports import choose
 from delaynode.store import formats
 from delayregistry.model import TopicSpec
 from delayregistry.sqlite import SqliteRegistry
 
-from tests.serve.support.client import Client, Msg, Shard, poll, wait_served
+from tests.serve.support.client import SERVICE, Client, Msg, Shard, i64, poll, u32, wait_served
 
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:
@@ -122,3 +126,25 @@ def test_a_stop_at_any_moment_of_a_start_ends_the_process(tmp_path: Path) -> Non
     text = log.read_text()
     for sign in ("Traceback", "stop-failed", "never retrieved", "never awaited", "was destroyed"):
         assert sign not in text, text[max(0, text.index(sign) - 500) :][:2_000]
+
+
+def test_a_node_with_streams_open_ends_without_a_trace_of_them(own: LocalCluster) -> None:
+    """The server's end cancels them, and they come to theirs before the process does."""
+    told = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        record = pb.Message(body=b"x").SerializeToString()
+        yield pb.EnqueueRequest(
+            topic="t", count=1, time=i64(60_000), relative=b"\1", size=u32(len(record)), records=record
+        ).SerializeToString()
+        told.wait(30)
+
+    with ExitStack() as stack:
+        channels = [stack.enter_context(grpc.insecure_channel(own.endpoints[0])) for _ in range(20)]
+        stack.callback(told.set)
+        streams = [channel.stream_stream(SERVICE + "EnqueueStream")(requests()) for channel in channels]
+        assert [pb.EnqueueResponse.FromString(next(stream)).count for stream in streams] == [1] * 20
+        before = own.kill("n0", signal.SIGTERM)
+        poll("the node has stopped", lambda: own.pids.get("n0", before) != before, 30)
+    text = (own.data / "logs" / "n0.log").read_text()
+    assert "Traceback" not in text, text[text.index("Traceback") - 500 :][:2_000]
