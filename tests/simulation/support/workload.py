@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from delaynode.replica.hosts.master import ShardHost
-from delaynode.replication.clock_agreement import MIN_PEERS
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
@@ -285,13 +284,6 @@ class Clients:
 
         return work
 
-    def _can_be_outvoted(self, view: ShardView) -> bool:
-        """The master hears two peers or more: with fewer nobody can tell whose clock is wrong (docs/limits.md)."""
-        shard = next((one for one in self.world.truth.now.shards if one.spec.uid == view.uid), None)
-        master = shard.spec.master if shard is not None else None
-        process = self.world.machines[master].process if master is not None else None
-        return process is None or len(process.clocks_heard) >= MIN_PEERS
-
     def _delivered(self, view: ShardView, where: tuple[str, int, int], body: bytes, due: int, seq: int) -> None:
         """A message leaves the node for a consumer. where: for which group, in which epoch, its queue offset."""
         world, (group, epoch, offset) = self.world, where
@@ -308,10 +300,11 @@ class Clients:
             world.fail(f"{what}: seq {seq} is {other.decode()}")
         if due not in message.dues:
             world.fail(f"{what}: its dues are {sorted(message.dues)}")
-        early = due - world.checker.record(view.uid).wall_ms
+        record = world.checker.record(view.uid)
+        early = due - record.wall_ms
         if early > 0:
             world.fail(f"invariant 2: {what} is delivered {early} ms early")
-        if due - world.true_ms() > MOST_EARLY_MS and self._can_be_outvoted(view):
+        if due - world.true_ms() > MOST_EARLY_MS and offset not in record.unjudged:
             world.fail(f"invariant 2: {what} is delivered {due - world.true_ms()} ms early by a true clock")
         if message.cancelled == "yes":
             world.fail(f"invariant 4: {what} is delivered, and was CANCELLED")

@@ -39,6 +39,8 @@ class Record:
     epoch: int = 0  # the highest in which a master has answered or committed
     commits: dict[int, str] = field(default_factory=dict)  # epoch -> the process that commits in it
     wall_ms: int = 0  # the latest that a master's clock has shown in a committed frame
+    writers: dict[int, Process] = field(default_factory=dict)  # epoch -> the process that writes in it
+    unjudged: set[int] = field(default_factory=set)  # queue offsets: released by a clock that peers could not outvote
 
 
 class Checker:
@@ -75,6 +77,7 @@ class Checker:
             return released
 
         def started(host: ShardHost, epoch: int, node: str, /) -> Coroutine[None, None, None]:
+            self._note_writer(host.shard, epoch)
             self._committed(host.shard, host.shard.log.file.start, [])
             return start(host, epoch, node)
 
@@ -83,6 +86,11 @@ class Checker:
             yield
         finally:
             Shard.commit, ShardHost.start = commit, start  # type: ignore[method-assign]
+
+    def _note_writer(self, shard: Shard, epoch: int) -> None:
+        process = self._by_files[id(shard.log.file.files.disk)].process  # type: ignore[attr-defined]
+        if process is not None:
+            self.record(shard.identity.uid).writers.setdefault(epoch, process)
 
     def _committed(self, shard: Shard, before: int, released: list[ReleasedRows]) -> None:
         """A copy counts [before, shard.committed) as committed."""
@@ -99,14 +107,18 @@ class Checker:
         if leads:
             assert process is not None
             before, released = self._begun(process, record, before, released)
+        judged = True
         if shard.committed_offset > before:
             known = len(record.log)
             for offset, data in _stored(machine.disk, shard.log.file.directory, before, shard.committed_offset):
                 self._log_bytes(record, machine, offset, data, leads)
             if leads and len(record.log) > known:
                 assert process is not None
-                self._leader_committed(record, process, shard, known)
+                judged = self._leader_committed(record, process, shard, known)
                 self._covered(record, known)
+        if released and not judged:
+            end = shard.queue.visible
+            record.unjudged.update(range(end - sum(len(one.rows) for one in released), end))
         if released:
             self._released(record, machine, shard, released)
 
@@ -149,12 +161,13 @@ class Checker:
             else:
                 record.log += data[len(known) :]
 
-    def _leader_committed(self, record: Record, process: Process, shard: Shard, low: int) -> None:
+    def _leader_committed(self, record: Record, process: Process, shard: Shard, low: int) -> bool:
+        """Whether peers could tell that each of the clocks by which the frames were written is wrong."""
         epoch = shard.log.epochs[-1][0] if shard.log.epochs else 0
         replica = process.replicas.get(record.uid)
         leader = replica.leader if replica is not None else None
         if leader is None:
-            return
+            return True
         epoch = leader.term.epoch
         who = f"{process.name}/{process.incarnation}"
         if record.commits.setdefault(epoch, who) != who:
@@ -163,9 +176,11 @@ class Checker:
             self.fail(f"invariant 3: {record.name}: {who} commits in epoch {epoch} after epoch {record.epoch} did")
         record.epoch = max(record.epoch, epoch)
         self._alone(process, record, f"commits in epoch {epoch}")
-        at = low
+        at, judged = low, True
         while at < len(record.log):
             frame = parse(memoryview(record.log), at, at, record.uid)
+            writer = record.writers.get(frame.epoch)
+            judged = judged and (writer is None or frame.wall_ms > writer.unjudged_ms)
             if frame.epoch > epoch:
                 self.fail(f"invariant 3: {record.name}: {who} commits a frame of epoch {frame.epoch} in {epoch}")
             if frame.epoch == epoch and frame.wall_ms > process.latest_ms:
@@ -174,6 +189,7 @@ class Checker:
                 self.fail(f"invariant 2: {record.name}: {who} ticks past its clock at {at}")
             record.wall_ms = max(record.wall_ms, frame.wall_ms)
             at = frame.end
+        return judged
 
     # ------------------------------------------------------------ the in-sync set
     def _recorded(self, before: ShardObject | None, after: ShardObject) -> None:

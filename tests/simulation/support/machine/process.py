@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from delaynode.replica.hosts.host import NodeResources
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replicas import Replicas
+from delaynode.replication.clock_agreement import MIN_PEERS
 from delaynode.replication.protocol import HeartbeatReply, decode_heartbeat, encode_heartbeat
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.store.config import ShardConfig
@@ -147,11 +148,6 @@ class Process:
     def trace(self, event: str, **fields: object) -> None:
         self.world.trace.add(self.name, event, **fields)
 
-    @property
-    def clocks_heard(self) -> Collection[str]:
-        """The peers whose clocks it knows."""
-        return self._clock._agreement._heard
-
     def unhandled(self, what: str, error: BaseException | None) -> None:
         self.world.fail(f"{self.name}: nobody handles {error!r} ({what})", error)
 
@@ -166,6 +162,7 @@ class Process:
         )  # fmt: skip
         self.clock = self._clock.clock
         self.latest_ms = 0  # the latest time that the clock has shown
+        self.unjudged_ms = 0  # the same while fewer peers were heard than could tell that it is wrong (docs/limits.md)
         now_ms = self.clock.now_ms
         self.clock.now_ms = lambda: self._shown(now_ms())  # type: ignore[method-assign]
         syncer = Syncer()
@@ -205,6 +202,8 @@ class Process:
     def _shown(self, now_ms: int) -> int:
         if now_ms > self.latest_ms:
             self.latest_ms = now_ms
+        if now_ms > self.unjudged_ms and len(self._clock._agreement._heard) < MIN_PEERS:
+            self.unjudged_ms = now_ms
         return now_ms
 
     def log(self, event: str, **fields: object) -> None:
