@@ -4,7 +4,7 @@
 
 What it changes is harmless and real, so that a node of either release would misread what it should not be given:
 
-    format 2    APPEND has a new kind, whose payload begins with a count of producer runs; a new field of the checkpoint
+    format 3    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
     wire 2      every message between nodes ends with one more byte
 
 The product knows nothing of it: a copy of the sources is edited, and a place that is not there any more is an error.
@@ -12,7 +12,6 @@ The product knows nothing of it: a copy of the sources is edited, and a place th
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -23,37 +22,33 @@ TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
 EDITS: tuple[tuple[str, str, str], ...] = (
-    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 1", "OLDEST, NEWEST = 1, 2"),
+    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 2", "OLDEST, NEWEST = 1, 3"),
     # ------------------------------------------------ frames
-    (f"{STORE}/log/frames.py", "    TRIM = 11\n", "    TRIM = 11\n    APPEND_RUNS = 12\n"),
+    (f"{STORE}/log/frames.py", "    APPEND_RUNS = 12\n", "    APPEND_RUNS = 12\n    APPEND_NEXT = 13\n"),
+    (f"{STORE}/log/frames.py", "FrameKind.APPEND_RUNS: 2}\n", "FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_NEXT: 3}\n"),
     (
         f"{STORE}/log/frames.py",
-        "SINCE_FORMAT = dict.fromkeys(FrameKind, 1)\n",
-        "SINCE_FORMAT = {**dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2}\n"
-        "APPENDS = (FrameKind.APPEND, FrameKind.APPEND_RUNS)\n"
-        "RUNS = (1).to_bytes(4, 'little')\n",
+        "APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS))\n",
+        "APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_NEXT))\n"
+        "AHEAD = (3).to_bytes(4, 'little')\n",
     ),
     (
         f"{STORE}/log/frames.py",
-        "    producer, number = PayloadColumns(frame.payload).unpack(_APPEND)\n",
-        "    columns = PayloadColumns(frame.payload)\n"
-        "    columns.at = len(RUNS) if frame.kind is FrameKind.APPEND_RUNS else 0\n"
-        "    producer, number = columns.unpack(_APPEND)\n",
-    ),
-    (
-        f"{STORE}/log/frames.py",
-        "def parse_append(frame: Frame) -> Append:\n    columns = PayloadColumns(frame.payload)\n",
-        "def parse_append(frame: Frame) -> Append:\n    columns = PayloadColumns(frame.payload)\n"
-        "    columns.at = len(RUNS) if frame.kind is FrameKind.APPEND_RUNS else 0\n",
+        "    if frame.kind is FrameKind.APPEND:\n        producer, number",
+        "    if frame.kind is FrameKind.APPEND_NEXT:\n        columns.at = len(AHEAD)\n"
+        "    if frame.kind is not FrameKind.APPEND_RUNS:\n        producer, number",
     ),
     (
         f"{STORE}/shard.py",
-        "        prefix = append_prefix(batch.producer, batch.number)\n",
-        "        kind = FrameKind.APPEND_RUNS if self.format >= 2 else FrameKind.APPEND\n"
-        "        runs = (1).to_bytes(4, 'little') if self.format >= 2 else b''\n"
-        "        prefix = runs + append_prefix(batch.producer, batch.number)\n",
+        "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n",
+        "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n"
+        "        if len(runs) == 1 and self.format >= 3:\n"
+        "            kind, prefix = FrameKind.APPEND_NEXT, (3).to_bytes(4, 'little') + prefix\n",
     ),
-    (f"{STORE}/shard.py", "self._propose(FrameKind.APPEND, n,", "self._propose(kind, n,"),
+    *(
+        (f"{STORE}/verify/{name}.py", "case FrameKind.APPEND | ", "case FrameKind.APPEND | FrameKind.APPEND_NEXT | ")
+        for name in ("log_pass", "repair")
+    ),
     # ------------------------------------------------ the checkpoint
     (
         f"{STORE}/maintenance/checkpoint.py",
@@ -63,7 +58,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
     (
         f"{STORE}/maintenance/checkpoint.py",
         '    version = state.pop("format")\n',
-        '    version = state.pop("format")\n    if version < 2:\n        del state["written_by"]\n',
+        '    version = state.pop("format")\n    if version < 3:\n        del state["written_by"]\n',
     ),
     # ------------------------------------------------ the wire
     (f"{TRANSPORT}/connection.py", "WIRE = VersionRange(1, 1)", "WIRE = VersionRange(1, 2)"),
@@ -98,14 +93,6 @@ EDITS: tuple[tuple[str, str, str], ...] = (
         "class Links:\n",
     ),
 )
-READERS = (
-    (re.compile(r"\bkind is FrameKind\.APPEND\b"), 'kind.name.startswith("APPEND")'),
-    (
-        re.compile(r"\bkind in \(FrameKind\.APPEND, FrameKind\.RELOCATE\)"),
-        'kind.name in ("APPEND", "APPEND_RUNS", "RELOCATE")',
-    ),
-    (re.compile(r"\bcase FrameKind\.APPEND:"), "case FrameKind.APPEND | FrameKind.APPEND_RUNS:"),
-)
 
 
 class NotEdited(Exception):
@@ -127,22 +114,6 @@ def make(target: Path, source: Path = ROOT) -> None:
         if text.count(before) != 1:
             raise NotEdited(f"{name} has {before!r} {text.count(before)} times")
         path.write_text(text.replace(before, after))
-    for path in sorted((target / STORE).rglob("*.py")):
-        if path.name not in ("frames.py",):
-            _read_both(path)
-
-
-def _read_both(path: Path) -> None:
-    """Whoever asks for APPEND frames means the new kind too."""
-    text = path.read_text()
-    for pattern, after in READERS:
-        text = pattern.sub(after, text)
-    left = [line for line in text.splitlines() if re.search(r"FrameKind\.APPEND\b(?! \|)", line)]
-    if path.name == "shard.py":
-        left = [line for line in left if "APPEND_RUNS if self.format" not in line]
-    if left:
-        raise NotEdited(f"{path}: what is to become of {left[0].strip()!r}?")
-    path.write_text(text)
 
 
 if __name__ == "__main__":

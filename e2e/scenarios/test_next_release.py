@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from delaynode.store.formats import NEWEST as THIS
 
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.helm import next_image
@@ -97,15 +98,17 @@ def test_next_release_is_come_to_and_gone_back_from_under_load_until_it_is_final
     cluster = expendable
     time.sleep(CALM_SECONDS)
     cluster.edit(upgrade={"finalize": "Manual"})
-    up = rolled(cluster, newer, "UpgradeNotFinalized", 1)
-    assert formats(cluster) == {1}, "the release before could not read it"
+    up = rolled(cluster, newer, "UpgradeNotFinalized", THIS)
+    assert THIS + 1 not in formats(cluster), "the release before could not read it"
     assert spoken(cluster) == {1, 2}, "links of a mixed cluster, and of nodes that both have the next release"
-    back = rolled(cluster, None, "UpToDate", 1)
-    again = rolled(cluster, newer, "UpgradeNotFinalized", 1)
+    back = rolled(cluster, None, "UpToDate", THIS)
+    again = rolled(cluster, newer, "UpgradeNotFinalized", THIS)
     cluster.edit(upgrade={"finalize": "Automatic"})
-    final = rolled(cluster, newer, "UpToDate", 2)
+    final = rolled(cluster, newer, "UpToDate", THIS + 1)
     time.sleep(CALM_SECONDS)
-    wait_until("checkpoints have the new format", lambda: [] if 2 in formats(cluster) else ["none"], CHECKPOINT_SECONDS)
+    wait_until(
+        "checkpoints have the new format", lambda: [] if THIS + 1 in formats(cluster) else ["none"], CHECKPOINT_SECONDS
+    )
     result = kept(up_s=up, back_s=back, again_s=again, final_s=final)
     queues = range(result.queues)
     figure(
@@ -115,11 +118,11 @@ def test_next_release_is_come_to_and_gone_back_from_under_load_until_it_is_final
     assert "VersionsMixed" in {event["reason"] for event in cluster.events()}
 
     cluster.edit(image=None)  # no way back
-    words = "this release reads up to 1: the upgrade is final"
+    words = f"this release reads up to {THIS}: the upgrade is final"
     wait_until(
         "the way back is refused",
         lambda: [] if words in str(cluster.condition("Degraded")) else [str(cluster.condition("Degraded"))],
         ROLL_SECONDS,
     )
     assert sum(pod["spec"]["containers"][0]["image"] != newer for pod in cluster.pods().values()) == 1
-    rolled(cluster, newer, "UpToDate", 2)
+    rolled(cluster, newer, "UpToDate", THIS + 1)

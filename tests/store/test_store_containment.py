@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from delayapi.units import DAY_MS
 from delaynode.store.errors import Damaged, Impossible, Unappliable
-from delaynode.store.log.frames import FrameKind, Unsealed
+from delaynode.store.log.frames import SINCE_FORMAT, FrameKind, Unsealed
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.lookup import Lookup
 from delaynode.store.maintenance import persist
@@ -66,6 +66,12 @@ def look_up(world: World) -> Lookup:
 def enqueue(world: World) -> object:
     batch = IncomingBatch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
     return world.shard.enqueue(batch, world.now)
+
+
+def enqueue_two(world: World) -> object:
+    batch = IncomingBatch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
+    world.shard.raise_format(SINCE_FORMAT[FrameKind.APPEND_RUNS])
+    return world.shard.append_runs([replace(batch, producer=7), batch], world.now)
 
 
 def tick(world: World) -> object:
@@ -165,6 +171,7 @@ def broken(*args: object, **kwargs: object) -> None:
 
 EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.APPEND: (enqueue, lambda shard: shard.index, "insert"),
+    FrameKind.APPEND_RUNS: (enqueue_two, lambda shard: shard.producers, "store"),
     FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),

@@ -5,11 +5,12 @@ A release reads every format from OLDEST to NEWEST. It writes the one that all n
 changes is written behind a comparison with `Shard.format` and nowhere else: docs/upgrade.md has the steps.
 
     1    release 0.1
+    2    APPEND_RUNS frames: the batches of many requests in one
 """
 
 from __future__ import annotations
 
-OLDEST, NEWEST = 1, 1
+OLDEST, NEWEST = 1, 2
 
 
 def written_format(nodes_version: int) -> int:

@@ -26,9 +26,11 @@ from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
 from delaynode.store.log.frames import (
+    APPENDS,
     FLAG_NEW_SEGMENT,
     SINCE_FORMAT,
     Append,
+    AppendRun,
     Cancel,
     Frame,
     FrameKind,
@@ -37,7 +39,7 @@ from delaynode.store.log.frames import (
     append_prefix,
     column_bytes,
     parse_append,
-    parse_append_prefix,
+    parse_append_runs,
     parse_cancel,
     parse_group,
     parse_progress,
@@ -46,7 +48,7 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.incoming_batch import IncomingBatch, resolve_due
+from delaynode.store.log.incoming_batch import IncomingBatch, merge, resolve_due
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.lookup import (
     ALREADY_CANCELLED,
@@ -226,18 +228,37 @@ class Shard:
                 same = len(batch.time) == first.messages
                 due = resolve_due(batch.time, batch.relative, first.wall_ms, MAX_DUE_MS) if same else None
                 return Appended(first.first_seq, first.messages, due, self.log.end, duplicate=True)
+        due = self.resolve_due(batch, now_ms)
+        return self._append((AppendRun(batch.producer, batch.number, len(due)),), due, batch, now_ms)[0]
+
+    def append_runs(self, batches: Sequence[IncomingBatch], now_ms: int) -> list[Appended]:
+        """Store batches in one frame, each the next of its producer as those before it leave it. Raises Refused, and
+        stores nothing, where one of them breaks a limit."""
+        merged = merge(batches)
+        due = self.resolve_due(merged, now_ms)
+        runs = [AppendRun(batch.producer, batch.number, len(batch.time)) for batch in batches]
+        return self._append(runs, due, merged, now_ms)
+
+    def resolve_due(self, batch: IncomingBatch, now_ms: int) -> I64:
+        """The due of each message, i64[n] ms. Raises Refused where one breaks a limit, or no slot is free for it."""
         due = resolve_due(batch.time, batch.relative, now_ms, self.max_delay_ms)
         self._check_wheel(due, now_ms)
-        n = len(due)
-        prefix = append_prefix(batch.producer, batch.number)
-        columns = column_bytes(due, batch.size, batch.key, batch.tag)
+        return due
+
+    def _append(self, runs: Sequence[AppendRun], due: I64, batch: IncomingBatch, now_ms: int) -> list[Appended]:
+        """batch: the messages of all runs."""
         first_seq = self.next_seq
-        payload = prefix, *columns, batch.records
-        with self._propose(FrameKind.APPEND, n, payload, now_ms, first_seq=first_seq) as end:
-            at = end - len(batch.records)
-            append = Append(batch.producer, batch.number, due, batch.size, batch.key, batch.tag, batch.records, at)
+        prefix, records = append_prefix(runs), batch.records
+        columns = column_bytes(due, batch.size, batch.key, batch.tag)
+        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS
+        with self._propose(kind, len(due), (prefix, *columns, records), now_ms, first_seq=first_seq) as end:
+            append = Append(runs, due, batch.size, batch.key, batch.tag, records, end - len(records))
             self._apply_append(append, first_seq, now_ms, end)
-        return Appended(first_seq, n, due, end)
+        answers, at = [], 0
+        for run in runs:
+            answers.append(Appended(first_seq + at, run.messages, due[at : at + run.messages], end))
+            at += run.messages
+        return answers
 
     def _check_wheel(self, due: I64, now_ms: int) -> None:
         latest = highest(due)[0]
@@ -266,8 +287,13 @@ class Shard:
             rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT, check)
             self.index.insert(rows[~over] if overdue else rows)
         self.next_seq = first_seq + n
-        if a.producer:
-            self.producers.store(a.producer, FirstAnswer(a.number, first_seq, n, wall_ms))
+        self._store_answers(a.runs, first_seq, wall_ms)
+
+    def _store_answers(self, runs: Sequence[AppendRun], first_seq: int, wall_ms: int) -> None:
+        for producer, number, messages in runs:
+            if producer:
+                self.producers.store(producer, FirstAnswer(number, first_seq, messages, wall_ms))
+            first_seq += messages
 
     # ------------------------------------------------------------ messages out
     def next_tick(self) -> int:
@@ -434,13 +460,10 @@ class Shard:
         the answer that its producer was given.
         """
         self._begin(frame)
-        if frame.kind is FrameKind.APPEND:
+        if frame.kind in APPENDS:
             self.next_seq = max(self.next_seq, frame.first_seq + frame.count)
             with suppress(Damaged):
-                producer, number = parse_append_prefix(frame)
-                if producer:
-                    answer = FirstAnswer(number, frame.first_seq, frame.count, frame.wall_ms)
-                    self.producers.store(producer, answer)
+                self._store_answers(parse_append_runs(frame), frame.first_seq, frame.wall_ms)
         self.skipped.append(frame.offset)
         self.applied = frame.end
 
@@ -455,7 +478,7 @@ class Shard:
     def _apply(self, frame: Frame) -> None:
         kind = frame.kind
         self._begin(frame)
-        if kind is FrameKind.APPEND:
+        if kind in APPENDS:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind is FrameKind.TICK:
             self._apply_tick(parse_tick(frame), frame)

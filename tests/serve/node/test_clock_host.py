@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from delayapi.units import HOUR_MS
+from delaynode.replica.hosts import arrivals
 from delaynode.store.errors import Refused
 
 from tests.serve.support.hosts import Node, node
@@ -52,7 +53,11 @@ def test_a_step_ahead_releases_nothing_until_it_is_accepted_and_then_at_once(tmp
     asyncio.run(story())
 
 
-def test_after_a_step_back_only_what_can_be_on_time_is_taken_and_all_of_it_is(tmp_path: Path) -> None:
+def test_after_a_step_back_only_what_can_be_on_time_is_taken_and_all_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "CLOCK_WAIT_SECONDS", 0)
+
     async def story() -> None:
         async with node(tmp_path) as made:
             count = await settle(made)

@@ -52,8 +52,9 @@ async def send(host: ShardHost, number: int, near: int, far: int) -> list[tuple[
     n = far + near
     zeros = np.zeros(n, np.uint32)
     bodies = b"".join(b"%08d" % (number * 1000 + at) + b"x" * (BODY - 8) for at in range(n))
-    appended = host.enqueue(IncomingBatch(due, np.empty(0, np.uint8), zeros + BODY, zeros, zeros, bodies))
-    await host.wait_committed(appended.log_end)
+    appended = await host.stored(
+        host.enqueue(IncomingBatch(due, np.empty(0, np.uint8), zeros + BODY, zeros, zeros, bodies))
+    )
     return [(int(due[at]), appended.first_seq + at) for at in range(far)]
 
 

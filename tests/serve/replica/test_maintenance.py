@@ -33,8 +33,7 @@ def test_a_shard_that_cannot_commit_does_not_keep_others_from_their_checkpoints(
                 await asyncio.sleep(0.1)
                 monkeypatch.setattr(syncer, "mark", lambda writer: None if writer is stuck else mark(writer))
                 sending = asyncio.create_task(made.send("a", [due]))
-                await asyncio.sleep(0)
-                assert stuck.shard.log_end > stuck.shard.committed_offset
+                await wait_until(lambda: stuck.shard.log_end > stuck.shard.committed_offset, 0.001)
             before = stuck.shard.checkpointed
             await asyncio.wait_for(other.maintenance.checkpoint(copy_wheels=False), 10)
             assert not checkpoint.done()

@@ -73,8 +73,7 @@ async def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
 
 async def fill(host: ShardHost, batches: int) -> None:
     for n in range(batches):
-        host.enqueue(batch_of(500, (0, 20, 50, 3_600_000)[n % 4]))
-        await host.wait_committed(host.shard.log_end)
+        await host.stored(host.enqueue(batch_of(500, (0, 20, 50, 3_600_000)[n % 4])))
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ def test_a_checkpoint_that_stood_in_line_does_not_outlast_the_term(
                 await asyncio.sleep(0.1)
                 monkeypatch.setattr(host.resources.syncer, "mark", lambda writer: None)  # nothing more is written
                 sending = asyncio.create_task(made.send("a", [due]))
-                await asyncio.sleep(0)
-                assert host.shard.log_end > host.shard.committed_offset
+                await wait_until(lambda: host.shard.log_end > host.shard.committed_offset, 0.001)
                 host.stop_serving("another is chosen")
             assert not checkpoint.done()
             try:

@@ -21,6 +21,7 @@ from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.maintenance import persist
+from delaynode.store.shard import Appended
 
 Key = tuple[int, int]
 
@@ -53,13 +54,25 @@ class Node:
         n, zeros = len(dues), np.zeros(len(dues), np.uint32)
         flags = np.full(n * relative, 1, np.uint8)
         host = self.hosts[name]
-        appended = host.enqueue(IncomingBatch(np.array(dues), flags, zeros + 10, zeros, zeros, bytes(10 * n)))
+        batch = IncomingBatch(np.array(dues), flags, zeros + 10, zeros, zeros, bytes(10 * n))
+        appended = await host.stored(host.enqueue(batch))
         assert appended.due is not None
         keys = list(zip(appended.due.tolist(), range(appended.first_seq, appended.first_seq + n), strict=True))
-        self.offered.setdefault(name, set()).update(keys)
-        await host.wait_committed(appended.log_end)
         self.acknowledged.setdefault(name, set()).update(keys)
         return keys
+
+    def _record_offers(self, name: str, host: ShardHost) -> None:
+        append = host.append
+
+        def recorded(batches: list[IncomingBatch]) -> list[Appended | Exception]:
+            answers = append(batches)
+            for one in answers:
+                if isinstance(one, Appended) and one.due is not None:
+                    seqs = range(one.first_seq, one.first_seq + one.count)
+                    self.offered.setdefault(name, set()).update(zip(one.due.tolist(), seqs, strict=True))
+            return answers
+
+        host.append = recorded  # type: ignore[method-assign]
 
     async def mixed(self, name: str) -> None:
         """Send some messages that are due at once, some soon, and some in hours."""
@@ -94,6 +107,7 @@ async def node(directory: Path) -> AsyncIterator[Node]:
             shard = persist.create(files, made.path(name), queue + 1, "t", queue, CONFIG, now)
             persist.accept_epoch(files, made.path(name), shard, 1)
             made.hosts[name] = ShardHost(shard, made.path(name), resources)
+            made._record_offers(name, made.hosts[name])
             await made.hosts[name].start(1, "n0")
         try:
             yield made

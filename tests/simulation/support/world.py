@@ -81,7 +81,7 @@ class World:
         topics = tuple(TopicSpec(name, count) for name, count in zip(TOPICS, counts, strict=False))
         self.cluster_spec = ClusterSpec(
             "sim", nodes, topics, replicas=replicas, durability=durability, lease_seconds=lease_seconds,
-            lag_seconds=lag_seconds, **cluster,
+            lag_seconds=lag_seconds, nodes_version=self.random("format").choice((1, 2, 2)), **cluster,
         )  # fmt: skip
         self.truth = Truth(self.scheduler)
         self.truth.put_cluster(self.cluster_spec, None)

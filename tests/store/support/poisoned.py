@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from delayapi.units import DAY_MS
 from delaynode.store.log.frames import (
+    APPENDS,
     FLAG_NEW_SEGMENT,
+    AppendRun,
     Cancel,
     FrameKind,
     GroupChange,
@@ -49,7 +51,13 @@ def _with(progress: GroupProgress, *, visible: bool) -> tuple[int, tuple[Buffer,
 def _append(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """An APPEND whose records are shorter than its sizes say."""
     columns = column_bytes(np.array([world.now + 3 * DAY_MS]), np.array([5], np.uint32), *[np.zeros(1, np.uint32)] * 2)
-    return 1, (append_prefix(0, 0), *columns, b"123")
+    return 1, (append_prefix([AppendRun(0, 0, 1)]), *columns, b"123")
+
+
+def _append_runs(world: World) -> tuple[int, tuple[Buffer, ...]]:
+    """An APPEND_RUNS whose runs have more messages than the frame."""
+    columns = column_bytes(np.array([world.now + 3 * DAY_MS]), np.array([3], np.uint32), *[np.zeros(1, np.uint32)] * 2)
+    return 1, (append_prefix([AppendRun(0, 0, 1)] * 2), *columns, b"123")
 
 
 def _cancel(world: World) -> tuple[int, tuple[Buffer, ...]]:
@@ -83,6 +91,7 @@ def _tick(world: World) -> tuple[int, tuple[Buffer, ...]]:
 
 POISONS: dict[FrameKind, Poison] = {
     FrameKind.APPEND: _append,
+    FrameKind.APPEND_RUNS: _append_runs,
     FrameKind.TICK: _tick,
     FrameKind.CANCEL: _cancel,
     FrameKind.RESCHEDULE: _reschedule,
@@ -112,7 +121,7 @@ def forge(world: World, kind: FrameKind, count: int, payload: tuple[Buffer, ...]
     frame = shard.log.propose(kind, shard.epoch, count, shard.next_seq, world.now, payload)
     if frame.flags & FLAG_NEW_SEGMENT:
         shard.space.ledger.open(frame.offset, world.now)
-    if kind is FrameKind.APPEND:
+    if kind in APPENDS:
         shard.next_seq += count
     shard.applied = shard.log.end
     return frame.offset

@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from delayapi.units import DAY_MS
 from delaynode.store.errors import Refused
+from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE, Lookup
+from delaynode.store.shard import Appended
 from delaynode.store.timer.index import GEOMETRY
 from delaynode.store.timer.scan import ScanJob, SlotSnapshotCache
 from delaynode.store.types import Pair
@@ -39,6 +41,17 @@ class LookingUp:
 class Scanning:
     job: ScanJob
     ran: bool = False
+
+
+def halves(batch: IncomingBatch) -> list[IncomingBatch]:
+    """The same messages in two batches."""
+    half = len(batch.time) // 2
+    end = int(batch.size[:half].sum())
+    records = bytes(batch.records)
+    return [
+        IncomingBatch(batch.time[part], batch.relative[part], batch.size[part], batch.key[part], batch.tag[part], body)
+        for part, body in ((slice(half), records[:end]), (slice(half, None), records[end:]))
+    ]
 
 
 FORGETS_MS = GEOMETRY.cancelled_retention_ms
@@ -78,7 +91,7 @@ class Producing(Tidying):
         expired = known is not None and known.seen + DAY_MS <= self.shard.wall_ms
         try:
             with self.recording() as events:
-                answer = self.shard.enqueue(batch, self.now)
+                answer = self._store(batch)
                 if not answer.duplicate:
                     assert answer.due is not None
                     assert answer.due.tolist() == dues
@@ -103,6 +116,17 @@ class Producing(Tidying):
             assert max(dues) <= self.now + self.shard.max_delay_ms
             assert number == last + 1 or (number == 0 and expired)
         return answer.first_seq
+
+    def _store(self, batch: IncomingBatch) -> Appended:
+        """Where the format has such frames and nobody numbers the messages: as two requests that share a frame."""
+        if self.shard.format < SINCE_FORMAT[FrameKind.APPEND_RUNS] or batch.producer or len(batch.time) < 2:
+            return self.shard.enqueue(batch, self.now)
+        first, second = self.shard.append_runs(halves(batch), self.now)
+        assert first.due is not None
+        assert second.due is not None
+        assert second.first_seq == first.first_seq + first.count
+        due = np.concatenate((first.due, second.due))
+        return Appended(first.first_seq, first.count + second.count, due, first.log_end)
 
     def expect_refusal(self, refused: Refused, dues: list[int], producer: int, number: int, expired: bool) -> None:
         watermark = self.shard.index.watermark.due

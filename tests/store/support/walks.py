@@ -10,7 +10,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from delayapi.units import DAY_MS, HOUR_MS
-from delaynode.store import columns
+from delaynode.store import columns, formats
 from delaynode.store.log import checks, commit_log, extents, offsets
 from delaynode.store.maintenance import evacuation, reclaim
 from delaynode.store.queue import dead_letters, groups
@@ -67,6 +67,10 @@ def few_rows(few: int, heap: int) -> Iterator[None]:
 FEW_ROWS = [(0, 0), (1, 1), (2, 3), (8, 1024), (8, 1024)]  # as in production at the end
 
 
+def format_of(seed: int) -> int:
+    return random.Random(f"{seed}/format").randint(formats.OLDEST, formats.NEWEST)
+
+
 def tidy_world(seed: int) -> World:
     """A world whose files are so small, and whose retention is so short, that there is always something to free."""
     rng = random.Random(seed)
@@ -80,6 +84,7 @@ def tidy_world(seed: int) -> World:
         max_attempts=rng.choice([1, 2]),
         keep=replace(SMALL.keep, retention_ms=rng.choice([1, 1000, 60_000])),
         chunk_units=rng.choice([1, 3, 3, 20]),
+        format=format_of(seed),
     )
     return World(seed, config, page=rng.choice([16, 64, 512]))
 
@@ -103,6 +108,7 @@ def world_of(seed: int) -> World:
         queue_segment_bytes=rng.choice([40, 40 * 7, 1 << 20]),
         keep=replace(SMALL.keep, retention_ms=rng.choice([1000, HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])),
         chunk_units=rng.choice([1, 3, 3, 262_144]),
+        format=format_of(seed),
     )
     return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
 

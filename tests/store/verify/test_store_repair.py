@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Unappliable
-from delaynode.store.log.frames import FrameKind, GroupProgress, append_prefix, column_bytes
+from delaynode.store.log.frames import AppendRun, FrameKind, GroupProgress, append_prefix, column_bytes
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import begin_evacuation
 from delaynode.store.maintenance.marker import is_marked, mark_damaged
@@ -26,6 +26,8 @@ KINDS = pytest.mark.parametrize("kind", POISONS, ids=lambda kind: kind.name)
 SKIPPED = {
     FrameKind.APPEND: "what it was to do can't be read (frame at {at}: its records are not as long as its column of "
     "sizes says); its header counts 1",
+    FrameKind.APPEND_RUNS: "what it was to do can't be read (frame at {at}: its runs have 2 messages, the frame 1); "
+    "its header counts 1",
     FrameKind.TICK: "0 messages due by 2023-11-14 22:13:24.995 UTC are released later, by the next master",
     FrameKind.CANCEL: "1 message that were cancelled will be delivered, due 2023-11-17 22:13:20.000 UTC",
     FrameKind.RESCHEDULE: "its header counts 1",
@@ -153,7 +155,7 @@ def test_two_frames_that_can_not_be_applied_are_skipped_together() -> None:
 def broken_append(world: World, due: int) -> tuple[FrameKind, int, tuple[bytes, ...]]:
     """A batch whose sizes don't add up."""
     columns = column_bytes(np.array([due]), np.array([5], np.uint32), *[np.zeros(1, np.uint32)] * 2)
-    return FrameKind.APPEND, 1, (append_prefix(0, 0), *map(bytes, columns), b"123")
+    return FrameKind.APPEND, 1, (append_prefix([AppendRun(0, 0, 1)]), *map(bytes, columns), b"123")
 
 
 def test_skipping_what_later_releases_count_on_is_said_to_be_no_way_out() -> None:

@@ -7,15 +7,19 @@ import heapq
 import itertools
 import time
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
+from delaynode.replica.hosts.arrivals import Arrivals
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replication.transport.until import wait_event, wait_until
+from delaynode.store.columns import lowest
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.merging import Merger
 from delaynode.store.queue import consumers
 from delaynode.store.queue.consume_queue import ReleasedRows
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -75,8 +79,10 @@ class ShardHost(CopyHost):
         self.serving = False
         self.paused: str | None = None  # why nothing is appended or answered for the moment
         self._ended: str | None = None  # why nothing more is committed here, for good
-        self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: log offset, arrival, who waits
-        self._arrivals = itertools.count()
+        # heap: log offset, number in order of arrival, who waits, and what for
+        self._commit_waiters: list[tuple[int, int, asyncio.Future[Any], object]] = []
+        self._numbers = itertools.count()
+        self._arrivals = Arrivals(self, self.on_proposed)
         self._rate_limit: RateLimit | None = None  # of releases, where the topic has a cap
         self._paced_end = 0  # queue offset: the pace knows of the releases before it
         self._tick_wakeup = asyncio.Event()  # the tick loop should look again
@@ -100,6 +106,7 @@ class ShardHost(CopyHost):
         A checkpoint makes the next start quick.
         """
         if self.serving:
+            self._arrivals.append()
             self.serving = False  # from here on nobody appends, so there is an end to wait for
             for task in self._tasks:
                 task.cancel()
@@ -136,7 +143,8 @@ class ShardHost(CopyHost):
         self.serving, self._ended = False, why
         super()._end(why)
         waiting, self._commit_waiters = self._commit_waiters, []
-        for _, _, future in waiting:
+        self._arrivals.refuse_all(lambda: self._refusal(why))
+        for _, _, future, _ in waiting:
             if not future.done():
                 future.set_exception(self._refusal(why))
                 future.exception()  # a caller that went away does not collect it
@@ -174,6 +182,7 @@ class ShardHost(CopyHost):
 
     # ------------------------------------------------------------ commit
     def next_batch(self) -> WriteBatch | None:
+        self._arrivals.append()
         batch = super().next_batch()
         if batch is not None and self.replication is not None and self.replication.ships:
             batch.on_sealed = self.replication.sealed
@@ -202,9 +211,9 @@ class ShardHost(CopyHost):
         if self.replication is not None:
             self.replication.on_committed(end)
         while self._commit_waiters and self._commit_waiters[0][0] <= end:
-            future = heapq.heappop(self._commit_waiters)[2]
+            _, _, future, result = heapq.heappop(self._commit_waiters)
             if not future.done():
-                future.set_result(None)
+                future.set_result(result)
         if released:
             self._count(released)
             self.waiters.on_released(one.rows for one in released)
@@ -240,7 +249,7 @@ class ShardHost(CopyHost):
         if self.failure is not None or self._ended is not None:
             raise self._refusal(self._ended or "")
         future = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._commit_waiters, (offset, next(self._arrivals), future))
+        heapq.heappush(self._commit_waiters, (offset, next(self._numbers), future, None))
         self.resources.syncer.mark(self)
         await future
 
@@ -326,22 +335,42 @@ class ShardHost(CopyHost):
         self._tick_wakeup.set()
 
     # ------------------------------------------------------------ what callers ask for
-    def enqueue(self, batch: IncomingBatch) -> Appended:
-        """Append; the caller waits for wait_replicated(log_end) before it answers."""
+    def enqueue(self, batch: IncomingBatch) -> asyncio.Future[Appended]:
+        """Store a batch with the shard's next write, after those that came before it; the answer is for stored()."""
+        self.check_may_append()
+        return self._arrivals.add(batch)
+
+    async def stored(self, answer: asyncio.Future[Appended]) -> Appended:
+        """What enqueue() was answered, once that may be told to the producer. Raises Refused."""
+        appended = await answer
+        if self.replication is not None:
+            self.check_serving()
+            self.check_in_sync(appended=True)
+        return appended
+
+    # ------------------------------------------------------------ as arrivals see it
+    def check_may_append(self) -> None:
         self.check_serving()
         self.check_in_sync()
+
+    def append(self, batches: list[IncomingBatch]) -> list[Appended | Exception]:
         now = self.resources.clock.now_ms()
-        if not self.resources.may_tick():
-            self._check_not_passed(batch, now)
-        appended = self.shard.enqueue(batch, now)
+        check = None if self.resources.may_tick() else partial(self._check_not_passed, now_ms=now)
+        answers = Merger(self.shard, now, check).enqueue(batches)
         if self._rate_limit is not None:
             self._count_arrived(self._rate_limit, now)
-        if appended.due is not None and not appended.duplicate:
-            self.resources.metrics.enqueued[self.topic] += appended.count
-            self._wake_by(int(appended.due.min()))
+        stored = [one for one in answers if isinstance(one, Appended) and not one.duplicate]
+        if stored:
+            self.resources.metrics.enqueued[self.topic] += sum(one.count for one in stored)
+            self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None))
             self.maintenance.check_units()
-        self.resources.syncer.mark(self)
-        return appended
+        return answers
+
+    def answer_at_commit(self, answer: asyncio.Future[Appended], appended: Appended) -> None:
+        if appended.log_end <= self.shard.committed_offset:
+            answer.set_result(appended)
+        else:
+            heapq.heappush(self._commit_waiters, (appended.log_end, next(self._numbers), answer, appended))
 
     def _check_not_passed(self, batch: IncomingBatch, now_ms: int) -> None:
         """Raises Refused where a due would be released on arrival only because this node's clock has passed it."""

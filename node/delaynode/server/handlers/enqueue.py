@@ -23,10 +23,9 @@ from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch, columns_of
-from delaynode.store.types import I64
+from delaynode.store.shard import Appended
 
 MAX_UNANSWERED = 16
-CLOCK_WAIT_SECONDS = 1.0
 FORWARD_SECONDS = 30.0
 
 Unanswered: TypeAlias = tuple[asyncio.Future[Body], Answers]
@@ -34,15 +33,12 @@ Unanswered: TypeAlias = tuple[asyncio.Future[Body], Answers]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBatch:
+class TakenBatch:
     """A batch that waits for its commit: what its answer needs, and nothing that refers to the request's bytes."""
 
     host: ShardHost
-    first_seq: int
-    count: int
-    log_end: int
-    duplicate: bool
-    due: I64 | None  # i64[count] ms, when the answer has them
+    answer: asyncio.Future[Appended]
+    with_due: bool  # the answer has the dues
     started: float  # time.monotonic()
 
 
@@ -60,36 +56,24 @@ class EnqueueCalls:
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
             return await forwarder.call(found.endpoint, "Enqueue", data, context.time_remaining())
-        return await self._answer_replicated(await self._store(found, view, len(data)))
+        return await self._answer_stored(await self._take(found, view, len(data)))
 
-    async def _store(self, host: ShardHost, view: EnqueueRequestView, size: int) -> StoredBatch:
-        """Append a request of `size` bytes, waiting a little for a clock that is behind what was released."""
+    async def _take(self, host: ShardHost, view: EnqueueRequestView, size: int) -> TakenBatch:
+        """Take a request of `size` bytes, to be stored with the shard's next write."""
         batch = _batch(view)
         node = self._dispatch.node
         _check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
         node.disk.check(size)
         started = time.monotonic()
         await host.maintenance.wait_room()
-        while True:
-            try:
-                appended = host.enqueue(batch)
-                break
-            except Refused as refused:
-                if refused.reason != "CLOCK_BEHIND" or time.monotonic() > started + CLOCK_WAIT_SECONDS:
-                    raise
-            await asyncio.sleep(0.02)
-        relative = bool(len(view.relative))
-        return StoredBatch(
-            host, appended.first_seq, appended.count, appended.log_end,
-            duplicate=appended.duplicate, due=appended.due if relative else None, started=started,
-        )  # fmt: skip
+        return TakenBatch(host, host.enqueue(batch), bool(len(view.relative)), started)
 
-    async def _answer_replicated(self, stored: StoredBatch) -> Body:
+    async def _answer_stored(self, taken: TakenBatch) -> Body:
         """The answer, once it is true."""
-        host = stored.host
-        await host.wait_replicated(stored.log_end)
-        due: I64 | bytes = stored.due if stored.due is not None else b""
-        latency_ms = (time.monotonic() - stored.started) * 1000
+        host = taken.host
+        stored = await host.stored(taken.answer)
+        due = stored.due if taken.with_due and stored.due is not None else b""
+        latency_ms = (time.monotonic() - taken.started) * 1000
         self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)
         uid = host.shard.identity.uid
         return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
@@ -140,7 +124,7 @@ class EnqueueCalls:
         return True
 
     async def _answer(self, data: Body, context: Context, answers: Answers) -> asyncio.Future[Body]:
-        """Append one request of a stream now; its answer, or its error as an answer, comes."""
+        """Take one request of a stream now; its answer, or its error as an answer, comes."""
         try:
             view = _view(data)
             found = self._dispatch.find_host(view.topic, view.queue, context)
@@ -153,7 +137,7 @@ class EnqueueCalls:
                     body = await forwarder.call(found.endpoint, "Enqueue", data, FORWARD_SECONDS)
                     self._budget.release(hold)
                     return _ready(body)
-                stored = await self._store(found, view, len(data))
+                taken = await self._take(found, view, len(data))
             except BaseException:
                 self._budget.release(hold)
                 raise
@@ -161,15 +145,15 @@ class EnqueueCalls:
             return _ready(encode_enqueue_response(0, 0, 0, error=as_error(refused)))
         except ForwardedError as passed:
             return _ready(encode_enqueue_response(0, 0, 0, error=passed.as_error()))
-        answer = asyncio.create_task(self._stream_answer(stored, hold))
+        answer = asyncio.create_task(self._stream_answer(taken, hold))
         self._answering.add(answer)
         answer.add_done_callback(self._answering.discard)
         return answer
 
-    async def _stream_answer(self, stored: StoredBatch, hold: Hold) -> Body:
+    async def _stream_answer(self, taken: TakenBatch, hold: Hold) -> Body:
         """Runs by itself: a batch stops to count as soon as it is committed, whether or not its answer is read."""
         try:
-            return await self._answer_replicated(stored)
+            return await self._answer_stored(taken)
         except Refused as refused:
             return encode_enqueue_response(0, 0, 0, error=as_error(refused))
         finally:

@@ -4,15 +4,17 @@ header, 64 bytes, little-endian
   0 magic u32 | 4 crc32 u32 (of all that follows) | 8 length u32 (header and payload) | 12 kind u16 | 14 flags u16
  16 shard uid u64 | 24 epoch u32 | 28 count u32 | 32 first seq i64 | 40 master's wall clock i64 ms
  48 own log offset i64 | 56 synced i64 (the log offset known to be on disk when this frame was written)
-payload: columns one after the other, then (APPEND) the records
+payload: columns one after the other, then (APPEND, APPEND_RUNS, RELOCATE) the records
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,12 +44,14 @@ class FrameKind(IntEnum):
     EPOCH = 9
     RELOCATE = 10
     TRIM = 11
+    APPEND_RUNS = 12
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
 # The format that brought each kind: a master writes a kind only once all nodes read that format. A payload never
 # changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
-SINCE_FORMAT = dict.fromkeys(FrameKind, 1)
+SINCE_FORMAT = {**dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2}
+APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
 
 # ---------------------------------------------------------------- payloads
 _APPEND = struct.Struct("<QQ")
+_RUNS = struct.Struct("<II")
 _TICK = struct.Struct("<qqqq")
 _U16 = struct.Struct("<H")
 
@@ -185,12 +190,23 @@ def _text(value: str) -> bytes:
     return _U16.pack(len(encoded)) + encoded
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
-    """n messages. due i64[n] ms, size/key/tag u32[n]; the records, one after the other, begin at `records_at`."""
+class AppendRun(NamedTuple):
+    """The next `messages` rows of an APPEND: batch `number` of that producer; producer 0: of none with numbers."""
 
     producer: int
     number: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """n messages. due i64[n] ms, size/key/tag u32[n]; the records, one after the other, begin at `records_at`.
+
+    runs: whose they are, in order; APPEND has one, APPEND_RUNS (runs u32 | 0 u32 | producer u64[r], number u64[r],
+    messages u32[r], then as APPEND) one for each request.
+    """
+
+    runs: Sequence[AppendRun]
     due: I64
     size: U32
     key: U32
@@ -199,26 +215,43 @@ class Append:
     records_at: int
 
 
-def append_prefix(producer: int, number: int) -> bytes:
-    return _APPEND.pack(producer, number)
+def append_prefix(runs: Sequence[AppendRun]) -> bytes:
+    if len(runs) == 1:
+        return _APPEND.pack(runs[0].producer, runs[0].number)
+    producers, numbers, messages = zip(*runs, strict=True)
+    return _RUNS.pack(len(runs), 0) + struct.pack(f"<{2 * len(runs)}Q{len(runs)}I", *producers, *numbers, *messages)
 
 
-def parse_append_prefix(frame: Frame) -> tuple[int, int]:
-    """(producer, number)."""
-    producer, number = PayloadColumns(frame.payload).unpack(_APPEND)
-    return producer, number
+def parse_append_runs(frame: Frame) -> Sequence[AppendRun]:
+    """Whose messages they are. Raises Damaged."""
+    return _runs(PayloadColumns(frame.payload), frame)
+
+
+def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[AppendRun]:
+    if frame.kind is FrameKind.APPEND:
+        producer, number = columns.unpack(_APPEND)
+        return (AppendRun(producer, number, frame.count),)
+    count, zero = columns.unpack(_RUNS)
+    if zero:
+        raise Damaged(f"frame at {frame.offset}: its runs are followed by {zero}, not 0")
+    producers, numbers = columns.read_column("<u8", count), columns.read_column("<u8", count)
+    messages = columns.read_column("<u4", count).tolist()
+    if sum(messages) != frame.count or 0 in messages:
+        raise Damaged(f"frame at {frame.offset}: its runs have {sum(messages)} messages, the frame {frame.count}")
+    return [*map(AppendRun, producers.tolist(), numbers.tolist(), messages)]
 
 
 def parse_append(frame: Frame) -> Append:
+    """Of an APPEND or an APPEND_RUNS. Raises Damaged."""
     columns = PayloadColumns(frame.payload)
-    producer, number = columns.unpack(_APPEND)
+    runs = _runs(columns, frame)
     n = frame.count
     due, size = columns.read_column("<i8", n), columns.read_column("<u4", n)
     key, tag = columns.read_column("<u4", n), columns.read_column("<u4", n)
     if not n or total(size) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
-    return Append(producer, number, due, size, key, tag, frame.payload[columns.at :], records_at)
+    return Append(runs, due, size, key, tag, frame.payload[columns.at :], records_at)
 
 
 @dataclass(frozen=True, slots=True)

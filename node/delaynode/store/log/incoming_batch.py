@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,18 @@ class IncomingBatch:
     records: Buffer
     producer: int = 0  # 0: not idempotent
     number: int = 0
+
+
+def merge(batches: Sequence[IncomingBatch]) -> IncomingBatch:
+    """All messages of the batches, in order, as of no producer."""
+    relative = np.empty(0, np.uint8)
+    if any(len(batch.relative) for batch in batches):
+        columns = [b.relative if len(b.relative) else np.zeros(len(b.time), np.uint8) for b in batches]
+        relative = np.concatenate(columns)
+    time, size, key, tag = (
+        np.concatenate(column) for column in zip(*((b.time, b.size, b.key, b.tag) for b in batches), strict=True)
+    )
+    return IncomingBatch(time, relative, size, key, tag, b"".join(batch.records for batch in batches))
 
 
 def columns_of(

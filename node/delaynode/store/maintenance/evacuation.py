@@ -15,7 +15,7 @@ import numpy as np
 
 from delaynode.store.columns import at_or_below
 from delaynode.store.log.commit_log import frames_of
-from delaynode.store.log.frames import FrameKind, parse_append, parse_relocate
+from delaynode.store.log.frames import APPENDS, FrameKind, parse_append, parse_relocate
 from delaynode.store.shard import Shard
 from delaynode.store.timer.cascade import ChainReader
 from delaynode.store.timer.due_window import SortedRun
@@ -88,8 +88,8 @@ class EvacuationJob:
         found, minute_ms = [np.empty(0, np.int64)], self._shard.config.geometry.minute_ms
         spans = zip(self.segments["base"].tolist(), self.segments["end"].tolist(), strict=True)
         for frame in chain.from_iterable(frames_of(self._log, base, end) for base, end in spans):
-            if frame.kind in (FrameKind.APPEND, FrameKind.RELOCATE) and frame.offset not in self._shard.skipped:
-                due = parse_append(frame).due if frame.kind is FrameKind.APPEND else parse_relocate(frame).due
+            if frame.kind in (*APPENDS, FrameKind.RELOCATE) and frame.offset not in self._shard.skipped:
+                due = parse_append(frame).due if frame.kind in APPENDS else parse_relocate(frame).due
                 due = due[due >= self._watermark.due]
                 found.append(np.unique(due - due % minute_ms))
         return np.unique(np.concatenate(found))

@@ -14,7 +14,7 @@ from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, NewerFormat, Unsynced
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
-from delaynode.store.log.frames import FrameKind
+from delaynode.store.log.frames import APPENDS
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.maintenance.marker import check_unmarked, mark_damaged
@@ -89,7 +89,7 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
         epoch, end, pending = state.epochs[-1][0] if state.epochs else 0, state.log_offset, state.pending
         for frame in log.scan(state.log_offset, point.synced):
             epoch, end = frame.epoch, frame.end
-            pending += frame.count if frame.kind is FrameKind.APPEND else 0
+            pending += frame.count if frame.kind in APPENDS else 0
     except (Damaged, NewerFormat) as error:
         return replace(found, damage=str(error))
     return replace(

@@ -85,6 +85,11 @@ class Producers:
                 return FirstAnswer(number, int(row["first_seq"][at]), int(row["messages"][at]), int(row["wall_ms"][at]))
         raise Refused("OUT_OF_ORDER", f"producer {producer:x}: batch {number}, expected {last + 1}", expected=last + 1)
 
+    def last_number(self, producer: int) -> int | None:
+        """Of its batches that are stored; None: it is not known."""
+        row_index = self._row_index.get(producer)
+        return None if row_index is None else int(self._rows["last"][row_index])
+
     def _check_unknown(self, producer: int, number: int, now_ms: int) -> None:
         if number:
             raise Refused(

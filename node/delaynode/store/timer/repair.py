@@ -22,6 +22,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.frames import (
+    APPENDS,
     Frame,
     FrameKind,
     parse_append,
@@ -195,7 +196,7 @@ def _units_of_frames(frames: Iterator[Frame]) -> tuple[Records, Pair]:
         if frame.kind is FrameKind.TICK:
             tick = parse_tick(frame)
             watermark = Pair(tick.due, tick.seq)
-        elif frame.kind is FrameKind.APPEND:
+        elif frame.kind in APPENDS:
             a = parse_append(frame)
             seq = np.arange(frame.first_seq, frame.first_seq + len(a.due), dtype=np.int64)
             check = record_checks(a.records, a.records_at, a.size, seq)

@@ -18,6 +18,7 @@ from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
 from delaynode.store.log.frame_chunk import SYNCED_LIMIT_FILE, read_synced_limit
 from delaynode.store.log.frames import (
+    APPENDS,
     FLAG_NEW_SEGMENT,
     MAGIC,
     BadFrame,
@@ -269,7 +270,7 @@ class LogPass:
         try:
             if frame.offset in self._skipped:
                 self._report(frame.offset, f"this {frame.kind.name} was skipped by a repair", note=True)
-                if frame.kind is FrameKind.APPEND:
+                if frame.kind in APPENDS:
                     state.next_seq = frame.first_seq + frame.count
             else:
                 self._apply(frame, before=frame.offset < facts.as_of)
@@ -284,7 +285,7 @@ class LogPass:
         """before: it is part of what the checkpoint has."""
         facts, state = self.facts, self.state
         match frame.kind:
-            case FrameKind.APPEND:
+            case FrameKind.APPEND | FrameKind.APPEND_RUNS:
                 self._append(frame, before=before)
             case FrameKind.TICK:
                 self._tick(frame, before=before)

@@ -27,6 +27,7 @@ from delaynode.store.errors import Damaged, Unappliable
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.files import Files
 from delaynode.store.log.frames import (
+    APPENDS,
     FLAG_DEAD_LETTERS,
     Frame,
     FrameKind,
@@ -129,7 +130,7 @@ def _moves_the_queue(shard: Shard, frame: Frame) -> bool:
     try:
         if frame.kind is FrameKind.TICK:
             return parse_tick(frame).released != 0
-        if frame.kind is FrameKind.APPEND:
+        if frame.kind in APPENDS:
             due = parse_append(frame).due
             seq = np.arange(frame.first_seq, frame.first_seq + len(due))
         elif frame.kind is FrameKind.RESCHEDULE:
@@ -301,7 +302,7 @@ def loss_of(shard: Shard, frame: Frame) -> str:
 
 def _loss_of(shard: Shard, frame: Frame) -> str:
     match frame.kind:
-        case FrameKind.APPEND:
+        case FrameKind.APPEND | FrameKind.APPEND_RUNS:
             due = parse_append(frame).due
             return f"LOST: {_messages(len(due))} that may have been acknowledged{_due(due)}"
         case FrameKind.TICK:
@@ -351,7 +352,7 @@ def losses_of(frames: Iterable[Frame]) -> list[str]:
         kinds[frame.kind] += 1
         counts[frame.kind] += frame.count
         try:
-            if frame.kind is FrameKind.APPEND:
+            if frame.kind in APPENDS:
                 due = parse_append(frame).due
                 stored, low, high = stored + len(due), min(low, int(due.min())), max(high, int(due.max()))
             elif frame.kind is FrameKind.ACK:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from delaynode.replica.hosts.master import ShardHost
-from delaynode.store.log.frames import HEADER, HEADER_BYTES, MAGIC, FrameKind, parse, parse_tick
+from delaynode.store.log.frames import (
+    APPENDS,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    FrameKind,
+    parse,
+    parse_append_runs,
+    parse_tick,
+)
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
 from delaynode.store.shard import Shard
 from delayregistry.model import Durability, ShardObject
@@ -431,12 +440,11 @@ def _check_log(checker: Checker, record: Record) -> None:
         if frame.epoch < epoch:
             checker.fail(f"invariant 3: {record.name}: epoch {frame.epoch} at {at} follows {epoch}")
         epoch = frame.epoch
-        if frame.kind is FrameKind.APPEND:
-            producer = int.from_bytes(frame.payload[:8], "little")
-            number = int.from_bytes(frame.payload[8:16], "little")
-            if producer and numbers.get(producer, -1) >= number:
-                checker.fail(f"invariant 4: {record.name}: producer {producer}'s batch {number} is stored twice")
-            numbers[producer] = number
+        if frame.kind in APPENDS:
+            for producer, number, _ in parse_append_runs(frame):
+                if producer and numbers.get(producer, -1) >= number:
+                    checker.fail(f"invariant 4: {record.name}: producer {producer}'s batch {number} is stored twice")
+                numbers[producer] = number
             if frame.first_seq != seq:
                 checker.fail(f"{record.name}: seq {frame.first_seq} at {at}, {seq} is next")
             seq += frame.count

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from delaynode.replica.hosts.master import ShardHost
-from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import IncomingBatch
 
 from tests.simulation.support.machine.process import Process
@@ -28,16 +26,7 @@ class Answer:
 def enqueue(batch: IncomingBatch) -> Work:
     async def work(host: ShardHost, at: Process) -> Answer:
         await host.maintenance.wait_room()
-        started = at.loop.time()
-        while True:
-            try:
-                appended = host.enqueue(batch)
-                break
-            except Refused as refused:
-                if refused.reason != "CLOCK_BEHIND" or at.loop.time() > started + 1.0:
-                    raise
-            await asyncio.sleep(0.02)
-        await host.wait_replicated(appended.log_end)
+        appended = await host.stored(host.enqueue(batch))
         return Answer(appended, appended.log_end)
 
     return work

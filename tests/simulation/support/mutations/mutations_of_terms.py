@@ -208,13 +208,12 @@ def stores_a_retry_again(put: Put) -> None:
 
 @mutation("b4_nothing_is_answered_from_what_is_not_committed", "answered from what is not committed: .*its retry")
 def answers_a_retry_from_the_producer_table(put: Put) -> None:  # B4
-    enqueue = ShardHost.enqueue
+    answer = ShardHost.answer_at_commit
 
-    def at_once(self: ShardHost, batch: Any) -> Any:
-        appended = enqueue(self, batch)
-        return replace(appended, log_end=0) if appended.duplicate else appended
+    def at_once(self: ShardHost, waiting: Any, appended: Any) -> None:
+        answer(self, waiting, replace(appended, log_end=0) if appended.duplicate else appended)
 
-    put(ShardHost, "enqueue", at_once)
+    put(ShardHost, "answer_at_commit", at_once)
 
 
 @mutation("b5_bit_flip_in_what_was_synced_is_no_torn_tail", "invariant 3: .* commits EPOCH .*, others")

@@ -1,0 +1,117 @@
+"""Batches of many requests into few frames: which of them share one, and what becomes of those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from delaynode.store.errors import Refused
+from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
+from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.shard import Appended, Shard
+
+MAX_BATCH_BYTES = 64 << 10  # a larger batch has a frame of its own: to join it, its records would be copied
+MAX_FRAME_BYTES = 1 << 20  # of records
+MAX_FRAME_MESSAGES = 65_536
+
+
+class Merger:
+    """Stores batches, in order, at one moment. A batch joins the frame when it is the next of its producer as the frame
+    would leave it; any other one ends the frame first: a retry of a batch in it, or a producer that is not known yet,
+    for which the table may have to forget others.
+
+    check: raises Refused for a batch that may not be stored now; then each batch has a frame of its own.
+    """
+
+    def __init__(self, shard: Shard, now_ms: int, check: Callable[[IncomingBatch], None] | None = None) -> None:
+        self._shard, self._now_ms, self._check = shard, now_ms, check
+        self._waiting: set[int] = set()  # producers with a batch that waits for the clock
+
+    def enqueue(self, batches: Sequence[IncomingBatch]) -> list[Appended | Exception]:
+        """The answer to each, or its refusal. After a batch that waits for the clock (CLOCK_BEHIND) its producer's
+        later ones do so too, where they would be OUT_OF_ORDER."""
+        answers: list[Appended | Exception] = []
+        frame: list[IncomingBatch] = []
+        last: dict[int, int] = {}  # the number of each producer's last batch in `frame`
+        size = messages = 0
+        for batch in batches:
+            size, messages = size + len(batch.records), messages + len(batch.time)
+            if not self._joins(batch, last) or size > MAX_FRAME_BYTES or messages > MAX_FRAME_MESSAGES:
+                answers += self._store(frame)
+                frame, last, size, messages = [], {}, len(batch.records), len(batch.time)
+                if not self._joins(batch, last):
+                    answers.append(self._store_one(batch))
+                    size = messages = 0
+                    continue
+            frame.append(batch)
+            if batch.producer:
+                last[batch.producer] = batch.number
+        return answers + self._store(frame)
+
+    def _joins(self, batch: IncomingBatch, last: dict[int, int]) -> bool:
+        if self._check is not None or SINCE_FORMAT[FrameKind.APPEND_RUNS] > self._shard.format:
+            return False
+        if len(batch.records) > MAX_BATCH_BYTES or batch.producer in self._waiting:
+            return False
+        if not batch.producer:
+            return True
+        before = last.get(batch.producer)
+        if before is None:
+            before = self._shard.producers.last_number(batch.producer)
+        return before is not None and batch.number == before + 1
+
+    def _store(self, frame: list[IncomingBatch]) -> list[Appended | Exception]:
+        if len(frame) < 2:
+            return [self._store_one(batch) for batch in frame]
+        try:
+            return [*self._shard.append_runs(frame, self._now_ms)]
+        except Exception:  # of one of them: the others are stored without it
+            return self._store_others(frame)
+
+    def _store_others(self, frame: list[IncomingBatch]) -> list[Appended | Exception]:
+        """Some of these are not stored, mostly for their dues: store the others."""
+        answers: list[Appended | Exception | None] = []
+        refused: set[int] = set()  # their producers: whose later batches are looked at anew
+        for batch in frame:
+            error = None if batch.producer in refused else self._error_of(batch)
+            answers.append(error)
+            if error is not None and batch.producer:
+                refused.add(batch.producer)
+        good = [batch for batch, answer in zip(frame, answers, strict=True) if answer is None]
+        if len(good) == len(frame):
+            stored = iter([self._store_one(batch) for batch in good])
+        else:
+            stored = iter(self.enqueue(good))
+        return [next(stored) if answer is None else answer for answer in answers]
+
+    def _error_of(self, batch: IncomingBatch) -> Exception | None:
+        """Why the batch can't be stored, whatever its number."""
+        try:
+            self._check_may_store(batch)
+            self._shard.resolve_due(batch, self._now_ms)
+        except Refused as refused:
+            return self._refused(batch, refused)
+        except Exception as error:  # nobody else's
+            return error
+        return None
+
+    def _store_one(self, batch: IncomingBatch) -> Appended | Exception:
+        try:
+            self._check_may_store(batch)
+            if self._check is not None:
+                self._check(batch)
+            return self._shard.enqueue(batch, self._now_ms)
+        except Refused as refused:
+            return self._refused(batch, refused)
+        except Exception as error:  # nobody else's
+            return error
+
+    def _check_may_store(self, batch: IncomingBatch) -> None:
+        if self._shard.damaged is not None:
+            raise Refused("SHARD_DAMAGED", self._shard.damaged)
+        if batch.producer in self._waiting:
+            raise Refused("CLOCK_BEHIND", "an earlier batch of its producer waits for this node's clock; retry")
+
+    def _refused(self, batch: IncomingBatch, refused: Refused) -> Refused:
+        if batch.producer and refused.reason == "CLOCK_BEHIND":
+            self._waiting.add(batch.producer)
+        return refused

@@ -1,0 +1,163 @@
+"""Batches of many requests at one shard's door: what shares a frame, what waits, and who is told what."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from delaynode.replica.hosts import arrivals
+from delaynode.replica.hosts.master import ShardHost
+from delaynode.store.errors import Refused
+from delaynode.store.log.batches import WriteBatch
+from delaynode.store.log.frames import APPENDS, FrameKind, parse_append_runs
+from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.shard import Appended
+
+from tests.serve.support.hosts import Node, node
+
+HOUR_MS = 3_600_000
+
+
+def batch(made: Node, delay_ms: int = HOUR_MS, *, relative: bool = False) -> IncomingBatch:
+    one = np.ones(1, np.uint32)
+    time = np.array([delay_ms if relative else made.clock.now_ms() + delay_ms])
+    return IncomingBatch(time, np.ones(1 * relative, np.uint8), one * 5, one, one, b"12345")
+
+
+def frames(host: ShardHost) -> list[tuple[FrameKind, int]]:
+    """Of each APPEND: its kind and the number of requests in it."""
+    log = host.shard.log
+    return [(f.kind, len(parse_append_runs(f))) for f in log.scan(log.file.start) if f.kind in APPENDS]
+
+
+class SlowWrites:
+    """Writes wait for `go`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        run = WriteBatch.run
+
+        def slow(batch: WriteBatch) -> None:
+            assert self.go.wait(20)
+            run(batch)
+
+        monkeypatch.setattr(WriteBatch, "run", slow)
+
+
+def test_what_comes_while_a_write_is_under_way_shares_the_next_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "LATE_SECONDS", 20)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            writes = SlowWrites(monkeypatch)
+            first = host.enqueue(batch(made))
+            await asyncio.sleep(0.05)
+            assert host.resources.syncer.busy(host)
+            others = [host.enqueue(batch(made)) for _ in range(5)]
+            await asyncio.sleep(0.05)
+            assert not any(answer.done() for answer in (first, *others))
+            writes.go.set()
+            answers = await asyncio.gather(*(host.stored(answer) for answer in (first, *others)))
+            assert [one.first_seq for one in answers] == list(range(6))
+            assert frames(host) == [(FrameKind.APPEND, 1), (FrameKind.APPEND_RUNS, 5)]
+
+    asyncio.run(main())
+
+
+def test_a_delay_counts_from_a_moment_after_its_request_came_however_long_the_disk_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            writes = SlowWrites(monkeypatch)
+            host.enqueue(batch(made))
+            await asyncio.sleep(0.05)
+            before = made.clock.now_ms()
+            answer = host.enqueue(batch(made, 1_000, relative=True))
+            await asyncio.sleep(0.5)
+            assert not answer.done()
+            writes.go.set()
+            appended = await host.stored(answer)
+            assert appended.due is not None
+            assert before + 1_000 <= appended.due[0] < before + 1_400
+
+    asyncio.run(main())
+
+
+def test_who_has_gone_before_the_write_has_stored_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "LATE_SECONDS", 20)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            writes = SlowWrites(monkeypatch)
+            first = host.enqueue(batch(made))
+            await asyncio.sleep(0.05)
+            gone, second = host.enqueue(batch(made)), host.enqueue(batch(made))
+            gone.cancel()
+            writes.go.set()
+            answers = await asyncio.gather(host.stored(first), host.stored(second))
+            assert [one.first_seq for one in answers] == [0, 1]
+            assert host.shard.next_seq == 2
+
+    asyncio.run(main())
+
+
+def test_those_who_wait_when_the_term_ends_are_refused_each_with_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "LATE_SECONDS", 20)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            writes = SlowWrites(monkeypatch)
+            waiting = [host.enqueue(batch(made))]
+            await asyncio.sleep(0.05)
+            waiting += [host.enqueue(batch(made)) for _ in range(3)]
+            host.stop_serving("another is chosen")
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [isinstance(one, Refused) and one.reason for one in errors] == ["NOT_SERVING"] * 4
+            assert len({id(one) for one in errors}) == 4
+            assert host.shard.next_seq == 1, "what had not been appended is not"
+            writes.go.set()
+            await host.wind_down("another is chosen")
+
+    asyncio.run(main())
+
+
+def test_a_host_that_stops_stores_and_answers_what_has_come(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            waiting = [host.enqueue(batch(made)) for _ in range(3)]
+            stopping = asyncio.create_task(host.stop())
+            answers = await asyncio.gather(*waiting)
+            await stopping
+            assert [type(one) for one in answers] == [Appended] * 3
+
+    asyncio.run(main())
+
+
+def test_a_clock_that_is_behind_is_waited_for_and_others_are_not_kept_waiting(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            await made.send("a", [1], relative=True)
+            await made.until_released("a", 1)
+            made.off_ms = -300
+            waits = host.enqueue(batch(made, 100))
+            other = await host.stored(host.enqueue(batch(made)))
+            assert other.first_seq == 1
+            assert not waits.done()
+            assert (await host.stored(waits)).first_seq == 2
+
+    asyncio.run(main())
