@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from delaynode.store.errors import Refused
 from delaynode.store.log.batches import WriteBatch
 from delaynode.store.log.frames import APPENDS, FrameKind, parse_append_runs
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.shard import Appended
+from delaynode.store.shard import Appended, Shard
 
 from tests.serve.support.hosts import Node, node
 
@@ -130,6 +131,30 @@ def test_those_who_wait_when_the_term_ends_are_refused_each_with_an_error_of_its
             assert host.shard.next_seq == 1, "what had not been appended is not"
             writes.go.set()
             await host.wind_down("another is chosen")
+
+    asyncio.run(main())
+
+
+def test_a_batch_whose_neighbour_stops_the_copy_is_not_left_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two frames is appended, the effect of the second fails."""
+    real = Shard._apply_append
+
+    def second_fails(shard: Shard, *args: Any) -> None:
+        if shard.next_seq:
+            raise ZeroDivisionError
+        real(shard, *args)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            monkeypatch.setattr(Shard, "_apply_append", second_fails)
+            waiting = [host.enqueue(batch(made)) for _ in range(3)]
+            async with asyncio.timeout(10):
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [isinstance(one, Refused) and one.reason for one in errors] == ["SHARD_DAMAGED"] * 3
+            monkeypatch.undo()
 
     asyncio.run(main())
 

@@ -364,6 +364,8 @@ class ShardHost(CopyHost):
             self.resources.metrics.enqueued[self.topic] += sum(one.count for one in stored)
             self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None))
             self.maintenance.check_units()
+        if self.failure is not None:  # one of them has stopped the copy
+            return [self._refusal("") for _ in answers]
         return answers
 
     def answer_at_commit(self, answer: asyncio.Future[Appended], appended: Appended) -> None:
