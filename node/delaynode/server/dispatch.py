@@ -117,7 +117,7 @@ def without_trail(error: Refused | ForwardedError) -> Refused | ForwardedError:
     """
     if isinstance(error, ForwardedError):
         return ForwardedError(error.error.with_traceback(None))
-    return Refused(error.reason, error.message, **error.metadata)
+    return error.fresh()
 
 
 async def end(context: Context, error: Refused | ForwardedError) -> NoReturn:

@@ -16,6 +16,10 @@ class Refused(Exception):
         self.message = message
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
+    def fresh(self) -> Refused:
+        """The same refusal, without the frames that it came through: they keep whatever they refer to."""
+        return Refused(self.reason, self.message, **self.metadata)
+
 
 class Unsynced(OSError):
     """An fsync failed: what was written since the last one may not be on disk, whatever the page cache shows."""

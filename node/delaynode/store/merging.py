@@ -65,7 +65,8 @@ class Merger:
         try:
             return [*self._shard.append_runs(frame, self._now_ms)]
         except Exception:  # of one of them: the others are stored without it
-            return self._store_others(frame)
+            pass  # outside, where no error's context is this one
+        return self._store_others(frame)
 
     def _store_others(self, frame: list[IncomingBatch]) -> list[Appended | Exception]:
         """Some of these are not stored, mostly for their dues: store the others."""
@@ -114,4 +115,4 @@ class Merger:
     def _refused(self, batch: IncomingBatch, refused: Refused) -> Refused:
         if batch.producer and refused.reason == "CLOCK_BEHIND":
             self._waiting.add(batch.producer)
-        return refused
+        return refused.fresh()

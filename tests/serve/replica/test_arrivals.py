@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,33 @@ def test_a_batch_whose_neighbour_stops_the_copy_is_not_left_without_an_answer(
                 errors = await asyncio.gather(*waiting, return_exceptions=True)
             assert [isinstance(one, Refused) and one.reason for one in errors] == ["SHARD_DAMAGED"] * 3
             monkeypatch.undo()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("neighbours", [0, 2])
+def test_a_refused_request_is_forgotten_at_once(tmp_path: Path, neighbours: int) -> None:
+    """Its error keeps the frames that it came through, and they the request: megabytes, until the collector comes."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            gc.collect()
+            gc.disable()
+            try:
+                bad = batch(made, 400 * 24 * HOUR_MS)
+                request = weakref.ref(bad.time)
+                others = [host.enqueue(batch(made)) for _ in range(neighbours)]
+                answer = host.enqueue(bad)
+                del bad
+                with pytest.raises(Refused, match="is delayed by"):
+                    await host.stored(answer)
+                await asyncio.gather(*map(host.stored, others))
+                await asyncio.sleep(0.05)
+                assert request() is None
+            finally:
+                gc.enable()
 
     asyncio.run(main())
 

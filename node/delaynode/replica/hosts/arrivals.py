@@ -67,10 +67,14 @@ class Arrivals:
         for one in arrived:
             try:
                 self._appender.check_may_append()
-            except Refused as refused:  # each has an error of its own: a traceback keeps what its frames refer to
-                one.answer.set_exception(refused)
+            except Refused as refused:  # each has an error of its own
+                one.answer.set_exception(refused.fresh())
         arrived = [one for one in arrived if not one.answer.done()]
-        answers = self._appender.append([one.batch for one in arrived])
+        try:
+            answers = self._appender.append([one.batch for one in arrived])
+        except Exception:
+            self._waiting = arrived  # to be refused with the rest: the copy stops
+            raise
         now = self._loop.time()
         for one, answer in zip(arrived, answers, strict=True):
             if isinstance(answer, Appended):

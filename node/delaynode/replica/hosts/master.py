@@ -342,7 +342,13 @@ class ShardHost(CopyHost):
 
     async def stored(self, answer: asyncio.Future[Appended]) -> Appended:
         """What enqueue() was answered, once that may be told to the producer. Raises Refused."""
-        appended = await answer
+        refused = None
+        try:
+            appended = await answer
+        except Refused as error:  # the future keeps it, and would keep the frames of those who wait, with the request
+            refused, error.__traceback__ = error.fresh(), None
+        if refused is not None:
+            raise refused
         if self.replication is not None:
             self.check_serving()
             self.check_in_sync(appended=True)

@@ -103,7 +103,7 @@ class Syncer:
         waiting = [writer for writer in self._dirty if writer not in self._busy]
         for writer in waiting:
             del self._dirty[writer]
-        batches = [(writer, batch) for writer in waiting if (batch := writer.next_batch()) is not None]
+        batches = [(writer, batch) for writer in waiting if (batch := _next_batch(writer)) is not None]
         lanes = min(self._free, math.ceil(self._expected_s(batches) / SHORT_S))
         share = -(-len(batches) // max(1, lanes))
         while batches:
@@ -182,3 +182,12 @@ class Syncer:
             self._work.put(None)
         for thread in self._threads:
             thread.join()
+
+
+def _next_batch(writer: Writer) -> WriteBatch | None:
+    """One shard's trouble must not keep the others' batches, which are taken already, from being written."""
+    try:
+        return writer.next_batch()
+    except Exception as error:
+        writer.on_write_failed(error)
+        return None
