@@ -107,6 +107,7 @@ def test_an_upgrade_goes_up_and_back_under_load_and_is_final_once_all_nodes_have
             poll("it is final", lambda: releases.written() == NEXT, 60)
             poll("masters write the new kind of frame", lambda: has_newer_appends(cluster), 60)
 
+        poll("all nodes write this release's format", lambda: releases.written() == formats.NEWEST, 60)
         run("upgrade", cluster, TRAFFIC, harm)
         assert 1 in releases.spoken("n0")
         poll(
