@@ -138,17 +138,8 @@ class Syncer:
 
     def _run_thread(self) -> None:
         while (taken := self._work.get()) is not None:
-            errors: list[Exception | None] = []
-            for _, batch in taken.batches:
-                began_s = time.monotonic()
-                try:
-                    batch.run()
-                    errors.append(None)
-                    if batch.end - batch.start <= SMALL_BYTES:
-                        taken.quickest_s = min(taken.quickest_s, time.monotonic() - began_s)
-                except Exception as error:  # whatever went wrong, this copy must not go on: its host decides
-                    errors.append(error)
-            self._loop.call_soon_threadsafe(self._done, taken, errors)
+            self._loop.call_soon_threadsafe(self._done, taken, _write(taken))
+            del taken  # it has requests' bytes, and the next one may be hours away
 
     def _done(self, done: SyncRound, errors: list[Exception | None]) -> None:
         self._free += 1
@@ -182,6 +173,21 @@ class Syncer:
             self._work.put(None)
         for thread in self._threads:
             thread.join()
+
+
+def _write(taken: SyncRound) -> list[Exception | None]:
+    """What became of each batch; on a thread."""
+    errors: list[Exception | None] = []
+    for _, batch in taken.batches:
+        began_s = time.monotonic()
+        try:
+            batch.run()
+            errors.append(None)
+            if batch.end - batch.start <= SMALL_BYTES:
+                taken.quickest_s = min(taken.quickest_s, time.monotonic() - began_s)
+        except Exception as error:  # whatever went wrong, this copy must not go on: its host decides
+            errors.append(error)
+    return errors
 
 
 def _next_batch(writer: Writer) -> WriteBatch | None:
