@@ -12,6 +12,7 @@ from delaynode.store.shard import Appended, Shard
 MAX_BATCH_BYTES = 64 << 10  # a larger batch has a frame of its own: to join it, its records would be copied
 MAX_FRAME_BYTES = 1 << 20  # of records
 MAX_FRAME_MESSAGES = 65_536
+MAX_FRAME_BATCHES = 1_024  # each takes a slave's event loop some microseconds, whatever it has
 
 
 class Merger:
@@ -35,7 +36,8 @@ class Merger:
         size = messages = 0
         for batch in batches:
             size, messages = size + len(batch.records), messages + len(batch.time)
-            if not self._joins(batch, last) or size > MAX_FRAME_BYTES or messages > MAX_FRAME_MESSAGES:
+            full = size > MAX_FRAME_BYTES or messages > MAX_FRAME_MESSAGES or len(frame) == MAX_FRAME_BATCHES
+            if full or not self._joins(batch, last):
                 answers += self._store(frame)
                 frame, last, size, messages = [], {}, len(batch.records), len(batch.time)
                 if not self._joins(batch, last):

@@ -88,11 +88,12 @@ class Identity:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
     """The answer to an Enqueue, given once `log_end` is committed: the first answer again for a duplicate.
 
-    due: i64[n] ms; None for a duplicate that has not as many messages as the first had: it is another batch.
+    due: i64[n] ms; None for a duplicate that has not as many messages as the first had: it is another batch; and None
+    from ShardHost.stored() where the batch itself has the dues.
     """
 
     first_seq: int

@@ -24,10 +24,12 @@ from tests.serve.support.hosts import Node, node
 HOUR_MS = 3_600_000
 
 
-def batch(made: Node, delay_ms: int = HOUR_MS, *, relative: bool = False) -> IncomingBatch:
+def batch(
+    made: Node, delay_ms: int = HOUR_MS, *, relative: bool = False, producer: int = 0, number: int = 0
+) -> IncomingBatch:
     one = np.ones(1, np.uint32)
     time = np.array([delay_ms if relative else made.clock.now_ms() + delay_ms])
-    return IncomingBatch(time, np.ones(1 * relative, np.uint8), one * 5, one, one, b"12345")
+    return IncomingBatch(time, np.ones(1 * relative, np.uint8), one * 5, one, one, b"12345", producer, number)
 
 
 def frames(host: ShardHost) -> list[tuple[FrameKind, int]]:
@@ -213,5 +215,51 @@ def test_a_clock_that_is_behind_is_waited_for_and_others_are_not_kept_waiting(tm
             assert other.first_seq == 1
             assert not waits.done()
             assert (await host.stored(waits)).first_seq == 2
+
+    asyncio.run(main())
+
+
+def test_a_producers_later_batch_waits_behind_the_one_that_waits_for_the_clock(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7, number=0)))
+            await made.until_released("a", 1)
+            made.off_ms = -300
+            waits = host.enqueue(batch(made, 100, producer=7, number=1))
+            other = await host.stored(host.enqueue(batch(made)))
+            later = host.enqueue(batch(made, producer=7, number=2))
+            another = await host.stored(host.enqueue(batch(made)))
+            assert not waits.done()
+            assert not later.done()
+            answers = [other, another, await host.stored(waits), await host.stored(later)]
+            assert [one.first_seq for one in answers] == [1, 2, 3, 4]
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_given_up_before_its_commit_keeps_nothing_of_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            gc.collect()
+            gc.disable()
+            try:
+                monkeypatch.setattr(host, "advance", lambda: None)  # no slave answers
+                ones = np.ones(1_000, np.uint32)
+                dues = np.full(1_000, made.clock.now_ms() + HOUR_MS)
+                request = weakref.ref(dues)
+                answer = host.enqueue(IncomingBatch(dues, np.empty(0, np.uint8), ones, ones, ones, bytes(1_000)))
+                del dues
+                await asyncio.sleep(0.1)
+                assert host.durable == host.shard.log_end > host.shard.committed_offset
+                assert answer.cancel()
+                assert request() is None
+                monkeypatch.undo()
+            finally:
+                gc.enable()
 
     asyncio.run(main())

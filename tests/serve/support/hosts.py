@@ -56,8 +56,10 @@ class Node:
         host = self.hosts[name]
         batch = IncomingBatch(np.array(dues), flags, zeros + 10, zeros, zeros, bytes(10 * n))
         appended = await host.stored(host.enqueue(batch))
-        assert appended.due is not None
-        keys = list(zip(appended.due.tolist(), range(appended.first_seq, appended.first_seq + n), strict=True))
+        if relative:
+            assert appended.due is not None
+            dues = appended.due.tolist()
+        keys = list(zip(dues, range(appended.first_seq, appended.first_seq + n), strict=True))
         self.acknowledged.setdefault(name, set()).update(keys)
         return keys
 

@@ -28,6 +28,9 @@ class Appender(Protocol):
     def append(self, batches: list[IncomingBatch]) -> list[Appended | Exception]:
         """The answer to each batch, or why it is not stored."""
 
+    def fail(self, why: str, error: Exception) -> None:
+        """The copy is of no use any more: refuse_all() is called."""
+
     def answer_at_commit(self, answer: asyncio.Future[Appended], appended: Appended) -> None: ...
 
 
@@ -44,64 +47,89 @@ class Arrivals:
     def __init__(self, appender: Appender, wake: Callable[[], None]) -> None:
         self._appender, self._wake = appender, wake
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[Arrival] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self._waiting: list[Arrival] = []  # for the next write
+        self._held: list[Arrival] = []  # until the clock has caught up
+        self._held_producers: set[int] = set()
+        self._late: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
 
     def add(self, batch: IncomingBatch) -> asyncio.Future[Appended]:
         """The answer comes once the batch is committed; Refused where it is not stored."""
         answer: asyncio.Future[Appended] = self._loop.create_future()
-        self._waiting.append(Arrival(batch, answer, self._loop.time() + CLOCK_WAIT_SECONDS))
-        self._append_within(LATE_SECONDS)
+        one = Arrival(batch, answer, self._loop.time() + CLOCK_WAIT_SECONDS)
+        if batch.producer in self._held_producers:  # not before the one that is held
+            self._held.append(one)
+            return answer
+        self._waiting.append(one)
+        if self._late is None:
+            self._late = self._loop.call_later(LATE_SECONDS, self._append_late)
         self._wake()
         return answer
 
     def append(self) -> None:
         """Append what has come, in the order in which it came. To be called before each write."""
-        arrived = [one for one in self._waiting if not one.answer.done()]  # who has gone has stored nothing
+        if self._waiting:
+            arrived, self._waiting = self._waiting, []
+            self._append(arrived)
+
+    def refuse_all(self, refusal: Callable[[], Refused]) -> None:
+        """Nothing is appended any more."""
+        refused = self._waiting + self._held
         self._waiting = []
-        if not arrived:
-            return
+        self._hold([])
+        for one in refused:
+            if not one.answer.done():
+                one.answer.set_exception(refusal())
+                one.answer.exception()  # a caller that went away does not collect it
+        for timer in (self._late, self._retry):
+            if timer is not None:
+                timer.cancel()
+
+    def _append(self, arrived: list[Arrival]) -> None:
+        arrived = [one for one in arrived if not one.answer.done()]  # who has gone has stored nothing
         for one in arrived:
             try:
                 self._appender.check_may_append()
             except Refused as refused:  # each has an error of its own
                 one.answer.set_exception(refused.fresh())
         arrived = [one for one in arrived if not one.answer.done()]
+        if not arrived:
+            return
         try:
             answers = self._appender.append([one.batch for one in arrived])
-        except Exception:
-            self._waiting = arrived  # to be refused with the rest: the copy stops
-            raise
+        except Exception as error:
+            self._waiting = arrived + self._waiting  # to be refused with the rest
+            self._appender.fail(f"appending: {type(error).__name__}: {error}", error)
+            return
         now = self._loop.time()
+        held = []
         for one, answer in zip(arrived, answers, strict=True):
             if isinstance(answer, Appended):
+                if not len(one.batch.relative):
+                    answer.due = None  # the caller knows it; if that one goes, the request's bytes go too
                 self._appender.answer_at_commit(one.answer, answer)
             elif isinstance(answer, Refused) and answer.reason == "CLOCK_BEHIND" and now < one.until:
-                self._waiting.append(one)
+                held.append(one)
             else:
                 one.answer.set_exception(answer)
-        if self._waiting:
-            self._append_within(CLOCK_RETRY_SECONDS)
+        if held:
+            self._hold(self._held + held)
 
-    def refuse_all(self, refusal: Callable[[], Refused]) -> None:
-        """Nothing is appended any more."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.answer.done():
-                one.answer.set_exception(refusal())
-                one.answer.exception()  # a caller that went away does not collect it
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _append_within(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(seconds, self._append_late)
+    def _hold(self, held: list[Arrival]) -> None:
+        self._held = held
+        self._held_producers = {one.batch.producer for one in held} - {0}
+        if held and self._retry is None:
+            self._retry = self._loop.call_later(CLOCK_RETRY_SECONDS, self._append_held)
 
     def _append_late(self) -> None:
-        self._timer = None
+        self._late = None
         if self._waiting:
             self.append()
             self._wake()
+
+    def _append_held(self) -> None:
+        self._retry = None
+        held = self._held
+        self._hold([])
+        self._append(held)
+        self._wake()

@@ -365,13 +365,13 @@ class ShardHost(CopyHost):
         answers = Merger(self.shard, now, check).enqueue(batches)
         if self._rate_limit is not None:
             self._count_arrived(self._rate_limit, now)
+        if self.failure is not None:  # one of them has stopped the copy
+            return [self._refusal("") for _ in answers]
         stored = [one for one in answers if isinstance(one, Appended) and not one.duplicate]
         if stored:
             self.resources.metrics.enqueued[self.topic] += sum(one.count for one in stored)
             self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None))
             self.maintenance.check_units()
-        if self.failure is not None:  # one of them has stopped the copy
-            return [self._refusal("") for _ in answers]
         return answers
 
     def answer_at_commit(self, answer: asyncio.Future[Appended], appended: Appended) -> None:

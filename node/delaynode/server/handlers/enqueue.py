@@ -38,7 +38,6 @@ class TakenBatch:
 
     host: ShardHost
     answer: asyncio.Future[Appended]
-    with_due: bool  # the answer has the dues
     started: float  # time.monotonic()
 
 
@@ -66,13 +65,13 @@ class EnqueueCalls:
         node.disk.check(size)
         started = time.monotonic()
         await host.maintenance.wait_room()
-        return TakenBatch(host, host.enqueue(batch), bool(len(view.relative)), started)
+        return TakenBatch(host, host.enqueue(batch), started)
 
     async def _answer_stored(self, taken: TakenBatch) -> Body:
         """The answer, once it is true."""
         host = taken.host
         stored = await host.stored(taken.answer)
-        due = stored.due if taken.with_due and stored.due is not None else b""
+        due = stored.due if stored.due is not None else b""
         latency_ms = (time.monotonic() - taken.started) * 1000
         self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)
         uid = host.shard.identity.uid

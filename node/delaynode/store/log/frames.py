@@ -227,6 +227,13 @@ def parse_append_runs(frame: Frame) -> Sequence[AppendRun]:
     return _runs(PayloadColumns(frame.payload), frame)
 
 
+def count_runs(frame: Frame) -> int:
+    """How many requests an APPEND_RUNS says that it has; of any other frame 0."""
+    if frame.kind is not FrameKind.APPEND_RUNS or len(frame.payload) < _RUNS.size:
+        return 0
+    return int(_RUNS.unpack_from(frame.payload)[0])
+
+
 def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[AppendRun]:
     if frame.kind is FrameKind.APPEND:
         producer, number = columns.unpack(_APPEND)
