@@ -11,38 +11,20 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import grpc
 from delayapi.events import EventLog, take_library_records
 from delayapi.log_levels import LogLevel
 from delayregistry.port import RegistryError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from delaynode import config as configuration
 from delaynode.config import NodeConfig
 from delaynode.limits.connections import raise_file_limit
 from delaynode.memory import tune_allocator
 from delaynode.node.node import Node, ReleaseTooOld, open_registry
+from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.http import serve_http
 from delaynode.server.replica_status import REPLICATION_SERVICE, ReplicationService
 from delaynode.server.service import SERVICE, DelayService
 
-MAX_CALLS = 20_000  # at once; one that waits costs some 20 KiB
-SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 12 << 20),  # the largest batch has 9.4 MiB
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A client that is gone without a word leaves its connection behind: ask it once a minute.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_concurrent_streams", 1_000),
-    # A stream that is not read holds at most 64 KiB of requests. Left on, the window grows to megabytes.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.max_frame_size", 1 << 20),  # what the probe would have found: fewer frames, less work
-)
 STATE_SECONDS = 0.2
 CALLS_END_SECONDS = 1.0
 TERMINATION_LOG = Path("/dev/termination-log")  # of a Kubernetes container; elsewhere there is none
@@ -76,14 +58,11 @@ def note_end(text: str, path: Path = TERMINATION_LOG) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-async def _follow_state(node: Node, servicer: health.aio.HealthServicer, log: Logger) -> None:
-    """The health that gRPC tells, and the log's level as the cluster's spec has it."""
+async def _follow_state(node: Node, edge: GrpcEdge, log: Logger) -> None:
+    """The health that clients are told, and the log's level as the cluster's spec has it."""
     while True:
         log.set_level(node.routes.cluster.log_level if node.routes.cluster is not None else None)
-        ready = node.not_ready() is None
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await servicer.set(name, status)
+        await edge.tell_health(serving=node.not_ready() is None)
         await asyncio.sleep(STATE_SECONDS)
 
 
@@ -131,18 +110,14 @@ async def _calls_ended() -> None:
 
 async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger) -> None:
     config = node.config
-    options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", config.max_connections))
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
     service = DelayService(node)
-    server.add_generic_rpc_handlers((service.handlers(), ReplicationService(node).handlers()))
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (SERVICE, REPLICATION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    server.add_insecure_port(config.listen)
+    edge = GrpcEdge(
+        config.max_connections, node.flow, {SERVICE: service.methods()},
+        {REPLICATION_SERVICE: ReplicationService(node).handlers()},
+    )  # fmt: skip
     await node.prepare()
-    await server.start()
-    following = asyncio.create_task(_follow_state(node, servicer, log))
+    await edge.start(config.listen)
+    following = asyncio.create_task(_follow_state(node, edge, log))
     if await _unless(stopping, node.start()):
         node.log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
         await stopping.wait()
@@ -150,10 +125,7 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     if leaving.is_set():
         await node.leave()
     following.cancel()
-    await servicer.enter_graceful_shutdown()
-    stopped = asyncio.create_task(server.stop(grace=1.0))
-    await node.stop()
-    await stopped
+    await edge.stop(node.stop)
     await service.dispatch.forwarder.close()
 
 

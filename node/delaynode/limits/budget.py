@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from delayapi.units import format_bytes
 
@@ -162,18 +162,24 @@ class Budget:
             self._give_up(unread)
 
 
-class Answers:
-    """The bytes that the answers of one call hold in the budget for answers. context: the call's."""
+class AnsweredCall(Protocol):
+    def peer(self) -> str: ...
 
-    def __init__(self, budget: Budget, context: Any) -> None:
+    def on_done(self, done: Callable[[], None]) -> None: ...
+
+
+class Answers:
+    """The bytes that the answers of one call hold in the budget for answers."""
+
+    def __init__(self, budget: Budget, call: AnsweredCall) -> None:
         self._budget = budget
-        self._context = context
+        self._call = call
         self._holds: list[Hold] = []
 
     @property
     def window(self) -> int:
         """How many bytes of messages the answer should have at most."""
-        return self._budget.window(self._context.peer())
+        return self._budget.window(self._call.peer())
 
     @property
     def counted(self) -> bool:
@@ -183,7 +189,7 @@ class Answers:
     async def reserve(self, size: int) -> None:
         """Wait for room for an answer of about `size` bytes. Call it before they are in memory."""
         if size > SMALL_ANSWER_BYTES:
-            self._holds.append(await self._budget.acquire(self._context.peer(), size * ANSWER_COPIES))
+            self._holds.append(await self._budget.acquire(self._call.peer(), size * ANSWER_COPIES))
 
     def sent(self) -> None:
         """gRPC holds no answer of this call any more."""
@@ -195,7 +201,7 @@ class Answers:
     def sent_when_done(self) -> None:
         """The last answer is on its way: it is sent when the call is over."""
         if self._holds:
-            self._context.add_done_callback(lambda _: self.sent())
+            self._call.on_done(self.sent)
 
 
 @dataclass(slots=True, eq=False)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from delaynode.config import NodeConfig
 from delaynode.limits import connections
-from delaynode.limits.budget import Answers, Budget, Hold, ReadingGate
+from delaynode.limits.budget import AnsweredCall, Answers, Budget, Hold, ReadingGate
 from delaynode.limits.receive_memory import ReceiveMemory
 from delaynode.metrics import FlowFigures
 
 ONE_CONNECTION = 4  # a connection holds at most one part in so many of a budget
+
+
+class ReadCall(AnsweredCall, Protocol):
+    async def read(self) -> bytes | None: ...
 
 
 class Flow:
@@ -32,22 +36,23 @@ class Flow:
         self._cuts = 0
         self._cutting: set[asyncio.Future[None]] = set()
 
-    def answers(self, context: Any) -> Answers:
+    def answers(self, call: AnsweredCall) -> Answers:
         """The bounds of one call."""
-        return Answers(self.going_out, context)
+        return Answers(self.going_out, call)
 
-    async def read(self, context: Any) -> Any:
-        """The request of a call that has one; grpc.aio.EOF when it has none. Raises Refused BUSY."""
-        return self._count(context, await self._others.read(context.read))
+    async def read(self, call: ReadCall) -> bytes | None:
+        """The request of a call that has one; None when it has none. Raises Refused BUSY."""
+        data: bytes | None = await self._others.read(call.read)
+        return data
 
-    async def read_batch(self, context: Any) -> tuple[Any, list[Hold]]:
+    async def read_batch(self, call: ReadCall) -> tuple[bytes | None, list[Hold]]:
         """read(), and the bytes that the request holds of the budget for requests; the caller gives them back."""
         holds: list[Hold] = []
 
-        async def read_within_budget() -> Any:  # the next one is received when this one has its part of the budget
-            data = self._count(context, await context.read())
-            if isinstance(data, bytes):
-                holds.append(await self.coming_in.acquire_soon(context.peer(), len(data)))
+        async def read_within_budget() -> bytes | None:  # the next one is received when this one has its part
+            data = await call.read()
+            if data is not None:
+                holds.append(await self.coming_in.acquire_soon(call.peer(), len(data)))
             return data
 
         try:
@@ -59,15 +64,6 @@ class Flow:
     def release(self, holds: list[Hold]) -> None:
         while holds:
             self.coming_in.release(holds.pop())
-
-    async def read_next(self, context: Any) -> Any:
-        """The next request of a stream, which may be long in coming; grpc.aio.EOF at its end."""
-        return self._count(context, await context.read())
-
-    def _count(self, context: Any, data: Any) -> Any:
-        if isinstance(data, bytes):
-            self.receiving.count(context.peer(), len(data))
-        return data
 
     def _give_up(self, peers: set[str]) -> None:
         cutting = asyncio.get_running_loop().run_in_executor(None, self._cut, peers)

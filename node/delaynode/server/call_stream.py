@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import format_bytes
 from google.rpc import code_pb2
 
 from delaynode.limits.budget import Answers, Hold
-from delaynode.server.dispatch import Body, Context, Dispatch, Serve, end, parse, without_trail
+from delaynode.server.dispatch import Dispatch, parse
+from delaynode.server.edge import Body, Serve, Stream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
@@ -32,18 +31,20 @@ MAX_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class CallContext:
-    """The context of a call that is one of many of a stream, as far as handlers use one."""
+class StreamedCall:
+    """A call that is one of many of a stream."""
 
-    stream: Context
+    stream: Stream
     until: float  # time.monotonic()
 
     def peer(self) -> str:
-        peer: str = self.stream.peer()
-        return peer
+        return self.stream.peer()
 
-    def invocation_metadata(self) -> Any:
-        return self.stream.invocation_metadata()
+    def forwarded(self) -> bool:
+        return self.stream.forwarded()
+
+    def on_done(self, done: Callable[[], None]) -> None:
+        self.stream.on_done(done)
 
     def time_remaining(self) -> float:
         return max(0.0, self.until - time.monotonic())
@@ -64,28 +65,23 @@ class CallStreams:
         self._dispatch = dispatch
         self._calls = calls
 
-    async def call_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
-        stream = _Stream(self._dispatch, self._calls, context)
-        ended = None
+    async def call_stream(self, stream: Stream) -> AsyncGenerator[Body, None]:
+        calls = _StreamedCalls(self._dispatch, self._calls, stream)
         try:
-            while done := await stream.next():
+            while done := await calls.next():
                 try:
                     yield pb.Answers(answer=[one.answer for one in done]).SerializeToString()
                 finally:
-                    stream.sent(done)
-        except Refused as error:
-            ended = without_trail(error)
+                    calls.sent(done)
         finally:
-            await stream.close()
-        if ended is not None:
-            await end(context, ended)
+            await calls.close()
 
 
-class _Stream:
+class _StreamedCalls:
     """Owned by the event loop: a task that reads, and one for each call that is under way."""
 
-    def __init__(self, dispatch: Dispatch, calls: Mapping[str, Serve], context: Context) -> None:
-        self._dispatch, self._calls, self._context = dispatch, calls, context
+    def __init__(self, dispatch: Dispatch, calls: Mapping[str, Serve], stream: Stream) -> None:
+        self._dispatch, self._calls, self._stream = dispatch, calls, stream
         self._done: list[FinishedCall] = []
         self._tasks: dict[asyncio.Task[None], Hold] = {}
         self._wakeup = asyncio.Event()  # something is done
@@ -124,13 +120,13 @@ class _Stream:
 
     async def _read(self) -> None:
         flow = self._dispatch.flow
-        while (data := await flow.read_next(self._context)) is not grpc.aio.EOF:
+        while (data := await self._stream.read()) is not None:
             calls = parse(pb.Calls, data).call
             for call in calls:
                 while len(self._tasks) + len(self._done) >= MAX_UNDER_WAY:
                     self._room.clear()
                     await self._room.wait()
-                hold = await flow.calls.acquire(self._context.peer(), CALL_BYTES + len(call.request))
+                hold = await flow.calls.acquire(self._stream.peer(), CALL_BYTES + len(call.request))
                 task = asyncio.create_task(self._serve(call))
                 self._tasks[task] = hold
                 task.add_done_callback(self._ended)
@@ -142,12 +138,12 @@ class _Stream:
 
     async def _serve(self, call: pb.Call) -> None:
         seconds = min(call.wait_ms / 1000 or MAX_WAIT_SECONDS, MAX_WAIT_SECONDS)
-        context = CallContext(self._context, time.monotonic() + seconds)
-        answers = self._dispatch.flow.answers(context)
+        streamed = StreamedCall(self._stream, time.monotonic() + seconds)
+        answers = self._dispatch.flow.answers(streamed)
         answer = pb.Answer(id=call.id)
         try:
             async with asyncio.timeout(seconds):
-                answer.response = await self._find(call)(call.request, context, answers)
+                answer.response = await self._find(call)(call.request, streamed, answers)
                 if not answers.counted:  # as for one that was passed on: twice might be more than there is
                     await answers.reserve(len(answer.response))
         except Refused as refused:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import NoReturn
 
 import grpc
 from delayapi.connections import Connections
 from delayapi.errors import DETAILS_KEY, error_info
 from delayapi.proto.delay.v1 import delay_pb2
 
-from delaynode.server.rpc import abort
+from delaynode.server.rpc import Status, status_of
 from delaynode.store.errors import Refused
 
 FORWARDED = "x-delay-forwarded"
@@ -35,13 +34,13 @@ class ForwardedError(Exception):
         super().__init__(str(error))
         self.error = error
 
-    async def abort(self, context: grpc.aio.ServicerContext) -> NoReturn:
-        details = tuple((key, value) for key, value in self.error.trailing_metadata() or () if key == DETAILS_KEY)
+    def status(self) -> Status:
+        """What the caller is told."""
+        details: bytes = dict(self.error.trailing_metadata() or ()).get(DETAILS_KEY, b"")
         if not details and self.error.code() is grpc.StatusCode.UNAVAILABLE:
             # Without a reason it would say that this node is the one that cannot be reached.
-            await abort(context, Refused("NOT_SERVING", f"the master cannot be reached: {self.error.details()}"))
-        await context.abort(self.error.code(), self.error.details() or "", details)
-        raise AssertionError("abort returned")
+            return status_of(Refused("NOT_SERVING", f"the master cannot be reached: {self.error.details()}"))
+        return Status(self.error.code(), self.error.details() or "", details)
 
     def as_error(self) -> delay_pb2.Error:
         code, message, info = self.error.code().value[0], self.error.details() or "", error_info(self.error)

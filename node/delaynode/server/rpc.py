@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
-from delayapi.errors import CODES, DETAILS_KEY
+from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import delay_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -19,15 +19,23 @@ MAX_BATCH_OUT_BYTES = 8 << 20  # records in one answer
 MAX_TEXT_BYTES = 1_000  # of a message: it travels in trailers, twice, and gRPC takes 8 KiB of those
 
 
-async def abort(context: grpc.aio.ServicerContext, refused: Refused) -> NoReturn:
-    """End the call with the refusal's code and details."""
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call ends. details: a google.rpc.Status, encoded; empty: none."""
+
+    code: grpc.StatusCode
+    message: str
+    details: bytes
+
+
+def status_of(refused: Refused) -> Status:
+    """The refusal's code and details."""
     code, message = CODES[refused.reason], _shortened(refused.message)
     info = error_details_pb2.ErrorInfo(reason=refused.reason, domain=DOMAIN, metadata=refused.metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
     status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    await context.abort(code, message, ((DETAILS_KEY, status.SerializeToString()),))
-    raise AssertionError("abort returned")
+    return Status(code, message, status.SerializeToString())
 
 
 def as_error(refused: Refused) -> delay_pb2.Error:

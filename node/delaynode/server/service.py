@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS, format_bytes
@@ -18,7 +17,8 @@ from delaynode.node.node import Node
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.call_stream import CallStreams
-from delaynode.server.dispatch import Body, Context, Dispatch, Serve, ServeShard, parse, small, streamed
+from delaynode.server.dispatch import Dispatch, ServeShard, parse, small
+from delaynode.server.edge import Body, Call, Methods, Serve
 from delaynode.server.handlers.consume import ConsumeCalls
 from delaynode.server.handlers.enqueue import EnqueueCalls
 from delaynode.server.handlers.node_calls import NodeCalls
@@ -33,7 +33,7 @@ MAX_WHEEL_BYTES = 32 << 20  # slots in an answer to GetWheel
 
 
 class DelayService:
-    """Registered with handlers(); one for a node."""
+    """One for a node. Served by an edge, which is given methods()."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -43,7 +43,7 @@ class DelayService:
         self.pending = PendingCalls(self.dispatch)
         self.nodes = NodeCalls(self.dispatch)
 
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def methods(self) -> Methods:
         consuming, pending = self.consuming, self.pending
         for_shards: dict[str, tuple[type[Message], ServeShard]] = {
             "Receive": (pb.ReceiveRequest, consuming.receive),
@@ -61,21 +61,20 @@ class DelayService:
         calls["Fetch"] = self.dispatch.for_shard("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
         calls |= self.nodes.calls()
         calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}
-        rpcs = {name: self.dispatch.received(serve) for name, serve in calls.items()}
-        rpcs["Enqueue"] = self.dispatch.received(self.enqueueing.enqueue, batch=True)
-        streams = CallStreams(self.dispatch, {name: calls[name] for name in STREAMED})
-        rpcs["CallStream"] = streamed(streams.call_stream)
-        rpcs["EnqueueStream"] = streamed(self.enqueueing.enqueue_stream)
-        rpcs["ReceiveStream"] = streamed(consuming.receive_stream)
-        return grpc.method_handlers_generic_handler(SERVICE, rpcs)
+        streams = {
+            "CallStream": CallStreams(self.dispatch, {name: calls[name] for name in STREAMED}).call_stream,
+            "EnqueueStream": self.enqueueing.enqueue_stream,
+            "ReceiveStream": consuming.receive_stream,
+        }
+        return Methods(calls, {"Enqueue": self.enqueueing.enqueue}, streams)
 
-    async def _get_wheel(self, data: Body, context: Context, answers: Answers) -> Body:
+    async def _get_wheel(self, data: Body, call: Call, answers: Answers) -> Body:
         request = parse(pb.GetWheelRequest, data)
         if request.topic:
-            found = self.dispatch.find_host(request.topic, request.queue, context)
+            found = self.dispatch.find_host(request.topic, request.queue, call)
             if isinstance(found, RemoteMaster):
                 forwarder = self.dispatch.forwarder
-                return await forwarder.call(found.endpoint, "GetWheel", data, context.time_remaining())
+                return await forwarder.call(found.endpoint, "GetWheel", data, call.time_remaining())
             hosts = [found]
         else:
             hosts = self.node.hosts()
@@ -110,7 +109,7 @@ class DelayService:
         await host.wait_committed(wheel.log_end)
         return wheel
 
-    async def _query_route(self, data: Body, _: Context, __: Answers) -> Body:
+    async def _query_route(self, data: Body, _: Call, __: Answers) -> Body:
         request = parse(pb.QueryRouteRequest, data)
         answer = pb.QueryRouteResponse()
         for name in [request.topic] if request.topic else self.node.routes.topics():

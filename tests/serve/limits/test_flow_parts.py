@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -135,24 +134,24 @@ def test_those_who_do_not_read_are_given_up_when_others_wait_and_only_then(monke
     asyncio.run(run())
 
 
-class Context:
-    """The gRPC context of a call from connection `name`."""
+class Call:
+    """A call from connection `name`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.done: list[Callable[[Any], None]] = []
+        self.done: list[Callable[[], None]] = []
 
     def peer(self) -> str:
         return self.name
 
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self.done.append(callback)
+    def on_done(self, done: Callable[[], None]) -> None:
+        self.done.append(done)
 
 
 def test_a_connection_gets_large_answers_once_it_has_shown_that_it_reads() -> None:
     async def run() -> None:
-        budget, context = Budget("", 256 * MIB, 64 * MIB), Context("a")
-        answers = Answers(budget, context)
+        budget = Budget("", 256 * MIB, 64 * MIB)
+        answers = Answers(budget, Call("a"))
         windows = [answers.window]
         for _ in range(12):
             await answers.reserve(answers.window)
@@ -162,19 +161,19 @@ def test_a_connection_gets_large_answers_once_it_has_shown_that_it_reads() -> No
         assert windows[0] <= MIB
         assert windows[-1] == 64 * MIB
         assert all(later <= 2 * window for window, later in pairwise(windows))
-        assert Answers(budget, Context("b")).window == windows[0]
+        assert Answers(budget, Call("b")).window == windows[0]
 
     asyncio.run(run())
 
 
 def test_a_unary_answer_is_held_until_its_call_is_over() -> None:
     async def run() -> None:
-        budget, context = Budget("", 100 * MIB, 50 * MIB), Context("a")
-        answers = Answers(budget, context)
+        budget, call = Budget("", 100 * MIB, 50 * MIB), Call("a")
+        answers = Answers(budget, call)
         await answers.reserve(MIB)
         answers.sent_when_done()
         assert budget.used == 2 * MIB
-        context.done[0](context)
+        call.done[0]()
         assert budget.used == 0
 
     asyncio.run(run())

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +13,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.limits.budget import Answers, Budget
 from delaynode.server import call_stream
 from delaynode.server.call_stream import CallStreams
+from delaynode.server.edge import Call
 from delaynode.server.service import STREAMED
 
 from tests.serve.support.client import Failure, Msg, Shard, ints
@@ -87,32 +87,35 @@ class Stream:
         self.messages = list(messages)
         self.ends = asyncio.Event()
 
-    async def read(self) -> Any:
+    async def read(self) -> bytes | None:
         if self.messages:
             return self.messages.pop(0)
         await self.ends.wait()
-        return grpc.aio.EOF
+        return None
 
     def peer(self) -> str:
         return "a client"
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def forwarded(self) -> bool:
+        return False
+
+    def time_remaining(self) -> None:
+        return None
+
+    def on_done(self, done: Callable[[], None]) -> None:
+        pass
 
 
 def streams(serve: Callable[[bytes], Awaitable[bytes]], limit: int = 1 << 20) -> tuple[CallStreams, Budget]:
     """A node's, of one method, M, and the budget for them."""
     under_way, going_out = Budget("", limit, limit), Budget("", limit, limit)
 
-    async def one(data: bytes, context: Any, answers: Answers) -> bytes:
-        assert 0 < context.time_remaining() <= 60
+    async def one(data: bytes, call: Call, answers: Answers) -> bytes:
+        assert 0 < (call.time_remaining() or 0) <= 60
         return await serve(data)
 
-    async def read_next(context: Stream) -> Any:
-        return await context.read()
-
-    flow = SimpleNamespace(calls=under_way, answers=lambda context: Answers(going_out, context), read_next=read_next)
-    return CallStreams(SimpleNamespace(flow=flow), {"M": one}), under_way  # type: ignore[arg-type]
+    flow = SimpleNamespace(calls=under_way, answers=lambda call: Answers(going_out, call))
+    return CallStreams(SimpleNamespace(flow=flow), {"M": one}), under_way
 
 
 def message(*requests: bytes, first: int = 0) -> bytes:
@@ -132,7 +135,7 @@ def test_who_waits_keeps_nobody_else_waiting_and_answers_share_messages() -> Non
         client = Stream(message(b"slow", *[b"quick"] * 50), message(b"quick", first=100))
         served, budget = streams(serve)
         found: list[list[int]] = []
-        async for data in served.call_stream(None, client):  # type: ignore[arg-type]
+        async for data in served.call_stream(client):
             found.append([answer.id for answer in pb.Answers.FromString(data).answer])
             if sum(map(len, found)) == 51:
                 go.set()
@@ -160,7 +163,7 @@ def test_no_more_is_read_than_may_be_under_way() -> None:
 
         served, budget = streams(serve, limit=(call_stream.CALL_BYTES + 1) * 150)
         client.ends.set()
-        ids = [a.id async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
+        ids = [a.id async for data in served.call_stream(client) for a in pb.Answers.FromString(data).answer]
         assert sorted(ids) == list(range(1_000))
         assert 100 <= most <= 150
         assert budget.used == 0
@@ -172,7 +175,7 @@ def test_an_answer_counts_once_whoever_takes_room_for_it() -> None:
     async def main() -> None:
         limit, size = 1 << 20, 300 << 10
 
-        async def one(data: bytes, context: Any, answers: Answers) -> bytes:
+        async def one(data: bytes, call: Call, answers: Answers) -> bytes:
             if data == b"passed on":
                 await answers.reserve(size)
             return bytes(size)
@@ -185,7 +188,7 @@ def test_an_answer_counts_once_whoever_takes_room_for_it() -> None:
         client = Stream(message(b"passed on", b"here"))
         client.ends.set()
         began = time.monotonic()
-        ids = [a.id async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
+        ids = [a.id async for data in served.call_stream(client) for a in pb.Answers.FromString(data).answer]
         assert sorted(ids) == [0, 1]
         assert time.monotonic() - began < 30, "neither waits for itself"
         assert budget.used == 0
@@ -208,8 +211,8 @@ def test_a_client_that_goes_away_leaves_nothing_behind() -> None:
 
         client = Stream(message(*[b"x"] * 9))
         served, budget = streams(serve)
-        answering = served.call_stream(None, client)  # type: ignore[arg-type]
-        waiting = asyncio.ensure_future(anext(answering))  # type: ignore[arg-type]
+        answering = served.call_stream(client)
+        waiting = asyncio.ensure_future(anext(answering))
         await asyncio.sleep(0.05)
         assert budget.used > 0
         waiting.cancel()
@@ -235,7 +238,7 @@ def test_a_call_is_given_up_after_its_time_and_a_fault_is_an_answer() -> None:
         client, began = Stream(pb.Calls(call=calls_).SerializeToString()), time.monotonic()
         served, budget = streams(serve)
         client.ends.set()
-        found = [a async for data in served.call_stream(None, client) for a in pb.Answers.FromString(data).answer]  # type: ignore[arg-type]
+        found = [a async for data in served.call_stream(client) for a in pb.Answers.FromString(data).answer]
         assert [(one.id, one.error.message) for one in found] == [(2, "ZeroDivisionError: of this program")]
         assert time.monotonic() - began < 30
         assert budget.used == 0

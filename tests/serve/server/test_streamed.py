@@ -9,17 +9,18 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
-from delaynode.server.dispatch import streamed
+from delaynode.server.edge import Stream
+from delaynode.server.grpc_edge import streamed
 
 LARGE = bytes(1 << 20)
 
 
-async def answers(_: Any, context: Any) -> AsyncGenerator[bytes, None]:
+async def answers(stream: Stream) -> AsyncGenerator[bytes, None]:
     """A task beside it asks gRPC about the call again and again, as one that reads requests does."""
 
     async def ask() -> None:
         while True:
-            context.peer()
+            stream.peer()
             await asyncio.sleep(0)
 
     asking = asyncio.create_task(ask())
@@ -55,4 +56,4 @@ def test_clients_that_go_while_they_are_written_to_do_no_harm() -> None:
 
 
 def main() -> None:
-    asyncio.run(clients_go_while_they_are_written_to(streamed(answers), 20))
+    asyncio.run(clients_go_while_they_are_written_to(streamed(answers, None), 20))

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import grpc
 from delaynode import config as configuration
 from delaynode.node.node import Node
+from delaynode.server.grpc_edge import handlers
+from delaynode.server.service import SERVICE as NAME
 from delaynode.server.service import DelayService
 from delayregistry.model import (
     ClusterObject,
@@ -25,7 +27,7 @@ from delayregistry.model import (
 )
 from google.rpc import error_details_pb2, status_pb2
 
-SERVICE = "/delay.v1.DelayService/"
+SERVICE = f"/{NAME}/"
 ANSWER_SECONDS = 30.0  # no call of these tests takes so long, unless the node hangs
 
 
@@ -139,7 +141,7 @@ class Inside:
         self.node = node
         self.log = log
         self._service = DelayService(node)
-        self._handlers = self._service.handlers()
+        self._handlers = handlers(NAME, self._service.methods(), node.flow)
 
     @classmethod
     async def start(cls, directory: Path, registry: OneNode) -> Inside:

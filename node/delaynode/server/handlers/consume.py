@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
-import grpc
 import numpy as np
 from delayapi.codec import encode_message_batch
 from delayapi.durations import format_ms
@@ -14,8 +13,8 @@ from delayapi.units import HOUR_MS
 from delaynode.limits.budget import Answers
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.slave import SlaveHost
-from delaynode.server.dispatch import Body, Context, Dispatch, end, without_trail
-from delaynode.server.forward import ForwardedError
+from delaynode.server.dispatch import Dispatch
+from delaynode.server.edge import Body, Stream
 from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -68,20 +67,15 @@ class ConsumeCalls:
             host.give_back(request.group, delivery)
             raise
 
-    async def receive_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
+    async def receive_stream(self, stream: Stream) -> AsyncGenerator[Body, None]:
         receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)
-        answers = self._dispatch.flow.answers(context)
-        ended = None
+        answers = self._dispatch.flow.answers(stream)
         try:
-            while (data := await self._dispatch.flow.read_next(context)) is not grpc.aio.EOF:
-                yield await receive(data, context, answers)
+            while (data := await stream.read()) is not None:
+                yield await receive(data, stream, answers)
                 answers.sent()
-        except (Refused, ForwardedError) as error:
-            ended = without_trail(error)
         finally:
             answers.sent()
-        if ended is not None:
-            await end(context, ended)
 
     async def _message_batch(self, host: ShardHost | SlaveHost, delivery: ConsumerDelivery, answers: Answers) -> Body:
         rows = delivery.rows

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import grpc
 import numpy as np
 from delayapi.codec import EnqueueRequestView, decode_enqueue_request, encode_enqueue_response
 from delayapi.wirefields import WireError
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 from delaynode.limits.budget import Answers, Hold
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
-from delaynode.server.dispatch import Body, Context, Dispatch
+from delaynode.server.dispatch import Dispatch
+from delaynode.server.edge import Body, Call, Stream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
@@ -47,14 +47,14 @@ class EnqueueCalls:
         self._budget = dispatch.flow.coming_in
         self._answering: set[asyncio.Task[Body]] = set()
 
-    async def enqueue(self, data: Body, context: Context, answers: Answers) -> Body:
+    async def enqueue(self, data: Body, call: Call, answers: Answers) -> Body:
         view = _view(data)
-        found = self._dispatch.find_host(view.topic, view.queue, context)
+        found = self._dispatch.find_host(view.topic, view.queue, call)
         if len(view.relative):  # the answer has as many dues
             await answers.reserve(len(view.time))
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
-            return await forwarder.call(found.endpoint, "Enqueue", data, context.time_remaining())
+            return await forwarder.call(found.endpoint, "Enqueue", data, call.time_remaining())
         return await self._answer_stored(await self._take(found, view, len(data)))
 
     async def _take(self, host: ShardHost, view: EnqueueRequestView, size: int) -> TakenBatch:
@@ -77,9 +77,9 @@ class EnqueueCalls:
         uid = host.shard.identity.uid
         return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
 
-    async def enqueue_stream(self, _: AsyncIterator[Body], context: Context) -> AsyncGenerator[Body, None]:
+    async def enqueue_stream(self, stream: Stream) -> AsyncGenerator[Body, None]:
         unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(MAX_UNANSWERED)
-        reader = asyncio.create_task(self._read_stream(context, unanswered))
+        reader = asyncio.create_task(self._read_stream(stream, unanswered))
         try:
             while (one := await unanswered.get()) is not None:
                 answer, answers = one
@@ -97,24 +97,24 @@ class EnqueueCalls:
                     if (one := unanswered.get_nowait()) is not None:
                         one[1].sent()
 
-    async def _read_stream(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> None:
+    async def _read_stream(self, stream: Stream, unanswered: asyncio.Queue[Unanswered | None]) -> None:
         """Take the stream's requests. Nothing here refers to a request that is done: the next one may be hours away."""
         try:
-            while await self._read_one(context, unanswered):
+            while await self._read_one(stream, unanswered):
                 pass
         except Exception:
             await unanswered.put(None)
             raise
         await unanswered.put(None)
 
-    async def _read_one(self, context: Context, unanswered: asyncio.Queue[Unanswered | None]) -> bool:
+    async def _read_one(self, stream: Stream, unanswered: asyncio.Queue[Unanswered | None]) -> bool:
         """One request of the stream; False when there are no more."""
-        data = await self._dispatch.flow.read_next(context)
-        if data is grpc.aio.EOF:
+        data = await stream.read()
+        if data is None:
             return False
-        answers = self._dispatch.flow.answers(context)
+        answers = self._dispatch.flow.answers(stream)
         try:
-            answer = await self._answer(data, context, answers)
+            answer = await self._answer(data, stream, answers)
             del data
             await unanswered.put((answer, answers))
         except BaseException:
@@ -122,14 +122,14 @@ class EnqueueCalls:
             raise
         return True
 
-    async def _answer(self, data: Body, context: Context, answers: Answers) -> asyncio.Future[Body]:
+    async def _answer(self, data: Body, call: Call, answers: Answers) -> asyncio.Future[Body]:
         """Take one request of a stream now; its answer, or its error as an answer, comes."""
         try:
             view = _view(data)
-            found = self._dispatch.find_host(view.topic, view.queue, context)
+            found = self._dispatch.find_host(view.topic, view.queue, call)
             if len(view.relative):  # the answer has as many dues
                 await answers.reserve(len(view.time))
-            hold = await self._budget.acquire(context.peer(), len(data))  # a stream waits: that is its flow control
+            hold = await self._budget.acquire(call.peer(), len(data))  # a stream waits: that is its flow control
             try:
                 if isinstance(found, RemoteMaster):  # one after the other: the order within a producer must stay
                     forwarder = self._dispatch.forwarder

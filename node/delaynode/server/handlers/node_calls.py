@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from delaynode.limits.budget import Answers
 from delaynode.node.conditions import conditions, state
 from delaynode.node.node import Node
-from delaynode.server.dispatch import Body, Context, Dispatch, Serve, parse
-from delaynode.server.forward import FORWARDED
+from delaynode.server.dispatch import Dispatch, parse
+from delaynode.server.edge import Body, Call, Serve
 from delaynode.store.errors import Refused
 
 
@@ -27,23 +27,23 @@ class NodeCalls:
         }
 
     def _unary(self, method: str, kind: type[Message], serve: Any) -> Serve:
-        async def handle(data: Body, context: Context, _: Answers) -> Body:
+        async def handle(data: Body, call: Call, _: Answers) -> Body:
             request = parse(kind, data)
-            endpoint = self._elsewhere(request.node, context)
+            endpoint = self._elsewhere(request.node, call)
             if endpoint:
-                return await self._dispatch.forwarder.call(endpoint, method, data, context.time_remaining())
+                return await self._dispatch.forwarder.call(endpoint, method, data, call.time_remaining())
             answer: bytes = (await serve(request)).SerializeToString()
             return answer
 
         return handle
 
-    def _elsewhere(self, name: str, context: Context) -> str:
+    def _elsewhere(self, name: str, call: Call) -> str:
         """The address of the node of that name; empty when it is this one. Raises Refused."""
         own = self._node.config.node
         if name in ("", own):
             return ""
         lease = self._node.routes.leases.get(name)
-        if lease is None or FORWARDED in dict(context.invocation_metadata() or ()):
+        if lease is None or call.forwarded():
             raise Refused("UNKNOWN_NODE", f"node {own} knows no node {name!r}")
         return lease.endpoint
 

@@ -1,0 +1,51 @@
+"""The server's transport as a port: what a call is to who serves it. server/grpc_edge.py is an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from delaynode.limits.budget import Answers
+
+Body: TypeAlias = bytes
+
+
+class Call(Protocol):
+    """One call. Owned by the event loop."""
+
+    def peer(self) -> str:
+        """Names the client's connection."""
+
+    def forwarded(self) -> bool:
+        """Whether another node has passed it on: it goes no further."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client gives up; None: it waits for ever."""
+
+    def on_done(self, done: Callable[[], None]) -> None:
+        """done: told once the call is over."""
+
+
+class Stream(Call, Protocol):
+    """A call of many requests."""
+
+    async def read(self) -> Body | None:
+        """The next request, which may be long in coming; None: there are no more."""
+
+
+Serve: TypeAlias = Callable[[Body, Call, Answers], Awaitable[Body]]
+"""Serves a call of one request. Raises Refused or ForwardedError. Asks `Answers` for room before it has a large answer
+in memory."""
+ServeStream: TypeAlias = Callable[[Stream], AsyncGenerator[Body, None]]
+"""Yields answers, each of which is on its way to the client when it goes on. Raises the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """What a service serves, by method. batches: their requests count in the budget for what comes in until they are
+    served."""
+
+    unary: Mapping[str, Serve]
+    batches: Mapping[str, Serve] = field(default_factory=dict)
+    streams: Mapping[str, ServeStream] = field(default_factory=dict)
