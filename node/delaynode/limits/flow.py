@@ -45,9 +45,9 @@ class Flow:
         data: bytes | None = await self._others.read(call.read)
         return data
 
-    async def read_batch(self, call: ReadCall) -> tuple[bytes | None, list[Hold]]:
-        """read(), and the bytes that the request holds of the budget for requests; the caller gives them back."""
-        holds: list[Hold] = []
+    async def read_batch(self, call: ReadCall, holds: list[Hold]) -> bytes | None:
+        """read(). The bytes that the request holds of the budget for requests are added to `holds`, for the caller to
+        give back."""
 
         async def read_within_budget() -> bytes | None:  # the next one is received when this one has its part
             data = await call.read()
@@ -55,11 +55,8 @@ class Flow:
                 holds.append(await self.coming_in.acquire_soon(call.peer(), len(data)))
             return data
 
-        try:
-            return await self._batches.read(read_within_budget), holds
-        except BaseException:
-            self.release(holds)
-            raise
+        data: bytes | None = await self._batches.read(read_within_budget)
+        return data
 
     def release(self, holds: list[Hold]) -> None:
         while holds:

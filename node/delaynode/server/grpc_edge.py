@@ -12,6 +12,7 @@ from delayapi.errors import DETAILS_KEY
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from delaynode.limits.budget import Answers, Hold
 from delaynode.limits.flow import Flow
 from delaynode.server.edge import Body, Methods, Serve, ServeStream
 from delaynode.server.forward import FORWARDED, ForwardedError
@@ -122,13 +123,13 @@ def _unary(serve: Serve, flow: Flow, *, batch: bool) -> grpc.RpcMethodHandler:
             ended = without_trail(error)
         return await end(context, ended)
 
-    async def serve_one(call: GrpcCall, answers: Any) -> Body:
+    async def serve_one(call: GrpcCall, answers: Answers) -> Body:
         return await serve(_not_missing(await flow.read(call)), call, answers)
 
-    async def serve_batch(call: GrpcCall, answers: Any) -> Body:
-        data, holds = await flow.read_batch(call)
-        try:
-            return await serve(_not_missing(data), call, answers)
+    async def serve_batch(call: GrpcCall, answers: Answers) -> Body:
+        holds: list[Hold] = []
+        try:  # nothing here refers to the request: who serves it forgets it once it is copied into a frame
+            return await serve(_not_missing(await flow.read_batch(call, holds)), call, answers)
         finally:
             flow.release(holds)
 

@@ -62,7 +62,7 @@ class Merger:
         return before is not None and batch.number == before + 1
 
     def _store(self, frame: list[IncomingBatch]) -> list[Appended | Exception]:
-        if len(frame) < 2:
+        if len(frame) < 2 or self._shard.damaged is not None:
             return [self._store_one(batch) for batch in frame]
         try:
             return [*self._shard.append_runs(frame, self._now_ms)]
@@ -111,7 +111,7 @@ class Merger:
     def _check_may_store(self, batch: IncomingBatch) -> None:
         if self._shard.damaged is not None:
             raise Refused("SHARD_DAMAGED", self._shard.damaged)
-        if batch.producer in self._waiting:
+        if batch.producer in self._waiting and not self._shard.producers.has(batch.producer, batch.number):
             raise Refused("CLOCK_BEHIND", "an earlier batch of its producer waits for this node's clock; retry")
 
     def _refused(self, batch: IncomingBatch, refused: Refused) -> Refused:

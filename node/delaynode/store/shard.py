@@ -48,7 +48,7 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.incoming_batch import IncomingBatch, merge, resolve_due
+from delaynode.store.log.incoming_batch import IncomingBatch, merge_columns, resolve_due
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.lookup import (
     ALREADY_CANCELLED,
@@ -235,10 +235,10 @@ class Shard:
     def append_runs(self, batches: Sequence[IncomingBatch], now_ms: int) -> list[Appended]:
         """Store batches in one frame, each the next of its producer as those before it leave it. Raises Refused, and
         stores nothing, where one of them breaks a limit."""
-        merged = merge(batches)
-        due = self.resolve_due(merged, now_ms)
+        columns = merge_columns(batches)
+        due = self.resolve_due(columns, now_ms)
         runs = [AppendRun(batch.producer, batch.number, len(batch.time)) for batch in batches]
-        return self._append(runs, due, merged, now_ms)
+        return self._append(runs, due, replace(columns, records=b"".join(batch.records for batch in batches)), now_ms)
 
     def resolve_due(self, batch: IncomingBatch, now_ms: int) -> I64:
         """The due of each message, i64[n] ms. Raises Refused where one breaks a limit, or no slot is free for it."""
@@ -254,11 +254,11 @@ class Shard:
         kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS
         with self._propose(kind, len(due), (prefix, *columns, records), now_ms, first_seq=first_seq) as end:
             append = Append(runs, due, batch.size, batch.key, batch.tag, records, end - len(records))
+            answers, at = [], 0
+            for run in runs:
+                answers.append(Appended(first_seq + at, run.messages, due[at : at + run.messages], end))
+                at += run.messages
             self._apply_append(append, first_seq, now_ms, end)
-        answers, at = [], 0
-        for run in runs:
-            answers.append(Appended(first_seq + at, run.messages, due[at : at + run.messages], end))
-            at += run.messages
         return answers
 
     def _check_wheel(self, due: I64, now_ms: int) -> None:

@@ -178,9 +178,14 @@ def test_a_refused_request_is_forgotten_at_once(tmp_path: Path, neighbours: int)
                 request = weakref.ref(bad.time)
                 others = [host.enqueue(batch(made)) for _ in range(neighbours)]
                 answer = host.enqueue(bad)
-                del bad
-                with pytest.raises(Refused, match="is delayed by"):
+
+                async def call(kept: IncomingBatch) -> None:
                     await host.stored(answer)
+                    raise AssertionError(f"{kept} is stored")
+
+                with pytest.raises(Refused, match="is delayed by") as caught:
+                    await call(bad)
+                del caught, bad
                 await asyncio.gather(*map(host.stored, others))
                 await asyncio.sleep(0.05)
                 assert request() is None
@@ -230,11 +235,55 @@ def test_a_producers_later_batch_waits_behind_the_one_that_waits_for_the_clock(t
             waits = host.enqueue(batch(made, 100, producer=7, number=1))
             other = await host.stored(host.enqueue(batch(made)))
             later = host.enqueue(batch(made, producer=7, number=2))
+            again = await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7, number=0)))
+            assert again.duplicate, "a retry of what is stored waits for nothing"
             another = await host.stored(host.enqueue(batch(made)))
             assert not waits.done()
             assert not later.done()
             answers = [other, another, await host.stored(waits), await host.stored(later)]
             assert [one.first_seq for one in answers] == [1, 2, 3, 4]
+
+    asyncio.run(main())
+
+
+def test_what_is_taken_and_not_appended_yet_counts_among_the_units_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "LATE_SECONDS", 20)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            monkeypatch.setattr(type(host.shard.config), "max_unflushed", 4)
+            writes = SlowWrites(monkeypatch)
+            first = host.enqueue(batch(made))
+            await asyncio.sleep(0.05)
+            assert (host.arriving, host.maintenance.full) == (0, False)
+            others = [host.enqueue(batch(made)) for _ in range(3)]
+            assert (host.arriving, host.maintenance.full) == (3, True)
+            writes.go.set()
+            await asyncio.gather(*map(host.stored, (first, *others)))
+            assert host.arriving == 0
+
+    asyncio.run(main())
+
+
+def test_an_error_that_is_no_batchs_own_ends_the_copy_and_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+
+            def fails() -> None:
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(host, "check_in_sync", fails)
+            waiting = [host._arrivals.add(batch(made)) for _ in range(3)]
+            async with asyncio.timeout(10):
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [isinstance(one, Refused) and one.reason for one in errors] == ["SHARD_DAMAGED"] * 3
+            assert "appending: ZeroDivisionError" in (host.failure or "")
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ from delaynode.store.shard import Appended
 LATE_SECONDS = 0.005
 """So long a batch waits for the write under way: a delay counts from the time at which it is appended."""
 CLOCK_RETRY_SECONDS = 0.02
+CLOCK_RETRY_SHARE = 0.1  # of the event loop's time, where many batches are held
 CLOCK_WAIT_SECONDS = 1.0
 """So long a batch waits for a clock that is behind what was released."""
 
@@ -24,6 +25,9 @@ class Appender(Protocol):
 
     def check_may_append(self) -> None:
         """Raises Refused."""
+
+    def is_stored(self, batch: IncomingBatch) -> bool:
+        """Whether it is a retry."""
 
     def append(self, batches: list[IncomingBatch]) -> list[Appended | Exception]:
         """The answer to each batch, or why it is not stored."""
@@ -52,13 +56,16 @@ class Arrivals:
         self._held_producers: set[int] = set()
         self._late: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._retry_seconds = CLOCK_RETRY_SECONDS
+        self.messages = 0  # in batches that are not appended yet
 
     def add(self, batch: IncomingBatch) -> asyncio.Future[Appended]:
         """The answer comes once the batch is committed; Refused where it is not stored."""
         answer: asyncio.Future[Appended] = self._loop.create_future()
         one = Arrival(batch, answer, self._loop.time() + CLOCK_WAIT_SECONDS)
-        if batch.producer in self._held_producers:  # not before the one that is held
-            self._held.append(one)
+        self.messages += len(batch.time)
+        if batch.producer in self._held_producers and not self._appender.is_stored(batch):
+            self._held.append(one)  # not before the one that is held
             return answer
         self._waiting.append(one)
         if self._late is None:
@@ -75,7 +82,7 @@ class Arrivals:
     def refuse_all(self, refusal: Callable[[], Refused]) -> None:
         """Nothing is appended any more."""
         refused = self._waiting + self._held
-        self._waiting = []
+        self._waiting, self.messages = [], 0
         self._hold([])
         for one in refused:
             if not one.answer.done():
@@ -86,21 +93,27 @@ class Arrivals:
                 timer.cancel()
 
     def _append(self, arrived: list[Arrival]) -> None:
-        arrived = [one for one in arrived if not one.answer.done()]  # who has gone has stored nothing
+        self.messages -= sum(len(one.batch.time) for one in arrived)
+        try:
+            self._append_those(arrived)
+        except Exception as error:
+            why = f"appending: {type(error).__name__}: {error}"
+            for one in arrived:
+                if not one.answer.done():
+                    one.answer.set_exception(Refused("SHARD_DAMAGED", why))
+            self._appender.fail(why, error)
+
+    def _append_those(self, arrived: list[Arrival]) -> None:
         for one in arrived:
-            try:
-                self._appender.check_may_append()
-            except Refused as refused:  # each has an error of its own
-                one.answer.set_exception(refused.fresh())
+            if not one.answer.done():  # who has gone has stored nothing
+                try:
+                    self._appender.check_may_append()
+                except Refused as refused:  # each has an error of its own
+                    one.answer.set_exception(refused.fresh())
         arrived = [one for one in arrived if not one.answer.done()]
         if not arrived:
             return
-        try:
-            answers = self._appender.append([one.batch for one in arrived])
-        except Exception as error:
-            self._waiting = arrived + self._waiting  # to be refused with the rest
-            self._appender.fail(f"appending: {type(error).__name__}: {error}", error)
-            return
+        answers = self._appender.append([one.batch for one in arrived])
         now = self._loop.time()
         held = []
         for one, answer in zip(arrived, answers, strict=True):
@@ -113,13 +126,14 @@ class Arrivals:
             else:
                 one.answer.set_exception(answer)
         if held:
+            self.messages += sum(len(one.batch.time) for one in held)
             self._hold(self._held + held)
 
     def _hold(self, held: list[Arrival]) -> None:
         self._held = held
         self._held_producers = {one.batch.producer for one in held} - {0}
         if held and self._retry is None:
-            self._retry = self._loop.call_later(CLOCK_RETRY_SECONDS, self._append_held)
+            self._retry = self._loop.call_later(self._retry_seconds, self._append_held)
 
     def _append_late(self) -> None:
         self._late = None
@@ -128,8 +142,10 @@ class Arrivals:
             self._wake()
 
     def _append_held(self) -> None:
-        self._retry = None
-        held = self._held
-        self._hold([])
+        began = self._loop.time()
+        held, self._held, self._held_producers = self._held, [], set()
         self._append(held)
+        self._retry = None
+        self._retry_seconds = max(CLOCK_RETRY_SECONDS, (self._loop.time() - began) / CLOCK_RETRY_SHARE)
+        self._hold(self._held)
         self._wake()

@@ -204,6 +204,11 @@ class CopyHost(ABC):
             self.fail(f"{type(error).__name__}: {error}", error)
 
     @property
+    def arriving(self) -> int:
+        """Messages that are taken and not appended yet."""
+        return 0
+
+    @property
     def replaceable(self) -> bool:
         """Another copy may do what this one can't: whoever asks should try again."""
         return False

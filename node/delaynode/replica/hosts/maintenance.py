@@ -265,7 +265,8 @@ class Maintenance:
     @property
     def full(self) -> bool:
         """Flushes are behind, so nothing should be taken in: units that are not flushed are memory."""
-        return self._shard.index.unflushed + self._flushing_units >= self._shard.config.max_unflushed
+        units = self._shard.index.unflushed + self._flushing_units + self._host.arriving
+        return units >= self._shard.config.max_unflushed
 
     async def wait_room(self) -> None:
         """Wait while it is full. Raises Refused."""

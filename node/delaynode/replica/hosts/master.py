@@ -158,6 +158,10 @@ class ShardHost(CopyHost):
         self._tick_wakeup.set()
 
     @property
+    def arriving(self) -> int:
+        return self._arrivals.messages
+
+    @property
     def replaceable(self) -> bool:
         return self.replication is not None and self.replication.in_sync_size > 1
 
@@ -348,7 +352,10 @@ class ShardHost(CopyHost):
         except Refused as error:  # the future keeps it, and would keep the frames of those who wait, with the request
             refused, error.__traceback__ = error.fresh(), None
         if refused is not None:
-            raise refused
+            try:
+                raise refused
+            finally:
+                del refused  # it has this frame, and so would keep itself
         if self.replication is not None:
             self.check_serving()
             self.check_in_sync(appended=True)
@@ -358,6 +365,9 @@ class ShardHost(CopyHost):
     def check_may_append(self) -> None:
         self.check_serving()
         self.check_in_sync()
+
+    def is_stored(self, batch: IncomingBatch) -> bool:
+        return self.shard.producers.has(batch.producer, batch.number)
 
     def append(self, batches: list[IncomingBatch]) -> list[Appended | Exception]:
         now = self.resources.clock.now_ms()

@@ -4,7 +4,7 @@
     answered      once committed, while a live lease of every counted member is held
 
 ShardHost.advance() commits: when this copy or a slave has stored more, and when the counted members are others.
-ShardHost.wait_replicated() holds the producer's answer back, by minInSync as well.
+ShardHost.stored() holds the producer's answer back, by minInSync as well.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ class EnqueueCalls:
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
             return await forwarder.call(found.endpoint, "Enqueue", data, call.time_remaining())
-        return await self._answer_stored(await self._take(found, view, len(data)))
+        taken = await self._take(found, view, len(data))
+        del data, view  # a frame may have a copy; it is not to be in memory twice until it is committed
+        return await self._answer_stored(taken)
 
     async def _take(self, host: ShardHost, view: EnqueueRequestView, size: int) -> TakenBatch:
         """Take a request of `size` bytes, to be stored with the shard's next write."""

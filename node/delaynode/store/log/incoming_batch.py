@@ -35,8 +35,8 @@ class IncomingBatch:
     number: int = 0
 
 
-def merge(batches: Sequence[IncomingBatch]) -> IncomingBatch:
-    """All messages of the batches, in order, as of no producer."""
+def merge_columns(batches: Sequence[IncomingBatch]) -> IncomingBatch:
+    """All messages of the batches, in order, as of no producer, and without their records."""
     relative = np.empty(0, np.uint8)
     if any(len(batch.relative) for batch in batches):
         columns = [b.relative if len(b.relative) else np.zeros(len(b.time), np.uint8) for b in batches]
@@ -44,7 +44,7 @@ def merge(batches: Sequence[IncomingBatch]) -> IncomingBatch:
     time, size, key, tag = (
         np.concatenate(column) for column in zip(*((b.time, b.size, b.key, b.tag) for b in batches), strict=True)
     )
-    return IncomingBatch(time, relative, size, key, tag, b"".join(batch.records for batch in batches))
+    return IncomingBatch(time, relative, size, key, tag, b"")
 
 
 def columns_of(

@@ -90,6 +90,11 @@ class Producers:
         row_index = self._row_index.get(producer)
         return None if row_index is None else int(self._rows["last"][row_index])
 
+    def has(self, producer: int, number: int) -> bool:
+        """Whether the batch is stored: a retry."""
+        last = self.last_number(producer)
+        return last is not None and number <= last
+
     def _check_unknown(self, producer: int, number: int, now_ms: int) -> None:
         if number:
             raise Refused(
