@@ -212,8 +212,8 @@ class World:
         return self.clients.counts["answered"] if self.clients is not None else 0
 
     def terms(self) -> int:
-        """The number of terms, each shard's first aside."""
-        return sum(max(0, shard.spec.epoch - 1) for shard in self.truth.now.shards)
+        """The number of terms that have committed something, each shard's first aside."""
+        return sum(max(0, len(record.commits) - 1) for record in self.checker.records.values())
 
     # ------------------------------------------------------------ time
     def run(self, seconds: float) -> None:
