@@ -111,12 +111,13 @@ def test_an_idle_cluster_of_nodes_writes_nothing_but_leases(server: FakeApiServe
         assert len(came) / idle_s < most
 
 
-def test_a_node_needs_no_second_of_cpu_to_know_kubernetes() -> None:
+def test_a_node_that_knows_kubernetes_loads_few_of_its_modules() -> None:
+    """All of them, with a model of each kind, are some 800, which take more than a second of processor time."""
     code = (
-        "import delaynode.main, time; before_s = time.process_time();"
+        "import delaynode.main, sys;"
         "from delayregistry.kube.client import Credentials, KubeClient; from kubernetes.client import Configuration;"
         "KubeClient(Credentials(Configuration(host='http://x')), agent='test');"
-        "print(time.process_time() - before_s)"
+        "print(sum(name.startswith('kubernetes.') for name in sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert float(found.stdout) < 1.0
+    assert 0 < int(found.stdout) < 100
