@@ -49,9 +49,10 @@ class NodeClock:
             self._compare()
 
     def heard(self, peer: str, wall_ms: int, boot_ms: int, round_trip_ms: int) -> None:
-        """What a peer's clock showed."""
-        self._agreement.heard(peer, wall_ms, boot_ms, round_trip_ms)
-        if self._first_round:
+        """What a peer's clock showed. Judged at once where it is one peer more: with it this node may be out-voted, and
+        until then messages are released by its clock."""
+        more = self._agreement.heard(peer, wall_ms, boot_ms, round_trip_ms)
+        if more or self._first_round:
             self._compare()
 
     @property

@@ -57,12 +57,14 @@ class ClockAgreement:
         self._fresh_ms = fresh_ms
         self._heard: dict[str, PeerClock] = {}
 
-    def heard(self, peer: str, wall_ms: int, boot_ms: int, round_trip_ms: int) -> None:
-        """A reply that says `wall_ms` came at `boot_ms`, `round_trip_ms` after what it replies to was sent."""
+    def heard(self, peer: str, wall_ms: int, boot_ms: int, round_trip_ms: int) -> bool:
+        """A reply that says `wall_ms` came at `boot_ms`, `round_trip_ms` after what it replies to was sent. Whether one
+        peer more is known now."""
         if not 0 <= round_trip_ms <= self._max_skew_ms:
-            return  # too slow to say anything; the peer's next one will be quicker
-        low = wall_ms - boot_ms
+            return False  # too slow to say anything; the peer's next one will be quicker
+        low, known = wall_ms - boot_ms, len(self._heard)
         self._heard[peer] = PeerClock(low, low + round_trip_ms, boot_ms)
+        return len(self._heard) > known
 
     def judge(self, accepted_ms: int, boot_ms: int, disbelieved_ms: int = 0) -> ClockVerdict:
         """accepted_ms: this node's time now; disbelieved_ms: how far ahead of it its wall clock is."""

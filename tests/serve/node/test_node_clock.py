@@ -99,3 +99,14 @@ def test_a_node_whose_peers_are_away_waits_for_a_second(machine: Callable[[int],
     assert node.clock.may_tick
     node.pass_ms(10_000)
     assert node.clock.may_tick, "nor is a peer that falls silent later"
+
+
+def test_the_peer_with_which_a_node_can_be_out_voted_is_listened_to_at_once(machine: Callable[[int], Machine]) -> None:
+    """Not at the next look: messages are released meanwhile (seed 122815)."""
+    node = machine(HOUR_MS)
+    node.clock.expect(["a", "b"])
+    node.hear("a")
+    node.pass_ms(FIRST_ROUND_MS)
+    assert node.clock.may_tick, "of two nobody can tell which is wrong"
+    node.hear("b")
+    assert not node.clock.may_tick
