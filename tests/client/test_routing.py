@@ -100,6 +100,26 @@ def test_route_is_asked_from_any_node_that_answers() -> None:
     asyncio.run(main())
 
 
+def test_cluster_that_cannot_be_reached_yet_is_waited_for() -> None:
+    """kube-proxy refuses connections to a Service for up to a second after its first pod is ready."""
+
+    async def main() -> None:
+        async with FakeNode(FakeCluster()) as node:
+            await node.stop()
+            async with Cluster(node.endpoint) as cluster:
+                asked = asyncio.create_task(cluster.route("t"))
+                await asyncio.sleep(0.5)
+                assert not asked.done()
+                await node.start()
+                assert [queue.uid for queue in (await asked).queues] == [100]
+                await node.stop()
+                with pytest.raises(errors.Unreachable):  # and one that was there before is not
+                    await asyncio.wait_for(cluster.refresh("t"), 1.0)
+                await node.start()
+
+    asyncio.run(main())
+
+
 def test_routes_asked_for_at_once_are_one_question() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:

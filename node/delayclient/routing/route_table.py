@@ -23,6 +23,9 @@ _SHARE: Final = 4.0
 """After a question there is none for so many times its duration ..."""
 _MAX_PAUSE_S: Final = 0.5
 """... but for no longer than this: a slow answer may be older than the new master."""
+_FIRST_CONTACT_S: Final = 2.0
+"""For so long a cluster is asked that has never answered: a Service leads to a pod a second after the pod is ready."""
+_FIRST_CONTACT_AGAIN_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class RouteTable:
         self._listeners: dict[str, list[Changed]] = {}
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
         self._last_good = endpoints[0]
+        self._answered = False  # some endpoint has, at some time
         self._rotation = 0
         self._closed = False
 
@@ -195,6 +199,17 @@ class RouteTable:
         return sorted(endpoints[turn:] + endpoints[:turn], key=self._is_suspect)
 
     async def _query(self, topic: str) -> tuple[TopicRoute, ...]:
+        until_s = self._loop().time() + _FIRST_CONTACT_S
+        while True:
+            try:
+                return await self._ask_all(topic)
+            except Unreachable:
+                if self._answered or self._loop().time() + _FIRST_CONTACT_AGAIN_S > until_s:
+                    raise
+            await asyncio.sleep(_FIRST_CONTACT_AGAIN_S)
+
+    async def _ask_all(self, topic: str) -> tuple[TopicRoute, ...]:
+        """Asks the endpoints in turn until one answers. Raises Unreachable, or what is not worth asking again."""
         failures: list[str] = []
         left = self._order()
         asked: dict[asyncio.Task[delay_pb2.QueryRouteResponse], str] = {}
@@ -211,6 +226,7 @@ class RouteTable:
                     try:
                         answer = task.result()
                     except NotFound:
+                        self._answered = True
                         self._routes.pop(topic, None)
                         return ()
                     except DelayError as error:
@@ -218,7 +234,7 @@ class RouteTable:
                             raise
                         failures.append(f"{endpoint}: {error.message}")
                         continue
-                    self._last_good = endpoint
+                    self._last_good, self._answered = endpoint, True
                     return tuple(self._merge(_topic_route(route)) for route in answer.topics)
         finally:
             for task in asked:
