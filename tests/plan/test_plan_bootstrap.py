@@ -18,7 +18,7 @@ from delayoperator.plan import (
     plan,
     report_orphans,
 )
-from delayoperator.plan.adoption import adopted
+from delayoperator.plan.adoption import NotAdoptable, adopted
 from delayregistry.model import BootstrapVolumes, ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
 
 CLUSTER = ClusterSpec("hello", 3, (TopicSpec("orders", 1),), replicas=2)
@@ -108,6 +108,15 @@ def test_a_master_that_serves_is_the_only_copy_that_is_sure_to_have_everything()
     assert adopted(UID, deposed).status.in_sync == ("c-n2",)
 
 
+def test_a_copy_that_is_still_storing_its_logs_end_is_not_counted_on() -> None:
+    """Seed 130814: its disk hung, and what it had received it would have lost with its power."""
+    copies = {"n0": copy("n0", role=ObservedRole.SLAVE, unsynced=90), "n1": copy("n1")}
+    assert adopted(UID, copies).status.in_sync == ("c-n1",)
+    alone = {"n0": copies["n0"], "n1": copy("n1", 890)}
+    with pytest.raises(NotAdoptable, match="n0 has the highest log end, and is still storing it"):
+        adopted(UID, alone)
+
+
 def test_a_copy_is_adopted_with_the_boot_in_which_it_was_in_sync() -> None:
     """With Async durability the planner tells by it whether the machine was started again since: seed 56831 said so of
     machines that had not been."""
@@ -145,6 +154,7 @@ def test_a_copy_that_came_into_the_in_sync_set_after_the_last_checkpoint_may_hav
         ((both(kept_epoch=4, kept_in_sync=("c-lost",)),), "was not in sync in epoch 4"),
         ((both(role=ObservedRole.OPENING, log_end=3),), "still being opened"),
         ((both(role=ObservedRole.CANDIDATE),), "about to lead"),
+        ((both(role=ObservedRole.SLAVE, unsynced=3),), "n0, n1 has the highest log end, and is still storing it"),
     ],
 )
 def test_what_a_person_has_to_decide_is_left_and_said(histories: tuple[dict[str, CopyView], ...], why: str) -> None:

@@ -35,6 +35,7 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
         state.kept_in_sync.extend(shard.known_status[1])
     if local.host is not None:
         state.committed = max(state.committed, min(local.host.known_committed, state.log_end))
+        state.unsynced = local.host.unsynced
     if replica.master is not None and replica.master.serving and replica.leader is not None:
         state.serving_epoch = replica.leader.term.epoch
     state.over_epoch, state.not_serving = replica.leadership.not_serving()

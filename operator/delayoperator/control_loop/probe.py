@@ -198,4 +198,5 @@ def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
         pending=copy.pending,
         cluster=copy.cluster,
         disk_bytes=copy.disk_bytes,
+        unsynced=copy.unsynced,
     )

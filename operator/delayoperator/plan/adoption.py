@@ -58,7 +58,8 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
     object's, 0 where there is none. unproven: a person wants it though a copy that was in sync seems to be lost.
 
     A master that serves is taken alone. Else the highest log has all that was acknowledged: in an epoch logs differ in
-    length only, and each term began with a copy that had everything. What the copies keep of the in-sync set may speak
+    length only, and each term began with a copy that had everything. A copy whose disk is at work on its log's end is
+    not counted on: it may lose that with its power (seed 130814). What the copies keep of the in-sync set may speak
     against that: then the copy that had it all is on no node, as when a volume was lost. Raises NotAdoptable.
     """
     whole = {node: copy for node, copy in copies.items() if not _is_partial(copy)}
@@ -77,6 +78,10 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         # ago may only be catching up.
         best = (max(serving, key=lambda node: sound[node].serving_epoch),)
         end = sound[best[0]].log_epoch, sound[best[0]].log_end
+    elif stored := tuple(node for node in best if not sound[node].unsynced):
+        best = stored
+    else:
+        raise NotAdoptable(f"{', '.join(best)} has the highest log end, and is still storing it; try again in a moment")
     if not serving and not unproven and (damaged := [node for node, copy in whole.items() if _is_damaged(copy)]):
         what = "; ".join(f"{node}: {whole[node].damaged or 'damaged'}" for node in damaged)
         raise NotAdoptable(

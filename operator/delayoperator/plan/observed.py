@@ -89,6 +89,7 @@ class CopyView:
     pending: int = 0  # messages not released yet; at most, of a copy that is STORED
     cluster: str = ""  # the name of the cluster that had it last; "": not known
     disk_bytes: int = 0  # of a copy that is STORED
+    unsynced: int = 0  # bytes before log_end that are not stored yet, as the durability asks
 
     @property
     def shard(self) -> str:

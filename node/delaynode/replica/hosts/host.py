@@ -235,6 +235,11 @@ class CopyHost(ABC):
         """The log offset below which this copy has stored everything, as the cluster's durability asks."""
         return self.shard.log.synced if self.resources.fsync else self.shard.log.written
 
+    @property
+    def unsynced(self) -> int:
+        """Bytes at the log's end that lie beyond that."""
+        return self.shard.log.end - self.durable
+
     # ------------------------------------------------------------ reading
     async def read_records(self, rows: Records) -> Buffers:
         """Bodies of committed rows, in order. Raises Refused."""

@@ -9,12 +9,19 @@ from delayregistry.model import BootstrapVolumes, ShardObject, ShardSpec
 
 from tests.simulation.support.attacks.attacks_on_objects import directories
 from tests.simulation.support.attacks.schedules import attack
+from tests.simulation.support.machine.loop import SECOND
 from tests.simulation.support.people import adopt
 from tests.simulation.support.stage import Run, cluster
 
 
 def _healthy_with(run: Run, uid: int) -> bool:
     return run.world.truth.shard("t-0") is not None and run.healthy() and run.shard().spec.uid == uid
+
+
+def _opened(run: Run, node: str) -> bool:
+    process = run.world.machines[node].process
+    found = process.replicas.get(run.shard().spec.uid) if process is not None else None
+    return found is not None and found.shard is not None
 
 
 @attack
@@ -25,6 +32,26 @@ def d1_deleted_object_is_made_again_for_the_copies_that_are_there(seed: int) -> 
         run.world.truth.delete("t-0")
         run.until(lambda: _healthy_with(run, uid), 30, "served again, with its messages")
         assert run.shard().spec.epoch > epoch
+
+
+@attack
+def d1_copy_whose_disk_hangs_is_not_named_in_sync(seed: int) -> None:
+    """It has received all that was written while it was away, and has not stored it."""
+    with cluster(seed, replicas=2) as run:
+        master, (slave,) = run.master(), run.slaves()
+        run.world.kill(slave)
+        run.until(lambda: len(run.status().in_sync) == 1, 20, "the master goes on alone")
+        run.world.start(slave)
+        run.until(lambda: _opened(run, slave), 20, "the slave has opened its copy")
+        led, followed, disk = run.replica(master).shard, run.replica(slave).shard, run.world.machines[slave].disk
+        run.until(lambda: followed.log.end == led.committed_offset == led.log.end, 20, "it has received everything")
+        disk.hung_until_ns = run.world.scheduler.now_ns + 15 * SECOND
+        assert followed.log.synced < led.committed_offset
+        run.world.kill(master)
+        run.world.truth.delete("t-0")
+        run.world.start(master)
+        run.until(lambda: run.world.truth.shard("t-0") is not None, 20, "made again from the copies")
+        disk.hung_until_ns = 0
 
 
 @attack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from delaynode.replica import replicas
+from delaynode.replica.hosts.host import CopyHost
 from delaynode.replica.replica import Replica
 from delaynode.replica.stored_copies import is_wanted
 from delaynode.store.maintenance.stored_copy import StoredCopy
@@ -35,6 +36,11 @@ def makes_shards_before_all_nodes_were_heard(put: Put) -> None:
         return ()
 
     put(planner, "unheard_nodes", nobody)
+
+
+@mutation("d1_copy_whose_disk_hangs_is_not_named_in_sync", "invariant 1: .* is recorded as in sync and has")
+def counts_on_what_a_copy_is_still_storing(put: Put) -> None:
+    put(CopyHost, "unsynced", 0)
 
 
 @mutation("d1b_registry_restored_to_before_a_move_costs_no_copy", "no copy leaves by the word of an older object")
