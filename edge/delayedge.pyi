@@ -1,0 +1,201 @@
+"""A gRPC server transport in compiled code. All of it is called on one thread, that of the event loop.
+
+Columns are little-endian and packed. r: the requests of a group; n: the messages of them all. Tokens name calls and
+requests; one that is over is ignored wherever it is given. `deadline_ms` is on the clock of `time.monotonic()`.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, TypedDict, Unpack, final, type_check_only
+
+from typing_extensions import Buffer as BufferLike
+
+_EventKind = Literal["call", "message", "half_closed", "gone", "writable", "sent", "drained"]
+
+@type_check_only
+class Limits(TypedDict, total=False):
+    """Bounds; README.md has the defaults. 0 is never for `keepalive_ms` and `max_age_ms`."""
+
+    max_connections: int
+    max_streams: int
+    max_calls: int
+    max_message_bytes: int
+    max_header_bytes: int
+    rows_bytes: int
+    rows_bytes_per_connection: int
+    calls_bytes: int
+    calls_bytes_per_connection: int
+    small_bytes: int
+    unread_bytes: int
+    unread_bytes_per_connection: int
+    write_bytes: int
+    stream_window_bytes: int
+    connection_window_bytes: int
+    windows_bytes: int
+    max_waiting: int
+    room_ms: int
+    max_unanswered: int
+    max_unread_messages: int
+    handshake_ms: int
+    header_ms: int
+    request_idle_ms: int
+    slow_request_ms: int
+    unread_ms: int
+    keepalive_ms: int
+    keepalive_timeout_ms: int
+    max_age_ms: int
+    age_grace_ms: int
+    max_resets: int
+
+@type_check_only
+class Figures(TypedDict):
+    """Counts are since the start; the others are as of now."""
+
+    connections: int
+    calls: int
+    rows: int  # requests that Python has and has not answered
+    rows_bytes: int  # of Enqueue requests, received or taken and not answered
+    calls_bytes: int  # of all other requests
+    unread_bytes: int  # of answers that are not sent
+    waiting: int  # requests that wait for room
+    connections_taken: int
+    connections_refused: int
+    connections_cut: int  # slow, silent, hostile, or did not read
+    requests_taken: int  # in groups
+    calls_begun: int
+    calls_refused: int  # by the edge itself
+    answers_refused: int  # found no room
+    resets: int  # by clients
+    panics: int
+    cpu_seconds: float
+
+@final
+class Buffer:
+    """Bytes of the edge, read-only, for memoryview() and numpy.frombuffer(). In memory while a view is."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Rows:
+    """Enqueue requests for one queue, whose columns fit. In order for each connection and stream; a later group may
+    have more of the queue. At most 65,536 messages and 8 MiB of records, as one batch may have.
+
+    A request with more than 64 KiB of records is a group by itself, and `records` is a Buffer then.
+    """
+
+    topic: str
+    queue: int
+    forwarded: bool  # the calls have the metadata x-delay-forwarded
+    nbytes: int  # of all columns over messages
+    time: bytes  # i64[n] ms
+    relative: bytes  # u8[n], or empty: all times are absolute
+    size: bytes  # u32[n] bytes
+    key: bytes  # u32[n]
+    tag: bytes  # u32[n]
+    records: bytes | Buffer
+    count: bytes  # u32[r] messages of each request
+    producer: bytes  # u64[r]
+    number: bytes  # u64[r]
+    token: bytes  # u64[r]
+    deadline_ms: bytes  # i64[r], -1: none
+
+@final
+class Event:
+    """What happened to a call.
+
+    call: it has begun. With `body` if it is unary; None in it: the call has no message. With the method of a row: an
+      Enqueue request whose columns do not fit; answer it with refuse_row().
+    message: one of a stream, in `body`. Call more() once it is dealt with.
+    half_closed: the client's last message was before this.
+    gone: answers are for nobody. `reason`: "cancelled", "deadline", "connection", or "refused": it broke a limit or
+      the protocol. Not told of rows, nor of a call that Python has ended.
+    writable: a stream to which write() returned False may be written to.
+    sent: an answer that was given with tell=True is held no longer, sent or not.
+    drained: the last connection has ended since drain(); `token` is 0.
+    """
+
+    token: int
+    kind: _EventKind
+    method: str | None  # in a call, as the next two
+    peer: str | None  # "ipv4:10.0.0.7:51234"
+    seconds_left: float | None
+    forwarded: bool
+    body: bytes | None
+    reason: str
+
+@final
+class Edge:
+    def __new__(
+        cls,
+        listen: str | int,
+        *,
+        rows: dict[str, Literal["unary", "stream"]],
+        unary: list[str],
+        streams: list[str],
+        threads: int = 1,
+        busy: bytes = b"",
+        **limits: Unpack[Limits],
+    ) -> Edge:
+        """Listen on "host:port", or on the socket of a descriptor, from now on. Names of methods:
+        "/package.Service/Method". busy: a google.rpc.Status with nothing but details, for a call that ends with
+        RESOURCE_EXHAUSTED for want of room: its client may try again soon.
+
+        Raises OSError: can't listen. ValueError, TypeError: a wrong argument or an unknown limit.
+        """
+
+    @property
+    def port(self) -> int: ...
+    def fileno(self) -> int:
+        """Readable while take() has something. Valid as long as this object."""
+
+    def take(self, max_bytes: int = 16 << 20) -> tuple[list[Rows], list[Event]]:
+        """What has come, up to about `max_bytes`; at least one thing if there is any."""
+
+    def answer_rows(
+        self,
+        token: BufferLike,
+        count: BufferLike,
+        uid: int,
+        first_seq: BufferLike,
+        due: BufferLike | None = None,
+        duplicate: BufferLike | None = None,
+    ) -> None:
+        """The requests are stored. For any requests, those of one group or not.
+
+        token: u64[r]; count: u32[r]; first_seq: i64[r]; due: i64[n] ms, sent to requests with relative times;
+        duplicate: u8[r]. Arrays of these types; an empty one may be of any. Raises ValueError when they do not fit each
+        other, BufferError for another type.
+        """
+
+    def refuse_row(self, token: int, code: int, message: str, details: bytes = b"", error: bytes = b"") -> None:
+        """One request is not stored. An Enqueue ends with the status, details: a google.rpc.Status; an EnqueueStream
+        goes on after an answer with `error`, a delay.v1.Error."""
+
+    def respond(self, token: int, body: bytes, *, tell: bool = False) -> bool:
+        """A unary call's answer, and its end. tell: the event "sent" comes, whatever becomes of the answer.
+
+        False: there was no room for it, and the call ends with RESOURCE_EXHAUSTED (and "gone"); or it is gone.
+        """
+
+    def write(self, token: int, body: bytes) -> bool:
+        """One more message of a stream. False: write no more before the event "writable", or "gone"."""
+
+    def more(self, token: int) -> None:
+        """A message of a stream was dealt with: its room is free, and one more may come."""
+
+    def end(self, token: int, code: int = 0, message: str = "", details: bytes = b"") -> None:
+        """The end of a stream, after what was written; or of a unary call, with an error."""
+
+    def pause_reading(self, on: bool, *, calls: bool = True) -> None:
+        """Give no room to requests that come: their clients' windows close. calls=False: only to Enqueue requests."""
+
+    def drain(self, seconds: float) -> None:
+        """Returns at once. No new connections and calls; the connections that are left after `seconds` are cut."""
+
+    def cut(self, peers: Iterable[str]) -> int:
+        """End the connections of these peers; returns how many there were."""
+
+    def close(self) -> None:
+        """End all connections and threads; waits for up to 2 s."""
+
+    def figures(self) -> Figures: ...

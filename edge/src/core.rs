@@ -1,0 +1,231 @@
+//! What all connections of an edge share.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+
+use crate::budget::{Budget, REQUEST_BYTES};
+use crate::encode::rich_status;
+use crate::figures::{Figures, ThreadClocks};
+use crate::grpc::{RESOURCE_EXHAUSTED, Status};
+use crate::inbox::{Event, Inbox, Kind};
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::lock::lock;
+use crate::rows::Rows;
+use crate::unread::{CallUnread, Unread};
+
+/// How a method's calls are taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Shape {
+    /// Enqueue: one request, handed over in columns.
+    Row,
+    /// EnqueueStream: many of them, answered in their order.
+    RowStream,
+    Unary,
+    Stream,
+}
+
+impl Shape {
+    pub fn is_rows(self) -> bool {
+        matches!(self, Shape::Row | Shape::RowStream)
+    }
+}
+
+#[derive(Clone)]
+pub struct Method {
+    pub path: Arc<str>,
+    pub shape: Shape,
+}
+
+pub struct Core {
+    pub limits: Limits,
+    pub methods: HashMap<String, Method>,
+    pub inbox: Arc<Inbox>,
+    pub rows: Rows,
+    pub rows_budget: Arc<Budget>,
+    pub calls_budget: Arc<Budget>,
+    pub unread: Arc<Unread>,
+    pub figures: Figures,
+    pub threads: ThreadClocks,
+    /// Calls that are open.
+    pub calls: AtomicUsize,
+    /// Bytes of `windows_bytes` that are given away.
+    pub windows: AtomicUsize,
+    /// The encoded details of a google.rpc.Status, for a request for which there is no room now.
+    busy: Bytes,
+    pub draining: AtomicBool,
+    connections: Mutex<HashMap<u32, Arc<Link>>>,
+    streams: Mutex<HashMap<u64, Arc<CallUnread>>>,
+}
+
+/// More than wait while Python takes what comes.
+const EVENTS_PER_CALL: usize = 8;
+
+fn bytes(limit: u64) -> usize {
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+impl Core {
+    pub fn new(
+        methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes,
+    ) -> io::Result<Arc<Self>> {
+        let named = |(path, shape): (String, Shape)| {
+            let method = Method { path: Arc::from(path.as_str()), shape };
+            (path, method)
+        };
+        let small = bytes(limits.small_bytes) + REQUEST_BYTES;
+        let budget = |limit, part| Budget::new(bytes(limit), bytes(part), small);
+        Ok(Arc::new(Core {
+            methods: methods.into_iter().map(named).collect(),
+            inbox: Arc::new(Inbox::new()?),
+            rows: Rows::default(),
+            rows_budget: budget(limits.rows_bytes, limits.rows_bytes_per_connection),
+            calls_budget: budget(limits.calls_bytes, limits.calls_bytes_per_connection),
+            unread: Unread::new(bytes(limits.unread_bytes), bytes(limits.unread_bytes_per_connection)),
+            figures: Figures::default(),
+            threads: ThreadClocks::default(),
+            calls: AtomicUsize::new(0),
+            windows: AtomicUsize::new(0),
+            busy,
+            draining: AtomicBool::new(false),
+            connections: Mutex::default(),
+            streams: Mutex::default(),
+            limits,
+        }))
+    }
+
+    /// How a call ends for which there is no room: its client may try again soon.
+    pub fn busy(&self, message: String) -> Status {
+        let details =
+            if self.busy.is_empty() { Bytes::new() } else { rich_status(RESOURCE_EXHAUSTED, &message, &self.busy) };
+        Status { code: RESOURCE_EXHAUSTED, message, details }
+    }
+
+    pub fn budget(&self, shape: Shape) -> &Arc<Budget> {
+        if shape.is_rows() { &self.rows_budget } else { &self.calls_budget }
+    }
+
+    /// Whether a call that begins would be one too many.
+    pub fn is_full(&self) -> bool {
+        let most = bytes(self.limits.max_calls);
+        self.calls.load(Relaxed) >= most || self.inbox.events() >= most.saturating_mul(EVENTS_PER_CALL)
+    }
+
+    pub fn link(&self, token: u64) -> Option<Arc<Link>> {
+        lock(&self.connections).get(&((token >> 32) as u32)).cloned()
+    }
+
+    pub fn links(&self) -> Vec<Arc<Link>> {
+        lock(&self.connections).values().cloned().collect()
+    }
+
+    pub fn connections(&self) -> usize {
+        lock(&self.connections).len()
+    }
+
+    pub fn stream(&self, token: u64) -> Option<Arc<CallUnread>> {
+        lock(&self.streams).get(&token).cloned()
+    }
+
+    pub fn add_stream(&self, token: u64) -> Arc<CallUnread> {
+        let unread = CallUnread::stream(&self.inbox, token, bytes(self.limits.write_bytes));
+        lock(&self.streams).insert(token, unread.clone());
+        unread
+    }
+
+    pub fn remove_stream(&self, token: u64) {
+        let removed = lock(&self.streams).remove(&token);
+        drop(removed); // without the lock
+    }
+
+    /// No new connections come: tell Python when the last one has gone.
+    pub fn drain(&self) {
+        self.draining.store(true, SeqCst);
+        self.tell_if_drained(self.connections());
+    }
+
+    fn tell_if_drained(&self, left: usize) {
+        if left == 0 && self.draining.swap(false, SeqCst) {
+            self.inbox.put_event(Event::of(0, Kind::Drained));
+        }
+    }
+}
+
+/// A connection is known while this lives.
+pub struct Registered {
+    core: Arc<Core>,
+    link: Arc<Link>,
+}
+
+impl Registered {
+    /// `None` when there are too many.
+    pub fn new(core: &Arc<Core>, link: &Arc<Link>) -> Option<Self> {
+        let mut connections = lock(&core.connections);
+        if connections.len() as u64 >= core.limits.max_connections {
+            return None;
+        }
+        connections.insert(link.id, link.clone());
+        Some(Registered { core: core.clone(), link: link.clone() })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let left = {
+            let mut connections = lock(&self.core.connections);
+            connections.remove(&self.link.id);
+            connections.len()
+        };
+        self.core.rows_budget.forget_connection(self.link.id);
+        self.core.calls_budget.forget_connection(self.link.id);
+        self.link.close();
+        if std::thread::panicking() {
+            self.core.figures.panics.add_one();
+        }
+        self.core.tell_if_drained(left);
+    }
+}
+
+/// A call is open while this lives.
+pub struct Open(Arc<Core>);
+
+impl Open {
+    pub fn new(core: &Arc<Core>) -> Self {
+        core.calls.fetch_add(1, Relaxed);
+        Open(core.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A part of `windows_bytes`: what a client sends into its window is memory that no budget counts.
+pub struct Window {
+    core: Arc<Core>,
+    size: usize,
+}
+
+impl Window {
+    /// `None` when the windows of all connections would be too large.
+    pub fn new(core: &Arc<Core>, size: u64) -> Option<Self> {
+        let size = bytes(size);
+        if core.windows.fetch_add(size, Relaxed).saturating_add(size) <= bytes(core.limits.windows_bytes) {
+            return Some(Window { core: core.clone(), size });
+        }
+        core.windows.fetch_sub(size, Relaxed);
+        None
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.core.windows.fetch_sub(self.size, Relaxed);
+    }
+}

@@ -1,0 +1,105 @@
+//! Answers of rows, from one call for a group to the connections that wait for them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::core::Core;
+use crate::encode::{self, Stored};
+use crate::grpc::Status;
+use crate::link::{Link, Mail};
+use crate::rows::Row;
+
+/// What was stored of r requests with n messages together.
+pub struct StoredRows {
+    pub token: Vec<u64>,
+    pub count: Vec<u32>,
+    pub uid: u64,
+    pub first_seq: Vec<i64>,
+    /// i64[n] ms, or empty.
+    pub due: Vec<i64>,
+    /// u8[r], or empty: none is.
+    pub duplicate: Vec<u8>,
+}
+
+impl StoredRows {
+    /// What is wrong with the lengths, if anything is.
+    pub fn misfit(&self) -> Option<String> {
+        let r = self.token.len();
+        let messages: u64 = self.count.iter().map(|&count| u64::from(count)).sum();
+        if self.count.len() != r || self.first_seq.len() != r {
+            let (count, first_seq) = (self.count.len(), self.first_seq.len());
+            return Some(format!("token has {r} rows, count {count} and first_seq {first_seq}"));
+        }
+        if !self.duplicate.is_empty() && self.duplicate.len() != r {
+            return Some(format!("token has {r} rows, duplicate {}", self.duplicate.len()));
+        }
+        if !self.due.is_empty() && self.due.len() as u64 != messages {
+            return Some(format!("due has {} rows, count adds up to {messages}", self.due.len()));
+        }
+        None
+    }
+}
+
+/// Runs on the runtime, where waking a connection costs no system call.
+pub async fn run(core: Arc<Core>, mut stored: UnboundedReceiver<StoredRows>) {
+    while let Some(rows) = stored.recv().await {
+        answer(&core, &rows);
+    }
+}
+
+/// rows: its columns fit each other.
+pub fn answer(core: &Core, rows: &StoredRows) {
+    let mut woken = Vec::new();
+    let mut at = 0;
+    for (place, row) in core.rows.remove(&rows.token).into_iter().enumerate() {
+        let count = rows.count[place];
+        let end = at + count as usize;
+        if let Some(row) = row {
+            let due: Vec<u8> = match rows.due.get(at..end) {
+                Some(due) if row.relative => due.iter().flat_map(|due| due.to_le_bytes()).collect(),
+                _ => Vec::new(),
+            };
+            let duplicate = rows.duplicate.get(place).is_some_and(|&duplicate| duplicate != 0);
+            let first_seq = rows.first_seq[place];
+            let answer = encode::stored(&Stored { uid: rows.uid, first_seq, count, due: &due, duplicate });
+            send(row, answer, &mut woken);
+        }
+        at = end;
+    }
+    let mut seen = HashSet::new();
+    for link in woken {
+        if seen.insert(link.id) {
+            link.wake();
+        }
+    }
+}
+
+/// Refuse one row: status ends an Enqueue, error is an answer in an EnqueueStream.
+pub fn refuse(core: &Core, token: u64, status: Status, error: &[u8]) {
+    let Some(row) = core.rows.remove(&[token]).pop().flatten() else { return };
+    let (link, call) = (row.link.clone(), row.call);
+    let mut woken = Vec::new();
+    if row.in_stream {
+        send(row, encode::refused(error), &mut woken);
+    } else {
+        woken.extend(link.put(Mail::End { call, status }).then_some(link));
+    }
+    for link in woken {
+        link.wake();
+    }
+}
+
+fn send(row: Row, answer: Bytes, woken: &mut Vec<Arc<Link>>) {
+    let Row { link, call, place, hold, .. } = row;
+    drop(hold);
+    let mail = match link.unread.answer(answer, None) {
+        Some(answer) => Mail::Row { call, place, answer },
+        None => Mail::NoRoom { call },
+    };
+    if link.put(mail) {
+        woken.push(link);
+    }
+}

@@ -1,0 +1,353 @@
+//! The Python module: thin, and the only place that knows of Python. No other thread than Python's own comes here.
+
+use std::collections::HashSet;
+use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use pyo3::buffer::{Element, PyUntypedBuffer};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use pyo3::{ffi, intern};
+
+use crate::clock::now_ms;
+use crate::columns::{Group, LARGE_BYTES, Records};
+use crate::core::Shape;
+use crate::dispatch::StoredRows;
+use crate::grpc::Status;
+use crate::inbox::{Event, Kind};
+use crate::limits::Limits;
+use crate::server::{Listen, Server};
+
+const NONE: &[u8] = b"";
+/// Of a limit: times of the clock may be added to it.
+const HIGHEST: u64 = u64::MAX >> 8;
+
+/// Bytes of the edge's own, which Python reads in place.
+#[pyclass(frozen, module = "delayedge")]
+struct Buffer {
+    bytes: Bytes,
+}
+
+#[pymethods]
+impl Buffer {
+    fn __len__(&self) -> usize {
+        self.bytes.len()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let bytes = &slf.get().bytes;
+        let (start, length) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as ffi::Py_ssize_t);
+        // SAFETY: the view keeps this object, which is frozen, and so its bytes; they are given out as read-only.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 1, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// What is large stays where it is; what is small is cheaper as bytes.
+fn to_python(py: Python<'_>, bytes: Bytes) -> PyResult<Py<PyAny>> {
+    if bytes.len() > LARGE_BYTES {
+        return Ok(Py::new(py, Buffer { bytes })?.into_any());
+    }
+    Ok(PyBytes::new(py, &bytes).into_any().unbind())
+}
+
+fn column(py: Python<'_>, bytes: &[u8]) -> Py<PyBytes> {
+    PyBytes::new(py, bytes).unbind()
+}
+
+/// Numbers that Python reads as their bytes.
+trait Plain: Copy {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for i64 {}
+
+fn numbers<T: Plain>(py: Python<'_>, values: &[T]) -> Py<PyBytes> {
+    // SAFETY: integers have no padding, and any byte may be read as u8.
+    let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
+    column(py, bytes)
+}
+
+/// The numbers of an array. An empty one may have any type and alignment: Python's own has none.
+fn array<T: Element>(given: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
+    let buffer = PyUntypedBuffer::get(given)?;
+    if buffer.item_count() == 0 { Ok(Vec::new()) } else { buffer.into_typed::<T>()?.to_vec(given.py()) }
+}
+
+#[pyclass(frozen, get_all, name = "Rows", module = "delayedge")]
+struct PyRows {
+    topic: String,
+    queue: u32,
+    forwarded: bool,
+    nbytes: usize,
+    time: Py<PyBytes>,
+    relative: Py<PyBytes>,
+    size: Py<PyBytes>,
+    key: Py<PyBytes>,
+    tag: Py<PyBytes>,
+    records: Py<PyAny>,
+    count: Py<PyBytes>,
+    producer: Py<PyBytes>,
+    number: Py<PyBytes>,
+    token: Py<PyBytes>,
+    deadline_ms: Py<PyBytes>,
+}
+
+impl PyRows {
+    fn new(py: Python<'_>, group: Group) -> PyResult<Self> {
+        let records = match group.records {
+            Records::Joined(joined) => Bytes::from(joined),
+            Records::Whole(whole) => whole,
+        };
+        Ok(PyRows {
+            topic: group.topic,
+            queue: group.queue,
+            forwarded: group.forwarded,
+            nbytes: group.nbytes,
+            time: column(py, &group.time),
+            relative: column(py, &group.relative),
+            size: column(py, &group.size),
+            key: column(py, &group.key),
+            tag: column(py, &group.tag),
+            records: to_python(py, records)?,
+            count: numbers(py, &group.count),
+            producer: numbers(py, &group.producer),
+            number: numbers(py, &group.number),
+            token: numbers(py, &group.token),
+            deadline_ms: numbers(py, &group.deadline_ms),
+        })
+    }
+}
+
+#[pyclass(frozen, get_all, name = "Event", module = "delayedge")]
+struct PyEvent {
+    token: u64,
+    kind: Py<PyAny>,
+    method: Option<String>,
+    body: Option<Py<PyAny>>,
+    peer: Option<String>,
+    forwarded: bool,
+    seconds_left: Option<f64>,
+    reason: &'static str,
+}
+
+impl PyEvent {
+    fn new(py: Python<'_>, event: Event, now_ms: u64) -> PyResult<Self> {
+        let kind = match event.kind {
+            Kind::Call => intern!(py, "call"),
+            Kind::Message => intern!(py, "message"),
+            Kind::HalfClosed => intern!(py, "half_closed"),
+            Kind::Gone => intern!(py, "gone"),
+            Kind::Writable => intern!(py, "writable"),
+            Kind::Sent => intern!(py, "sent"),
+            Kind::Drained => intern!(py, "drained"),
+        };
+        let begun = event.begun.as_ref();
+        let seconds_left = begun
+            .filter(|begun| begun.deadline_ms >= 0)
+            .map(|begun| (begun.deadline_ms as u64).saturating_sub(now_ms) as f64 / 1_000.0);
+        Ok(PyEvent {
+            token: event.token,
+            kind: kind.clone().into_any().unbind(),
+            method: begun.map(|begun| begun.method.to_string()),
+            peer: begun.map(|begun| begun.peer.to_string()),
+            forwarded: begun.is_some_and(|begun| begun.forwarded),
+            seconds_left,
+            // Messages are parsed by what wants bytes, so there is no view over them.
+            body: event.body.map(|body| PyBytes::new(py, &body).into_any().unbind()),
+            reason: event.reason,
+        })
+    }
+}
+
+fn shape(path: &str, kind: &str) -> PyResult<Shape> {
+    match kind {
+        "unary" => Ok(Shape::Row),
+        "stream" => Ok(Shape::RowStream),
+        _ => Err(PyValueError::new_err(format!("rows: {path} is \"unary\" or \"stream\", not {kind:?}"))),
+    }
+}
+
+fn limits_of(given: Option<&Bound<'_, PyDict>>) -> PyResult<Limits> {
+    let mut limits = Limits::default();
+    for (name, value) in given.into_iter().flatten() {
+        let name: String = name.extract()?;
+        match limits.get_mut(&name) {
+            Some(limit) => *limit = value.extract::<u64>()?.min(HIGHEST),
+            None => {
+                let known = Limits::NAMES.join(", ");
+                return Err(PyTypeError::new_err(format!("there is no limit {name}; there are {known}")));
+            }
+        }
+    }
+    Ok(limits)
+}
+
+fn status(code: u32, message: String, details: &[u8]) -> Status {
+    Status { code, message, details: Bytes::copy_from_slice(details) }
+}
+
+/// An address, or the descriptor of a socket that listens.
+fn listen_of(listen: &Bound<'_, PyAny>) -> PyResult<Listen> {
+    let Ok(descriptor) = listen.extract::<i32>() else { return Ok(Listen::Address(listen.extract()?)) };
+    if descriptor < 0 {
+        return Err(PyValueError::new_err(format!("{descriptor} is no descriptor of a socket")));
+    }
+    // SAFETY: it is not -1, and is duplicated at once: one that is not open is an error.
+    let socket = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()?;
+    Ok(Listen::Socket(socket))
+}
+
+#[pyclass(frozen, module = "delayedge")]
+struct Edge {
+    server: Server,
+}
+
+#[pymethods]
+impl Edge {
+    #[new]
+    #[pyo3(signature = (listen, *, rows, unary, streams, threads=1, busy=NONE, **limits))]
+    fn new(
+        listen: &Bound<'_, PyAny>, rows: &Bound<'_, PyDict>, unary: Vec<String>, streams: Vec<String>, threads: usize,
+        busy: &[u8], limits: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let mut methods = Vec::new();
+        for (path, kind) in rows {
+            let path: String = path.extract()?;
+            let shape = shape(&path, &kind.extract::<String>()?)?;
+            methods.push((path, shape));
+        }
+        methods.extend(unary.into_iter().map(|path| (path, Shape::Unary)));
+        methods.extend(streams.into_iter().map(|path| (path, Shape::Stream)));
+        Ok(Edge {
+            server: Server::start(
+                listen_of(listen)?,
+                methods,
+                limits_of(limits)?,
+                Bytes::copy_from_slice(busy),
+                threads,
+            )?,
+        })
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.server.address.port()
+    }
+
+    fn fileno(&self) -> i32 {
+        self.server.core.inbox.fileno()
+    }
+
+    #[pyo3(signature = (max_bytes=16 << 20))]
+    fn take(&self, py: Python<'_>, max_bytes: usize) -> PyResult<(Vec<PyRows>, Vec<PyEvent>)> {
+        let (groups, events) = self.server.core.inbox.take(max_bytes);
+        let groups = groups.into_iter().map(|group| PyRows::new(py, group)).collect::<PyResult<_>>()?;
+        let now = now_ms();
+        let events = events.into_iter().map(|event| PyEvent::new(py, event, now)).collect::<PyResult<_>>()?;
+        Ok((groups, events))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the columns of one answer, by name in Python")]
+    #[pyo3(signature = (token, count, uid, first_seq, due=None, duplicate=None))]
+    fn answer_rows(
+        &self, token: &Bound<'_, PyAny>, count: &Bound<'_, PyAny>, uid: u64, first_seq: &Bound<'_, PyAny>,
+        due: Option<&Bound<'_, PyAny>>, duplicate: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let rows = StoredRows {
+            token: array(token)?,
+            count: array(count)?,
+            uid,
+            first_seq: array(first_seq)?,
+            due: due.map_or(Ok(Vec::new()), array)?,
+            duplicate: duplicate.map_or(Ok(Vec::new()), array)?,
+        };
+        if let Some(misfit) = rows.misfit() {
+            return Err(PyValueError::new_err(misfit));
+        }
+        self.server.answer_rows(rows);
+        Ok(())
+    }
+
+    #[pyo3(signature = (token, code, message, details=NONE, error=NONE))]
+    fn refuse_row(&self, token: u64, code: u32, message: String, details: &[u8], error: &[u8]) {
+        self.server.refuse_row(token, status(code, message, details), error);
+    }
+
+    #[pyo3(signature = (token, body, *, tell=false))]
+    fn respond(&self, token: u64, body: &[u8], tell: bool) -> bool {
+        self.server.respond(token, body, tell)
+    }
+
+    fn write(&self, token: u64, body: &[u8]) -> bool {
+        self.server.write(token, body)
+    }
+
+    fn more(&self, token: u64) {
+        self.server.more(token);
+    }
+
+    #[pyo3(signature = (token, code=0, message=String::new(), details=NONE))]
+    fn end(&self, token: u64, code: u32, message: String, details: &[u8]) {
+        self.server.end(token, status(code, message, details));
+    }
+
+    #[pyo3(signature = (on, *, calls=true))]
+    fn pause_reading(&self, on: bool, calls: bool) {
+        self.server.pause_reading(on, calls);
+    }
+
+    fn drain(&self, seconds: f64) -> PyResult<()> {
+        let within = Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        self.server.drain(within);
+        Ok(())
+    }
+
+    fn cut(&self, peers: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let peers = peers.try_iter()?.map(|peer| peer?.extract()).collect::<PyResult<HashSet<String>>>()?;
+        Ok(self.server.cut(&peers))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.server.close());
+    }
+
+    fn figures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let core = &self.server.core;
+        let counted = &core.figures;
+        let figures = PyDict::new(py);
+        figures.set_item("connections", core.connections())?;
+        figures.set_item("calls", core.calls.load(Relaxed))?;
+        figures.set_item("rows", core.rows.len())?;
+        figures.set_item("rows_bytes", core.rows_budget.used())?;
+        figures.set_item("calls_bytes", core.calls_budget.used())?;
+        figures.set_item("unread_bytes", core.unread.used())?;
+        figures.set_item("waiting", core.rows_budget.waiting() + core.calls_budget.waiting())?;
+        figures.set_item("connections_taken", counted.connections_taken.get())?;
+        figures.set_item("connections_refused", counted.connections_refused.get())?;
+        figures.set_item("connections_cut", counted.connections_cut.get())?;
+        figures.set_item("requests_taken", counted.requests_taken.get())?;
+        figures.set_item("calls_begun", counted.calls_begun.get())?;
+        figures.set_item("calls_refused", counted.calls_refused.get())?;
+        figures.set_item("answers_refused", core.unread.refused())?;
+        figures.set_item("resets", counted.resets.get())?;
+        figures.set_item("panics", counted.panics.get())?;
+        figures.set_item("cpu_seconds", core.threads.seconds())?;
+        Ok(figures)
+    }
+}
+
+#[pymodule]
+fn delayedge(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Edge>()?;
+    module.add_class::<PyRows>()?;
+    module.add_class::<PyEvent>()?;
+    module.add_class::<Buffer>()?;
+    Ok(())
+}

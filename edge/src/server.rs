@@ -1,0 +1,241 @@
+//! An edge: its threads, its listening socket, and what Python may ask of it.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::task::AbortHandle;
+
+use crate::connection::serve;
+use crate::core::{Core, Registered, Shape};
+use crate::dispatch::{self, StoredRows};
+use crate::encode;
+use crate::grpc::Status;
+use crate::limits::Limits;
+use crate::link::{Link, Mail};
+use crate::lock::lock;
+use crate::relief;
+use crate::rows::ROW;
+use crate::unread::CallUnread;
+
+const BACKLOG: u32 = 4_096;
+/// Before the next try when there is no descriptor for a connection.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+const CLOSE: Duration = Duration::from_secs(2);
+/// Connection ids leave the highest bit of a token to rows.
+const MAX_ID: u32 = 0x7fff_ffff;
+
+pub struct Server {
+    pub core: Arc<Core>,
+    pub address: SocketAddr,
+    runtime: Mutex<Option<Runtime>>,
+    accepting: Mutex<Option<AbortHandle>>,
+    stored: UnboundedSender<StoredRows>,
+}
+
+impl Server {
+    pub fn start(
+        listen: Listen, methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes, threads: usize,
+    ) -> io::Result<Self> {
+        let core = Core::new(methods, limits, busy)?;
+        let clocks = core.clone();
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(threads.max(1))
+            .thread_name("edge")
+            .enable_all()
+            .on_thread_start(move || {
+                block_signals();
+                clocks.threads.add_this_thread();
+            })
+            .build()?;
+        let listener = {
+            let _inside = runtime.enter();
+            bind(listen)?
+        };
+        let address = listener.local_addr()?;
+        let (stored, answers) = mpsc::unbounded_channel();
+        let accepting = runtime.spawn(accept(listener, core.clone())).abort_handle();
+        runtime.spawn(dispatch::run(core.clone(), answers));
+        runtime.spawn(relief::run(core.clone()));
+        Ok(Server { core, address, runtime: Mutex::new(Some(runtime)), accepting: Mutex::new(Some(accepting)), stored })
+    }
+
+    /// rows: its columns fit each other. Does nothing once the edge is closed.
+    pub fn answer_rows(&self, rows: StoredRows) {
+        let _ = self.stored.send(rows);
+    }
+
+    pub fn refuse_row(&self, token: u64, status: Status, error: &[u8]) {
+        dispatch::refuse(&self.core, token, status, error);
+    }
+
+    /// The only answer of a unary call. tell: with an event once it is held no longer, whatever became of it. Returns
+    /// false when there was no room for it: then the call is refused.
+    pub fn respond(&self, token: u64, body: &[u8], tell: bool) -> bool {
+        if !tell {
+            return self.send(token, body, None);
+        }
+        let unread = CallUnread::unary(&self.core.inbox, token);
+        let sent = self.send(token, body, Some(&unread));
+        unread.tell_if_unused();
+        sent
+    }
+
+    /// One more message of a stream. Returns whether Python may write on; when not, it is told once it may, or that
+    /// the call is gone.
+    pub fn write(&self, token: u64, body: &[u8]) -> bool {
+        let Some(unread) = self.core.stream(token) else { return false };
+        self.send(token, body, Some(&unread)) && unread.may_write()
+    }
+
+    fn send(&self, token: u64, body: &[u8], unread: Option<&Arc<CallUnread>>) -> bool {
+        let Some(link) = self.link(token) else { return false };
+        let call = token as u32;
+        let answer = link.unread.answer(encode::framed(body), unread);
+        let has_room = answer.is_some();
+        link.send(answer.map_or(Mail::NoRoom { call }, |answer| Mail::Body { call, answer }));
+        has_room
+    }
+
+    /// The connection of a call that is not a row.
+    fn link(&self, token: u64) -> Option<Arc<Link>> {
+        self.core.link(token).filter(|_| token & ROW == 0)
+    }
+
+    pub fn end(&self, token: u64, status: Status) {
+        if let Some(link) = self.link(token) {
+            link.send(Mail::End { call: token as u32, status });
+        }
+    }
+
+    /// Python has dealt with a message of a stream: the next one may come.
+    pub fn more(&self, token: u64) {
+        if let Some(link) = self.link(token) {
+            link.send(Mail::More { call: token as u32 });
+        }
+    }
+
+    pub fn pause_reading(&self, on: bool, calls: bool) {
+        self.core.rows_budget.pause(on);
+        self.core.calls_budget.pause(on && calls);
+    }
+
+    /// No new connections, no new calls; what has begun may end, for so long.
+    pub fn drain(&self, within: Duration) {
+        if let Some(accepting) = lock(&self.accepting).take() {
+            accepting.abort();
+        }
+        for link in self.core.links() {
+            link.send(Mail::Drain);
+        }
+        let core = self.core.clone();
+        if let Some(runtime) = lock(&self.runtime).as_ref() {
+            runtime.spawn(async move {
+                tokio::time::sleep(within).await;
+                for link in core.links() {
+                    link.send(Mail::Cut);
+                }
+            });
+        }
+        self.core.drain();
+    }
+
+    /// End the connections of these peers; returns how many there were.
+    pub fn cut(&self, peers: &HashSet<String>) -> usize {
+        let mut found = 0;
+        for link in self.core.links() {
+            if peers.contains(&*link.peer) {
+                link.send(Mail::Cut);
+                found += 1;
+            }
+        }
+        found
+    }
+
+    /// End all connections and threads. Whatever is asked later does nothing.
+    pub fn close(&self) {
+        if let Some(runtime) = lock(&self.runtime).take() {
+            self.core.threads.end();
+            runtime.shutdown_timeout(CLOSE);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Where an edge listens.
+pub enum Listen {
+    /// host:port
+    Address(String),
+    /// A socket that listens. It stays its owner's.
+    Socket(OwnedFd),
+}
+
+fn bind(listen: Listen) -> io::Result<TcpListener> {
+    let listen = match listen {
+        Listen::Address(address) => address,
+        Listen::Socket(socket) => {
+            let listener = std::net::TcpListener::from(socket);
+            listener.set_nonblocking(true)?;
+            return TcpListener::from_std(listener);
+        }
+    };
+    let address = listen
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{listen:?} is no address to listen on")))?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+async fn accept(listener: TcpListener, core: Arc<Core>) {
+    let ids = AtomicU32::new(0);
+    loop {
+        let Ok((socket, peer)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let id = ids.fetch_add(1, Relaxed) & MAX_ID;
+        let link = Link::new(id, Arc::from(name_of(peer)), &core.unread);
+        match Registered::new(&core, &link) {
+            Some(registered) => {
+                let _ = socket.set_nodelay(true);
+                core.figures.connections_taken.add_one();
+                tokio::spawn(serve(socket, core.clone(), link, registered));
+            }
+            None => core.figures.connections_refused.add_one(),
+        }
+    }
+}
+
+/// A peer by gRPC's name for it.
+fn name_of(peer: SocketAddr) -> String {
+    match peer.ip().to_canonical() {
+        IpAddr::V4(ip) => format!("ipv4:{ip}:{}", peer.port()),
+        IpAddr::V6(ip) => format!("ipv6:[{ip}]:{}", peer.port()),
+    }
+}
+
+/// Signals are for Python's main thread, whose wake-up descriptor they need.
+fn block_signals() {
+    // SAFETY: `all` is a valid set for the calls to fill and to read; this thread alone is changed.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
