@@ -11,9 +11,9 @@ from delayapi.units import DAY_MS, MINUTE_MS
 from delaynode.store import merging
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import APPENDS, Frame, FrameKind, parse_append, parse_append_runs
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch, merge_columns
 from delaynode.store.maintenance import persist
-from delaynode.store.merging import Merger
+from delaynode.store.merging import Answer, Merger
 from delaynode.store.shard import Appended, Shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +67,37 @@ def batches_of(asked: list[Request], now: int, numbers: dict[int, int]) -> list[
     return found
 
 
+def grouped(batches: list[IncomingBatch], lengths: list[int]) -> list[IncomingBatch]:
+    """As an edge hands them over: the next so many batches as one of many requests; 0: as they are."""
+    found, at, next_length = [], 0, iter(lengths)
+    while at < len(batches):
+        length = next(next_length, 0)
+        together = batches[at : at + max(1, length)]
+        at += len(together)
+        if length == 0:
+            found += together
+            continue
+        runs = [run for batch in together for run in batch.requests]
+        records = b"".join(bytes(batch.records) for batch in together)
+        found.append(replace(merge_columns(together), records=records, producer=0, number=0, runs=runs))
+    return found
+
+
+def singly(batch: IncomingBatch, answer: Answer) -> list[Appended | Exception]:
+    """The answers to the requests of a batch."""
+    if isinstance(answer, list):
+        return [its for _, its in answer]
+    if not batch.runs or not isinstance(answer, Appended):
+        return [answer] * len(batch.requests)
+    found: list[Appended | Exception] = []
+    at, due = 0, answer.due
+    for run in batch.runs:
+        its_due = None if due is None else due[at : at + run.messages]
+        found.append(Appended(answer.first_seq + at, run.messages, its_due, answer.log_end))
+        at += run.messages
+    return found
+
+
 def told(answer: Appended | Exception) -> tuple[object, ...]:
     if isinstance(answer, Appended):
         due = None if answer.due is None else answer.due.tolist()
@@ -105,9 +136,14 @@ def frames_of(world: World) -> list[Frame]:
 
 
 @settings(max_examples=times(150), deadline=None)
-@given(rounds=st.lists(requests, min_size=1, max_size=4), known=st.booleans(), max_bytes=st.sampled_from((9, 60, 9999)))
+@given(
+    rounds=st.lists(requests, min_size=1, max_size=4),
+    lengths=st.lists(st.integers(0, 4), max_size=12),
+    known=st.booleans(),
+    max_bytes=st.sampled_from((9, 60, 9999)),
+)
 def test_batches_are_answered_and_stored_as_if_each_came_alone(
-    rounds: list[list[Request]], known: bool, max_bytes: int
+    rounds: list[list[Request]], lengths: list[int], known: bool, max_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "MAX_BATCH_BYTES", max_bytes)
@@ -119,7 +155,9 @@ def test_batches_are_answered_and_stored_as_if_each_came_alone(
             for world in (merged, single):
                 world.now += 1_000
             batches = batches_of(asked, merged.now, numbers)
-            together = Merger(merged.shard, merged.now).enqueue(batches)
+            handed = grouped(batches, lengths)
+            answers = Merger(merged.shard, merged.now).enqueue(handed)
+            together = [its for one, answer in zip(handed, answers, strict=True) for its in singly(one, answer)]
             assert [*map(told, together)] == [told(alone(single.shard, batch, single.now)) for batch in batches]
         for world in (merged, single):
             write(world)

@@ -2,77 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch, split
 from delaynode.store.shard import Appended, Shard
 
 MAX_BATCH_BYTES = 64 << 10  # a larger batch has a frame of its own: to join it, its records would be copied
 MAX_FRAME_BYTES = 1 << 20  # of records
 MAX_FRAME_MESSAGES = 65_536
-MAX_FRAME_BATCHES = 1_024  # each takes a slave's event loop some microseconds, whatever it has
+MAX_FRAME_REQUESTS = 1_024  # each takes a slave's event loop some microseconds, whatever it has
+
+
+Answer: TypeAlias = "Appended | Exception | list[tuple[IncomingBatch, Appended | Exception]]"
+"""Of a batch of many requests that is stored whole, its first sequence and dues; else the answer to each request."""
 
 
 class Merger:
-    """Stores batches, in order, at one moment. A batch joins the frame when it is the next of its producer as the frame
-    would leave it; any other one ends the frame first: a retry of a batch in it, or a producer that is not known yet,
-    for which the table may have to forget others.
+    """Stores batches, in order, at one moment. A batch joins the frame when its requests are the next of their
+    producers as the frame would leave them; any other one ends the frame first: a retry of a batch in it, or a producer
+    that is not known yet, for which the table may have to forget others. One of many requests is then split.
 
-    check: raises Refused for a batch that may not be stored now; then each batch has a frame of its own.
+    check: raises Refused for a batch that may not be stored now; then each request has a frame of its own.
     """
 
     def __init__(self, shard: Shard, now_ms: int, check: Callable[[IncomingBatch], None] | None = None) -> None:
         self._shard, self._now_ms, self._check = shard, now_ms, check
         self._waiting: set[int] = set()  # producers with a batch that waits for the clock
 
-    def enqueue(self, batches: Sequence[IncomingBatch]) -> list[Appended | Exception]:
-        """The answer to each, or its refusal. After a batch that waits for the clock (CLOCK_BEHIND) its producer's
+    def enqueue(self, batches: Sequence[IncomingBatch]) -> list[Answer]:
+        """The answer to each, or its refusal. After a request that waits for the clock (CLOCK_BEHIND) its producer's
         later ones do so too, where they would be OUT_OF_ORDER."""
-        answers: list[Appended | Exception] = []
+        answers: list[Answer] = []
         frame: list[IncomingBatch] = []
         last: dict[int, int] = {}  # the number of each producer's last batch in `frame`
-        size = messages = 0
+        size = messages = requests = 0
         for batch in batches:
             size, messages = size + len(batch.records), messages + len(batch.time)
-            full = size > MAX_FRAME_BYTES or messages > MAX_FRAME_MESSAGES or len(frame) == MAX_FRAME_BATCHES
-            if full or not self._joins(batch, last):
+            requests += len(batch.requests)
+            full = size > MAX_FRAME_BYTES or messages > MAX_FRAME_MESSAGES or requests > MAX_FRAME_REQUESTS
+            if full or (joined := self._joined(batch, last)) is None:
                 answers += self._store(frame)
-                frame, last, size, messages = [], {}, len(batch.records), len(batch.time)
-                if not self._joins(batch, last):
-                    answers.append(self._store_one(batch))
-                    size = messages = 0
+                frame, last = [], {}
+                size, messages, requests = len(batch.records), len(batch.time), len(batch.requests)
+                if (joined := self._joined(batch, last)) is None:
+                    answers.append(self._store_alone(batch))
+                    size = messages = requests = 0
                     continue
             frame.append(batch)
-            if batch.producer:
-                last[batch.producer] = batch.number
+            last |= joined
         return answers + self._store(frame)
 
-    def _joins(self, batch: IncomingBatch, last: dict[int, int]) -> bool:
+    def _joined(self, batch: IncomingBatch, last: dict[int, int]) -> dict[int, int] | None:
+        """The numbers of its producers' last batches once it has joined the frame; None: it may not."""
         if self._check is not None or SINCE_FORMAT[FrameKind.APPEND_RUNS] > self._shard.format:
-            return False
-        if len(batch.records) > MAX_BATCH_BYTES or batch.producer in self._waiting:
-            return False
-        if not batch.producer:
-            return True
-        before = last.get(batch.producer)
-        if before is None:
-            before = self._shard.producers.last_number(batch.producer)
-        return before is not None and batch.number == before + 1
+            return None
+        if len(batch.records) > MAX_BATCH_BYTES and len(batch.requests) == 1:
+            return None
+        joined: dict[int, int] = {}
+        for producer, number, _ in batch.requests:
+            if producer in self._waiting:
+                return None
+            if producer:
+                before = joined.get(producer, last.get(producer))
+                if before is None:
+                    before = self._shard.producers.last_number(producer)
+                if before is None or number != before + 1:
+                    return None
+                joined[producer] = number
+        return joined
 
-    def _store(self, frame: list[IncomingBatch]) -> list[Appended | Exception]:
-        if len(frame) < 2 or self._shard.damaged is not None:
-            return [self._store_one(batch) for batch in frame]
+    def _store_alone(self, batch: IncomingBatch) -> Answer:
+        if not batch.runs:
+            return self._store_one(batch)
+        stored: list[tuple[IncomingBatch, Appended | Exception]] = []
+        parts = list(split(batch))
+        for part, answer in zip(parts, self.enqueue(parts), strict=True):
+            assert not isinstance(answer, list), "a request by itself has one answer"
+            stored.append((part, answer))
+        return stored
+
+    def _store(self, frame: list[IncomingBatch]) -> list[Answer]:
+        if self._shard.damaged is not None or (len(frame) == 1 and not frame[0].runs):
+            return [self._store_alone(batch) for batch in frame]
+        if not frame:
+            return []
         try:
             return [*self._shard.append_runs(frame, self._now_ms)]
         except Exception:  # of one of them: the others are stored without it
             pass  # outside, where no error's context is this one
+        if any(batch.runs for batch in frame):
+            return [self._store_alone(batch) for batch in frame]
         return self._store_others(frame)
 
-    def _store_others(self, frame: list[IncomingBatch]) -> list[Appended | Exception]:
+    def _store_others(self, frame: list[IncomingBatch]) -> list[Answer]:
         """Some of these are not stored, mostly for their dues: store the others."""
-        answers: list[Appended | Exception | None] = []
+        answers: list[Answer | None] = []
         refused: set[int] = set()  # their producers: whose later batches are looked at anew
         for batch in frame:
             error = None if batch.producer in refused else self._error_of(batch)
@@ -81,7 +108,7 @@ class Merger:
                 refused.add(batch.producer)
         good = [batch for batch, answer in zip(frame, answers, strict=True) if answer is None]
         if len(good) == len(frame):
-            stored = iter([self._store_one(batch) for batch in good])
+            stored: Iterator[Answer] = iter([self._store_one(batch) for batch in good])
         else:
             stored = iter(self.enqueue(good))
         return [next(stored) if answer is None else answer for answer in answers]

@@ -30,7 +30,6 @@ from delaynode.store.log.frames import (
     FLAG_NEW_SEGMENT,
     SINCE_FORMAT,
     Append,
-    AppendRun,
     Cancel,
     Frame,
     FrameKind,
@@ -48,7 +47,7 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.incoming_batch import IncomingBatch, merge_columns, resolve_due
+from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, merge_columns, resolve_due
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.lookup import (
     ALREADY_CANCELLED,
@@ -230,15 +229,16 @@ class Shard:
                 due = resolve_due(batch.time, batch.relative, first.wall_ms, MAX_DUE_MS) if same else None
                 return Appended(first.first_seq, first.messages, due, self.log.end, duplicate=True)
         due = self.resolve_due(batch, now_ms)
-        return self._append((AppendRun(batch.producer, batch.number, len(due)),), due, batch, now_ms)[0]
+        return self._append((batch,), due, batch, now_ms)[0]
 
     def append_runs(self, batches: Sequence[IncomingBatch], now_ms: int) -> list[Appended]:
-        """Store batches in one frame, each the next of its producer as those before it leave it. Raises Refused, and
-        stores nothing, where one of them breaks a limit."""
+        """Store batches in one frame, each request of theirs the next of its producer as those before it leave it.
+        Raises Refused, and stores nothing, where one of them breaks a limit."""
         columns = merge_columns(batches)
         due = self.resolve_due(columns, now_ms)
-        runs = [AppendRun(batch.producer, batch.number, len(batch.time)) for batch in batches]
-        return self._append(runs, due, replace(columns, records=b"".join(batch.records for batch in batches)), now_ms)
+        if len(batches) > 1:
+            columns = replace(columns, records=b"".join(batch.records for batch in batches))
+        return self._append(batches, due, columns, now_ms)
 
     def resolve_due(self, batch: IncomingBatch, now_ms: int) -> I64:
         """The due of each message, i64[n] ms. Raises Refused where one breaks a limit, or no slot is free for it."""
@@ -246,18 +246,20 @@ class Shard:
         self._check_wheel(due, now_ms)
         return due
 
-    def _append(self, runs: Sequence[AppendRun], due: I64, batch: IncomingBatch, now_ms: int) -> list[Appended]:
-        """batch: the messages of all runs."""
+    def _append(self, batches: Sequence[IncomingBatch], due: I64, merged: IncomingBatch, now_ms: int) -> list[Appended]:
+        """merged: the messages of all batches."""
         first_seq = self.next_seq
-        prefix, records = append_prefix(runs), batch.records
-        columns = column_bytes(due, batch.size, batch.key, batch.tag)
+        runs = [run for batch in batches for run in batch.requests]
+        prefix, records = append_prefix(runs), merged.records
+        columns = column_bytes(due, merged.size, merged.key, merged.tag)
         kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS
         with self._propose(kind, len(due), (prefix, *columns, records), now_ms, first_seq=first_seq) as end:
-            append = Append(runs, due, batch.size, batch.key, batch.tag, records, end - len(records))
+            append = Append(runs, due, merged.size, merged.key, merged.tag, records, end - len(records))
             answers, at = [], 0
-            for run in runs:
-                answers.append(Appended(first_seq + at, run.messages, due[at : at + run.messages], end))
-                at += run.messages
+            for batch in batches:
+                messages = len(batch.time)
+                answers.append(Appended(first_seq + at, messages, due[at : at + messages], end))
+                at += messages
             self._apply_append(append, first_seq, now_ms, end)
         return answers
 
@@ -290,7 +292,7 @@ class Shard:
         self.next_seq = first_seq + n
         self._store_answers(a.runs, first_seq, wall_ms)
 
-    def _store_answers(self, runs: Sequence[AppendRun], first_seq: int, wall_ms: int) -> None:
+    def _store_answers(self, runs: Sequence[BatchRun], first_seq: int, wall_ms: int) -> None:
         for producer, number, messages in runs:
             if producer:
                 self.producers.store(producer, FirstAnswer(number, first_seq, messages, wall_ms))

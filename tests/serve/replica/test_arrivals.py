@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from delaynode.replica.hosts import arrivals
+from delaynode.replica.hosts.arrivals import Stored
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.errors import Refused
 from delaynode.store.log.batches import WriteBatch
 from delaynode.store.log.frames import APPENDS, FrameKind, parse_append_runs
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch
 from delaynode.store.shard import Appended, Shard
 
 from tests.serve.support.hosts import Node, node
@@ -30,6 +31,26 @@ def batch(
     one = np.ones(1, np.uint32)
     time = np.array([delay_ms if relative else made.clock.now_ms() + delay_ms])
     return IncomingBatch(time, np.ones(1 * relative, np.uint8), one * 5, one, one, b"12345", producer, number)
+
+
+def runs(*parts: IncomingBatch) -> IncomingBatch:
+    """The batches as one, of many requests."""
+    time, size, key, tag = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("time", "size", "key", "tag")
+    )
+    if any(len(part.relative) for part in parts):
+        relative = np.concatenate([part.relative if len(part.relative) else np.zeros(1, np.uint8) for part in parts])
+    else:
+        relative = np.empty(0, np.uint8)
+    records = b"".join(part.records for part in parts)
+    requests = [BatchRun(part.producer, part.number, len(part.time)) for part in parts]
+    return IncomingBatch(time, relative, size, key, tag, records, runs=requests)
+
+
+async def outcomes(answer: Stored) -> list[Appended | BaseException]:
+    """Of each request that is not stored with the others; of all when they are."""
+    stored = (await asyncio.gather(answer, return_exceptions=True))[0]
+    return await asyncio.gather(*stored, return_exceptions=True) if isinstance(stored, list) else [stored]
 
 
 def frames(host: ShardHost) -> list[tuple[FrameKind, int]]:
@@ -310,5 +331,140 @@ def test_a_call_that_is_given_up_before_its_commit_keeps_nothing_of_its_request(
                 monkeypatch.undo()
             finally:
                 gc.enable()
+
+    asyncio.run(main())
+
+
+def test_requests_that_come_together_are_stored_and_answered_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            await host.stored(host.enqueue(batch(made, producer=7)))
+            group = runs(batch(made), batch(made, producer=7, number=1), batch(made, producer=7, number=2))
+            (stored,) = await outcomes(host.enqueue_many(group))
+            assert isinstance(stored, Appended)
+            assert (stored.first_seq, stored.count) == (1, 3)
+            assert frames(host) == [(FrameKind.APPEND, 1), (FrameKind.APPEND_RUNS, 3)]
+
+    asyncio.run(main())
+
+
+def test_requests_behind_their_producers_one_that_waits_for_the_clock_wait_and_others_do_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7)))
+            await made.until_released("a", 1)
+            made.off_ms = -300
+            waits = host.enqueue(batch(made, 100, producer=7, number=1))
+            await asyncio.sleep(0.05)
+            group = host.enqueue_many(runs(batch(made), batch(made, producer=7, number=2), batch(made)))
+            parts = await group
+            assert isinstance(parts, list)
+            assert [(await parts[0]).first_seq, (await parts[2]).first_seq] == [1, 2]
+            assert not parts[1].done()
+            assert [(await waits).first_seq, (await parts[1]).first_seq] == [3, 4]
+
+    asyncio.run(main())
+
+
+def test_of_a_group_only_what_the_clock_has_not_reached_waits(tmp_path: Path) -> None:
+    """And, with it, the later requests of its producer."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7)))
+            await made.until_released("a", 1)
+            made.off_ms = -300
+            group = runs(
+                batch(made), batch(made, 100, producer=7, number=1), batch(made, producer=7, number=2), batch(made)
+            )
+            found = await outcomes(host.enqueue_many(group))
+            assert [one.first_seq for one in found if isinstance(one, Appended)] == [1, 3, 4, 2]
+            assert host.arriving == 0
+
+    asyncio.run(main())
+
+
+def test_requests_of_a_group_that_wait_when_the_term_ends_are_refused_each_with_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "LATE_SECONDS", 20)
+    monkeypatch.setattr(arrivals, "CLOCK_WAIT_SECONDS", 20)
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7)))
+            await made.until_released("a", 1)
+            made.off_ms = -10_000
+            group = runs(batch(made, 9_000, producer=7, number=1), batch(made, producer=7, number=2))
+            held = host.enqueue_many(group)  # split, as its clock is behind
+            parts = await held
+            assert isinstance(parts, list)
+            writes = SlowWrites(monkeypatch)
+            host.enqueue(batch(made))
+            await asyncio.sleep(0.05)
+            waiting = host.enqueue_many(runs(batch(made), batch(made)))  # split, as a producer is held
+            whole = await waiting
+            assert isinstance(whole, list)
+            host.stop_serving("another is chosen")
+            errors = await asyncio.gather(*parts, *whole, return_exceptions=True)
+            assert [isinstance(one, Refused) and one.reason for one in errors] == ["NOT_SERVING"] * 4
+            assert len({id(one) for one in errors}) == 4
+            assert host.arriving == 0
+            writes.go.set()
+            await host.wind_down("another is chosen")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_group_that_stops_the_copy_is_not_left_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """Its effect fails, or the host: where a request of it is refused, each has an answer of its own."""
+
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+
+            def fails(*_: Any) -> None:
+                raise ZeroDivisionError
+
+            if together:
+                monkeypatch.setattr(host, "append", fails)
+            else:
+                monkeypatch.setattr(Shard, "_apply_append", fails)
+            waiting = [host.enqueue_many(runs(batch(made), batch(made))) for _ in range(2)]
+            async with asyncio.timeout(10):
+                errors = [error for one in waiting for error in await outcomes(one)]
+            assert {isinstance(one, Refused) and one.reason for one in errors} == {"SHARD_DAMAGED"}
+            monkeypatch.undo()
+
+    asyncio.run(main())
+
+
+def test_a_large_request_alone_is_not_copied_into_a_frame_that_others_share(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            host = made.hosts["a"]
+            host.shard.raise_format(2)
+            small = batch(made)
+            size, ones = np.array([100_000], np.uint32), small.key
+            large = IncomingBatch(
+                small.time, small.relative, size, ones, ones, bytes(100_000), runs=[BatchRun(0, 0, 1)]
+            )
+            answers = [host.enqueue(small), host.enqueue_many(large), host.enqueue(small), host.enqueue(small)]
+            await asyncio.gather(*map(outcomes, answers))
+            assert (FrameKind.APPEND, 1) in frames(host)
+            assert sum(requests for _, requests in frames(host)) == 4
+            assert max(requests for _, requests in frames(host)) == 2
 
     asyncio.run(main())

@@ -11,7 +11,6 @@ from delayapi.units import DAY_MS
 from delaynode.store.log.frames import (
     APPENDS,
     FLAG_NEW_SEGMENT,
-    AppendRun,
     Cancel,
     FrameKind,
     GroupChange,
@@ -23,7 +22,7 @@ from delaynode.store.log.frames import (
     append_prefix,
     column_bytes,
 )
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch
 from delaynode.store.types import Buffer
 
 from tests.store.support.consuming import World
@@ -51,13 +50,13 @@ def _with(progress: GroupProgress, *, visible: bool) -> tuple[int, tuple[Buffer,
 def _append(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """An APPEND whose records are shorter than its sizes say."""
     columns = column_bytes(np.array([world.now + 3 * DAY_MS]), np.array([5], np.uint32), *[np.zeros(1, np.uint32)] * 2)
-    return 1, (append_prefix([AppendRun(0, 0, 1)]), *columns, b"123")
+    return 1, (append_prefix([BatchRun(0, 0, 1)]), *columns, b"123")
 
 
 def _append_runs(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """An APPEND_RUNS whose runs have more messages than the frame."""
     columns = column_bytes(np.array([world.now + 3 * DAY_MS]), np.array([3], np.uint32), *[np.zeros(1, np.uint32)] * 2)
-    return 1, (append_prefix([AppendRun(0, 0, 1)] * 2), *columns, b"123")
+    return 1, (append_prefix([BatchRun(0, 0, 1)] * 2), *columns, b"123")
 
 
 def _cancel(world: World) -> tuple[int, tuple[Buffer, ...]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from delaynode.store.errors import Damaged, Unappliable
-from delaynode.store.log.frames import AppendRun, FrameKind, GroupProgress, append_prefix, column_bytes
+from delaynode.store.log.frames import FrameKind, GroupProgress, append_prefix, column_bytes
+from delaynode.store.log.incoming_batch import BatchRun
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import begin_evacuation
 from delaynode.store.maintenance.marker import is_marked, mark_damaged
@@ -155,7 +156,7 @@ def test_two_frames_that_can_not_be_applied_are_skipped_together() -> None:
 def broken_append(world: World, due: int) -> tuple[FrameKind, int, tuple[bytes, ...]]:
     """A batch whose sizes don't add up."""
     columns = column_bytes(np.array([due]), np.array([5], np.uint32), *[np.zeros(1, np.uint32)] * 2)
-    return FrameKind.APPEND, 1, (append_prefix([AppendRun(0, 0, 1)]), *map(bytes, columns), b"123")
+    return FrameKind.APPEND, 1, (append_prefix([BatchRun(0, 0, 1)]), *map(bytes, columns), b"123")
 
 
 def test_skipping_what_later_releases_count_on_is_said_to_be_no_way_out() -> None:

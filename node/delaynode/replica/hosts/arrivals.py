@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from delaynode.store.errors import Refused
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import IncomingBatch, split
+from delaynode.store.merging import Answer
 from delaynode.store.shard import Appended
 
 LATE_SECONDS = 0.005
@@ -18,6 +19,11 @@ CLOCK_RETRY_SECONDS = 0.02
 CLOCK_RETRY_SHARE = 0.1  # of the event loop's time, where many batches are held
 CLOCK_WAIT_SECONDS = 1.0
 """So long a batch waits for a clock that is behind what was released."""
+
+
+Stored: TypeAlias = "asyncio.Future[Appended | list[asyncio.Future[Appended]]]"
+"""To come: the answer to a batch. To one of many requests: the answer to all of them, at their commit; or at once an
+answer to come for each, where they are not all stored together."""
 
 
 class Appender(Protocol):
@@ -29,19 +35,19 @@ class Appender(Protocol):
     def is_stored(self, batch: IncomingBatch) -> bool:
         """Whether it is a retry."""
 
-    def append(self, batches: list[IncomingBatch]) -> list[Appended | Exception]:
+    def append(self, batches: list[IncomingBatch]) -> list[Answer]:
         """The answer to each batch, or why it is not stored."""
 
     def fail(self, why: str, error: Exception) -> None:
         """The copy is of no use any more: refuse_all() is called."""
 
-    def answer_at_commit(self, answer: asyncio.Future[Appended], appended: Appended) -> None: ...
+    def answer_at_commit(self, answer: Stored, appended: Appended) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Arrival:
     batch: IncomingBatch
-    answer: asyncio.Future[Appended]
+    answer: Stored
     until: float  # loop.time(): so long it waits for the clock
 
 
@@ -59,9 +65,12 @@ class Arrivals:
         self._retry_seconds = CLOCK_RETRY_SECONDS
         self.messages = 0  # in batches that are not appended yet
 
-    def add(self, batch: IncomingBatch) -> asyncio.Future[Appended]:
+    def add(self, batch: IncomingBatch) -> Stored:
         """The answer comes once the batch is committed; Refused where it is not stored."""
-        answer: asyncio.Future[Appended] = self._loop.create_future()
+        answer: Stored = self._loop.create_future()
+        if batch.runs and self._held_producers:  # some of its requests may have to wait behind those
+            answer.set_result([self.add(part) for part in split(batch)])  # type: ignore[misc]
+            return answer
         one = Arrival(batch, answer, self._loop.time() + CLOCK_WAIT_SECONDS)
         self.messages += len(batch.time)
         if batch.producer in self._held_producers and not self._appender.is_stored(batch):
@@ -115,19 +124,28 @@ class Arrivals:
             return
         answers = self._appender.append([one.batch for one in arrived])
         now = self._loop.time()
-        held = []
+        held: list[Arrival] = []
         for one, answer in zip(arrived, answers, strict=True):
-            if isinstance(answer, Appended):
-                if not len(one.batch.relative):
-                    answer.due = None  # the caller knows it; if that one goes, the request's bytes go too
-                self._appender.answer_at_commit(one.answer, answer)
-            elif isinstance(answer, Refused) and answer.reason == "CLOCK_BEHIND" and now < one.until:
-                held.append(one)
+            if isinstance(answer, list):
+                parts = [Arrival(part, self._loop.create_future(), one.until) for part, _ in answer]
+                one.answer.set_result([part.answer for part in parts])  # type: ignore[misc]
+                for part, (_, its_answer) in zip(parts, answer, strict=True):
+                    self._settle(part, its_answer, held, now)
             else:
-                one.answer.set_exception(answer)
+                self._settle(one, answer, held, now)
         if held:
             self.messages += sum(len(one.batch.time) for one in held)
             self._hold(self._held + held)
+
+    def _settle(self, one: Arrival, answer: Appended | Exception, held: list[Arrival], now: float) -> None:
+        if isinstance(answer, Appended):
+            if not len(one.batch.relative):
+                answer.due = None  # the caller knows it; if that one goes, the request's bytes go too
+            self._appender.answer_at_commit(one.answer, answer)
+        elif isinstance(answer, Refused) and answer.reason == "CLOCK_BEHIND" and now < one.until:
+            held.append(one)
+        else:
+            one.answer.set_exception(answer)
 
     def _hold(self, held: list[Arrival]) -> None:
         self._held = held

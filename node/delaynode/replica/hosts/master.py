@@ -8,18 +8,18 @@ import itertools
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from delaynode.replica.hosts.arrivals import Arrivals
+from delaynode.replica.hosts.arrivals import Arrivals, Stored
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replication.transport.until import wait_event, wait_until
 from delaynode.store.columns import lowest
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.merging import Merger
+from delaynode.store.merging import Answer, Merger
 from delaynode.store.queue import consumers
 from delaynode.store.queue.consume_queue import ReleasedRows
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -341,6 +341,14 @@ class ShardHost(CopyHost):
     # ------------------------------------------------------------ what callers ask for
     def enqueue(self, batch: IncomingBatch) -> asyncio.Future[Appended]:
         """Store a batch with the shard's next write, after those that came before it; the answer is for stored()."""
+        return cast("asyncio.Future[Appended]", self.enqueue_many(batch))
+
+    def enqueue_many(self, batch: IncomingBatch) -> Stored:
+        """The same for a batch that may be of many requests (`runs`): the answer is one Appended for all of them, or a
+        list of answers to come, one for each, in order. Before any of it is told to a producer: check_may_answer().
+
+        Raises Refused where the shard takes nothing just now.
+        """
         self.check_may_append()
         return self._arrivals.add(batch)
 
@@ -356,10 +364,14 @@ class ShardHost(CopyHost):
                 raise refused
             finally:
                 del refused  # it has this frame, and so would keep itself
+        self.check_may_answer()
+        return appended
+
+    def check_may_answer(self) -> None:
+        """Raises Refused where a producer may not be told what is committed."""
         if self.replication is not None:
             self.check_serving()
             self.check_in_sync(appended=True)
-        return appended
 
     # ------------------------------------------------------------ as arrivals see it
     def check_may_append(self) -> None:
@@ -369,7 +381,7 @@ class ShardHost(CopyHost):
     def is_stored(self, batch: IncomingBatch) -> bool:
         return self.shard.producers.has(batch.producer, batch.number)
 
-    def append(self, batches: list[IncomingBatch]) -> list[Appended | Exception]:
+    def append(self, batches: list[IncomingBatch]) -> list[Answer]:
         now = self.resources.clock.now_ms()
         check = None if self.resources.may_tick() else partial(self._check_not_passed, now_ms=now)
         answers = Merger(self.shard, now, check).enqueue(batches)
@@ -377,14 +389,15 @@ class ShardHost(CopyHost):
             self._count_arrived(self._rate_limit, now)
         if self.failure is not None:  # one of them has stopped the copy
             return [self._refusal("") for _ in answers]
-        stored = [one for one in answers if isinstance(one, Appended) and not one.duplicate]
+        flat = [part for one in answers for part in ([its for _, its in one] if isinstance(one, list) else (one,))]
+        stored = [one for one in flat if isinstance(one, Appended) and not one.duplicate]
         if stored:
             self.resources.metrics.enqueued[self.topic] += sum(one.count for one in stored)
             self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None))
             self.maintenance.check_units()
         return answers
 
-    def answer_at_commit(self, answer: asyncio.Future[Appended], appended: Appended) -> None:
+    def answer_at_commit(self, answer: Stored, appended: Appended) -> None:
         if appended.log_end <= self.shard.committed_offset:
             answer.set_result(appended)
         else:

@@ -14,12 +14,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 
 from delaynode.store.columns import is_few, total
 from delaynode.store.errors import Damaged
+from delaynode.store.log.incoming_batch import BatchRun
 from delaynode.store.types import I64, U32, Array, Buffer, raw
 
 MAGIC = 0x46594C44  # "DLYF"
@@ -190,14 +190,6 @@ def _text(value: str) -> bytes:
     return _U16.pack(len(encoded)) + encoded
 
 
-class AppendRun(NamedTuple):
-    """The next `messages` rows of an APPEND: batch `number` of that producer; producer 0: of none with numbers."""
-
-    producer: int
-    number: int
-    messages: int
-
-
 @dataclass(frozen=True, slots=True)
 class Append:
     """n messages. due i64[n] ms, size/key/tag u32[n]; the records, one after the other, begin at `records_at`.
@@ -206,7 +198,7 @@ class Append:
     messages u32[r], then as APPEND) one for each request.
     """
 
-    runs: Sequence[AppendRun]
+    runs: Sequence[BatchRun]
     due: I64
     size: U32
     key: U32
@@ -215,14 +207,14 @@ class Append:
     records_at: int
 
 
-def append_prefix(runs: Sequence[AppendRun]) -> bytes:
+def append_prefix(runs: Sequence[BatchRun]) -> bytes:
     if len(runs) == 1:
         return _APPEND.pack(runs[0].producer, runs[0].number)
     producers, numbers, messages = zip(*runs, strict=True)
     return _RUNS.pack(len(runs), 0) + struct.pack(f"<{2 * len(runs)}Q{len(runs)}I", *producers, *numbers, *messages)
 
 
-def parse_append_runs(frame: Frame) -> Sequence[AppendRun]:
+def parse_append_runs(frame: Frame) -> Sequence[BatchRun]:
     """Whose messages they are. Raises Damaged."""
     return _runs(PayloadColumns(frame.payload), frame)
 
@@ -234,10 +226,10 @@ def count_runs(frame: Frame) -> int:
     return int(_RUNS.unpack_from(frame.payload)[0])
 
 
-def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[AppendRun]:
+def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[BatchRun]:
     if frame.kind is FrameKind.APPEND:
         producer, number = columns.unpack(_APPEND)
-        return (AppendRun(producer, number, frame.count),)
+        return (BatchRun(producer, number, frame.count),)
     count, zero = columns.unpack(_RUNS)
     if zero:
         raise Damaged(f"frame at {frame.offset}: its runs are followed by {zero}, not 0")
@@ -245,7 +237,7 @@ def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[AppendRun]:
     messages = columns.read_column("<u4", count).tolist()
     if sum(messages) != frame.count or 0 in messages:
         raise Damaged(f"frame at {frame.offset}: its runs have {sum(messages)} messages, the frame {frame.count}")
-    return [*map(AppendRun, producers.tolist(), numbers.tolist(), messages)]
+    return [*map(BatchRun, producers.tolist(), numbers.tolist(), messages)]
 
 
 def parse_append(frame: Frame) -> Append:

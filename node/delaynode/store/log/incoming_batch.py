@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from delayapi.units import DAY_MS, format_bytes
@@ -17,12 +18,21 @@ MAX_BATCH_BYTES = 8 << 20
 MAX_BATCH_MESSAGES = 65_536
 
 
+class BatchRun(NamedTuple):
+    """The next `messages` rows: batch `number` of that producer; producer 0: of none with numbers."""
+
+    producer: int
+    number: int
+    messages: int
+
+
 @dataclass(frozen=True, slots=True)
 class IncomingBatch:
     """n messages for one shard. Views are fine: nothing is kept but the records until they are written.
 
     time: i64[n] ms, the due or, where relative u8[n] is 1, the delay; relative may be empty: all absolute
     size: u32[n] bytes; key, tag: u32[n] crc32; records: the bytes, one record after the other
+    runs: of many requests, whose rows these are, in order; empty: of one, `number` of `producer`
     """
 
     time: I64
@@ -33,10 +43,31 @@ class IncomingBatch:
     records: Buffer
     producer: int = 0  # 0: not idempotent
     number: int = 0
+    runs: Sequence[BatchRun] = ()
+
+    @property
+    def requests(self) -> Sequence[BatchRun]:
+        return self.runs or (BatchRun(self.producer, self.number, len(self.time)),)
+
+
+def split(batch: IncomingBatch) -> Iterator[IncomingBatch]:
+    """A batch for each of its requests."""
+    records, at, byte = memoryview(batch.records), 0, 0
+    for producer, number, messages in batch.requests:
+        rows = slice(at, at + messages)
+        size = batch.size[rows]
+        end = byte + total(size)
+        yield IncomingBatch(
+            batch.time[rows], batch.relative[rows], size, batch.key[rows], batch.tag[rows], records[byte:end],
+            producer, number,
+        )  # fmt: skip
+        at, byte = rows.stop, end
 
 
 def merge_columns(batches: Sequence[IncomingBatch]) -> IncomingBatch:
-    """All messages of the batches, in order, as of no producer, and without their records."""
+    """All messages of the batches, in order, as of no producer, and without the records of more than one."""
+    if len(batches) == 1:
+        return batches[0]
     relative = np.empty(0, np.uint8)
     if any(len(batch.relative) for batch in batches):
         columns = [b.relative if len(b.relative) else np.zeros(len(b.time), np.uint8) for b in batches]
@@ -55,10 +86,11 @@ def columns_of(
     key: Buffer,
     tag: Buffer,
     records: Buffer,
-    producer: int,
-    number: int,
+    producer: int = 0,
+    number: int = 0,
+    runs: Sequence[BatchRun] = (),
 ) -> IncomingBatch:
-    """A Batch from the wire's columns. Raises Refused with what is wrong and where."""
+    """A batch from the wire's columns. Raises Refused with what is wrong and where."""
     if not 0 < count <= MAX_BATCH_MESSAGES:
         raise Refused("BATCH_TOO_LARGE", f"a batch has 1 to {MAX_BATCH_MESSAGES:,} messages, this one says {count:,}")
     if len(records) > MAX_BATCH_BYTES:
@@ -94,7 +126,7 @@ def columns_of(
         raise Refused("BAD_COLUMNS", f"column size: message {at} has an empty record")
     if total(sizes) != len(records):
         raise Refused("BAD_COLUMNS", f"column size adds up to {total(sizes)} bytes, records has {len(records)}")
-    return IncomingBatch(times, flags, sizes, keys, tags, records, producer, number)
+    return IncomingBatch(times, flags, sizes, keys, tags, records, producer, number, runs)
 
 
 def resolve_due(time: I64, relative: U8, now_ms: int, max_delay_ms: int) -> I64:
