@@ -11,7 +11,7 @@ import socket
 
 EVERYWHERE = ("", "::")  # hosts that stand for all addresses of the machine, of IPv6 and of IPv4
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of a machine where it is switched off
-BACKLOG = 128
+BACKLOG = 4_096
 
 
 def split(address: str) -> tuple[str, int]:

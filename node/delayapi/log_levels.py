@@ -46,7 +46,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
     """,
     LogLevel.INFO: """
         clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded copy-found copy-offered
-        copy-opened copy-opened-again copy-purged copy-replaced fetching follower-refuses handed-over in-sync
+        copy-opened copy-opened-again copy-purged copy-replaced edge fetching follower-refuses handed-over in-sync
         lead-given-up left link-down link-failed link-up node-back node-restarted node-started nodes-version-raised
         operator-leads operator-stands-by peer-heard ready registry-answered shard-labelled-again started stopped
         stopping term-over term-started time-jumped watch-resumed watching

@@ -6,12 +6,15 @@ import argparse
 import os
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from delayapi import address
 from delayapi.events import add_level_option
 from delayapi.log_levels import LogLevel
 from delayregistry.model import Durability
 
+EDGE_VARIABLE = "DELAYNODE_EDGE"
+EDGES = ("auto", "grpcio", "compiled")
 ZONE_VARIABLE = "DELAYNODE_ZONE"
 MAX_ZONE_CHARS = 63
 # A value of a Kubernetes label, which is where it comes from there.
@@ -35,6 +38,7 @@ class NodeConfig:
     in_flight_bytes: int  # enqueued bytes that wait for their commit
     unread_bytes: int  # of answers that clients have not read yet
     memory_bytes: int  # of the process: above it, connections that hold much of it are cut
+    edge: str  # what carries clients' calls: grpcio or compiled
     max_connections: int  # of clients
     reserve_bytes: int  # of the disk, left free by enqueues
     log_segment_bytes: int  # of a shard's CommitLog: disk is freed a segment at a time
@@ -112,6 +116,13 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         default=1024,
         help="MiB of memory above which connections are cut that send large requests and do not end them",
     )
+    parser.add_argument(
+        "--edge",
+        choices=EDGES,
+        default=os.environ.get(EDGE_VARIABLE, "auto"),
+        help="what carries clients' calls: the compiled one is the package delaycluster-edge; auto: that where it is "
+        f"installed (default: ${EDGE_VARIABLE}, else auto)",
+    )
     parser.add_argument("--max-connections", type=int, default=10_000, help="client connections")
     parser.add_argument("--min-free-mib", type=int, default=256, help="MiB of the disk that new messages leave free")
     parser.add_argument(
@@ -130,6 +141,10 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     )
     add_level_option(parser)
     args = parser.parse_args(argv)
+    try:
+        edge = _edge(args.edge)
+    except ValueError as error:
+        parser.error(f"--edge: {error}")
     return NodeConfig(
         node=args.node_id,
         data=args.data,
@@ -143,6 +158,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         in_flight_bytes=args.in_flight_mib << 20,
         unread_bytes=args.unread_mib << 20,
         memory_bytes=args.memory_mib << 20,
+        edge=edge,
         max_connections=args.max_connections,
         reserve_bytes=args.min_free_mib << 20,
         log_segment_bytes=args.log_segment_mib << 20,
@@ -176,3 +192,15 @@ def zone(name: str) -> str:
             "a letter or digit, such as eu-west-1a"
         )
     return name
+
+
+def _edge(asked: str) -> str:
+    """grpcio or compiled. Raises ValueError."""
+    if asked not in EDGES:  # of the environment: argparse takes a default as it is
+        raise ValueError(f"{asked!r}; it is one of {', '.join(EDGES)}")
+    there = find_spec("delayedge") is not None
+    if asked == "auto":
+        return "compiled" if there else "grpcio"
+    if asked == "compiled" and not there:
+        raise ValueError("compiled needs the package delaycluster-edge, which is not installed here")
+    return asked

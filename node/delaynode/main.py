@@ -7,7 +7,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from delaynode.config import NodeConfig
 from delaynode.limits.connections import raise_file_limit
 from delaynode.memory import tune_allocator
 from delaynode.node.node import Node, ReleaseTooOld, open_registry
+from delaynode.server.compiled_edge import CompiledEdge
+from delaynode.server.edge import Methods
 from delaynode.server.grpc_edge import GrpcEdge
+from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.http import serve_http
 from delaynode.server.replica_status import REPLICATION_SERVICE, ReplicationService
 from delaynode.server.service import SERVICE, DelayService
@@ -58,7 +61,7 @@ def note_end(text: str, path: Path = TERMINATION_LOG) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-async def _follow_state(node: Node, edge: GrpcEdge, log: Logger) -> None:
+async def _follow_state(node: Node, edge: GrpcEdge | CompiledEdge, log: Logger) -> None:
     """The health that clients are told, and the log's level as the cluster's spec has it."""
     while True:
         log.set_level(node.routes.cluster.log_level if node.routes.cluster is not None else None)
@@ -111,10 +114,8 @@ async def _calls_ended() -> None:
 async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger) -> None:
     config = node.config
     service = DelayService(node)
-    edge = GrpcEdge(
-        config.max_connections, node.flow, {SERVICE: service.methods()},
-        {REPLICATION_SERVICE: ReplicationService(node).handlers()},
-    )  # fmt: skip
+    services = {SERVICE: service.methods(), REPLICATION_SERVICE: ReplicationService(node).methods()}
+    edge = _edge(node, service, services)
     await node.prepare()
     await edge.start(config.listen)
     following = asyncio.create_task(_follow_state(node, edge, log))
@@ -127,6 +128,14 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     following.cancel()
     await edge.stop(node.stop)
     await service.dispatch.forwarder.close()
+
+
+def _edge(node: Node, service: DelayService, services: Mapping[str, Methods]) -> GrpcEdge | CompiledEdge:
+    node.log("edge", kind=node.config.edge)
+    if node.config.edge == "grpcio":
+        return GrpcEdge(node.config.max_connections, node.flow, services)
+    rows = RowCalls(service.dispatch)
+    return CompiledEdge(node.config, node.flow, rows, f"/{SERVICE}/Enqueue", f"/{SERVICE}/EnqueueStream", services)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

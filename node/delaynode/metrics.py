@@ -97,12 +97,16 @@ class NodeMetrics:
 
 @dataclass(frozen=True, slots=True)
 class FlowFigures:
-    """The load of the node's clients: connections, bytes of batches and of answers; connections cut so far."""
+    """The load of the node's clients: connections, bytes of batches and of answers, requests that wait for room; so
+    far: connections cut, and of the compiled edge the calls that it refused by itself, and its panics."""
 
     connections: int = 0
     in_bytes: int = 0
     out_bytes: int = 0
     cut: int = 0
+    waiting: int = 0
+    refused: int | None = None
+    panics: int | None = None
 
 
 class NodeCollector(Collector):
@@ -172,6 +176,7 @@ class NodeCollector(Collector):
             ("delay_orphan_copies", "Copies on the disk that no shard of the registry has", s.orphan_copies),
             ("delay_orphan_bytes", "Bytes of these copies", s.orphan_bytes),
             ("delay_connections", "Client connections", self.flow.connections),
+            ("delay_waiting_requests", "Requests that wait for room in the node's memory", self.flow.waiting),
         ]
         for name, what, figure in gauges:
             yield GaugeMetricFamily(name, what, value=figure)
@@ -184,6 +189,12 @@ class NodeCollector(Collector):
         yield CounterMetricFamily(
             "delay_connections_cut", "Connections cut, as they made the node hold too much", value=self.flow.cut
         )
+        for name, what, total in (
+            ("delay_edge_refused", "Calls that the compiled edge has refused by itself", self.flow.refused),
+            ("delay_edge_panics", "Faults of the compiled edge", self.flow.panics),
+        ):
+            if total is not None:
+                yield CounterMetricFamily(name, what, value=total)
         yield CounterMetricFamily("delay_scrub_bytes", "Read again and checked by the scrub", value=m.scrub_bytes)
         yield CounterMetricFamily("delay_scrub_errors", "Damaged places that the scrub found", value=m.scrub_errors)
         yield GaugeMetricFamily(

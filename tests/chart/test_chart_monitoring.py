@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from delaynode.metrics import NodeCollector, NodeMetrics, TopicLoad
+from delaynode.metrics import FlowFigures, NodeCollector, NodeMetrics, TopicLoad
 from delayoperator.cluster.conditions import ClusterObservation
 from delayoperator.cluster.reasons import NEEDS_PAGE
 from delayoperator.handlers.table import Clusters
@@ -35,6 +35,7 @@ def exposed() -> dict[str, set[str]]:
         histogram.add(np.array([3]))
     collector = NodeCollector(metrics)
     collector.loads = {"orders": TopicLoad(1, (1, 1, 1))}
+    collector.flow = FlowFigures(refused=1, panics=0)
     families = [*collector.collect(), *operator_collector().collect()]
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from delaylocal import LocalCluster
+from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec, TopicType
 
 from tests.serve.support.client import Client, Shard, wait_served
@@ -23,8 +25,19 @@ TOPICS = (
 )
 
 
+EDGES = ["grpcio", *(["compiled"] if find_spec("delayedge") is not None else [])]
+
+
+@pytest.fixture(scope="session", params=EDGES)
+def edge(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What carries the calls of nodes that are started while it is asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EDGE_VARIABLE, request.param)
+        yield request.param
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, edge: str) -> Iterator[LocalCluster]:
     """One node; no test may stop it."""
     with LocalCluster(tmp_path_factory.mktemp("serve"), nodes=1, topics=TOPICS) as running:
         wait_served(running)

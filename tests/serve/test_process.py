@@ -23,7 +23,7 @@ from delaynode.store import formats
 from delayregistry.model import TopicSpec
 from delayregistry.sqlite import SqliteRegistry
 
-from tests.serve.support.client import SERVICE, Client, Msg, Shard, i64, poll, u32, wait_served
+from tests.serve.support.client import SERVICE, Client, Msg, Shard, i64, poll, request, u32, wait_served
 
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:
@@ -128,7 +128,7 @@ def test_a_stop_at_any_moment_of_a_start_ends_the_process(tmp_path: Path) -> Non
         assert sign not in text, text[max(0, text.index(sign) - 500) :][:2_000]
 
 
-def test_a_node_with_streams_open_ends_without_a_trace_of_them(own: LocalCluster) -> None:
+def test_a_node_with_streams_open_ends_without_a_trace_of_them(edge: str, own: LocalCluster) -> None:
     """The server's end cancels them, and they come to theirs before the process does."""
     told = threading.Event()
 
@@ -148,3 +148,39 @@ def test_a_node_with_streams_open_ends_without_a_trace_of_them(own: LocalCluster
         poll("the node has stopped", lambda: own.pids.get("n0", before) != before, 30)
     text = (own.data / "logs" / "n0.log").read_text()
     assert "Traceback" not in text, text[text.index("Traceback") - 500 :][:2_000]
+
+
+def test_a_node_that_ends_leaves_no_call_without_an_end(edge: str, tmp_path: Path) -> None:
+    """Streams that wait, and requests that another node does not answer."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(tmp_path, nodes=2, topics=[TopicSpec("t", 2)]))
+        wait_served(cluster)
+        client = stack.enter_context(Client(cluster.endpoints[0], own=True))
+        queues = client.call("QueryRoute", topic="t").topics[0].queues
+        mine, others = (next(one.queue for one in queues if one.node == node) for node in ("n0", "n1"))
+        told = threading.Event()
+        stack.callback(told.set)
+
+        def requests(queue: int) -> Iterator[bytes]:
+            yield request("t", queue, [Msg(delay_ms=60_000)], producer=queue + 1).SerializeToString()
+            told.wait(30)
+
+        streams = [client.channel.stream_stream(SERVICE + "EnqueueStream")(requests(mine)) for _ in range(3)]
+        assert [pb.EnqueueResponse.FromString(next(one)).count for one in streams] == [1] * 3
+        watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+        next(watch)
+        cluster.kill("n1", signal.SIGSTOP)
+        stack.callback(cluster.kill, "n1", signal.SIGCONT)
+        waiting = [client.channel.stream_stream(SERVICE + "EnqueueStream")(requests(others)) for _ in range(3)]
+        asked = request("t", others, [Msg(delay_ms=60_000)] * 9).SerializeToString()
+        calls = [client.channel.unary_unary(SERVICE + "Enqueue").future(asked) for _ in range(20)]
+        time.sleep(0.5)
+        assert not any(one.done() for one in (*calls, *waiting, *streams))
+        begin, before = time.monotonic(), cluster.kill("n0", signal.SIGTERM)
+        poll("the node has stopped", lambda: cluster.pids.get("n0", before) != before, 30)
+        assert time.monotonic() - begin < 15
+        codes = [one.code() for one in (*calls, *waiting, *streams)]
+        assert all(code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) for code in codes), codes
+        text = (cluster.data / "logs" / "n0.log").read_text()  # before the end of the process that takes its place
+    for sign in ("Traceback", "internal-error", "never retrieved", "was destroyed"):
+        assert sign not in text, text[max(0, text.index(sign) - 500) :][:2_000]

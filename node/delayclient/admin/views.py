@@ -56,7 +56,7 @@ class CancelledByKey:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node's place, clock and disk. `problem`: why it could not be asked; the rest is empty then. `zone`: empty where
-    it is not known.
+    it is not known. `edge`: what carries its clients' calls, grpcio or compiled; empty where it is of an older release.
 
     clock_disbelieved_ms: how far ahead of now_ms its wall clock is, where that is not believed
     clock_behind_ms: how far now_ms is behind what was released there
@@ -73,12 +73,14 @@ class NodeView:
     conditions: tuple[str, ...] = ()
     problem: str = ""
     zone: str = ""
+    edge: str = ""
 
 
 def node_of(state: delay_pb2.NodeState) -> NodeView:
     return NodeView(
         state.node, state.endpoint, state.now_ms, state.clock_disbelieved_ms, state.clock_behind_ms,
         state.disk_free_bytes, state.disk_reserve_bytes, state.not_ready, tuple(state.conditions), zone=state.zone,
+        edge=state.edge,
     )  # fmt: skip
 
 

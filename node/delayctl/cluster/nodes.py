@@ -232,17 +232,17 @@ def _print_table(found: list[NodeView]) -> None:
 
     table = Table(box=None, pad_edge=False)
     zones = any(node.zone for node in found)
-    for name in ("NODE", *(["ZONE"] if zones else []), "ENDPOINT", "READY", "CLOCK", "DISK FREE"):
+    for name in ("NODE", *(["ZONE"] if zones else []), "ENDPOINT", "READY", "CLOCK", "DISK FREE", "EDGE"):
         table.add_column(name)
     table.add_column("REMARKS", overflow="fold")
     for node in found:
         if node.problem:
-            table.add_row(node.node, *(["?"] if zones else []), "-", "?", "?", "?", node.problem)
+            table.add_row(node.node, *(["?"] if zones else []), "-", "?", "?", "?", "?", node.problem)
             continue
         remarks = [*([node.not_ready] if node.not_ready else []), *node.conditions]
         table.add_row(
             node.node, *([node.zone or "-"] if zones else []), node.endpoint, "no" if node.not_ready else "yes",
-            _clock(node), f"{node.disk_free_bytes >> 20:,} MiB", "\n".join(remarks),
+            _clock(node), f"{node.disk_free_bytes >> 20:,} MiB", node.edge or "-", "\n".join(remarks),
         )  # fmt: skip
     print_table(table)
 

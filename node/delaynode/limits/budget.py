@@ -193,10 +193,15 @@ class Answers:
 
     def sent(self) -> None:
         """gRPC holds no answer of this call any more."""
+        for hold in self.dropped():
+            self._budget.has_read(hold.peer, hold.size // ANSWER_COPIES)
+
+    def dropped(self) -> list[Hold]:
+        """Give the room back without an answer, so that the client's window does not grow. Returns what was held."""
         holds, self._holds = self._holds, []
         for hold in holds:
             self._budget.release(hold)
-            self._budget.has_read(hold.peer, hold.size // ANSWER_COPIES)
+        return holds
 
     def sent_when_done(self) -> None:
         """The last answer is on its way: it is sent when the call is over."""

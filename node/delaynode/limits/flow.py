@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from delaynode.config import NodeConfig
 from delaynode.limits import connections
 from delaynode.limits.budget import AnsweredCall, Answers, Budget, Hold, ReadingGate
 from delaynode.limits.receive_memory import ReceiveMemory
 from delaynode.metrics import FlowFigures
+
+if TYPE_CHECKING:
+    from delayedge import Figures
 
 ONE_CONNECTION = 4  # a connection holds at most one part in so many of a budget
 
@@ -32,6 +35,7 @@ class Flow:
         limit = config.unread_bytes
         self.going_out = Budget("of answers wait to be read", limit, limit // ONE_CONNECTION, self._give_up)
         self.receiving = ReceiveMemory(self._port, config.memory_bytes, log)
+        self.edge_figures: Callable[[], Figures] | None = None  # of the compiled edge, which has budgets of its own
         self._batches, self._others = ReadingGate(), ReadingGate()  # an ack does not queue behind batches
         self._cuts = 0
         self._cutting: set[asyncio.Future[None]] = set()
@@ -75,6 +79,15 @@ class Flow:
 
     async def figures(self) -> FlowFigures:
         """For the metrics."""
+        cuts = self._cuts + self.receiving.cut
+        if self.edge_figures is not None:
+            edge = self.edge_figures()
+            unread = max(self.going_out.used, edge["unread_bytes"])  # an answer is in both, but while it is made
+            return FlowFigures(
+                edge["connections"], edge["rows_bytes"], unread, cuts + edge["connections_cut"], edge["waiting"],
+                edge["calls_refused"] + edge["answers_refused"], edge["panics"],
+            )  # fmt: skip
         loop = asyncio.get_running_loop()
         clients = await loop.run_in_executor(None, connections.received, self._port)
-        return FlowFigures(len(clients), self.coming_in.used, self.going_out.used, self._cuts + self.receiving.cut)
+        waiting = sum(budget.waiting for budget in (self.coming_in, self.calls))
+        return FlowFigures(len(clients), self.coming_in.used, self.going_out.used, cuts, waiting)

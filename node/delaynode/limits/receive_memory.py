@@ -60,7 +60,7 @@ class ReceiveMemory:
         received_by.size += size
 
     async def watch(self) -> None:
-        """Runs as long as the node."""
+        """Runs as long as the server. Not for one whose requests are not counted: its honest clients would be cut."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             over = resident_bytes() > self._limit

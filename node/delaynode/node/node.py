@@ -131,10 +131,7 @@ class Node:
         scrubber = Scrubber(self.copies, self.metrics, self.log)
         vital = (self.membership.renew_loop, self.membership.watch_loop, self._clock_loop)
         self._vital = [asyncio.create_task(loop(), name=loop.__name__.strip("_")) for loop in vital]
-        self._tasks = [
-            *self._vital,
-            *(asyncio.create_task(loop()) for loop in (self.flow.receiving.watch, scrubber.run)),
-        ]
+        self._tasks = [*self._vital, asyncio.create_task(scrubber.run())]
         for task in self._tasks:
             task.add_done_callback(self._ended)
 

@@ -11,7 +11,7 @@ from delaynode.limits.budget import Answers
 from delaynode.node.node import Node
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
-from delaynode.server.edge import Body, Call, Serve
+from delaynode.server.edge import Body, Call, Forwardable, Serve
 from delaynode.server.forward import Forwarder
 from delaynode.store.errors import Damaged, Impossible, Refused
 
@@ -52,7 +52,7 @@ class Dispatch:
 
         return handle
 
-    def find_host(self, topic: str, queue: int, call: Call, *, reads: bool = False) -> Any:
+    def find_host(self, topic: str, queue: int, call: Forwardable, *, reads: bool = False) -> Any:
         """The host, or where the shard is served; a call that was forwarded already goes no further."""
         found = self.node.finder.find_readable(topic, queue) if reads else self.node.finder.find(topic, queue)
         if isinstance(found, RemoteMaster) and call.forwarded():

@@ -1,4 +1,5 @@
-"""The server's transport as a port: what a call is to who serves it. server/grpc_edge.py is an adapter."""
+"""The server's transport as a port: what a call is to who serves it. The adapters are server/grpc_edge.py and
+server/compiled_edge.py."""
 
 from __future__ import annotations
 
@@ -9,16 +10,19 @@ from typing import Protocol, TypeAlias
 from delaynode.limits.budget import Answers
 
 Body: TypeAlias = bytes
+MAX_CALLS = 20_000  # at once; with grpc.aio one that waits costs some 20 KiB
 
 
-class Call(Protocol):
+class Forwardable(Protocol):
+    def forwarded(self) -> bool:
+        """Whether another node has passed it on: it goes no further."""
+
+
+class Call(Forwardable, Protocol):
     """One call. Owned by the event loop."""
 
     def peer(self) -> str:
         """Names the client's connection."""
-
-    def forwarded(self) -> bool:
-        """Whether another node has passed it on: it goes no further."""
 
     def time_remaining(self) -> float | None:
         """Seconds until the client gives up; None: it waits for ever."""
@@ -31,7 +35,7 @@ class Stream(Call, Protocol):
     """A call of many requests."""
 
     async def read(self) -> Body | None:
-        """The next request, which may be long in coming; None: there are no more."""
+        """The next request, which may be long in coming; None, also when asked again: there are no more."""
 
 
 Serve: TypeAlias = Callable[[Body, Call, Answers], Awaitable[Body]]
@@ -44,8 +48,10 @@ ServeStream: TypeAlias = Callable[[Stream], AsyncGenerator[Body, None]]
 @dataclass(frozen=True, slots=True)
 class Methods:
     """What a service serves, by method. batches: their requests count in the budget for what comes in until they are
-    served."""
+    served. internal: small calls of the cluster's own processes, which wait behind no client's.
+    """
 
-    unary: Mapping[str, Serve]
+    unary: Mapping[str, Serve] = field(default_factory=dict)
     batches: Mapping[str, Serve] = field(default_factory=dict)
     streams: Mapping[str, ServeStream] = field(default_factory=dict)
+    internal: Mapping[str, Serve] = field(default_factory=dict)

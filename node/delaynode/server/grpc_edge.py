@@ -14,12 +14,11 @@ from grpc_reflection.v1alpha import reflection
 
 from delaynode.limits.budget import Answers, Hold
 from delaynode.limits.flow import Flow
-from delaynode.server.edge import Body, Methods, Serve, ServeStream
+from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import FORWARDED, ForwardedError
-from delaynode.server.rpc import status_of
+from delaynode.server.rpc import EndedError, status_of
 from delaynode.store.errors import Refused
 
-MAX_CALLS = 20_000  # at once; one that waits costs some 20 KiB
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 12 << 20),  # the largest batch has 9.4 MiB
     ("grpc.max_send_message_length", 64 << 20),
@@ -36,27 +35,32 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_frame_size", 1 << 20),  # what the probe would have found: fewer frames, less work
 )
 GRACE_SECONDS = 1.0
+End: TypeAlias = Refused | ForwardedError | EndedError
+ENDS = (Refused, ForwardedError, EndedError)
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
 
 
 class GrpcEdge:
-    """services: by name, for clients. others: handlers of services that have no fences."""
+    """services: by name."""
 
-    def __init__(
-        self, max_connections: int, flow: Flow, services: Mapping[str, Methods], others: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, max_connections: int, flow: Flow, services: Mapping[str, Methods]) -> None:
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections))
+        self._flow = flow
+        self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
-        own = tuple(handlers(name, methods, flow) for name, methods in services.items())
-        self._server.add_generic_rpc_handlers((*own, *others.values()))
+        self._server.add_generic_rpc_handlers(
+            tuple(handlers(name, methods, flow) for name, methods in services.items())
+        )
         self._health, self._told = health.aio.HealthServicer(), ("", *services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*services, *others, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self, listen: str) -> None:
         self._server.add_insecure_port(listen)
         await self._server.start()
+        self._watching = asyncio.create_task(self._flow.receiving.watch())
+        self._watching.add_done_callback(_report)
 
     async def tell_health(self, *, serving: bool) -> None:
         """What the health service says of the node and its services."""
@@ -70,6 +74,14 @@ class GrpcEdge:
         stopped = asyncio.create_task(self._server.stop(grace=GRACE_SECONDS))
         await meanwhile()
         await stopped
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+def _report(watching: asyncio.Task[None]) -> None:
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        message = "requests that fill the memory are watched no more"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
 class GrpcCall:
@@ -100,6 +112,7 @@ def handlers(service: str, methods: Methods, flow: Flow) -> grpc.GenericRpcHandl
     rpcs = {name: _unary(serve, flow, batch=False) for name, serve in methods.unary.items()}
     rpcs |= {name: _unary(serve, flow, batch=True) for name, serve in methods.batches.items()}
     rpcs |= {name: streamed(serve, flow) for name, serve in methods.streams.items()}
+    rpcs |= {name: _internal(serve, flow) for name, serve in methods.internal.items()}
     return grpc.method_handlers_generic_handler(service, rpcs)
 
 
@@ -117,8 +130,8 @@ def _unary(serve: Serve, flow: Flow, *, batch: bool) -> grpc.RpcMethodHandler:
             answers.sent_when_done()
             return body
         except BaseException as error:
-            answers.sent()
-            if not isinstance(error, Refused | ForwardedError):
+            answers.dropped()
+            if not isinstance(error, ENDS):
                 raise
             ended = without_trail(error)
         return await end(context, ended)
@@ -134,6 +147,18 @@ def _unary(serve: Serve, flow: Flow, *, batch: bool) -> grpc.RpcMethodHandler:
             flow.release(holds)
 
     return grpc.stream_unary_rpc_method_handler(handle)
+
+
+def _internal(serve: Serve, flow: Flow) -> grpc.RpcMethodHandler:
+    async def handle(data: Body, context: Context) -> Body:
+        call = GrpcCall(context, flow)
+        try:
+            return await serve(data, call, flow.answers(call))
+        except ENDS as error:
+            ended = without_trail(error)
+        return await end(context, ended)
+
+    return grpc.unary_unary_rpc_method_handler(handle)
 
 
 def _not_missing(data: Body | None) -> Body:
@@ -155,14 +180,14 @@ def streamed(serve: ServeStream, flow: Flow) -> grpc.RpcMethodHandler:
                 async for body in bodies:
                     await context.write(body)
             return
-        except (Refused, ForwardedError) as error:
+        except ENDS as error:
             ended = without_trail(error)
         await end(context, ended)
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-def without_trail(error: Refused | ForwardedError) -> Refused | ForwardedError:
+def without_trail(error: End) -> End:
     """The same error, without the frames that it came through.
 
     gRPC keeps what a call was aborted with in a cycle, and the frames would keep megabytes of request until the
@@ -170,11 +195,11 @@ def without_trail(error: Refused | ForwardedError) -> Refused | ForwardedError:
     """
     if isinstance(error, ForwardedError):
         return ForwardedError(error.error.with_traceback(None))
-    return error.fresh()
+    return error.fresh() if isinstance(error, Refused) else error
 
 
-async def end(context: Context, error: Refused | ForwardedError) -> NoReturn:
+async def end(context: Context, error: End) -> NoReturn:
     """End the call. Call it outside of `except`: the error that is handled there would be kept as well."""
-    status = error.status() if isinstance(error, ForwardedError) else status_of(error)
+    status = status_of(error) if isinstance(error, Refused) else error.status()
     await context.abort(status.code, status.message, ((DETAILS_KEY, status.details),) if status.details else ())
     raise AssertionError("abort returned")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 import grpc
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
+from delaynode.limits.budget import Answers
 from delaynode.node.node import Node
 from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import NotPurged, Replicas
 from delaynode.replica.role import ReplicaRole
+from delaynode.server.dispatch import parse
+from delaynode.server.edge import Body, Call, Methods
+from delaynode.server.rpc import EndedError
 from delaynode.store.maintenance.stored_copy import StoredCopy
 
 REPLICATION_SERVICE = "delay.v1.ReplicationService"
@@ -71,26 +74,20 @@ class ReplicationService:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        calls: dict[str, tuple[Any, Any, Any]] = {
-            "ReplicaStatus": (self._status, pb.ReplicaStatusRequest, pb.ReplicaStatusResponse),
-            "PurgeCopy": (self._purge, pb.PurgeCopyRequest, pb.PurgeCopyResponse),
-        }
-        rpcs = {
-            name: grpc.unary_unary_rpc_method_handler(
-                serve, request_deserializer=request.FromString, response_serializer=response.SerializeToString
-            )
-            for name, (serve, request, response) in calls.items()
-        }
-        return grpc.method_handlers_generic_handler(REPLICATION_SERVICE, rpcs)
+    def methods(self) -> Methods:
+        return Methods(internal={"ReplicaStatus": self._status, "PurgeCopy": self._purge})
 
-    async def _status(self, request: pb.ReplicaStatusRequest, _: Any) -> pb.ReplicaStatusResponse:
-        node = self._node
-        return answer_of(node.replicas, node.config.node, node.incarnation, node.ineligible() or "", set(request.uid))
+    async def _status(self, data: Body, _: Call, __: Answers) -> Body:
+        node, request = self._node, parse(pb.ReplicaStatusRequest, data)
+        return answer_of(
+            node.replicas, node.config.node, node.incarnation, node.ineligible() or "", set(request.uid)
+        ).SerializeToString()
 
-    async def _purge(self, request: pb.PurgeCopyRequest, context: Any) -> pb.PurgeCopyResponse:
+    async def _purge(self, data: Body, _: Call, __: Answers) -> Body:
+        request = parse(pb.PurgeCopyRequest, data)
         try:
             await self._node.replicas.purge(request.uid, request.pending)
         except NotPurged as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._node.config.node}: {error}")
-        return pb.PurgeCopyResponse()
+            message = f"{self._node.config.node}: {error}"
+            raise EndedError(grpc.StatusCode.FAILED_PRECONDITION, message) from error
+        return pb.PurgeCopyResponse().SerializeToString()

@@ -28,14 +28,30 @@ class Status:
     details: bytes
 
 
+class EndedError(Exception):
+    """A call that ends with a status that is no refusal of the node's."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self._status = Status(code, message, b"")
+
+    def status(self) -> Status:
+        return self._status
+
+
 def status_of(refused: Refused) -> Status:
     """The refusal's code and details."""
     code, message = CODES[refused.reason], _shortened(refused.message)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    return Status(code, message, status.SerializeToString() + details_of(refused))
+
+
+def details_of(refused: Refused) -> bytes:
+    """A google.rpc.Status with nothing but the details: encoded messages are joined by joining their bytes."""
     info = error_details_pb2.ErrorInfo(reason=refused.reason, domain=DOMAIN, metadata=refused.metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    return Status(code, message, status.SerializeToString())
+    return bytes(status_pb2.Status(details=[detail]).SerializeToString())
 
 
 def as_error(refused: Refused) -> delay_pb2.Error:

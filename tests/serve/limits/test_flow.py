@@ -73,7 +73,7 @@ class Node:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, edge: str) -> Iterator[Start]:
     """start(option, ...): a node with these options, e.g. "--unread-mib=64"."""
     with ExitStack() as stack:
 
@@ -201,7 +201,10 @@ def test_producers_that_never_read_their_answers_cannot_grow_the_node_nor_hold_o
     streams = [channel.stream_stream(SERVICE + "EnqueueStream")(requests()) for channel in channels]
     with working(node, 1) as late:
         time.sleep(6)
-        node.client.raw("Enqueue", batch(2, 65_536, 64).SerializeToString(), seconds=15)
+        honest = batch(2, 65_536, 64).SerializeToString()
+        poll(
+            "it has its turn, maybe not at once", lambda: isinstance(node.client.attempt("Enqueue", honest), bytes), 15
+        )
     stop.set()
     for stream in streams:
         stream.cancel()
@@ -230,7 +233,7 @@ def test_two_hundred_large_batches_at_once_are_stored_or_refused_within_bounded_
 
 @pytest.mark.parametrize("method", ["EnqueueStream", "Enqueue"])
 def test_requests_that_do_not_end_cannot_fill_the_node_and_cost_honest_clients_nothing(
-    method: str, start: Start
+    method: str, start: Start, edge: str
 ) -> None:
     """150 clients send 8 MB of a batch and stop, 20 bytes before its end."""
     node = start("--memory-mib=300")
@@ -250,7 +253,8 @@ def test_requests_that_do_not_end_cannot_fill_the_node_and_cost_honest_clients_n
             crowd.call(method, data, send=len(data) - 20, end=False)
             small = lasting(2.0, lambda: crowd.stalled == 150 and node.resident < 450)
             poll("all has come that comes, and the node is small", small, seconds=40)
-            if method == "EnqueueStream":  # of unary calls few are let in, so there may be nothing to cut
+            if method == "EnqueueStream" and edge == "grpcio":
+                # Of unary calls few are let in, and the compiled edge opens no windows: there is nothing to cut.
                 assert crowd.closed > 0
         go.set()
         assert pb.EnqueueResponse.FromString(next(answers)).count == 1

@@ -35,7 +35,7 @@ main()
 
 @pytest.mark.parametrize(("own", "room", "limit"), [(True, 2, "in this node"), (False, 1, "for this connection")])
 def test_what_is_too_much_in_flight_is_refused_and_what_is_answered_is_stored(
-    tmp_path: Path, own: bool, room: int, limit: str
+    tmp_path: Path, own: bool, room: int, limit: str, edge: str
 ) -> None:
     """The disk stalls while 12 batches come at once, each on its own connection or all on one."""
     sign = tmp_path / "stalled"
@@ -68,7 +68,7 @@ def test_what_is_too_much_in_flight_is_refused_and_what_is_answered_is_stored(
             client.close()
 
 
-def test_a_disk_that_is_nearly_full_takes_no_messages_and_everything_else_goes_on(tmp_path: Path) -> None:
+def test_a_disk_that_is_nearly_full_takes_no_messages_and_everything_else_goes_on(tmp_path: Path, edge: str) -> None:
     with LocalCluster(tmp_path, nodes=1, topics=[TopicSpec("t", 1)]) as cluster:
         wait_served(cluster)
         with Client(cluster.endpoints[0]) as client:

@@ -33,7 +33,7 @@ FORWARDED = (("x-delay-forwarded", "1"),)
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def three(tmp_path_factory: pytest.TempPathFactory, edge: str) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("three"), nodes=3, topics=[TopicSpec("t", QUEUES)]) as running:
         wait_served(running)
         yield running

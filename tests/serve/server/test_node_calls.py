@@ -18,7 +18,7 @@ from tests.serve.support.client import NODE_METHODS, Client, Failure, now_ms, po
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def pair(tmp_path_factory: pytest.TempPathFactory, edge: str) -> Iterator[LocalCluster]:
     topics, zones = [TopicSpec("t", 1)], ["east", "west"]
     with LocalCluster(tmp_path_factory.mktemp("pair"), nodes=2, topics=topics, zones=zones) as running:
         running.wait_ready()

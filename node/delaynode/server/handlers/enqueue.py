@@ -63,7 +63,7 @@ class EnqueueCalls:
         """Take a request of `size` bytes, to be stored with the shard's next write."""
         batch = _batch(view)
         node = self._dispatch.node
-        _check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
+        check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
         node.disk.check(size)
         started = time.monotonic()
         await host.maintenance.wait_room()
@@ -168,7 +168,7 @@ def _view(data: Body) -> EnqueueRequestView:
         raise Refused("BAD_REQUEST", str(error)) from error
 
 
-def _check_type(topic: str, kind: TopicType, batch: IncomingBatch, now_ms: int) -> None:
+def check_type(topic: str, kind: TopicType, batch: IncomingBatch, now_ms: int) -> None:
     """Raises Refused WRONG_TOPIC_TYPE for a batch with a message that the topic does not take, so that a delay that was
     forgotten, or a wrong topic, is noticed.
 

@@ -56,7 +56,7 @@ class NodeCalls:
             clock_disbelieved_ms=figures.clock_disbelieved_ms, clock_behind_ms=figures.clock_behind_ms,
             disk_free_bytes=figures.disk_free_bytes, disk_reserve_bytes=figures.disk_reserve_bytes,
             not_ready=node.not_ready() or "", conditions=[condition.text for condition in conditions(node)],
-            nodes=sorted(node.routes.leases), zone=node.config.zone,
+            nodes=sorted(node.routes.leases), zone=node.config.zone, edge=node.config.edge,
         )  # fmt: skip
 
     async def _accept_clock(self, request: pb.AcceptClockRequest) -> pb.AcceptClockResponse:

@@ -547,7 +547,7 @@ class DescribeNodeRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class NodeState(_message.Message):
-    __slots__ = ("node", "endpoint", "now_ms", "clock_disbelieved_ms", "clock_behind_ms", "disk_free_bytes", "disk_reserve_bytes", "not_ready", "conditions", "nodes", "zone")
+    __slots__ = ("node", "endpoint", "now_ms", "clock_disbelieved_ms", "clock_behind_ms", "disk_free_bytes", "disk_reserve_bytes", "not_ready", "conditions", "nodes", "zone", "edge")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +559,7 @@ class NodeState(_message.Message):
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    EDGE_FIELD_NUMBER: _ClassVar[int]
     node: str
     endpoint: str
     now_ms: int
@@ -570,7 +571,8 @@ class NodeState(_message.Message):
     conditions: _containers.RepeatedScalarFieldContainer[str]
     nodes: _containers.RepeatedScalarFieldContainer[str]
     zone: str
-    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ..., now_ms: _Optional[int] = ..., clock_disbelieved_ms: _Optional[int] = ..., clock_behind_ms: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_reserve_bytes: _Optional[int] = ..., not_ready: _Optional[str] = ..., conditions: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[str]] = ..., zone: _Optional[str] = ...) -> None: ...
+    edge: str
+    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ..., now_ms: _Optional[int] = ..., clock_disbelieved_ms: _Optional[int] = ..., clock_behind_ms: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_reserve_bytes: _Optional[int] = ..., not_ready: _Optional[str] = ..., conditions: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[str]] = ..., zone: _Optional[str] = ..., edge: _Optional[str] = ...) -> None: ...
 
 class AcceptClockRequest(_message.Message):
     __slots__ = ("node", "disbelieved_ms")

@@ -1,0 +1,335 @@
+"""The edge in compiled code (edge/, the distribution delaycluster-edge): it reads, decodes and groups Enqueue requests,
+bounds its own memory, and takes no turn of the event loop for a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from delayapi import address
+
+from delaynode.config import NodeConfig
+from delaynode.limits.budget import BUSY_RETRY_MS
+from delaynode.limits.flow import Flow
+from delaynode.replication.transport.until import wait_until
+from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
+from delaynode.server.forward import ForwardedError
+from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
+from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
+from delaynode.server.rpc import EndedError, Status, as_error, details_of, status_of
+from delaynode.store.errors import Refused
+from delaynode.store.log.incoming_batch import BatchRun
+from delaynode.store.shard import Appended
+from delaynode.store.types import U32, Array
+
+if TYPE_CHECKING:
+    from delayedge import Edge, Event, Rows
+
+End: TypeAlias = Refused | ForwardedError | EndedError
+ENDS = (Refused, ForwardedError, EndedError)
+GRACE_SECONDS = 1.0
+BUSY = Refused("BUSY", "", retry_after_ms=BUSY_RETRY_MS)  # the edge's own refusals, each with a text of its own
+MAX_MESSAGE_BYTES = 12 << 20  # the largest batch has 9.4 MiB
+NO_COUNT = np.empty(0, np.uint32)
+
+
+class CompiledEdge:
+    """rows: takes the requests of `enqueue` and `enqueue_stream` (methods' full names) in groups."""
+
+    def __init__(
+        self, config: NodeConfig, flow: Flow, rows: RowCalls, enqueue: str, enqueue_stream: str,
+        services: Mapping[str, Methods],
+    ) -> None:  # fmt: skip
+        self._health = Health(services)
+        names = (*services, HEALTH_SERVICE, REFLECTION_SERVICE)
+        services = {**services, HEALTH_SERVICE: self._health.methods(), REFLECTION_SERVICE: reflection_methods(names)}
+        self._config, self._flow, self._rows = config, flow, rows
+        self._enqueue, self._row_methods = enqueue, {enqueue: "unary", enqueue_stream: "stream"}
+        self._unary: dict[str, Serve] = {}
+        self._streams: dict[str, ServeStream] = {}
+        for service, methods in services.items():
+            for name, serve in {**methods.unary, **methods.batches, **methods.internal}.items():
+                self._unary[f"/{service}/{name}"] = serve
+            for name, serve_stream in methods.streams.items():
+                self._streams[f"/{service}/{name}"] = serve_stream
+        self._calls: dict[int, _Call] = {}
+        self._edge: Edge | None = None
+
+    async def start(self, listen: str) -> None:
+        """Listen on HOST:PORT. Raises OSError, which names it."""
+        from delayedge import Edge  # a distribution of its own, which need not be there
+
+        try:
+            with address.listen(*address.split(listen)) as listener:
+                self._edge = self._make(Edge, listener.fileno())
+        except OSError as error:
+            raise OSError(f"can't listen on {listen}: {error.strerror or error}") from error
+        self._flow.edge_figures = self._edge.figures
+        asyncio.get_running_loop().add_reader(self._edge.fileno(), self._look)
+
+    def _make(self, make: type[Edge], listener: int) -> Edge:
+        limit, unread = self._config.in_flight_bytes, self._config.unread_bytes
+        return make(
+            listener, rows=self._row_methods,  # type: ignore[arg-type]
+            unary=[name for name in self._unary if name not in self._row_methods],
+            streams=[name for name in self._streams if name not in self._row_methods],
+            max_connections=self._config.max_connections, max_calls=MAX_CALLS, max_message_bytes=MAX_MESSAGE_BYTES,
+            rows_bytes=limit, rows_bytes_per_connection=limit // 4, calls_bytes=limit,
+            calls_bytes_per_connection=limit // 4, unread_bytes=unread, unread_bytes_per_connection=unread // 4,
+            busy=details_of(BUSY),
+        )  # fmt: skip
+
+    async def tell_health(self, *, serving: bool) -> None:
+        """Set what the health service says of the node and its services."""
+        self._health.tell(serving=serving)
+
+    async def stop(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Take no new call. Those under way have GRACE_SECONDS, in which `meanwhile` is awaited."""
+        assert self._edge is not None
+        self._health.tell(serving=False)
+        edge, loop = self._edge, asyncio.get_running_loop()
+        edge.drain(GRACE_SECONDS)
+        ends = loop.time() + GRACE_SECONDS
+        try:
+            await meanwhile()
+            await wait_until(lambda: not edge.figures()["connections"] or loop.time() >= ends, 0.01)
+        finally:
+            loop.remove_reader(edge.fileno())
+            cancelled = [task for call in self._calls.values() if (task := call.gone()) is not None]
+            await self._rows.close()
+            if cancelled:
+                await asyncio.wait(cancelled, timeout=GRACE_SECONDS)
+            await loop.run_in_executor(None, edge.close)  # it waits for threads
+
+    # ------------------------------------------------------------ what has come
+    def _look(self) -> None:
+        assert self._edge is not None
+        groups, events = self._edge.take()
+        for rows in groups:  # a fault ends one group alone: take() does not give the others again
+            token, count = np.frombuffer(rows.token, "<u8"), np.frombuffer(rows.count, "<u4")
+            answers = _RowAnswers(self._edge, token, count)
+            try:
+                self._rows.take(_group(rows, count, answers))
+            except Exception as error:
+                refuse(answers, 0, len(token), error)
+        for event in events:
+            try:
+                self._on_event(event)
+            except Exception as error:
+                _end(self._edge, event.token, _fault(error))
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind == "call":
+            self._begin(event)
+        elif event.token in self._calls:
+            self._calls[event.token].on_event(event)
+
+    def _begin(self, event: Event) -> None:
+        assert self._edge is not None
+        assert event.method is not None
+        call = _Call(self._edge, event, self._ended)
+        self._calls[event.token] = call
+        if event.method in self._row_methods:  # its columns don't fit
+            call.run(self._refuse_row(call, self._unary[self._enqueue], event.body))
+        elif event.method in self._unary:
+            call.run(self._serve(call, self._unary[event.method], event.body))
+        else:
+            call.run(self._serve_stream(call, self._streams[event.method]))
+
+    def _ended(self, call: _Call) -> None:
+        self._calls.pop(call.token, None)
+
+    async def _serve(self, call: _Call, serve: Serve, body: Body | None) -> None:
+        assert self._edge is not None
+        answers = self._flow.answers(call)
+        try:
+            answer = await serve(_not_missing(body), call, answers)
+        except BaseException as error:
+            answers.dropped()
+            if not isinstance(error, ENDS):
+                raise
+            _end(self._edge, call.token, _status(error))
+            return
+        call.sending = answers.counted
+        answers.sent_when_done()
+        if not self._edge.respond(call.token, answer, tell=call.sending):
+            call.sending = False
+            answers.dropped()
+
+    async def _serve_stream(self, call: _Call, serve: ServeStream) -> None:
+        assert self._edge is not None
+        try:
+            async with aclosing(serve(call)) as bodies:
+                async for body in bodies:
+                    if not self._edge.write(call.token, body):
+                        await call.writable()
+        except ENDS as error:
+            _end(self._edge, call.token, _status(error))
+            return
+        self._edge.end(call.token)
+
+    async def _refuse_row(self, call: _Call, serve: Serve, body: Body | None) -> None:
+        """Refuse a request whose columns do not fit, with what `serve` finds wrong."""
+        assert self._edge is not None
+        answers, row = self._flow.answers(call), _RowAnswers(self._edge, np.array([call.token], "<u8"), NO_COUNT)
+        try:
+            await serve(_not_missing(body), call, answers)
+            raise Refused("INTERNAL", "columns that do not fit were taken")
+        except BaseException as error:
+            refuse(row, 0, 1, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            answers.dropped()
+
+
+class _Call:
+    """A call, or a stream."""
+
+    def __init__(self, edge: Edge, event: Event, ended: Callable[[_Call], None]) -> None:
+        self.token = event.token
+        self.sending = False  # the answer holds memory until "sent"
+        self._edge, self._ended, self._peer, self._forwarded = edge, ended, event.peer or "", event.forwarded
+        self._loop = asyncio.get_running_loop()
+        self._until = None if event.seconds_left is None else self._loop.time() + event.seconds_left
+        self._done: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._messages: deque[Body | None] = deque()
+        self._given = False  # read() has given a message that is being dealt with
+        self._wakeup: asyncio.Future[None] | None = None
+        self._may_write = True
+
+    def peer(self) -> str:
+        return self._peer
+
+    def forwarded(self) -> bool:
+        return self._forwarded
+
+    def time_remaining(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - self._loop.time())
+
+    def on_done(self, done: Callable[[], None]) -> None:
+        self._done.append(done)
+
+    async def read(self) -> Body | None:
+        if self._given:
+            self._given = False
+            self._edge.more(self.token)
+        while not self._messages:
+            await self._wait()
+        if self._messages[0] is None:  # it stays: whoever reads on is told again
+            return None
+        self._given = True
+        return self._messages.popleft()
+
+    async def writable(self) -> None:
+        self._may_write = False
+        while not self._may_write:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._wakeup is None:
+            self._wakeup = self._loop.create_future()
+        await asyncio.wait([self._wakeup])
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(work)
+        self._task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # also from inside: the client may still wait
+            _end(self._edge, self.token, _status(Refused("NOT_SERVING", "the node has given the call up")))
+        elif (error := task.exception()) is not None:
+            _end(self._edge, self.token, _fault(error))
+        if not self.sending:
+            self._over()
+
+    def _over(self) -> None:
+        done, self._done = self._done, []
+        for one in done:
+            one()
+        self._ended(self)
+
+    def gone(self) -> asyncio.Task[None] | None:
+        """The client does not wait any more. Returns the task that ends now, if there is one."""
+        if self._task is None or self._task.done():
+            return None
+        self._task.cancel()
+        return self._task
+
+    def on_event(self, event: Event) -> None:
+        if event.kind == "gone":
+            self.gone()
+        elif event.kind == "sent":
+            self.sending = False
+            if self._task is not None and self._task.done():
+                self._over()
+        else:
+            if event.kind == "message":
+                self._messages.append(event.body)
+            elif event.kind == "half_closed":
+                self._messages.append(None)
+            self._may_write = self._may_write or event.kind == "writable"
+            wakeup, self._wakeup = self._wakeup, None
+            if wakeup is not None and not wakeup.done():
+                wakeup.set_result(None)
+
+
+class _RowAnswers:
+    """The way back for a group's answers. token: u64[r], by which the edge knows the requests; count: u32[r], the
+    messages of each."""
+
+    __slots__ = ("_count", "_edge", "_token")
+
+    def __init__(self, edge: Edge, token: Array, count: U32) -> None:
+        self._edge, self._token, self._count = edge, token, count
+
+    def stored(self, first: int, end: int, uid: int, appended: Appended) -> None:
+        # A duplicate is answered by itself, with what was stored the first time.
+        count = np.array([appended.count], np.uint32) if appended.duplicate else self._count[first:end]
+        first_seq = np.full(len(count), appended.first_seq, np.int64)
+        if len(count) > 1:
+            first_seq[1:] += np.cumsum(count[:-1], dtype=np.int64)
+        due = None if appended.due is None else np.ascontiguousarray(appended.due).data
+        duplicate = np.ones(1, np.uint8).data if appended.duplicate else None
+        self._edge.answer_rows(self._token[first:end].data, count.data, uid, first_seq.data, due, duplicate)
+
+    def refused(self, first: int, end: int, error: Refused | ForwardedError) -> None:
+        status = _status(error)
+        inside = error.as_error() if isinstance(error, ForwardedError) else as_error(error)
+        encoded = inside.SerializeToString()
+        for token in self._token[first:end].tolist():
+            self._edge.refuse_row(token, status.code.value[0], status.message, status.details, encoded)
+
+
+def _group(rows: Rows, count: U32, answers: _RowAnswers) -> RowGroup:
+    producer, number = np.frombuffer(rows.producer, "<u8"), np.frombuffer(rows.number, "<u8")
+    runs = [*map(BatchRun, producer.tolist(), number.tolist(), count.tolist())]
+    return RowGroup(
+        rows.topic, rows.queue, rows.forwarded, rows.time, rows.relative, rows.size, rows.key, rows.tag,
+        memoryview(rows.records), runs, np.frombuffer(rows.deadline_ms, "<i8"), answers,
+    )  # fmt: skip
+
+
+def _status(error: End) -> Status:
+    return status_of(error) if isinstance(error, Refused) else error.status()
+
+
+def _end(edge: Edge, token: int, status: Status) -> None:
+    edge.end(token, status.code.value[0], status.message, status.details)
+
+
+def _fault(error: BaseException) -> Status:
+    """How a call ends by a fault of this program, which is reported."""
+    asyncio.get_running_loop().call_exception_handler({"message": "a call has failed", "exception": error})
+    return _status(Refused("INTERNAL", f"{type(error).__name__}: {error}"))
+
+
+def _not_missing(body: Body | None) -> Body:
+    if body is None:
+        raise Refused("BAD_REQUEST", "the call has no request")
+    return body
