@@ -7,10 +7,11 @@
 # podman builds them too. Packages are those of locks/, by their hashes. Where they come from somewhere else:
 #   a mirror of Debian and Python    --build-arg BASE_IMAGE=registry.example.com/python@sha256:...
 #   a mirror of Python packages      --secret id=pip.conf,src=pip.conf   (read while building, never part of the image)
+#   a mirror of crates               --secret id=cargo.toml,src=config.toml   (likewise; cargo's configuration)
 #   a proxy                          --build-arg HTTPS_PROXY=...         (docker and podman know this one by themselves)
 # A release gives BASE_IMAGE by digest (docs/release.md).
-# The network is used by pip in `tools` and in `dependencies` and those named after it, and by apt-get in `java`; no source
-# file of ours is in those stages, so they are built once and then come from the cache.
+# The network is used by pip in `tools` and in `dependencies` and those named after it, by apt-get in `java` and `rust`, and
+# by cargo in `rust`; no source file of ours is in those stages, so they are built once and then come from the cache.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # ---- what builds wheels
@@ -22,6 +23,27 @@ COPY locks/build.txt locks/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     python -m venv /opt/tools \
     && /opt/tools/bin/pip install --quiet --no-deps --require-hashes --only-binary :all: -r locks/build.txt
+
+# ---- the compiled edge, from Cargo.lock's crates by Debian's Rust: built while edge/ changes, whatever else does
+FROM tools AS rust
+RUN apt-get update -qq \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rustc-web cargo-web > /dev/null \
+    && rm -rf /var/lib/apt/lists/*
+ENV CARGO_HOME=/opt/cargo
+COPY edge/Cargo.toml edge/Cargo.lock edge/
+RUN --mount=type=secret,id=cargo.toml,target=/opt/cargo/config.toml \
+    mkdir edge/src && touch edge/src/lib.rs && cargo fetch --quiet --locked --manifest-path edge/Cargo.toml
+
+FROM rust AS edge
+COPY edge edge
+# The paths of crates are in the wheel, for panics: without a mirror's name.
+RUN --mount=type=secret,id=cargo.toml,target=/opt/cargo/config.toml \
+    export CARGO_NET_OFFLINE=true RUSTFLAGS="--remap-path-prefix=$(echo /opt/cargo/registry/src/*)=crates" \
+    && /opt/tools/bin/maturin build --quiet --release --manifest-path edge/Cargo.toml --out /wheels
+
+# For a release.
+FROM scratch AS edge-wheel
+COPY --from=edge /wheels /
 
 # ---- the packages that a node needs, in a virtual environment without pip
 FROM tools AS dependencies
@@ -51,6 +73,12 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     && /opt/tools/bin/pip --python /opt/delaycluster/bin/python install --no-compile --no-index --no-deps /wheels/*.whl \
     && rm -rf /wheels /opt/delaycluster/lib/python3*/site-packages/kubernetes/aio \
     && /opt/delaycluster/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/delaycluster
+
+FROM dependencies AS package-edge
+COPY --from=edge /wheels /wheels
+RUN /opt/tools/bin/pip --python /opt/delaycluster/bin/python install --quiet --no-index --no-deps --no-compile \
+        --root /added /wheels/*.whl \
+    && /opt/delaycluster/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /added /added
 
 # ---- our package, likewise: for nodes without the operator's half
 FROM dependencies AS package-node
@@ -126,6 +154,7 @@ USER 10001:10001
 
 FROM runtime AS node-files
 COPY --from=dependencies /opt/delaycluster /opt/delaycluster
+COPY --from=package-edge /added /
 COPY --from=package-node /added /
 
 FROM node-files AS node

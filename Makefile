@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-long test-real test-all simulate lint format proto crds lock bench e2e e2e-kind clean
+.PHONY: help setup demo test test-long test-real test-edge test-all simulate lint format proto crds lock bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,16 +31,28 @@ test-long: setup ## the long samples of what only reckons
 test-real: setup ## real processes against a real clock, one after the other
 	@$(BIN)/python -m pytest $(REAL) $(ARGS)
 
+test-edge: ## the tests of the compiled edge, by cargo and by pytest; it needs Rust
+	@DELAY_EDGE_BUILD=yes scripts/setup
+	@cd edge && cargo test --quiet --locked --no-default-features
+	@cd edge && ../$(BIN)/python -m pytest $(ARGS)
+
 test-all: test test-long test-real ## every test, an hour
 
 simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000 FROM=0, or SEED=4711 for one with its trace)
 	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200) --from $(or $(FROM),0)) $(ARGS)
 
-lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated code
+# In Debian they are packages beside Rust's: rustfmt-web and rust-web-clippy.
+cargo_tool = cd edge && if cargo $(1) --version >/dev/null 2>&1; then cargo $(1) $(2); \
+  else echo "there is no 'cargo $(1)': edge/ is left out" >&2; fi
+
+lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated code; of edge/ cargo fmt and clippy too
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py scripts/release.py scripts/sbom.py
+	@cd edge && ../$(BIN)/mypy
+	@$(call cargo_tool,fmt,--check)
+	@$(call cargo_tool,clippy,--quiet --locked --all-targets -- -D warnings)
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/names.py
 	@$(BIN)/python scripts/proto.py --check
@@ -48,9 +60,10 @@ lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated
 	@$(BIN)/python scripts/chart.py --check
 	@$(BIN)/python scripts/lock.py --check
 
-format: setup ## rewrite what ruff can
+format: setup ## rewrite what ruff can, and cargo fmt
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(call cargo_tool,fmt)
 
 proto: setup ## generate delay_pb2 from delay.proto
 	@$(BIN)/python scripts/proto.py
@@ -72,5 +85,5 @@ e2e-kind: setup ## the same, on kind
 	@$(BIN)/python -m e2e.run --on kind $(ARGS)
 
 clean: ## remove .venv and everything that tools left behind
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist edge/target *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

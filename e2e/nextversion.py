@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("node", "operator", "locks", "pyproject.toml", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
+COPIED = ("node", "operator", "edge", "locks", "pyproject.toml", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
 TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
@@ -103,7 +103,7 @@ def make(target: Path, source: Path = ROOT) -> None:
     """target: an empty directory, or none yet. Raises NotEdited."""
     for name in COPIED:
         if (source / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "target")
             shutil.copytree(source / name, target / name, ignore=ignored, dirs_exist_ok=True)
         else:
             target.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ EXTRAS: Final = {  # by lock. The first has all packages; the others take the sa
     "operator": ("operator",),
     "rebalance": ("operator", "spark"),
 }
-BUILD: Final = "build"  # what builds wheels: pip and the build system
+BUILD: Final = "build"  # what builds wheels: pip and the build systems
 BUILD_TOOLS: Final = ("pip>=24",)
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS: Final = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
@@ -48,9 +48,10 @@ def requirements(project: dict[str, Any], extras: Sequence[str]) -> set[str]:
 
 def wanted() -> dict[str, list[str]]:
     """Lock -> its requirements, as pyproject.toml has them now."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, edge = (tomllib.loads((ROOT / place / "pyproject.toml").read_text()) for place in (".", "edge"))
     locks = {name: sorted(requirements(project, extras)) for name, extras in EXTRAS.items()}
-    return locks | {BUILD: sorted({*BUILD_TOOLS, *project["build-system"]["requires"]})}
+    build = {*BUILD_TOOLS, *project["build-system"]["requires"], *edge["build-system"]["requires"]}
+    return locks | {BUILD: sorted(build)}
 
 
 def head(needed: Sequence[str]) -> str:

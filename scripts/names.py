@@ -44,40 +44,59 @@ RETIRED: dict[str, str] = {  # word: what to write
     "workshop": "resources",
     "yard": "context",
 }
-FROZEN: frozenset[str] = frozenset({"beacon_age_ms"})  # identifiers that the wire, the disk or the API's users know
+# identifiers that the wire, the disk or the API's users know
+FROZEN: frozenset[str] = frozenset({"beacon_age_ms", "ENHANCE_YOUR_CALM"})
 
 _PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_RUST_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|//.*|([A-Za-z_]\w*)')  # or a string or a comment, without the name
 
 
 def sources() -> list[Path]:
-    """The hand-written modules of the production code."""
+    """The hand-written modules of the production code in Python."""
     return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py") if not path.is_relative_to(GENERATED))
 
 
+def edge_sources() -> list[Path]:
+    """The compiled edge's: its stub, and Rust."""
+    return sorted([*(ROOT / "edge").glob("*.pyi"), *(ROOT / "edge/src").rglob("*.rs")])
+
+
 def class_names(path: Path) -> Iterator[tuple[str, int]]:
-    """Each class of the module with its line, nested classes too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Each class of the module with its line, nested classes too; none of Rust's."""
+    for node in ast.walk(ast.parse(path.read_text() if path.suffix != ".rs" else "")):
         if isinstance(node, ast.ClassDef):
             yield node.name, node.lineno
 
 
+def identifiers(path: Path) -> Iterator[tuple[str, int]]:
+    """Each identifier of the module with its line."""
+    text = path.read_text()
+    if path.suffix == ".rs":
+        for number, line in enumerate(text.splitlines(), 1):
+            yield from ((name, number) for name in _RUST_NAME.findall(line) if name)
+    else:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME:
+                yield token.string, token.start[0]
+
+
 def retired_words(path: Path) -> Iterator[tuple[str, str, int]]:
     """Each identifier with a retired word: the identifier, the word, the line."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type != tokenize.NAME or token.string in FROZEN:
+    for name, line in identifiers(path):
+        if name in FROZEN:
             continue
-        for part in _PART.findall(token.string):
+        for part in _PART.findall(name):
             word = part.lower()
             for form in (word, word.removesuffix("s")):
                 if form in RETIRED:
-                    yield token.string, form, token.start[0]
+                    yield name, form, line
                     break
 
 
 def problems() -> Iterator[str]:
     """One sentence a problem, with its file and line."""
     places = defaultdict(list)
-    for path in sources():
+    for path in [*sources(), *edge_sources()]:
         where = path.relative_to(ROOT)
         for name, line in class_names(path):
             places[name].append(f"{where}:{line}")

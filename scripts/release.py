@@ -3,7 +3,8 @@
     python scripts/release.py --out dist --base-image REPOSITORY@sha256:...
 
 Into an empty directory: source distribution and wheel, the chart's package, an OCI archive of each image with a list of
-its packages (CycloneDX), the release notes, and SHA256SUMS. Without --base-image no images are made.
+its packages (CycloneDX), the compiled edge's wheel as the images have it, the release notes, and SHA256SUMS. Without
+--base-image the images and the edge are not made.
 """
 
 from __future__ import annotations
@@ -91,13 +92,18 @@ def chart(source: Path, out: Path, epoch: int, helm: str) -> None:
         same_times(archive, epoch)
 
 
+def build(source: Path, target: str, *words: str | Path, **arguments: str) -> None:
+    """Builds a target of the Dockerfile. Layers that other builds left have other times, so none is taken."""
+    given = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    options = ("--network=host", "--isolation=chroot", "--no-cache", *words)
+    run(("podman", "build", *options, *given, "--target", target, source))
+
+
 def image(source: Path, out: Path, epoch: int, target: str, base: str, version: str, revision: str) -> None:
-    """The image and the list of its packages. Layers that other builds left have other times, so none is taken."""
+    """The image and the list of its packages."""
     name, tag = IMAGES[target], f"localhost/delaycluster-release/{target}:{version}"
-    arguments = {"BASE_IMAGE": base, "VERSION": version, "REVISION": revision}
-    build = ("podman", "build", "--network=host", "--isolation=chroot", f"--timestamp={epoch}", "--target", target)
-    words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    run((*build, *words, "--no-cache", "--tag", tag, source))
+    words = (f"--timestamp={epoch}", "--tag", tag)
+    build(source, target, *words, BASE_IMAGE=base, VERSION=version, REVISION=revision)
     archive = out / f"{name}-{version}.oci.tar"
     run(("podman", "save", "--quiet", "--format", "oci-archive", "--output", archive, tag))
     same_times(archive, epoch)
@@ -140,6 +146,7 @@ def main() -> int:
         if options.base_image:
             for target in options.targets:
                 image(source, out, epoch, target, options.base_image, version, commit)
+            build(source, "edge-wheel", "--output", out, BASE_IMAGE=options.base_image)
         chart(source, out, epoch, options.helm)
         distributions(source, out, epoch)  # last: setuptools leaves files in the source
     (out / SUMS).write_text(sums(out))

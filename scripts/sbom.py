@@ -1,4 +1,5 @@
-"""Lists the packages in an image's OCI archive as CycloneDX JSON: Python's by their metadata, Debian's by dpkg's list.
+"""Lists the packages in an image's OCI archive as CycloneDX JSON: Python's by their metadata, Debian's by dpkg's list,
+what is compiled into Python's (the crates of the compiled edge) by the lists that wheels bring (PEP 770).
 
     python scripts/sbom.py NAME VERSION ARCHIVE >NAME.cdx.json
 
@@ -24,7 +25,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 DPKG: Final = "var/lib/dpkg/status"
-LISTS: Final = re.compile(rf".*\.dist-info/METADATA|{DPKG}")
+LISTS: Final = re.compile(rf".*\.dist-info/(METADATA|sboms/.*\.json)|{DPKG}")
 HIDDEN: Final = ".wh."  # before the name of what a layer deletes
 OPAQUE: Final = ".wh..wh..opq"
 
@@ -74,6 +75,9 @@ def _after(found: dict[str, str], layer: tarfile.TarFile) -> dict[str, str]:
 
 def packages(files: dict[str, str]) -> Iterator[PackageURL]:
     for path, text in files.items():
+        if path.endswith(".json"):
+            yield from (PackageURL.from_string(it["purl"]) for it in json.loads(text)["components"] if "purl" in it)
+            continue
         if path != DPKG:
             told = HeaderParser().parsestr(text)
             yield PackageURL("pypi", name=re.sub(r"[-_.]+", "-", told["Name"]).lower(), version=told["Version"])

@@ -84,6 +84,8 @@ def test_chart_image_and_package_have_one_version() -> None:
     chart = read(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == version
     assert (ROOT / "Dockerfile").read_text().count(f"ARG VERSION={version}\n") == 3
+    for name in ("Cargo.toml", "pyproject.toml"):
+        assert f'\nversion = "{version}"\n' in (ROOT / "edge" / name).read_text()
 
 
 def test_the_definitions_in_the_chart_are_those_of_the_project() -> None:

@@ -44,7 +44,7 @@ def test_no_pip_and_no_build_tool_is_in_the_image(target: str) -> None:
 
 def test_nothing_of_the_operators_is_copied_for_the_nodes_image() -> None:
     from_stages = set(re.findall(r"^COPY --from=(\S+)", lineage("node"), re.MULTILINE))
-    assert from_stages == {"dependencies", "package-node"}
+    assert from_stages == {"dependencies", "package-edge", "package-node"}
     assert re.findall(r"-r locks/(\S+)\.txt", lineage("dependencies")) == ["build", "node"]
     assert "COPY operator" not in stages()["package-node"][1]
 
@@ -55,16 +55,27 @@ def test_the_operators_target_is_the_last_one_so_it_is_built_by_default() -> Non
 
 def test_every_image_starts_from_the_base_that_was_asked_for() -> None:
     assert "ARG BASE_IMAGE=python:3.11-slim-bookworm\n" in DOCKERFILE
-    assert {base for base, _ in stages().values() if base not in stages()} == {"${BASE_IMAGE}"}
+    starts = {name: base for name, (base, _) in stages().items() if base not in stages()}
+    assert starts.pop("edge-wheel") == "scratch", "a file for releases"
+    assert set(starts.values()) == {"${BASE_IMAGE}"}
+
+
+def test_the_compiled_edge_is_built_of_its_own_files_and_of_locked_crates() -> None:
+    """So that it comes from the cache while edge/ is unchanged."""
+    copied = re.findall(r"^COPY (.+) \S+$", lineage("edge"), re.MULTILINE)
+    assert copied == ["locks/build.txt", "edge/Cargo.toml edge/Cargo.lock", "edge"]
+    assert "cargo fetch --quiet --locked" in stages()["rust"][1]
+    assert "CARGO_NET_OFFLINE=true" in stages()["edge"][1]
 
 
 def test_the_projects_own_files_are_copied_only_after_everything_that_is_fetched() -> None:
     """So that a change of the code fetches nothing again."""
     for name, (_, body) in stages().items():
-        fetches = re.search(r"apt-get update|pip install|install --no-compile", body)
+        fetches = re.search(r"apt-get update|cargo fetch|pip install|install --no-compile", body)
         copies = re.findall(r"^COPY (?!--from)(.+) \S+$", body, re.MULTILINE)
-        assert not fetches or all(copied.startswith("locks/") for copied in copies), name
-        if any(not copied.startswith("locks/") for copied in copies):
+        own = [copied for copied in copies if not copied.startswith(("locks/", "edge/Cargo."))]
+        assert not fetches or not own, name
+        if own:
             assert re.findall(r"pip (?:wheel|install)(?!.*--no-index)", body) == [], name
 
 

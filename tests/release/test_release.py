@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packageurl import PackageURL
 
 from tests.chart.places import ROOT, project, script
 from tests.chart.test_chart_rendered import HELM
@@ -110,14 +111,19 @@ def test_an_images_list_has_what_its_layers_leave(tmp_path: Path) -> None:
         b"Package: zlib1g\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1:1.2\n\n"
         b"Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n"
     )
+    crates = b'{"components": [{"purl": "pkg:cargo/h2@0.4.1"}, {"name": "unnamed"}]}'
     image = oci(
         tmp_path,
         {f"{place}/pip-26.dist-info/METADATA": b"Name: pip\nVersion: 26\n", "var/lib/dpkg/status": b""},
         {f"{place}/.wh.pip-26.dist-info": b"", "./var/lib/dpkg/status": status},
         {"opt/x/Foo_Bar-2.dist-info/METADATA": b"Metadata-Version: 2.4\nName: Foo_Bar\nVersion: 2\n\nwords\n"},
+        {"opt/x/Foo_Bar-2.dist-info/sboms/foo.cyclonedx.json": crates},
     )
     found = set(sbom.packages(sbom.installed(image)))
-    assert sorted(map(str, found)) == ["pkg:deb/debian/zlib1g@1:1.2?arch=amd64", "pkg:pypi/foo-bar@2"]
+    debian, crate, python = "pkg:deb/debian/zlib1g@1:1.2?arch=amd64", "pkg:cargo/h2@0.4.1", "pkg:pypi/foo-bar@2"
+    assert found == {PackageURL.from_string(it) for it in (debian, crate, python)}
     told = json.loads(sbom.bill("delaycluster", "0.1.0", found))
     assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", "delaycluster")
-    assert {(it["name"], it["version"]) for it in told["components"]} == {("zlib1g", "1:1.2"), ("foo-bar", "2")}
+    assert {(it["name"], it["version"]) for it in told["components"]} == {
+        ("zlib1g", "1:1.2"), ("h2", "0.4.1"), ("foo-bar", "2"),
+    }  # fmt: skip

@@ -19,6 +19,9 @@ case "$*" in
   *'print("python'*) echo python3.11-venv ;;
   --version) echo Python 3.11.2 ;;
   '-m venv'*) echo venv >>"$STATE/log"; rm -rf .venv; mkdir -p .venv/bin; cp "$STATE/bin/python3" .venv/bin/python ;;
+  *'maturin build'*) echo 'build edge' >>"$STATE/log"; [ ! -e "$STATE/no-crates" ] && touch "${*: -1}/edge.whl" ;;
+  *'pip uninstall'*) echo 'remove edge' >>"$STATE/log" ;;
+  *.whl) echo 'pip edge' >>"$STATE/log" ;;
   '-m pip'*) echo "pip ${*: -1}" >>"$STATE/log"; [ ! -e "$STATE/offline" ] && touch .venv/bin/delay{ctl,node} \\
     && chmod +x .venv/bin/delay* ;;
 esac
@@ -26,6 +29,7 @@ esac
 APT = """#!/bin/bash
 echo "apt $*" >>"$STATE/log"
 [ ! -e "$STATE/no-debian" ] || exit 100
+[[ "$*" != *rustc-web* ]] || echo 1.85.0 >"$STATE/rust"
 [ "$1" != install ] || touch "$STATE/ensurepip"
 """
 DPKG = """#!/bin/bash
@@ -34,16 +38,27 @@ DPKG = """#!/bin/bash
 JAVA = """#!/bin/bash
 [ ! -e "$STATE/no-java" ]
 """
+RUSTC = """#!/bin/bash
+echo "rustc $(cat "$STATE/rust")"
+"""
+FITS = """#!/bin/bash
+[ -s "$STATE/rust" ]
+"""
 ID = """#!/bin/bash
 cat "$STATE/uid"
 """
+COMMANDS = {
+    "python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID, "java": JAVA, "rustc": RUSTC, "cargo": FITS,
+    "cc": FITS,
+}  # fmt: skip
+EDGE = ["Cargo.toml", "Cargo.lock", "pyproject.toml", "delayedge.pyi", "src/lib.rs", "src/connection/mod.rs"]
 
 INSTALLED = ["pip locks/build.txt", "pip locks/dev.txt", "pip ."]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A clone in `clone`, and a machine whose facts are files in `state`."""
+    """A clone in `clone`, and a machine whose facts are files in `state`. The compiled edge is left out unless told."""
 
     clone: Path
     state: Path
@@ -51,8 +66,9 @@ class Machine:
     def fact(self, name: str, text: str = "") -> None:
         (self.state / name).write_text(text)
 
-    def setup(self) -> subprocess.CompletedProcess[str]:
-        env = {"PATH": f"{self.state / 'bin'}:/usr/bin:/bin", "STATE": str(self.state)}
+    def setup(self, edge: str = "no") -> subprocess.CompletedProcess[str]:
+        env = {"PATH": f"{self.state / 'bin'}:/usr/bin:/bin", "STATE": str(self.state), "DELAY_EDGE_BUILD": edge}
+        env["XDG_CACHE_HOME"] = str(self.state / "cache")
         return subprocess.run(
             [self.clone / "scripts" / "setup"], env=env, capture_output=True, text=True, check=False, timeout=60
         )
@@ -72,10 +88,13 @@ def machine(tmp_path: Path) -> Machine:
     (made.clone / "scripts").mkdir(parents=True)
     shutil.copy(SETUP, made.clone / "scripts" / "setup")
     (made.clone / "locks").mkdir()
+    (made.clone / "edge/src/connection").mkdir(parents=True)
     for name in ("pyproject.toml", "locks/build.txt", "locks/dev.txt"):
         (made.clone / name).write_text("")
+    for name in EDGE:
+        (made.clone / "edge" / name).write_text('rust-version = "1.85"\n')
     (made.state / "bin").mkdir(parents=True)
-    for name, text in {"python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID, "java": JAVA}.items():
+    for name, text in COMMANDS.items():
         path = made.state / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
@@ -211,3 +230,84 @@ def test_an_old_python_is_refused_in_words(machine: Machine) -> None:
     ended = machine.setup()
     assert ended.returncode == 1
     assert "Python 3.11 or newer is needed" in ended.stderr
+
+
+def test_the_compiled_edge_is_built_once_for_all_clones(machine: Machine) -> None:
+    machine.fact("rust", "1.100.0")
+    assert machine.setup("").returncode == 0
+    assert machine.log() == ["venv", *INSTALLED, "build edge", "pip edge"]
+    assert machine.setup("").returncode == machine.setup("yes").returncode == 0
+    assert machine.log() == []
+    second = Machine(Path(shutil.copytree(machine.clone, machine.clone.with_name("second"))), machine.state)
+    assert second.setup("").returncode == 0
+    assert second.log() == ["venv", *INSTALLED, "pip edge"]
+
+
+@pytest.mark.parametrize("file", EDGE)
+def test_a_changed_source_builds_the_compiled_edge_anew(machine: Machine, file: str) -> None:
+    machine.fact("rust", "1.85.1")
+    machine.setup("")
+    machine.log()
+    path = machine.clone / "edge" / file
+    path.write_text(path.read_text() + "# changed\n")
+    stamp = (machine.clone / ".venv/.stamp").stat().st_mtime
+    os.utime(path, (stamp + 10, stamp + 10))
+    machine.setup("")
+    assert machine.log() == [*INSTALLED, "build edge", "pip edge"]
+
+
+def test_another_compiler_builds_the_compiled_edge_anew(machine: Machine) -> None:
+    machine.fact("rust", "1.85.1")
+    machine.setup("")
+    machine.fact("rust", "1.86.0")
+    os.utime(machine.clone / "pyproject.toml")
+    machine.log()
+    machine.setup("")
+    assert machine.log() == [*INSTALLED, "build edge", "pip edge"]
+
+
+@pytest.mark.parametrize("rust", ["", "1.63.0"])
+def test_root_gets_rust_for_the_compiled_edge(machine: Machine, rust: str) -> None:
+    machine.fact("rust", rust)
+    assert machine.setup("").returncode == 0
+    done = machine.log()
+    assert done[5].endswith("rustc-web cargo-web")
+    assert done[6:] == ["build edge", "pip edge"]
+
+
+@pytest.mark.parametrize("hindrance", ["a user", "no Debian", "no crates"])
+def test_without_the_compiled_edge_set_up_is_good_and_says_so(machine: Machine, hindrance: str) -> None:
+    match hindrance:
+        case "a user":
+            machine.fact("uid", "1000")
+        case "no Debian":
+            machine.fact("no-debian")
+        case _:
+            machine.fact("rust", "1.85.0")
+            machine.fact("no-crates")
+    ended = machine.setup("")
+    assert ended.returncode == 0
+    assert ended.stderr.count("nodes serve by grpcio") == 1
+    assert (".venv/edge.log" if hindrance == "no crates" else "apt-get install rustc-web cargo-web") in ended.stderr
+    assert machine.setup("yes").returncode == 1, "CI asks for it"
+
+
+def test_a_compiled_edge_of_other_sources_does_not_stay(machine: Machine) -> None:
+    machine.fact("rust", "1.85.0")
+    machine.setup("")
+    machine.fact("no-crates")
+    path = machine.clone / "edge/src/lib.rs"
+    path.write_text("// changed\n")
+    stamp = (machine.clone / ".venv/.stamp").stat().st_mtime
+    os.utime(path, (stamp + 10, stamp + 10))
+    machine.log()
+    assert machine.setup("").returncode == 0
+    assert machine.log() == [*INSTALLED, "build edge", "remove edge"]
+
+
+def test_the_compiled_edge_can_be_left_out(machine: Machine) -> None:
+    machine.fact("rust", "1.85.0")
+    machine.setup("")
+    machine.log()
+    assert machine.setup("no").returncode == 0
+    assert machine.log() == [*INSTALLED, "remove edge"]
