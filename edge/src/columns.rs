@@ -150,6 +150,18 @@ mod tests {
     }
 
     #[test]
+    fn requests_join_up_to_the_bounds_of_a_batch() {
+        let one = request(&[], &[], b"a");
+        let room = |messages, bytes| {
+            let mut group = Group::new(&one, false);
+            (group.messages, group.records) = (messages, Records::Joined(vec![0; bytes]));
+            group.has_room_for(&one)
+        };
+        assert!(room(MAX_MESSAGES - 1, 1) && !room(MAX_MESSAGES, 1));
+        assert!(room(1, MAX_BATCH_BYTES - 1) && !room(1, MAX_BATCH_BYTES));
+    }
+
+    #[test]
     fn large_records_are_not_copied_and_stay_alone() {
         let message = Bytes::from(vec![7; LARGE_BYTES + 1]);
         let large = request(&[], &[], &message);

@@ -253,6 +253,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn columns_fit_up_to_their_bounds() {
+        let fits = |sizes: &[u32]| {
+            let size: Vec<u8> = sizes.iter().flat_map(|size| size.to_le_bytes()).collect();
+            let records = vec![0; sizes.iter().sum::<u32>() as usize];
+            let (count, time) = (sizes.len() as u32, vec![0; 8 * sizes.len()]);
+            let columns = EnqueueRequest { count, time: &time, size: &size, records: &records, ..Default::default() };
+            columns.columns_fit()
+        };
+        let (record, messages) = (MAX_RECORD_BYTES, MAX_MESSAGES as usize);
+        assert!(fits(&[record]) && !fits(&[record + 1]));
+        assert!(fits(&[record, record]) && !fits(&[record, record, 1]));
+        assert!(fits(&vec![1; messages]) && !fits(&vec![1; messages + 1]));
+    }
+
     /// Cases: 20,000, or DECODER_CASES. Nothing may panic, and what is cut off must not be taken for whole columns.
     #[test]
     fn no_input_makes_the_decoder_panic() {

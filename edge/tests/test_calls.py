@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from calls import enqueue, request, stream, unary
-from fakenode import DETAILS, FakeNode
+from fakenode import DETAILS, ENQUEUE, ENQUEUE_STREAM, FakeNode
+from http2 import Http2, message
 
 
 def test_a_unary_call_is_answered(node: FakeNode, channel: grpc.Channel) -> None:
@@ -136,6 +137,18 @@ def test_python_is_told_of_a_deadline(name: str, node: FakeNode, channel: grpc.C
     node.wait(lambda: node.gone())
     assert node.gone()[0] in ("deadline", "cancelled")  # the client's own clock may be first
     node.wait(lambda: node.edge.figures()["calls"] == 0)
+
+
+@pytest.mark.parametrize("path", ["/test.Test/Hold", "/test.Test/HoldStream", ENQUEUE, ENQUEUE_STREAM])
+def test_the_edge_itself_ends_a_call_at_its_deadline(path: str, node: FakeNode) -> None:
+    node.hold = True
+    with Http2(node.edge.port) as client:  # grpcio would end it by its own clock
+        body = request(b"x").SerializeToString()
+        assert client.answer(client.call(path, message(body), grpc_timeout="200m"))[0]["grpc-status"] == "4"
+        told = [] if path in (ENQUEUE, ENQUEUE_STREAM) else ["deadline"]
+        node.wait(lambda: node.gone() == told)
+    node.release()
+    node.wait_at_rest()
 
 
 def test_python_is_told_of_a_lost_connection(node: FakeNode) -> None:

@@ -7,10 +7,10 @@ import time
 import grpc
 import pytest
 from calls import enqueue, enqueue_stream, request, stream, unary
-from fakenode import ENQUEUE, FakeNode
+from fakenode import ENQUEUE, ENQUEUE_STREAM, FakeNode
 from google.protobuf import any_pb2
 from google.rpc import status_pb2
-from http2 import DATA, NO_FLAGS, RST_STREAM, Http2, frame, message
+from http2 import DATA, ENHANCE_YOUR_CALM, NO_FLAGS, RST_STREAM, WINDOW_UPDATE, Http2, frame, message
 
 KIB = 1 << 10
 
@@ -174,12 +174,27 @@ def test_windows_close_when_there_is_no_room(start) -> None:
     node = start(stream_window_bytes=64 * KIB)
     node.on_loop(lambda: node.edge.pause_reading(True))
     with Http2(node.edge.port) as client:
-        stream = client.call("/test.Test/Echo", message(bytes(1 << 20))[: 64 * KIB], end=False)
+        stream = client.call("/test.Test/Echo", message(bytes(1 << 20))[: 60 * KIB], end=False)
         client.send(frame(6, NO_FLAGS, 0, b"12345678"))
         while (came := client.read()) is not None and came.kind != 6:
             assert came.kind != 8 or came.stream == 0, "no window for a request that waits"
         node.on_loop(lambda: node.edge.pause_reading(False))
         assert client.read_until(8, stream=stream).stream == stream
+
+
+def test_a_window_opens_by_the_messages_that_were_taken(start) -> None:
+    """By all of them: grpcio's streams go on, slowly, when it opens by some."""
+    node = start(connection_window_bytes=64 * KIB)
+    with Http2(node.edge.port) as client:
+        call = client.call(ENQUEUE_STREAM, end=False)
+        body = message(request(b"x" * 300).SerializeToString())
+        messages = client.stream_window // len(body)
+        for _ in range(messages):
+            client.send(frame(DATA, NO_FLAGS, call, body))
+        opened = 0
+        while opened < client.stream_window // 2:
+            opened += int.from_bytes(client.read_until(WINDOW_UPDATE, stream=call, seconds=5).payload)
+        assert opened <= messages * len(body)
 
 
 def test_only_so_many_connections_have_wide_windows(start) -> None:
@@ -271,6 +286,29 @@ def test_no_request_is_read_from_who_does_not_read(start) -> None:
         for stream in (0, first):
             client.send(frame(8, NO_FLAGS, stream, (1 << 20).to_bytes(4)))
         assert client.answer(second)[1] == message(b"x")
+
+
+def test_resets_over_the_limit_are_calmed(start) -> None:
+    node = start(max_resets=20)
+    with Http2(node.edge.port) as client:
+        for resets in range(1, 22):
+            call = client.call("/test.Test/Hold", message(b"x"))
+            node.wait(lambda: len(node.begun("Hold")) == resets)  # noqa: B023 - called here
+            client.send(frame(RST_STREAM, NO_FLAGS, call, (8).to_bytes(4)))
+            node.wait(lambda: node.edge.figures()["resets"] == resets)  # noqa: B023
+            assert node.edge.figures()["connections_cut"] == (resets == 21)
+        assert client.ended_within(10) == ENHANCE_YOUR_CALM
+
+
+def test_answers_make_up_for_resets(start) -> None:
+    node = start(max_resets=5)
+    with Http2(node.edge.port) as client:
+        for resets in range(1, 31):
+            call = client.call("/test.Test/Hold", message(b"x"))
+            node.wait(lambda: len(node.begun("Hold")) == resets)  # noqa: B023 - called here
+            client.send(frame(RST_STREAM, NO_FLAGS, call, (8).to_bytes(4)))
+            assert client.answer(client.call(body=message(b"x")))[1] == message(b"x")
+    assert node.edge.figures()["connections_cut"] == 0
 
 
 def test_a_request_that_does_not_go_on_is_ended(start) -> None:

@@ -208,15 +208,18 @@ def test_rows_of_a_client_that_died_count_until_python_answers(node: FakeNode) -
     del calls
 
 
-def test_an_answer_given_twice_is_ignored(node: FakeNode, channel: grpc.Channel) -> None:
+def test_an_answer_given_twice_is_for_nobody(node: FakeNode, channel: grpc.Channel) -> None:
     node.hold = True
-    call = enqueue(channel).future(request(b"a"))
+    first = enqueue(channel).future(request(b"a"))
     node.wait(lambda: node.groups)
-    group = node.groups[0]
-    node.release()
-    call.result(10)
+    group = node.groups.pop()
     node.on_loop(lambda: node.answer(group))
-    assert enqueue(channel)(request(b"b")).first_seq == 2
+    assert first.result(10).first_seq == 0
+    second = enqueue(channel).future(request(b"b"))  # it has the place of the first
+    node.wait(lambda: node.groups)
+    node.on_loop(lambda: node.answer(group))
+    node.release()
+    assert second.result(10).first_seq == 2
 
 
 def test_columns_of_an_answer_must_fit(node: FakeNode) -> None:
