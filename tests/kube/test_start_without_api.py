@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from delaylocal import ports
 from delayregistry.model import ClusterSpec
 
 from tests.kube.desired import WritingRegistry, writing
@@ -28,10 +29,8 @@ class Starting:
     """A node's process."""
 
     def __init__(self, directory: Path) -> None:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            other.bind(("127.0.0.1", 0))
-            listen, self.http = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (one, other))
+        free = ports.choose(0, 1)
+        listen, self.http = (f"{ports.HOST}:{port}" for port in (*free.grpc, *free.http))
         command = (sys.executable, "-P", "-m", "delaynode.main", "--node-id", "n0", "--registry", "kube:default/c")
         places = ("--data", str(directory / "data"), "--listen", listen, "--http", self.http)
         self.log = directory / "log"
