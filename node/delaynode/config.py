@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 
 from delayapi import address
 from delayapi.events import add_level_option
@@ -120,8 +120,8 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         "--edge",
         choices=EDGES,
         default=os.environ.get(EDGE_VARIABLE, "auto"),
-        help="what carries clients' calls: the compiled one is the package delaycluster-edge; auto: that where it is "
-        f"installed (default: ${EDGE_VARIABLE}, else auto)",
+        help="what carries clients' calls: the compiled one is the package delaycluster-edge; auto: that where this "
+        f"release of it is installed (default: ${EDGE_VARIABLE}, else auto)",
     )
     parser.add_argument("--max-connections", type=int, default=10_000, help="client connections")
     parser.add_argument("--min-free-mib", type=int, default=256, help="MiB of the disk that new messages leave free")
@@ -198,9 +198,21 @@ def _edge(asked: str) -> str:
     """grpcio or compiled. Raises ValueError."""
     if asked not in EDGES:  # of the environment: argparse takes a default as it is
         raise ValueError(f"{asked!r}; it is one of {', '.join(EDGES)}")
-    there = find_spec("delayedge") is not None
+    own, found = _version("delaycluster"), _version("delaycluster-edge")
     if asked == "auto":
-        return "compiled" if there else "grpcio"
-    if asked == "compiled" and not there:
+        return "compiled" if found == own else "grpcio"
+    if asked == "compiled" and found is None:
         raise ValueError("compiled needs the package delaycluster-edge, which is not installed here")
+    if asked == "compiled" and found != own:
+        raise ValueError(
+            f"delaycluster-edge {found} is installed, and this is delaycluster {own}: install that of {own}"
+        )
     return asked
+
+
+def _version(distribution: str) -> str | None:
+    """None: it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
