@@ -1,4 +1,5 @@
-"""A gRPC server transport in compiled code. All of it is called on one thread, that of the event loop.
+"""A gRPC server transport in compiled code, and small writes to files. All of it is called on one thread, that of the
+event loop.
 
 Columns are little-endian and packed. r: the requests of a group; n: the messages of them all. Tokens name calls and
 requests; one that is over is ignored wherever it is given. `deadline_ms` is on the clock of `time.monotonic()`.
@@ -199,3 +200,21 @@ class Edge:
         """End all connections and threads; waits for up to 2 s."""
 
     def figures(self) -> Figures: ...
+
+@final
+class Writes:
+    """Small writes to files, each with an fdatasync, by threads without the interpreter lock. Raises OSError when there
+    can be no threads or descriptors."""
+
+    def __init__(self, threads: int) -> None: ...
+    def fileno(self) -> int:
+        """Readable while there is something to take."""
+
+    def submit(self, token: int, descriptor: int, data: bytes) -> None:
+        """Write at the file's end and sync. The descriptor must stay open until the token was taken."""
+
+    def take(self) -> list[tuple[int, int, int, float]]:
+        """All that has ended: the token, the errno of write() and that of fdatasync() (0: none), and the seconds."""
+
+    def close(self) -> None:
+        """End the threads; waits until all that was submitted is written."""

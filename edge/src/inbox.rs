@@ -1,9 +1,8 @@
 //! What waits for Python: groups of rows and events, and one signal for all that comes until Python looks.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::io;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -12,6 +11,7 @@ use crate::budget::Hold;
 use crate::columns::Group;
 use crate::decode::EnqueueRequest;
 use crate::lock::lock;
+use crate::signal::Signal;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
@@ -58,7 +58,7 @@ impl Event {
 
 pub struct Inbox {
     state: Mutex<State>,
-    signal: File,
+    signal: Signal,
 }
 
 #[derive(Default)]
@@ -74,19 +74,11 @@ struct State {
 
 impl Inbox {
     pub fn new() -> io::Result<Self> {
-        // SAFETY: eventfd() takes no pointers; a result that is not negative is a descriptor that nobody else owns.
-        let signal = unsafe {
-            let descriptor = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if descriptor < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            File::from_raw_fd(descriptor)
-        };
-        Ok(Inbox { state: Mutex::default(), signal })
+        Ok(Inbox { state: Mutex::default(), signal: Signal::new()? })
     }
 
     pub fn fileno(&self) -> RawFd {
-        self.signal.as_raw_fd()
+        self.signal.fileno()
     }
 
     /// A request whose columns fit. message: what it was decoded from, when large records may keep it.
@@ -132,14 +124,14 @@ impl Inbox {
         }
         if state.groups.is_empty() && state.events.is_empty() {
             state.signalled = false;
-            let _ = (&self.signal).read(&mut [0; 8]);
+            self.signal.lower();
         }
         (groups, events)
     }
 
     fn signal(&self, state: &mut State) {
         if !std::mem::replace(&mut state.signalled, true) {
-            let _ = (&self.signal).write(&1u64.to_ne_bytes());
+            self.signal.raise();
         }
     }
 }
@@ -218,7 +210,6 @@ mod tests {
         assert!(lock(&inbox.state).signalled);
         inbox.put_row(&request("t", 0, b"a"), None, false, 9, -1); // its group was taken: it comes after the others
         assert_eq!(tokens(&inbox.take(1000).0), [(1, vec![1]), (2, vec![2]), (0, vec![9])]);
-        let mut count = [0; 8];
-        assert!((&inbox.signal).read(&mut count).is_err(), "the signal is gone");
+        assert!(!inbox.signal.lower(), "the signal is gone");
     }
 }

@@ -21,6 +21,7 @@ use crate::grpc::Status;
 use crate::inbox::{Event, Kind};
 use crate::limits::Limits;
 use crate::server::{Listen, Server};
+use crate::writes::Writes;
 
 const NONE: &[u8] = b"";
 /// Of a limit: times of the clock may be added to it.
@@ -343,11 +344,42 @@ impl Edge {
     }
 }
 
+#[pyclass(frozen, module = "delayedge", name = "Writes")]
+struct PyWrites {
+    writes: Writes,
+}
+
+#[pymethods]
+impl PyWrites {
+    #[new]
+    fn new(threads: usize) -> PyResult<Self> {
+        Ok(PyWrites { writes: Writes::new(threads)? })
+    }
+
+    fn fileno(&self) -> c_int {
+        self.writes.fileno()
+    }
+
+    fn submit(&self, token: u64, descriptor: c_int, data: &[u8]) {
+        self.writes.submit(token, descriptor, data.to_vec());
+    }
+
+    fn take(&self) -> Vec<(u64, i32, i32, f64)> {
+        let taken = self.writes.take().into_iter();
+        taken.map(|one| (one.token, one.write_error, one.sync_error, one.seconds)).collect()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.writes.close());
+    }
+}
+
 #[pymodule]
 fn delayedge(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Edge>()?;
     module.add_class::<PyRows>()?;
     module.add_class::<PyEvent>()?;
     module.add_class::<Buffer>()?;
+    module.add_class::<PyWrites>()?;
     Ok(())
 }

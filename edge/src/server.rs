@@ -24,6 +24,7 @@ use crate::link::{Link, Mail};
 use crate::lock::lock;
 use crate::relief;
 use crate::rows::ROW;
+use crate::threads::block_signals;
 use crate::unread::CallUnread;
 
 const BACKLOG: u32 = 4_096;
@@ -227,15 +228,5 @@ fn name_of(peer: SocketAddr) -> String {
     match peer.ip().to_canonical() {
         IpAddr::V4(ip) => format!("ipv4:{ip}:{}", peer.port()),
         IpAddr::V6(ip) => format!("ipv6:[{ip}]:{}", peer.port()),
-    }
-}
-
-/// Signals are for Python's main thread, whose wake-up descriptor they need.
-fn block_signals() {
-    // SAFETY: `all` is a valid set for the calls to fill and to read; this thread alone is changed.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
     }
 }

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import delayregistry
 from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec, VersionRange
@@ -30,7 +31,7 @@ from delaynode.replica.context import ReplicaContext, TransferPermits
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.scrub import Scrubber
-from delaynode.replica.hosts.sync_threads import Syncer
+from delaynode.replica.hosts.sync_threads import DirectWrites, Syncer
 from delaynode.replica.replicas import Replicas
 from delaynode.replication.transport.connection import WIRE
 from delaynode.store import formats
@@ -43,6 +44,7 @@ CLOCK_SECONDS = 0.25
 HAND_OVER_SECONDS = 15.0  # a stopping node waits so long for its masters to be taken over
 UNCHANGED_SECONDS = 2.0  # of them without any being taken: nobody will
 FORMATS = VersionRange(formats.OLDEST, formats.NEWEST)  # that this program reads
+WRITE_THREADS: Final = 8  # a disk that hangs holds up so many shards' writes before it holds up all
 
 
 class ReleaseTooOld(RuntimeError):
@@ -69,7 +71,7 @@ class Node:
         self.membership = Membership(registry, self.routes, self, log)
         self.stopping = False
         self._files = DiskFiles()
-        self._syncer = Syncer()
+        self._syncer = Syncer(direct=_direct_writes(config))
         self._checkpoints = asyncio.Semaphore(1)
         self._tasks: list[asyncio.Task[None]] = []
         self._vital: list[asyncio.Task[None]] = []  # of them: without these the process is a node no more
@@ -310,6 +312,15 @@ class Node:
             return "the registry has not answered yet"
         waiting = self.finder.unserved(self.clock.now_ms())
         return f"{len(waiting)} shards are not served yet: {', '.join(waiting[:5])}" if waiting else None
+
+
+def _direct_writes(config: NodeConfig) -> DirectWrites | None:
+    """Compiled code for small writes, where the node has the compiled edge."""
+    if config.edge != "compiled":
+        return None
+    from delayedge import Writes  # a distribution of its own, which need not be there
+
+    return Writes(WRITE_THREADS)
 
 
 def open_registry(name: str) -> Registry:

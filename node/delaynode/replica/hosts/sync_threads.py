@@ -44,6 +44,27 @@ class SyncRound:
     quickest_s: float = math.inf  # its quickest small batch took; set by the thread
 
 
+class DirectWrites(Protocol):
+    """Compiled code that writes and syncs beside the interpreter: delayedge.Writes."""
+
+    def fileno(self) -> int: ...
+
+    def submit(self, token: int, descriptor: int, data: bytes) -> None: ...
+
+    def take(self) -> list[tuple[int, int, int, float]]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DirectBatch:
+    """A batch that compiled code writes."""
+
+    writer: Writer
+    batch: WriteBatch
+    began_s: float  # time.monotonic()
+
+
 class Syncer:
     """At most `lanes` rounds run at once; what becomes dirty meanwhile shares the next one (group commit).
 
@@ -53,10 +74,18 @@ class Syncer:
 
     Threads of its own rather than an executor: a round costs one wake-up there and one here, and there are thousands
     a second.
+
+    direct: small batches go to it, each at once and by itself; they cost no thread here anything. The rounds then have
+    what it can't take: large batches, and those that begin a segment.
     """
 
-    def __init__(self, lanes: int = 4) -> None:
+    def __init__(self, lanes: int = 4, direct: DirectWrites | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._direct = direct
+        self._directs: dict[int, DirectBatch] = {}  # under way, by token, the oldest first
+        self._token = 0
+        if direct is not None:
+            self._loop.add_reader(direct.fileno(), self._look)
         self._work: SimpleQueue[SyncRound | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._run_thread, name=f"sync-{n}", daemon=True) for n in range(lanes)]
         self._free = lanes
@@ -73,7 +102,7 @@ class Syncer:
     def mark(self, writer: Writer) -> None:
         """The writer has frames to write. Cheap; call it after each proposal."""
         self._dirty[writer] = None
-        if self._free and not self._starting and writer not in self._busy:
+        if (self._free or self._direct) and not self._starting and writer not in self._busy:
             self._starting = True
             self._loop.call_soon(self._start)  # after this callback: what else it proposes goes along
 
@@ -88,22 +117,62 @@ class Syncer:
 
     def oldest_seconds(self) -> float:
         """How long the oldest round under way has taken so far; 0 when there is none."""
-        return time.monotonic() - min(one.began_s for one in self._rounds) if self._rounds else 0.0
+        began_s = [one.began_s for one in self._rounds]
+        if self._directs:
+            began_s.append(next(iter(self._directs.values())).began_s)
+        return time.monotonic() - min(began_s) if began_s else 0.0
 
     def _start(self) -> None:
         self._starting = False
-        if self._dirty and self._free:
+        if self._direct is not None:
+            self._start_directs(self._direct)
+        elif self._dirty and self._free:
             if self._may_start(len(self._dirty)):
                 self._start_rounds()
             else:
                 self._later = self._later or self._loop.call_later(STUCK_S, self._look_again)
         self._notify_quiet()
 
-    def _start_rounds(self) -> None:
+    def _take_batches(self) -> list[tuple[Writer, WriteBatch]]:
         waiting = [writer for writer in self._dirty if writer not in self._busy]
         for writer in waiting:
             del self._dirty[writer]
-        batches = [(writer, batch) for writer in waiting if (batch := _next_batch(writer)) is not None]
+        return [(writer, batch) for writer in waiting if (batch := _next_batch(writer)) is not None]
+
+    def _start_directs(self, direct: DirectWrites) -> None:
+        others = []
+        for writer, batch in self._take_batches():
+            small = batch.end - batch.start <= SMALL_BYTES
+            try:
+                write = batch.begin_direct() if small else None
+            except Exception as error:  # one shard's trouble must not keep the others' batches from being written
+                writer.on_write_failed(error)
+                continue
+            if write is None:
+                others.append((writer, batch))
+                continue
+            self._token += 1
+            self._directs[self._token] = started = DirectBatch(writer, batch, time.monotonic())
+            self._busy[writer] = started.began_s
+            direct.submit(self._token, *write)
+        for one in others:
+            self._put([one])  # a thread takes it when one is free
+
+    def _look(self) -> None:
+        assert self._direct is not None
+        for token, write_errno, sync_errno, seconds in self._direct.take():
+            ended = self._directs.pop(token)
+            self._busy.pop(ended.writer, None)
+            self._samples.append(seconds)
+            try:
+                ended.batch.end_direct(write_errno, sync_errno)
+                ended.writer.on_written(ended.batch)
+            except Exception as error:  # one shard's trouble must not keep the others from their answers
+                ended.writer.on_write_failed(error)
+        self._start()
+
+    def _start_rounds(self) -> None:
+        batches = self._take_batches()
         lanes = min(self._free, math.ceil(self._expected_s(batches) / SHORT_S))
         share = -(-len(batches) // max(1, lanes))
         while batches:
@@ -173,6 +242,9 @@ class Syncer:
             self._work.put(None)
         for thread in self._threads:
             thread.join()
+        if self._direct is not None:
+            self._loop.remove_reader(self._direct.fileno())
+            self._direct.close()
 
 
 def _write(taken: SyncRound) -> list[Exception | None]:

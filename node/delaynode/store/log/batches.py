@@ -1,6 +1,7 @@
 """What of the CommitLog is on its way to the file: frames proposed here, or a master's frames as they came.
 
-    CommitLog.next_batch()  ->  batch.run(), on the thread that writes  ->  CommitLog.finish()
+    CommitLog.next_batch()  ->  batch.run(), on the thread that writes        ->  CommitLog.finish()
+                                or begin_direct(), compiled code, end_direct()
 
 One batch of a log is under way at a time.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delaynode.store.log.frame_chunk import FrameChunk, remove_synced_limit, write_synced_limit
 from delaynode.store.log.frames import FLAG_NEW_SEGMENT, Unsealed
@@ -23,6 +24,13 @@ SYNCED_LIMIT_LAG_BYTES = 16 << 20  # the floor follows what is on disk at this d
 
 SegmentWrite = tuple[list[Buffer], int, bool]
 """What goes into one segment: buffers, their bytes in all, whether they begin it."""
+
+
+class DirectWrite(NamedTuple):
+    """Bytes for the end of an open file. The descriptor stays open until WriteBatch.end_direct()."""
+
+    descriptor: int
+    data: bytes
 
 
 @dataclass(slots=True)
@@ -39,18 +47,40 @@ class WriteBatch:
     frames: list[Unsealed] = field(default_factory=list)
     on_sealed: Callable[[WriteBatch, list[Buffer]], None] | None = None
 
+    def begin_direct(self) -> DirectWrite | None:
+        """Instead of run(): what is to be written at the end of an open file, and synced, before end_direct().
+        None where it takes more than that, and nothing has happened."""
+        if not self.sync or not self._is_one_run():
+            return None
+        descriptor = self.log.file.begin_direct()
+        if descriptor is None:
+            return None
+        try:
+            return DirectWrite(descriptor, b"".join(self._parts()))
+        except BaseException:
+            self.log.file.end_direct(0)
+            raise
+
+    def end_direct(self, write_errno: int, sync_errno: int) -> None:
+        """The direct write has ended, with the errno of each call, 0 for none. Raises OSError as run() does."""
+        self.log.file.end_direct(self.end - self.start, write_errno, sync_errno)
+
+    def _is_one_run(self) -> bool:
+        return not any(frame.flags & FLAG_NEW_SEGMENT for frame in self.frames)
+
+    def _parts(self) -> list[Buffer]:
+        """The bytes of a batch that is one run."""
+        return self._seal()[0][0]
+
     def run(self) -> None:
         """Seal, write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""
         file = self.log.file
-        runs = self._sealed()
-        if self.on_sealed is not None:
-            self.on_sealed(self, runs[0][0] if len(runs) == 1 else list(chain.from_iterable(run[0] for run in runs)))
-        for parts, size, new_segment in runs:
+        for parts, size, new_segment in self._seal():
             file.append(parts, size, new_segment=new_segment)
         if self.sync:
             file.sync()
 
-    def _sealed(self) -> list[SegmentWrite]:
+    def _seal(self) -> list[SegmentWrite]:
         synced = self.log.synced
         runs: list[SegmentWrite] = []
         parts: list[Buffer] = []
@@ -64,6 +94,8 @@ class WriteBatch:
             parts.extend(part for part in frame.payload if len(part))
             size += frame.length
         runs.append((parts, size, new_segment))
+        if self.on_sealed is not None:
+            self.on_sealed(self, runs[0][0] if len(runs) == 1 else list(chain.from_iterable(run[0] for run in runs)))
         return runs
 
 
@@ -85,6 +117,14 @@ class ReceivedFrames(WriteBatch):
     """
 
     chunks: list[FrameChunk] = field(default_factory=list)
+
+    def _is_one_run(self) -> bool:
+        if self.log.synced_limit is not None or any(chunk.segment_starts for chunk in self.chunks):
+            return False
+        return self._sync_before() == []
+
+    def _parts(self) -> list[Buffer]:
+        return [chunk.data for chunk in self.chunks]
 
     def run(self) -> None:
         """Write and (with `sync`) flush to disk. Raises OSError: the copy is damaged then."""

@@ -160,6 +160,14 @@ class DiskFiles(ReadFiles):
             with self._lock:
                 self._named.add(path)
 
+    def direct_descriptor(self, path: str) -> int | None:
+        """A descriptor to append to the file and to sync it by other means, where its name is on disk; else None."""
+        return self._descriptors.get(path) if path in self._named and path not in self._unsynced else None
+
+    def direct_failed(self, path: str, error: Unsynced) -> None:
+        """Such a sync has failed."""
+        self._unsynced[path] = error
+
     def replace(self, path: str, data: bytes) -> None:
         self._make_directory(Path(path).parent)
         with _opened_directory(os.path.dirname(path)) as directory:  # first: without a file handle nothing is changed

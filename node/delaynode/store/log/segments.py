@@ -9,6 +9,7 @@ reads as Trimmed from then on, and the others stay where they are.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from delaynode.store.errors import Damaged, Trimmed, Unsynced
-from delaynode.store.log.files import Files
+from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.types import Buffers
 
 
@@ -83,6 +84,37 @@ class SegmentedFile:
             self._dirty[base] = offset + size
         self.end = offset + size
         return offset
+
+    def begin_direct(self) -> int | None:
+        """A descriptor for a caller that writes at the end of the open segment and syncs that itself, until it calls
+        end_direct(). None where a file has to be made, or something else of this one has to be synced first or is.
+
+        No other sync has its turn meanwhile: each would hear of an error that the other must hear of.
+        """
+        bases = self._segments.bases
+        if not isinstance(self.files, DiskFiles) or self._failed is not None or not bases:
+            return None
+        if not self._syncing.acquire(blocking=False):
+            return None
+        descriptor = None if self._dirty else self.files.direct_descriptor(self._path(bases[-1]))
+        if descriptor is None:
+            self._syncing.release()
+        return descriptor
+
+    def end_direct(self, size: int, write_errno: int = 0, sync_errno: int = 0) -> None:
+        """`size` bytes were written and synced, or were not: the errno of each call, 0 for none. Raises OSError."""
+        try:
+            path = self._path(self._segments.bases[-1])
+            if write_errno:
+                raise OSError(write_errno, os.strerror(write_errno), path)
+            if sync_errno:
+                self._failed = Unsynced(sync_errno, os.strerror(sync_errno), path)
+                assert isinstance(self.files, DiskFiles)
+                self.files.direct_failed(path, self._failed)
+                raise self._failed
+            self.end += size
+        finally:
+            self._syncing.release()
 
     def begins_segment(self, size: int) -> bool:
         """Whether `size` bytes more begin a segment."""
