@@ -27,6 +27,11 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def wall_part_s() -> float:
+    """Seconds since wall_ms() last changed, below 0.001."""
+    return time.time_ns() % 1_000_000 / 1_000_000_000
+
+
 def boot_ms() -> int:
     """CLOCK_BOOTTIME: steady, and counts suspended time too."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -18,6 +18,7 @@ from delayregistry.port import RegistryError
 from delaynode import config as configuration
 from delaynode.config import NodeConfig
 from delaynode.limits.connections import raise_file_limit
+from delaynode.loop import new_loop
 from delaynode.memory import tune_allocator
 from delaynode.node.node import Node, ReleaseTooOld, open_registry
 from delaynode.server.compiled_edge import CompiledEdge
@@ -168,7 +169,8 @@ def main() -> None:
     # what was imported stays: each full collection would look through it, for some 20 ms in which nothing else runs
     gc.freeze()
     try:
-        asyncio.run(serve(config))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(serve(config))
     except (RegistryError, OSError, RuntimeError) as error:
         print(f"delaynode: {error}", file=sys.stderr)
         sys.exit(1)

@@ -13,7 +13,7 @@ import delayregistry
 from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec, VersionRange
 from delayregistry.port import Registry, RegistryError
 
-from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms
+from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms, wall_part_s
 from delaynode.config import NodeConfig
 from delaynode.limits.flow import Flow
 from delaynode.metrics import NodeMetrics
@@ -112,7 +112,8 @@ class Node:
         resources = NodeResources(
             self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
             fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
-            disk_full=self.disk.full, may_tick=lambda: self._clock.may_tick,
+            disk_full=self.disk.full, part_of_ms=wall_part_s,
+            may_tick=lambda: self._clock.may_tick,
         )  # fmt: skip
         context = ReplicaContext(
             node=self.config.node, incarnation=self.incarnation, data=self.config.data, boot_id=boot_id(),

@@ -70,6 +70,7 @@ class NodeResources:
     log: Callable[..., None]  # log(event, **fields)
     disk_tight: Callable[[], bool]  # little is left: free what can be freed
     disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
+    part_of_ms: Callable[[], float] = lambda: 0.0  # seconds since the clock's last whole ms
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
     intervals: Intervals = field(default_factory=Intervals)  # of maintenance
     apply_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # slaves that catch up take turns on the event loop

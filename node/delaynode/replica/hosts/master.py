@@ -272,7 +272,7 @@ class ShardHost(CopyHost):
             wake = self._next_wakeup(now)
             if wake > now:
                 self._sleep_until = wake
-                await self._sleep((wake - now) / 1000)
+                await self._sleep((wake - now) / 1000 - self.resources.part_of_ms())
                 continue
             await self.wait_may_append()
             await wait_until(self.resources.may_tick, HELD_SECONDS)
