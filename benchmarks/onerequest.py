@@ -2,8 +2,9 @@
 
     call     grpc.aio alone: a handler that answers at once, called by another process
     gate     what bounds the memory of requests: limits.budget, without gRPC
-    round    N shards with a frame of one message each are written and synced: each in its own log by the threads of
-             replica/hosts/sync_threads.py, or all in one file with one write and one sync
+    round    N shards with a frame of one message each are written and synced: each in its own log by the Python threads
+             of replica/hosts/sync_threads.py, or by compiled code (where that is installed), or all in one file with
+             one write and one sync
 
 Processor time is each part's own, so other work on the machine changes it little; time on the clock is not.
 """
@@ -12,22 +13,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import select
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
 
 import grpc
 from delaynode.limits.budget import Budget, ReadingGate
+from delaynode.node.node import WRITE_THREADS
 from delaynode.store.log.batches import WriteBatch
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.frames import FrameKind
 from delaynode.store.log.segments import SegmentedFile
+
+try:
+    from delayedge import Writes
+except ImportError:
+    Writes = None  # type: ignore[assignment,misc]
 
 REQUEST = bytes(300)
 FRAME = (bytes(36), bytes(256))  # an APPEND's columns and record
@@ -126,6 +136,20 @@ class Shards:
         for batch in batches:
             batch.log.finish(batch)
 
+    def compiled(self, writes: Writes) -> None:
+        batches = self.batches()
+        for token, batch in enumerate(batches):
+            write = batch.begin_direct()
+            assert write is not None, "the file is there"
+            writes.submit(token, *write)
+        left = len(batches)
+        while left:
+            select.select([writes], [], [])
+            for token, write_errno, sync_errno, _ in writes.take():
+                batches[token].end_direct(write_errno, sync_errno)
+                batches[token].log.finish(batches[token])
+                left -= 1
+
     def one_file(self) -> None:
         batches = self.batches()
         parts = [[frame.seal(batch.log.synced), *frame.payload] for batch in batches for frame in batch.frames]
@@ -137,15 +161,22 @@ class Shards:
 
 def rounds(directory: Path, count: int) -> None:
     shards = Shards(directory / str(count), count)
-    found: dict[str, list[tuple[float, float]]] = {"own files": [], "one file": []}
+    writes = Writes(WRITE_THREADS) if Writes is not None else None
     with ThreadPoolExecutor(THREADS) as pool:
+        ways: dict[str, Callable[[], None]] = {"own files": lambda: shards.own_files(pool)}
+        if writes is not None:
+            ways["own files, compiled"] = partial(shards.compiled, writes)
+        ways["one file"] = shards.one_file
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         shards.own_files(pool)  # makes the files
         shards.one_file()
         for _ in range(TURNS):
-            for name, work in (("own files", lambda: shards.own_files(pool)), ("one file", shards.one_file)):
+            for name, work in ways.items():
                 began, cpu = time.perf_counter(), time.process_time()
                 work()
                 found[name].append(((time.perf_counter() - began) * 1e3, (time.process_time() - cpu) * 1e3))
+    if writes is not None:
+        writes.close()
     shards.files.close()
     for name, turns in found.items():
         wall_ms, cpu_ms = map(median, zip(*turns, strict=True))
