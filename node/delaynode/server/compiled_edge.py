@@ -21,6 +21,7 @@ from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
 from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
 from delaynode.server.rpc import EndedError, Status, as_error, details_of, status_of
+from delaynode.store.columns import offsets_from
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import BatchRun
 from delaynode.store.shard import Appended
@@ -232,9 +233,8 @@ class _Call:
             await self._wait()
 
     async def _wait(self) -> None:
-        if self._wakeup is None:
-            self._wakeup = self._loop.create_future()
-        await asyncio.wait([self._wakeup])
+        self._wakeup = self._loop.create_future()
+        await self._wakeup
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.create_task(work)
@@ -291,9 +291,7 @@ class _RowAnswers:
     def stored(self, first: int, end: int, uid: int, appended: Appended) -> None:
         # A duplicate is answered by itself, with what was stored the first time.
         count = np.array([appended.count], np.uint32) if appended.duplicate else self._count[first:end]
-        first_seq = np.full(len(count), appended.first_seq, np.int64)
-        if len(count) > 1:
-            first_seq[1:] += np.cumsum(count[:-1], dtype=np.int64)
+        first_seq = offsets_from(count, appended.first_seq)
         due = None if appended.due is None else np.ascontiguousarray(appended.due).data
         duplicate = np.ones(1, np.uint8).data if appended.duplicate else None
         self._edge.answer_rows(self._token[first:end].data, count.data, uid, first_seq.data, due, duplicate)

@@ -44,8 +44,8 @@ def lowest(column: Array) -> tuple[int, int]:
     return int(column[at]), at
 
 
-def record_offsets(size: Array, start: int) -> I64:
-    """Where records of these sizes (n,) bytes begin that lie one after the other from log offset `start` on, (n,)."""
+def offsets_from(size: Array, start: int) -> I64:
+    """Where things of these sizes (n,) begin that lie one after the other from `start` on, (n,)."""
     if is_few(len(size)):
         return np.array([*accumulate(size.tolist(), initial=start)][:-1], np.int64)
     begin = np.cumsum(size, dtype=np.int64)

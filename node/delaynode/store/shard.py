@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from delayapi.durations import format_ms
 
-from delaynode.store.columns import at_or_below, highest, record_offsets
+from delaynode.store.columns import at_or_below, highest, offsets_from
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.log.checks import record_checks
@@ -278,7 +278,7 @@ class Shard:
     def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int) -> None:
         n = len(a.due)
         seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
-        at = record_offsets(a.size, a.records_at)
+        at = offsets_from(a.size, a.records_at)
         check = record_checks(a.records, a.records_at, a.size, seq)
         self.space.ledger.hold(n, len(a.records))
         over = at_or_below(a.due, seq, max(self.index.watermark, Pair(wall_ms, MAX_SEQ)))

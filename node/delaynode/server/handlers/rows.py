@@ -25,6 +25,7 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.enqueue import FORWARD_SECONDS, check_type
+from delaynode.store.columns import lowest
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, columns_of
 from delaynode.store.merging import MAX_FRAME_REQUESTS
@@ -77,7 +78,7 @@ class RowGroup:
 
     def check_deadlines(self) -> None:
         """Raises Refused where a client has given up."""
-        if ((self.deadline_ms >= 0) & (self.deadline_ms <= time.monotonic() * 1_000)).any():
+        if lowest(self.deadline_ms.view(np.uint64))[0] <= time.monotonic() * 1_000:  # never is the latest
             raise Refused("BUSY", "the call's deadline passed before there was room for the request")
 
 
