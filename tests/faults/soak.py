@@ -62,7 +62,7 @@ def sample(cluster: LocalCluster, second: float) -> list[Sample]:
             age = time.time() - Path(f"/proc/{pid}").stat().st_ctime
         except OSError:
             continue  # it has just been killed
-        size = sum(_size(path) for path in (cluster.data / node).rglob("*"))
+        size = sum(_size(Path(at, name)) for at, _, names in os.walk(cluster.data / node) for name in names)
         found.append(
             Sample(round(second, 1), node, pid, round(age, 1), pages * 4096 / 2**20, descriptors, size / 2**20)
         )
