@@ -77,7 +77,7 @@ MIN_TICK_ROWS = 4_096  # a tick with few messages to release passes so many canc
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ShardIdentity:
     """What identifies this copy: the shard's uid, this directory's copy id, and the highest epoch it has accepted."""
 
     uid: int
@@ -107,7 +107,7 @@ class Shard:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ShardIdentity,
         config: ShardConfig,
         log: CommitLog,
         index: TimerIndex,

@@ -46,7 +46,7 @@ from delaynode.store.maintenance.recovery_point import (
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.queue.producers import ROW
-from delaynode.store.shard import Identity, Shard
+from delaynode.store.shard import Shard, ShardIdentity
 from delaynode.store.timer.cascade import Cascade
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.jobs import FlushJob
@@ -87,15 +87,15 @@ def new_copy_id() -> str:
     return secrets.token_hex(8)
 
 
-def read_identity(files: Files, directory: str) -> tuple[Identity, int]:
+def read_identity(files: Files, directory: str) -> tuple[ShardIdentity, int]:
     """The identity and the horizon (ms) that the shard was made with. Raises Damaged, NewerFormat."""
     path = f"{directory}/shard.json"
     try:
         content = _read_json(files, path)
         horizon_ms = content.pop("horizon_ms")
-        if new := content.keys() - {one.name for one in fields(Identity)}:
+        if new := content.keys() - {one.name for one in fields(ShardIdentity)}:
             raise NewerFormat(f"{path}: written by a newer release (with {', '.join(sorted(new))})")
-        return Identity(**content), horizon_ms
+        return ShardIdentity(**content), horizon_ms
     except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{path}: {error}") from error
 
@@ -121,7 +121,7 @@ def _crc_line(text: bytes) -> bytes:
     return f"crc32 {zlib.crc32(text):08x}".encode()
 
 
-def write_identity(files: Files, directory: str, identity: Identity, horizon_ms: int) -> None:
+def write_identity(files: Files, directory: str, identity: ShardIdentity, horizon_ms: int) -> None:
     text = json.dumps({**asdict(identity), "horizon_ms": horizon_ms}, indent=1).encode()
     files.replace(f"{directory}/shard.json", text + b"\n" + _crc_line(text))
 
@@ -152,7 +152,7 @@ def create(
     files: Files, directory: str, uid: int, topic: str, queue: int, config: ShardConfig, now_ms: int, epoch: int = 0
 ) -> Shard:
     """A new, empty copy with a copy id of its own. epoch: the highest that is known."""
-    identity = Identity(uid, new_copy_id(), topic, queue, epoch)
+    identity = ShardIdentity(uid, new_copy_id(), topic, queue, epoch)
     empty = empty_state(uid, now_ms, config.geometry, config.format)
     ck.write(files, f"{directory}/checkpoint", empty, {})
     write_identity(files, directory, identity, config.horizon_ms)

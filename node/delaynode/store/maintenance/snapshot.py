@@ -32,7 +32,7 @@ from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.checkpoint import Checkpoint
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.queue.ledger import SegmentLedger
-from delaynode.store.shard import Identity
+from delaynode.store.shard import ShardIdentity
 from delaynode.store.types import Buffer
 
 SNAPSHOTS, INCOMING = ".snapshots", ".incoming"
@@ -212,7 +212,7 @@ class IncomingCopy:
         if self._received[file] == size:
             self._files.sync(f"{self._stage}/{path}")
 
-    def finish(self, uid: int, topic: str, queue: int, epoch: int) -> Identity:
+    def finish(self, uid: int, topic: str, queue: int, epoch: int) -> ShardIdentity:
         """Put the copy in its place, with an id of its own. epoch: the highest that is known here.
 
         After a crash the copy is there, whole, or nothing of it is. Raises ValueError, Damaged, OSError.
@@ -231,7 +231,7 @@ class IncomingCopy:
         if persist.exists(files, directory):
             raise FileExistsError(f"{directory}: there is a copy")
         persist.discard(files, directory)  # what may be left of one that was never whole
-        identity = Identity(uid, persist.new_copy_id(), topic, queue, epoch)
+        identity = ShardIdentity(uid, persist.new_copy_id(), topic, queue, epoch)
         persist.write_identity(files, self._stage, identity, self._horizon_ms)
         files.rename(self._stage, directory)
         return identity

@@ -24,7 +24,7 @@ from delaynode.store.maintenance.stored_copy import CLUSTER
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.ledger import SEGMENT
-from delaynode.store.shard import Identity
+from delaynode.store.shard import ShardIdentity
 from delaynode.store.timer.timer_log import TimerLog
 from delaynode.store.timer.wheel import SLOT
 from delaynode.store.types import Array, Pair, Records
@@ -39,7 +39,7 @@ OURS = {"shard.json", CLUSTER, "checkpoint", "wheels", "log", "timerlog", "queue
 class SmallFiles:
     """What the small files say; None where one can't be read."""
 
-    identity: Identity | None
+    identity: ShardIdentity | None
     horizon_ms: int
     checkpoint: Checkpoint | None
     arrays: ck.Arrays
