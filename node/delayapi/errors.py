@@ -22,6 +22,8 @@ _REASONS: Final = {
     grpc.StatusCode.OUT_OF_RANGE: "OFFSET_TRIMMED",
     grpc.StatusCode.DATA_LOSS: "SHARD_DAMAGED",
     grpc.StatusCode.INTERNAL: "INTERNAL",
+    grpc.StatusCode.UNAUTHENTICATED: "UNAUTHENTICATED",
+    grpc.StatusCode.PERMISSION_DENIED: "PERMISSION_DENIED",
 }
 
 CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}

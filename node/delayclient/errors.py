@@ -58,6 +58,14 @@ class NotFound(DelayError):
     """An unknown topic, queue or group."""
 
 
+class NotAuthenticated(DelayError):
+    """The node does not know who calls: no token or certificate, or none that it takes; the message says why."""
+
+
+class NotAllowed(DelayError):
+    """The caller is known and may not do that; metadata has `principal`, `operation`, `resource` and `why`."""
+
+
 class OutOfOrder(DelayError):
     """The batch does not have this producer's next number; nothing was stored."""
 
@@ -159,6 +167,8 @@ _BY_CODE: Final[dict[str, type[DelayError]]] = {
     "INTERNAL": Unavailable,
     "UNKNOWN": Unavailable,
     "DATA_LOSS": ShardDamaged,
+    "UNAUTHENTICATED": NotAuthenticated,
+    "PERMISSION_DENIED": NotAllowed,
 }
 
 
