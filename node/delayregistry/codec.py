@@ -1,6 +1,6 @@
 """The registry's values as JSON: camelCase names, absent for None, enums by value.
 
-Unknown fields are ignored, so that an older process reads what a newer one wrote.
+Unknown fields are ignored, so that an older process reads what a newer one wrote; `loads_strict` refuses them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,23 @@ def to_json(value: Any) -> dict[str, Any]:
     return out
 
 
-def from_json(kind: type[T], data: Any) -> T:
-    """The other way. Raises BadRecord for a missing field or one of the wrong type."""
+def from_json(kind: type[T], data: Any, *, strict: bool = False) -> T:
+    """The other way. Raises BadRecord for a missing field or one of the wrong type; `strict`: an unknown one too."""
     if not isinstance(data, dict):
         raise BadRecord(f"{kind.__name__}: an object was expected, found {type(data).__name__}")
     values: dict[str, Any] = {}
     hints = _hints(kind)  # type: ignore[arg-type]  # mypy: a type[T] is no Hashable
+    known = {camel(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if strict and (unknown := data.keys() - known):
+        raise BadRecord(f"{kind.__name__}: {', '.join(sorted(unknown))} is not known to this release")
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         key = camel(field.name)
         if data.get(key) is None:
+            if strict and key in data:
+                raise BadRecord(f"{kind.__name__}.{key}: null; leave it out where nothing is meant")
             continue
         try:
-            values[field.name] = _value(hints[field.name], data[key], field.metadata.get("json") == "string")
+            values[field.name] = _value(hints[field.name], data[key], field.metadata.get("json") == "string", strict)
         except (TypeError, ValueError) as error:
             raise BadRecord(f"{kind.__name__}.{key}: {error}") from error
     try:
@@ -60,6 +65,32 @@ def dumps(value: Any) -> str:
 
 def loads(kind: type[T], text: str) -> T:
     return from_json(kind, _parsed(text))
+
+
+def loads_strict(kind: type[T], text: str, max_bytes: int) -> T:
+    """Likewise, where what is not understood must not be passed over: unknown fields, names that come twice, more than
+    `max_bytes`. Raises BadRecord."""
+    if (size := len(text.encode("utf-8", "surrogatepass"))) > max_bytes:
+        raise BadRecord(f"{kind.__name__} has {size:,} bytes; the limit is {max_bytes:,}")
+    try:
+        data = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except RecursionError as error:
+        raise BadRecord(f"{kind.__name__}: nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise BadRecord(f"not JSON: {error}") from error
+    return from_json(kind, data, strict=True)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise BadRecord(f"{next(name for name in names if names.count(name) > 1)} comes twice in one object")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise BadRecord(f"{text} is no number of JSON")
 
 
 def loads_tuple(kind: type[T], text: str) -> tuple[T, ...]:
@@ -86,15 +117,15 @@ def _plain(item: Any) -> Any:
     return item
 
 
-def _value(hint: Any, item: Any, as_string: bool) -> Any:
+def _value(hint: Any, item: Any, as_string: bool, strict: bool) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is tuple:
         if not isinstance(item, list):
             raise ValueError(f"a list was expected, found {item!r}")
-        return tuple(_value(get_args(hint)[0], part, as_string) for part in item)
+        return tuple(_value(get_args(hint)[0], part, as_string, strict) for part in item)
     if dataclasses.is_dataclass(hint):
-        return from_json(hint, item)  # type: ignore[arg-type]
+        return from_json(hint, item, strict=strict)  # type: ignore[arg-type]
     if as_string or issubclass(hint, StrEnum):
         return hint(item)
     if type(item) is not hint:  # a bool is no int

@@ -8,6 +8,7 @@ Every field has one writer (docs/protocol.md):
     ShardObject.conditions      the operator
     ShardObject.unclean_allowed_by    people; the operator takes it away
     NodeLease                   the node
+    SecuritySpec (security.py)  the operator
 
 Plain values without behaviour that talks to anything; `codec.py` turns them into JSON and back.
 """
@@ -39,6 +40,7 @@ def renewal_s(lease_seconds: int) -> float:
     return min(RENEWED_PART * lease_seconds, MAX_RENEWAL_S)
 
 
+MAX_TOPIC_CHARS = 50
 # A topic's name is part of a Kubernetes object's name and of a directory's.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.security import SecurityObject
 
 
 class RegistryError(Exception):
@@ -40,6 +41,10 @@ class Registry(Protocol):
 
     def read_cluster(self) -> ClusterObject | None:
         """The cluster's spec; None before it was written. The adapter says by whom. Raises RegistryUnavailable."""
+
+    def read_security(self) -> SecurityObject | None:
+        """The security document, as text; None: there is none, or it was not heard of yet. From the first call on
+        `version` counts its changes too. May be stale. Raises RegistryUnavailable."""
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         """All shards, or those with a replica on `node`, by topic and queue. May be a little stale."""

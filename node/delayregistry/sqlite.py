@@ -1,6 +1,7 @@
 """The Registry in one SQLite file, shared by the processes of one machine.
 
     cluster(id = 1, version, spec)                     JSON, at most one row
+    security(id = 1, version, document)                JSON, likewise
     shards(name, topic, queue, version, spec, status, conditions)
     leases(node, lease)                                JSON
     meta(id = 1, version)                              the last version given; every write but a lease's takes the next
@@ -34,6 +35,7 @@ from delayregistry.model import (
     Version,
 )
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
+from delayregistry.security import SecurityObject, SecuritySpec, write_document
 
 SCHEMA_VERSION = 2
 BUSY_TIMEOUT_MS = 2_000
@@ -47,6 +49,12 @@ CREATE TABLE shards (
     spec TEXT NOT NULL, status TEXT, conditions TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE leases (node TEXT PRIMARY KEY, lease TEXT NOT NULL) WITHOUT ROWID;
+"""
+# Not part of the schema's version: an earlier release, which does not look for it, goes on with the file.
+_SECURITY_SCHEMA = """
+CREATE TABLE IF NOT EXISTS security (
+    id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, document TEXT NOT NULL
+)
 """
 _SHARD_COLUMNS = "name, version, spec, status, conditions"
 
@@ -110,6 +118,29 @@ class SqliteRegistry:
             return db.execute(update, (new, text, version)).rowcount
 
         return self._write("the cluster", version, write)
+
+    def read_security(self) -> SecurityObject | None:
+        def read(db: sqlite3.Connection) -> tuple[int, str] | None:
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'security'").fetchone() is None:
+                return None
+            row: tuple[int, str] | None = db.execute("SELECT version, document FROM security").fetchone()
+            return row
+
+        found = self._read(read)
+        return None if found is None else SecurityObject(Version(str(found[0])), found[1])
+
+    def put_security(self, spec: SecuritySpec, version: Version | None) -> Version:
+        """Replaces the document at `version` (None: there is none yet). Raises Conflict, OutcomeUnknown, BadSpec."""
+        text = write_document(spec)
+
+        def write(db: sqlite3.Connection, new: int) -> int:
+            db.execute(_SECURITY_SCHEMA)
+            if version is None:
+                return db.execute("INSERT OR IGNORE INTO security VALUES (1, ?, ?)", (new, text)).rowcount
+            update = "UPDATE security SET version = ?, document = ? WHERE version = ?"
+            return db.execute(update, (new, text, version)).rowcount
+
+        return self._write("the security document", version, write)
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         shards = self._read(self._listed)

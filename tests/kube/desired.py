@@ -10,8 +10,9 @@ from delayregistry.codec import dumps
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference
 from delayregistry.kube import objects as kube_objects
 from delayregistry.kube.client import ApiRejected
-from delayregistry.kube.names import SETTINGS_KEY, Names
+from delayregistry.kube.names import SECURITY_KEY, SETTINGS_KEY, Names
 from delayregistry.model import ClusterSpec, Version
+from delayregistry.security import SecuritySpec, write_document
 from kubernetes.client import Configuration
 
 from tests.kube.fakeapi import FakeApiServer
@@ -39,6 +40,15 @@ class WritingRegistry(KubeRegistry):
             return self._create("the cluster", path, new_settings(self._names, spec, self._owner), self._settings)
         patch = {"data": {SETTINGS_KEY: dumps(spec)}}
         return self._patch("the cluster", path, name, "", patch, version, self._settings)
+
+    def put_security(self, spec: SecuritySpec, version: Version | None) -> Version:
+        """Likewise the security document."""
+        path, name, data = self._names.config_maps, self._names.security, {SECURITY_KEY: write_document(spec)}
+        if version is None:
+            metadata = kube_objects.new_metadata(name, self._names.labels, self._owner)
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+            return self._create("the security document", path, body, self._security)
+        return self._patch("the security document", path, name, "", {"data": data}, version, self._security)
 
     def ensure_leases(self, nodes: Iterable[str]) -> int:
         """Creates those that do not exist; returns how many."""

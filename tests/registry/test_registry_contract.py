@@ -18,6 +18,15 @@ from delayregistry.model import (
     Version,
 )
 from delayregistry.port import Conflict
+from delayregistry.security import (
+    AccessRule,
+    AuthorizationMode,
+    Operation,
+    SecurityObject,
+    SecuritySpec,
+    SecurityUser,
+    write_document,
+)
 
 from tests.registry.worlds import KubeWorld, Openable, SqliteWorld, World, until
 
@@ -197,6 +206,29 @@ def test_cluster_is_swapped_at_its_version(registry: Openable) -> None:
     registry.put_cluster(replace(spec, nodes=4), version)
     with pytest.raises(Conflict):
         registry.put_cluster(spec, version)
+
+
+def test_the_security_document_is_swapped_at_its_version(registry: Openable) -> None:
+    assert registry.read_security() is None
+    spec = SecuritySpec(
+        AuthorizationMode.REQUIRED, users=(SecurityUser("token:shop", (AccessRule((Operation.ADMIN,)),)),)
+    )
+    version = registry.put_security(spec, None)
+    until(lambda: registry.read_security() == SecurityObject(version, write_document(spec)))
+    with pytest.raises(Conflict):
+        registry.put_security(spec, None)
+    registry.put_security(SecuritySpec(AuthorizationMode.OFF), version)
+    with pytest.raises(Conflict):
+        registry.put_security(spec, version)
+
+
+def test_another_process_sees_the_security_document_within_a_second(world: World, registry: Openable) -> None:
+    reader = world.open()
+    assert reader.read_security() is None
+    before = reader.version()
+    version = registry.put_security(SecuritySpec(AuthorizationMode.OFF), None)
+    until(lambda: reader.version() > before, timeout_s=1)
+    until(lambda: (found := reader.read_security()) is not None and found.version == version, timeout_s=1)
 
 
 def test_everything_is_there_again_after_reopening(world: World, registry: Openable) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from delayregistry.kube import Credentials, KubeClient, OwnerReference
 from delayregistry.model import ClusterSpec, Version
 from delayregistry.port import Registry
+from delayregistry.security import SecuritySpec
 from delayregistry.sqlite import SqliteRegistry
 from kubernetes.client import Configuration
 
@@ -25,6 +26,8 @@ class Openable(Registry, Protocol):
     """With the writes of whoever makes the cluster."""
 
     def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version: ...
+
+    def put_security(self, spec: SecuritySpec, version: Version | None) -> Version: ...
 
 
 class World(Protocol):

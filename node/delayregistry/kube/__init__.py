@@ -8,6 +8,8 @@
                             annotation allow-unclean-failover   people; the operator takes it away with a new term
     ConfigMap CLUSTER-cluster
                             data."cluster.json"                 the operator: the spec that was found good
+    ConfigMap CLUSTER-security
+                            data."security.json"                the operator: what it made of the DelayUsers
     Lease CLUSTER.NODE      spec, annotations delaycluster.io/* the node; the operator creates it
 
 Every write but a creation is a JSON merge patch of the writer's own fields with metadata.resourceVersion. What is not
@@ -29,8 +31,9 @@ and a spec that a person deleted is kept until there is another.
 Two watches in threads of their own (`watch.py`, `mirror.py`) follow the shards and the spec from the first call on;
 `version()` counts what they told, and what this process wrote itself. A DelayShard that can't be read is said in the
 log and left alone: it stays listed as it last could be read, or not at all, and every write to it is a conflict. A
-third one follows the leases (`leases.py`), from the first renewal on, or the operator's first look. An operator gives
-all its registries the same three (`cluster_watches.py`).
+third one follows the leases (`leases.py`), from the first renewal on, or the operator's first look, and a fourth the
+security document, from the first `read_security()` on. An operator gives all its registries the same three
+(`cluster_watches.py`).
 
 Costs, in requests a second: a node renews its lease (0.74 with the default lease of 3 s) and begins two watches anew
 (0.22); an operator whose nodes all live has the watches, whatever the number of its clusters. While a node is silent it

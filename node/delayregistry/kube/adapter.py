@@ -20,6 +20,7 @@ from delayregistry.kube.objects import at_version
 from delayregistry.kube.watch import GRACE_S, WATCH_S
 from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
+from delayregistry.security import SecurityObject
 
 SYNC_S = 3.0  # how long a call waits for the first list
 OUT_S = 5.0  # a watch that has not run for so long is an outage
@@ -69,9 +70,11 @@ class KubeRegistry:
         )
         self._shares = shared is not None
         self._watches = follow.shards(self._shards), follow.settings(self._settings)
+        self._security = Mirror(objects.read_security, self._unreadable("ConfigMap"), on_change)
+        self._security_watch = follow.security(self._security)
         self._followed = LeaseFollower(self._lease, follow.leases)
         self._starting = threading.Lock()
-        self._started = self._following = self._closed = False
+        self._started = self._following = self._securing = self._closed = False
         self._sorted: tuple[Mapping[str, ShardObject], tuple[ShardObject, ...]] = ({}, ())
         self._last_accepted: ClusterObject | None = None
         self._leases: tuple[float, tuple[NodeLease, ...]] | None = None
@@ -87,7 +90,7 @@ class KubeRegistry:
                 raise RegistryUnavailable(
                     f"the API server's watch has been out for {watch.out_s():.0f} s: {watch.fault}"
                 )
-        return self._shards.changes + self._settings.changes
+        return self._shards.changes + self._settings.changes + self._security.changes
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         self._wait_synced()
@@ -107,6 +110,14 @@ class KubeRegistry:
             found = self._settings_by_name()
         self._last_accepted = found
         return found
+
+    def read_security(self) -> SecurityObject | None:
+        """Waits for nothing: a node may not be let see it, and must go on."""
+        with self._starting:
+            if not self._securing and not self._closed:
+                self._securing = True
+                self._security_watch.start()
+        return self._security.values().get(self._names.security)
 
     def _settings_by_name(self) -> ClusterObject | None:
         """Shared watches are of what has the label. Where somebody took that away it is there all the same, and while
@@ -281,6 +292,7 @@ class KubeRegistry:
         with self._starting:
             watches = [*(self._watches if self._started else ())]
             watches += [self._followed.watch] if self._following else []
+            watches += [self._security_watch] if self._securing else []
             self._started = self._closed = True  # and no call may follow
         for watch in watches:
             watch.stop()

@@ -44,6 +44,8 @@ class ClusterWatches(Protocol):
 
     def settings(self, mirror: Mirror[Any]) -> Watch: ...
 
+    def security(self, mirror: Mirror[Any]) -> Watch: ...
+
     def leases(self, mirror: Mirror[Any]) -> Watch: ...
 
 
@@ -63,10 +65,16 @@ class OwnWatches:
         )
 
     def settings(self, mirror: Mirror[Any]) -> Watch:
-        query, fetch = {"fieldSelector": f"metadata.name={self._names.settings}"}, self._fetch_settings
+        return self._config_map(mirror, self._names.settings)
+
+    def security(self, mirror: Mirror[Any]) -> Watch:
+        return self._config_map(mirror, self._names.security)
+
+    def _config_map(self, mirror: Mirror[Any], name: str) -> Watch:
         return ObjectWatch(
-            self._client, self._names.config_maps, query, mirror, self._log, fetch, self._watch_s, self._grace_s
-        )
+            self._client, self._names.config_maps, {"fieldSelector": f"metadata.name={name}"}, mirror, self._log,
+            lambda: self._fetch_config_map(name), self._watch_s, self._grace_s,
+        )  # fmt: skip
 
     def leases(self, mirror: Mirror[Any]) -> Watch:
         return ObjectWatch(
@@ -74,12 +82,12 @@ class OwnWatches:
             self._watch_s, self._grace_s, LIVELY_WATCH_S,
         )  # fmt: skip
 
-    def _fetch_settings(self) -> list[Json]:
+    def _fetch_config_map(self, name: str) -> list[Json]:
         """One object by its name, which a node may read, where it may list none."""
         try:
-            return [self._client.get(f"{self._names.config_maps}/{self._names.settings}")]
+            return [self._client.get(f"{self._names.config_maps}/{name}")]
         except ApiRejected as error:
-            if error.missing != self._names.settings:
+            if error.missing != name:
                 raise
             return []
 
@@ -142,6 +150,9 @@ class _Feeds:
 
     def settings(self, mirror: Mirror[Any]) -> Watch:
         return ClusterFeed(self._config_maps, self._names, mirror, self._log, self._names.settings)
+
+    def security(self, mirror: Mirror[Any]) -> Watch:
+        return ClusterFeed(self._config_maps, self._names, mirror, self._log, self._names.security)
 
     def leases(self, mirror: Mirror[Any]) -> Watch:
         return ClusterFeed(self._leases, self._names, mirror, self._log)

@@ -10,6 +10,7 @@ PREFIX = "delaycluster.io/"  # of labels and annotations
 CLUSTER_LABEL = PREFIX + "cluster"
 TOPIC_LABEL = PREFIX + "topic"
 SETTINGS_KEY = "cluster.json"
+SECURITY_KEY = "security.json"
 ALLOW_UNCLEAN = PREFIX + "allow-unclean-failover"
 """Annotation of a DelayShard: its next term may begin from a copy out of sync. The value says who allows it."""
 
@@ -64,6 +65,11 @@ class Names:
     def settings(self) -> str:
         """The ConfigMap with the cluster's spec."""
         return f"{self.cluster}-cluster"
+
+    @property
+    def security(self) -> str:
+        """The ConfigMap with the security document."""
+        return f"{self.cluster}-security"
 
     @property
     def selector(self) -> str:

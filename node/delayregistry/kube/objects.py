@@ -17,6 +17,7 @@ from delayregistry.kube.names import (
     ALLOW_UNCLEAN,
     GROUP_VERSION,
     PREFIX,
+    SECURITY_KEY,
     SETTINGS_KEY,
     TOPIC_LABEL,
     Names,
@@ -34,6 +35,7 @@ from delayregistry.model import (
     Version,
     VersionRange,
 )
+from delayregistry.security import SecurityObject
 
 Json = dict[str, Any]
 
@@ -114,6 +116,13 @@ def read_settings(obj: Json) -> ClusterObject:
     if not isinstance(text, str):
         raise BadRecord(f"ConfigMap {_metadata(obj)['name']}: it has no {SETTINGS_KEY}")
     return ClusterObject(version_of(obj), loads(ClusterSpec, text))
+
+
+def read_security(obj: Json) -> SecurityObject:
+    text = (obj.get("data") or {}).get(SECURITY_KEY)
+    if not isinstance(text, str):
+        raise BadRecord(f"ConfigMap {_metadata(obj)['name']}: it has no {SECURITY_KEY}")
+    return SecurityObject(version_of(obj), text)
 
 
 # ---------------------------------------------------------------- leases
