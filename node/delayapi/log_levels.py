@@ -41,7 +41,8 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         lease-not-renewed log-not-read no-credentials node-killed node-not-started operator-lost-the-lead peer-bad-input
         peer-not-accepted peer-silent peer-stranger peer-too-slow rebalance-held-up registry-awaited registry-behind
         registry-unavailable registry-unreachable registry-went-back restart-given-up shard-not-found snapshot-failed
-        snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused transfer-failed
+        snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
+        transfer-failed
         watch-interrupted watching-failed
     """,
     LogLevel.INFO: """

@@ -1,0 +1,68 @@
+"""The Identities of a node whose listeners ask who calls: by token, by certificate, or as one of the cluster's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from delaynode.auth.identity import ANONYMOUS, MAX_PRINCIPAL_CHARS, Authentication, Identity, IdentityKind
+from delaynode.auth.tokens import TokenRefused, TokenVerifier, bearer
+
+ROLES = ("node", "operator", "rebalance")
+
+
+class ListenerIdentities:
+    """authentication: by listener. peers: what the URI in a certificate of this cluster's own begins with, before the
+    role: `spiffe://delaycluster/ns/NS/cluster/NAME/role/`. refused: told the kind of each refusal, for a counter.
+    """
+
+    def __init__(
+        self,
+        authentication: Mapping[str, Authentication],
+        tokens: TokenVerifier,
+        peers: str = "",
+        refused: Callable[[str], None] = lambda kind: None,
+    ) -> None:
+        self._authentication, self._tokens, self._peers, self._refused = dict(authentication), tokens, peers, refused
+
+    async def resolve(self, listener: str, certificate_names: tuple[str, ...], authorization: str | None) -> Identity:
+        try:
+            match self._authentication[listener]:
+                case Authentication.NONE:
+                    return ANONYMOUS
+                case Authentication.TOKEN:
+                    if authorization is None:
+                        raise TokenRefused(
+                            "missing", f"listener {listener} asks who calls: send `authorization: Bearer TOKEN`"
+                        )
+                    return await self._tokens.verify(bearer(authorization))
+                case Authentication.MTLS:
+                    return _certified(certificate_names)
+                case Authentication.PEER:
+                    return self._peer(certificate_names)
+        except TokenRefused as error:
+            self._refused(error.kind)
+            raise
+
+    def _peer(self, names: tuple[str, ...]) -> Identity:
+        for role in ROLES:
+            if self._peers and self._peers + role in names:
+                return Identity(self._peers + role, IdentityKind.PEER, role=role)
+        raise TokenRefused(
+            "certificate", f"the certificate is of {_list(names)}; expected {self._peers}{'|'.join(ROLES)}"
+        )
+
+
+def _certified(names: tuple[str, ...]) -> Identity:
+    """By the first URI of the certificate, else by its first DNS name. The common name counts for nothing."""
+    for prefix in ("spiffe://", "dns:"):
+        for name in names:
+            if name.startswith(prefix) and len(name) <= MAX_PRINCIPAL_CHARS and name.isprintable():
+                return Identity(name, IdentityKind.CERTIFICATE)
+    raise TokenRefused(
+        "certificate", f"the certificate names nobody: it has {_list(names)}, and no spiffe URI or DNS name"
+    )
+
+
+def _list(names: tuple[str, ...]) -> str:
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else text[:200] + "...") or "no name"
